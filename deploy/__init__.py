@@ -1,0 +1,1 @@
+"""The baton command: starting, joining and stopping processes."""

@@ -1,0 +1,1 @@
+"""Words that every room shares: ids, requests, messages, errors, KV layout. No torch, no zmq."""

@@ -1,0 +1,1 @@
+"""The rules a worker's step is decided by, for every role."""

@@ -1,0 +1,1 @@
+"""Moving KV pages between a prefill worker and a decode worker."""

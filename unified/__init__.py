@@ -1,0 +1,1 @@
+"""The unified worker: prefill and decode in one process."""
