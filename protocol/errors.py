@@ -1,0 +1,103 @@
+"""Every error that Baton raises on purpose, in one tree.
+
+    BatonError
+    ├── BadRequest            the client's request is wrong                         HTTP 400
+    │   └── UnknownModel      it names a model that is not served                   HTTP 404
+    ├── Overloaded            a queue or a limit is full; try again                 HTTP 429
+    ├── Unavailable           no healthy worker can take or finish the request      HTTP 503
+    │   └── WorkerLost        the worker that had the request is gone               HTTP 503
+    ├── ConfigError           a flag, environment variable or config file is wrong  (exit status 2)
+    ├── CheckpointError       a model folder cannot be served                       (exit status 2)
+    ├── WireError             a message or frame from a peer is malformed           (counted, dropped)
+    │   └── LayoutMismatch    two workers hold KV of different shape or model       (pair refused)
+    └── InternalError         our own fault; fails one request                      HTTP 500
+
+What it does not know: how an error is rendered (the gateway maps the tree to HTTP in one place).
+"""
+
+
+class BatonError(Exception):
+    """Root of the tree. `code` is the stable word that messages and HTTP bodies carry."""
+
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        """`message` is one sentence for a person; `param` names the field at fault, if one is."""
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadRequest(BatonError, ValueError):
+    """The client's request is wrong and will be wrong again."""
+
+    code = "bad_request"
+
+
+class UnknownModel(BadRequest):
+    """The request names a model that is not served here."""
+
+    code = "model_not_found"
+
+
+class Overloaded(BatonError):
+    """A limit is reached; the same request may succeed later."""
+
+    code = "overloaded"
+
+
+class Unavailable(BatonError):
+    """No healthy worker can take or finish the request now."""
+
+    code = "unavailable"
+
+
+class WorkerLost(Unavailable):
+    """The worker that held the request is gone."""
+
+    code = "worker_lost"
+
+
+class ConfigError(BatonError, ValueError):
+    """A flag, environment variable or config file has a wrong or unknown value."""
+
+    code = "config_error"
+
+
+class CheckpointError(BatonError, ValueError):
+    """A model folder is damaged or asks for something that Baton does not support."""
+
+    code = "checkpoint_error"
+
+
+class WireError(BatonError, ValueError):
+    """A message or frame from a peer is malformed."""
+
+    code = "wire_error"
+
+
+class LayoutMismatch(WireError):
+    """Two workers that should exchange KV hold it in different shapes or for different models."""
+
+    code = "layout_mismatch"
+
+
+class InternalError(BatonError):
+    """Our own fault. Fails the request that met it and nothing else."""
+
+    code = "internal_error"
+
+
+def _tree(root: type[BatonError]) -> dict[str, type[BatonError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+def error_from_code(code: str, message: str) -> BatonError:
+    """The error that a peer named by `code`; an unknown code becomes InternalError and keeps the word."""
+    kind = _tree(BatonError).get(code)
+    if kind is None or kind is BatonError:
+        return InternalError(message if code == InternalError.code else f"{code}: {message}")
+    return kind(message)

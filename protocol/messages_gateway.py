@@ -1,0 +1,209 @@
+"""Messages between a worker and the gateway (one ROUTER at the gateway, workers dial it).
+
+What they do not know: the decode-to-prefill boundary (messages_handoff.py) and the data plane (frame.py).
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protocol.codec import Boundary
+from protocol.kv_layout import KvLayout
+from protocol.message import Message
+from protocol.request import SamplingParams
+
+
+class Role(StrEnum):
+    """What a worker does. UNIFIED runs prefill and decode itself, without a transfer."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    UNIFIED = "unified"
+
+
+@dataclass(frozen=True)
+class WorkerAddress(Message):
+    """How peers name and reach a worker. `peer` is where a prefill worker takes jobs, `data` where a decode worker
+    takes KV frames; each is a ZMQ endpoint whose port the system chose, or "" where the role has none."""
+
+    worker_id: str
+    instance: int
+    peer: str = ""
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class KvPages(Message):
+    """The page ledger: total = free + cached + owned + reserved + quarantined (page 0, the padding, is not counted)."""
+
+    total: int
+    free: int
+    cached: int = 0
+    owned: int = 0
+    reserved: int = 0
+    quarantined: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerStats(Message):
+    """A worker's load, sent with every heartbeat."""
+
+    kv_pages: KvPages
+    running: int  # choices being decoded, or prompts being prefilled
+    waiting: int  # requests that wait for pages, credit or their turn
+    queued_prompt_tokens: int = 0
+    num_launches: int = 0
+    counters: dict[str, float] = field(default_factory=dict)  # monotonic totals for /metrics, by metric name
+
+
+@dataclass(frozen=True)
+class Stamp(Message):
+    """One moment in a request's life: `name` from docs/structure.md, `at` in seconds of this host's monotonic clock."""
+
+    name: str
+    at: float
+    worker_id: str
+
+
+# ---- worker to gateway ----
+
+
+@dataclass(frozen=True)
+class Register(Message):
+    """Sent by a worker when it can serve, and again whenever the gateway asks or has restarted. The gateway admits it
+    and answers Welcome, or answers Refused (a lost instance, a layout or model that differs from the others')."""
+
+    address: WorkerAddress
+    role: Role
+    pid: int
+    host: str
+    layout: KvLayout
+    fingerprint: str
+    vocab_size: int
+    context_length: int  # tokens, prompt and outputs together
+    max_running_requests: int
+    max_total_tokens: int  # capacity of the page pool
+    stats: WorkerStats
+    backend: str = "zmq"  # how KV reaches or leaves it; "" for unified
+
+
+@dataclass(frozen=True)
+class Heartbeat(Message):
+    """Sent by a worker's own loop several times a second. The gateway notes the time and the load."""
+
+    worker_id: str
+    instance: int
+    stats: WorkerStats
+    launch_age_s: float = 0.0  # age of the launch in progress; 0 when idle
+
+
+@dataclass(frozen=True)
+class ChoiceTokens(Message):
+    """New tokens of one choice. `seq` is the index of the first among the choice's outputs."""
+
+    request_id: str
+    attempt: int
+    choice: int
+    seq: int
+    token_ids: tuple[int, ...]
+    finish: str = ""  # a FinishReason, or "" while the choice goes on
+
+
+@dataclass(frozen=True)
+class FirstToken(Message):
+    """Sent by prefill as soon as it has sampled: seq 0 of every choice. The gateway delivers what it has not yet."""
+
+    choices: tuple[ChoiceTokens, ...]
+    stamps: tuple[Stamp, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tokens(Message):
+    """Sent by decode (or unified) after each step, for every choice that gained tokens; decode's first message of a
+    choice repeats seq 0. The gateway orders and removes duplicates by (attempt, seq)."""
+
+    choices: tuple[ChoiceTokens, ...]
+    stamps: dict[str, tuple[Stamp, ...]] = field(default_factory=dict)  # by request_id, with its last finish only
+
+
+@dataclass(frozen=True)
+class RequestFailed(Message):
+    """Sent by whoever is the authority when a request cannot go on. `code` is from protocol/errors.py."""
+
+    request_id: str
+    attempt: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Leaving(Message):
+    """Sent by a worker that ends by itself (SIGTERM). The gateway assigns it nothing more and forgets it."""
+
+    worker_id: str
+    instance: int
+
+
+# ---- gateway to worker ----
+
+
+@dataclass(frozen=True)
+class Welcome(Message):
+    """The worker is a member. `gateway_instance` changes when the gateway restarts."""
+
+    gateway_instance: int
+
+
+@dataclass(frozen=True)
+class Refused(Message):
+    """The worker may not join; `reason` names what differs. It logs the reason and ends with status 3."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class RegisterAgain(Message):
+    """The gateway does not know this worker (it restarted): the worker answers Register."""
+
+    gateway_instance: int
+
+
+@dataclass(frozen=True)
+class Assign(Message):
+    """Serve this request: n choices of one prompt. Sent to decode (which reserves and sends the job to `prefill`) or to
+    a unified worker (`prefill` is None). Choices are numbered 0..num_choices-1."""
+
+    request_id: str
+    attempt: int
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    num_choices: int
+    prefill: WorkerAddress | None
+    timeline: bool = False  # collect stamps
+
+
+@dataclass(frozen=True)
+class CancelRequest(Message):
+    """Nobody wants the rest of this request (or of one `choice`, if not -1): free what it holds, answer nothing."""
+
+    request_id: str
+    attempt: int
+    choice: int = -1
+
+
+@dataclass(frozen=True)
+class PeerLost(Message):
+    """A worker that this one may talk to is lost: its jobs or its requests fail."""
+
+    worker_id: str
+    instance: int
+
+
+ToGateway = Register | Heartbeat | FirstToken | Tokens | RequestFailed | Leaving
+ToWorker = Welcome | Refused | RegisterAgain | Assign | CancelRequest | PeerLost
+
+TO_GATEWAY: Boundary[ToGateway] = Boundary(
+    "worker to gateway", (Register, Heartbeat, FirstToken, Tokens, RequestFailed, Leaving)
+)
+TO_WORKER: Boundary[ToWorker] = Boundary(
+    "gateway to worker", (Welcome, Refused, RegisterAgain, Assign, CancelRequest, PeerLost)
+)

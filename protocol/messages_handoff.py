@@ -1,0 +1,105 @@
+"""Messages between a decode worker and a prefill worker (prefill binds a ROUTER, decode dials it; one ordered
+connection, so that a cancel cannot overtake its job). KV itself travels as frames (frame.py).
+"""
+
+from dataclasses import dataclass
+
+from protocol.codec import Boundary
+from protocol.kv_layout import KvLayout
+from protocol.message import Message
+from protocol.messages_gateway import WorkerAddress
+from protocol.request import SamplingParams
+
+# ---- decode to prefill ----
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """The first message of a connection. Prefill compares layout and fingerprint and answers HelloAccepted or
+    HelloRefused; jobs sent before the answer wait for it."""
+
+    address: WorkerAddress
+    layout: KvLayout
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class PrefillJob(Message):
+    """Run this prompt, send the first tokens to the gateway and the KV to the sender's data address under
+    `reservation`."""
+
+    request_id: str
+    attempt: int
+    reservation: int
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    num_choices: int
+    timeline: bool = False
+
+
+@dataclass(frozen=True)
+class CancelJob(Message):
+    """Drop the job in whatever state it is; its pages become free once the transport has let go of them."""
+
+    request_id: str
+    attempt: int
+    reservation: int
+
+
+@dataclass(frozen=True)
+class KvDelivered(Message):
+    """Every frame has landed and the digest agrees: prefill frees its pages."""
+
+    request_id: str
+    attempt: int
+    reservation: int
+
+
+@dataclass(frozen=True)
+class DataCredit(Message):
+    """`num_bytes` of frame payload have left the receiver's queue; the sender may have that many more in flight."""
+
+    num_bytes: int
+
+
+# ---- prefill to decode ----
+
+
+@dataclass(frozen=True)
+class HelloAccepted(Message):
+    """Jobs may flow: at most `job_tokens` queued prompt tokens (a job is allowed whenever any credit is left)."""
+
+    address: WorkerAddress
+    job_tokens: int
+
+
+@dataclass(frozen=True)
+class HelloRefused(Message):
+    """KV cannot move between these two; `reason` names both values. Decode fails what was assigned to this pair."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class JobCredit(Message):
+    """`num_tokens` queued prompt tokens were computed or dropped: credit returns."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class JobFailed(Message):
+    """Prefill cannot finish the job; decode (the authority) fails the request."""
+
+    request_id: str
+    attempt: int
+    reservation: int
+    code: str
+    message: str
+
+
+ToPrefill = Hello | PrefillJob | CancelJob | KvDelivered | DataCredit
+ToDecode = HelloAccepted | HelloRefused | JobCredit | JobFailed
+
+TO_PREFILL: Boundary[ToPrefill] = Boundary("decode to prefill", (Hello, PrefillJob, CancelJob, KvDelivered, DataCredit))
+TO_DECODE: Boundary[ToDecode] = Boundary("prefill to decode", (HelloAccepted, HelloRefused, JobCredit, JobFailed))

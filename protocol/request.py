@@ -1,0 +1,45 @@
+"""A generation request as workers see it: token ids and sampling rules, no text.
+
+What it does not know: tokenisers, HTTP, or where the request runs.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protocol.message import Message
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended. STOP: EOS or a stop token; LENGTH: max_tokens; CANCELLED: nobody wants the rest."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class SamplingParams(Message):
+    """How tokens of one request are drawn and when a choice ends. The gateway fills every field."""
+
+    max_tokens: int  # at least 1
+    min_tokens: int = 0  # EOS and stop tokens cannot be drawn before that many outputs
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0  # 1 is off
+    min_p: float = 0.0  # 0 is off
+    seed: int = 0  # 64-bit; noise is keyed by (seed, choice, position)
+    stop_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def ending_ids(self) -> frozenset[int]:
+        """Tokens that end a choice: stop tokens, and EOS unless it is ignored."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(self.eos_token_ids))
+
+
+def finish_reason(params: SamplingParams, num_outputs: int, last_token: int) -> FinishReason | None:
+    """Whether a choice with `num_outputs` tokens, the last being `last_token`, has ended, and why."""
+    if num_outputs >= params.min_tokens and last_token in params.ending_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if num_outputs >= params.max_tokens else None
