@@ -1,0 +1,221 @@
+"""What prefill and decode see of KV movement: two protocols, their events, and the constants that both ends share.
+
+Logical pages: a reservation holds `num_tokens` prompt tokens in ceil(num_tokens / page_size) pages, numbered from 0 in
+order; each side maps them to page numbers of its own. Each of the two objects belongs to one thread, its worker's main
+thread. What it does not know: how bytes travel (backend_*.py), who owns a page, or any deadline: a frame that is lost
+on the way is noticed by nobody here, so whoever waits for a reservation gives it a deadline.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import zmq
+
+from protocol.frame import FrameHeader, LastMessage
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import Stamp, WorkerAddress
+
+WINDOW_BYTES = 32 * 1024 * 1024  # payload a sender may have in flight to one peer; a larger frame goes alone
+FRAME_BYTES = 4 * 1024 * 1024  # payload of one merged frame; a page that is larger is a frame of its own
+POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll, some 2 ms of copying
+POLL_FRAMES = 256  # and never more frames than this, whatever their size
+
+Pollable = zmq.Socket[Any] | int
+
+
+class PageMemory(Protocol):
+    """KV pages in host memory, by number."""
+
+    @property
+    def layout(self) -> KvLayout:
+        """The shape of it."""
+        ...
+
+    def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
+        """Writable bytes of pages [page_start, page_start + num_pages) of one layer, contiguous, without a copy."""
+        ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """One transfer: the decode worker (`peer.data` is its endpoint), the reservation there, and the attempt."""
+
+    peer: WorkerAddress
+    reservation: int
+    attempt: int
+
+
+class Rejection(StrEnum):
+    """Why a frame was not landed. Those of FATAL come from the right sender and mean that its KV will never be whole."""
+
+    MALFORMED = "malformed"
+    UNKNOWN_RESERVATION = "unknown_reservation"
+    WRONG_SENDER = "wrong_sender"
+    WRONG_ATTEMPT = "wrong_attempt"
+    NOT_RECEIVING = "not_receiving"  # delivered or failed already
+    ALREADY_LANDED = "already_landed"
+    PARTLY_LANDED = "partly_landed"
+    LAYER_RANGE = "layer_range"
+    PAGE_RANGE = "page_range"
+    NUM_TOKENS = "num_tokens"
+    SIZE = "size"
+    CHECKSUM = "checksum"
+
+
+FATAL = frozenset(
+    {
+        Rejection.MALFORMED,
+        Rejection.PARTLY_LANDED,
+        Rejection.LAYER_RANGE,
+        Rejection.PAGE_RANGE,
+        Rejection.NUM_TOKENS,
+        Rejection.SIZE,
+        Rejection.CHECKSUM,
+    }
+)
+
+
+@dataclass(frozen=True)
+class FirstFrame:
+    """The first frame of a reservation has landed: REQUESTED becomes RECEIVING."""
+
+    reservation: int
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """Every frame of the announced plan is in place and the digest agrees. No frame is accepted from here on."""
+
+    reservation: int
+    last: LastMessage
+
+
+@dataclass(frozen=True)
+class TransferFailed:
+    """The KV of this reservation will never be right. No frame is accepted from here on; release() is still due."""
+
+    reservation: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class CreditReturned:
+    """Payload bytes that have left the receiver's queue, landed or not, since the last poll: send it a DataCredit.
+
+    The instance is what frames claim; one that is not a connected prefill worker is to be ignored.
+    """
+
+    sender_instance: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class FrameRejected:
+    """A frame was not landed. `header` is absent when not even that could be read."""
+
+    reason: Rejection
+    header: FrameHeader | None
+
+
+ReceiverEvent = FirstFrame | Delivered | TransferFailed | CreditReturned | FrameRejected
+
+
+class KvSender(Protocol):
+    """One per prefill worker. Calls about a transfer that was cancelled, delivered or never opened do nothing."""
+
+    def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
+        """Announces a transfer and connects to its peer if need be.
+
+        `source_pages` are the caller's pages in prompt order. WireError if the peer's endpoint is no address, or if this
+        very target is already open.
+        """
+        ...
+
+    def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
+        """K and V of tokens [0, num_tokens) of `layer` are final and visible to the host.
+
+        Whole pages leave at once as credit allows; the partial last page only when `num_tokens` is the total.
+        """
+        ...
+
+    def finish(self, target: Target, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...] = ()) -> None:
+        """Every layer is ready in full; the last frame follows the KV frames (also if there was none)."""
+        ...
+
+    def cancel(self, target: Target) -> None:
+        """Nothing more is sent. Idempotent."""
+        ...
+
+    def delivered(self, target: Target) -> None:
+        """KvDelivered has arrived."""
+        ...
+
+    def add_credit(self, instance: int, num_bytes: int) -> None:
+        """DataCredit has arrived from the decode worker `instance`; sends what waited for it."""
+        ...
+
+    def drop_peer(self, instance: int) -> None:
+        """The decode worker `instance` is lost: cancels all its transfers, closes its connection. Idempotent."""
+        ...
+
+    def pump(self) -> None:
+        """Sends what credit allows; never blocks."""
+        ...
+
+    def is_reading(self, target: Target) -> bool:
+        """Whether the transport may still read the transfer's source pages, also after its end. Unknown: False."""
+        ...
+
+    def pollables(self) -> list[Pollable]:
+        """What to wait on (readable) for pump() to have something new to do."""
+        ...
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Monotonic totals, and gauges named *_now."""
+        ...
+
+    def close(self) -> None:
+        """Ends every transfer and connection. Idempotent."""
+        ...
+
+
+class KvReceiver(Protocol):
+    """One per decode worker."""
+
+    @property
+    def address(self) -> str:
+        """What peers dial: WorkerAddress.data."""
+        ...
+
+    def reserve(
+        self, reservation: int, attempt: int, sender_instance: int, pages: Sequence[int], num_tokens: int
+    ) -> None:
+        """Lets one sender write these pages, the caller's own in prompt order, until release(). Ids are never reused."""
+        ...
+
+    def release(self, reservation: int) -> None:
+        """Consumed, cancelled or failed: no byte lands from here on, every later frame is rejected. Idempotent."""
+        ...
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> list[ReceiverEvent]:
+        """Lands what has arrived, up to about `max_bytes`. Never blocks, never raises for what a peer sent.
+
+        FirstFrame precedes Delivered or TransferFailed of its reservation; each of the latter comes at most once.
+        """
+        ...
+
+    def pollables(self) -> list[Pollable]:
+        """What to wait on (readable) for poll() to have something to land."""
+        ...
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Monotonic totals, and gauges named *_now."""
+        ...
+
+    def close(self) -> None:
+        """Releases everything and unbinds. Idempotent."""
+        ...
