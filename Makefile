@@ -1,0 +1,105 @@
+# Every command that a developer needs. `make` alone prints them. The set-up (a virtual environment in .venv) is made on
+# first use and again when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+VENV   ?= .venv
+PY     ?= $(VENV)/bin/python
+ARGS   ?=
+
+# What pip is asked for as torch. Empty: the CPU build, from wherever pip is configured to look, else from pytorch.org.
+# On a machine with a GPU: make TORCH=torch==2.13.0 ...
+TORCH  ?=
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+CPU_INDEX     := https://download.pytorch.org/whl/cpu
+
+PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check -q -q
+SERVING := $(VENV)/.ready-to-serve
+READY   := $(VENV)/.ready-to-develop
+# An interpreter named on the command line (make PY=python3 test-gpu) is used as it is, without a set-up.
+ifneq ($(origin PY),file)
+SERVING :=
+READY   :=
+endif
+
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q
+TOOLS  := $(PY) -m
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve demo bench test check test-full test-gpu format clean check-static check-types check-unit
+
+help: ## print this list
+	@echo "Baton: large language models with prefill and decode on separate workers."
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+	@echo
+	@echo "serve, demo and bench pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
+
+# ---- run it ----
+
+serve: $(SERVING) ## set up, then serve on this machine (the bundled model, unless ARGS='--model DIR')
+	@$(PY) -m deploy serve $(ARGS)
+
+demo: $(SERVING) ## set up, stream one answer, show the request's time line across the processes, stop
+	@$(PY) -m deploy demo $(ARGS)
+
+bench: $(READY) ## measure a prefill + decode pair beside a unified worker on this machine
+	@$(PY) -m loadtest $(ARGS)
+
+# ---- gates ----
+
+check: $(READY) ## format, lint, strict types, import contracts, unit tests: under a minute
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target check-static check-unit
+
+check-static:
+	@$(TOOLS) ruff format --check --quiet . || { echo "Not formatted. Run: make format"; exit 1; }
+	@$(TOOLS) ruff check --quiet .
+	@$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
+	@$(TOOLS) mypy
+
+check-unit:
+	@$(PYTEST)
+
+test: check ## check, then the slow tests (real processes): under 15 minutes
+	@$(PYTEST) -m "slow and not full and not gpu"
+
+test-full: test ## test, then the exhaustive ones: every topology, page size and chunk
+	@$(PYTEST) -m "full and not gpu" --timeout 1800 --hypothesis-profile thorough
+
+test-gpu: $(READY) ## the tests that need a CUDA device
+	@$(PY) -m pytest -q -m gpu -n 0
+
+format: $(READY) ## format, and mend what the linter can mend
+	@$(TOOLS) ruff check --fix --quiet . || true
+	@$(TOOLS) ruff format .
+
+clean: ## remove the virtual environment, caches and build leftovers
+	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- set-up ----
+
+setup: $(READY) ## make the virtual environment and install everything (the other commands do this by themselves)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Baton needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
+	       "Name another: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+# torch comes first and from a CPU index: on Linux a bare "torch" would bring gigabytes of CUDA packages.
+$(VENV)/.ready-to-serve: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing Baton and what it needs to serve into $(VENV) (once; a few minutes on a slow line)"
+	@$(PIP) install -c constraints.txt setuptools
+	@$(PY) -c 'import torch' 2>/dev/null || \
+	  if [ -n "$(TORCH)" ]; then $(PIP) install $(TORCH); \
+	  elif [ "$$(uname)" != Linux ]; then $(PIP) install torch==$(TORCH_VERSION); \
+	  else $(PIP) install torch==$(TORCH_VERSION)+cpu 2>/dev/null \
+	    || $(PIP) install torch==$(TORCH_VERSION)+cpu --index-url $(CPU_INDEX); fi
+	@$(PIP) install -c constraints.txt --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.ready-to-develop: $(VENV)/.ready-to-serve
+	@echo "Installing the test and lint tools into $(VENV)"
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@

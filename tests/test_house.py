@@ -1,0 +1,169 @@
+"""The rules of the house that no linter checks: files named in the docs exist, rooms stay light, tests assert."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from runtime.name_check import ROOMS, foreign_owners
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = [*ROOMS, "models", "tests"]
+MAX_LINES = 400
+ANYWHERE = ("work", "root", "home", "Users")  # first folders of a path that exists on one machine only
+FORBIDDEN_MODULES = {"pickle", "marshal", "dill", "cloudpickle", "shelve"}
+FORBIDDEN_CALLS = {"recv_pyobj", "send_pyobj", "eval", "exec"}
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def text_files() -> list[Path]:
+    suffixes = {".py", ".md", ".toml", ".txt", ".cfg", ".json", ".jinja", ".sh", ".yaml"}
+    inside = [path for folder in [*CODE, "docs", ".ci"] for path in (ROOT / folder).rglob("*") if path.is_file()]
+    top = [path for path in ROOT.iterdir() if path.is_file()]
+    return [path for path in inside + top if path.suffix in suffixes or path.name in {"Makefile", "run", "LICENSE"}]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# ---- the docs tell the truth ----
+
+
+def files_named_in(text: str) -> set[str]:
+    """Paths with a slash and an extension, in backticks: `decode/loop.py`."""
+    return set(re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.\w+)`", text))
+
+
+@pytest.mark.parametrize("doc", ["docs/structure.md", "README.md", "CONTRIBUTING.md", "docs/glossary.md"])
+def test_every_file_named_in_the_docs_exists(doc: str) -> None:
+    named = files_named_in((ROOT / doc).read_text())
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+    assert named or doc != "docs/structure.md"
+
+
+def test_structure_names_every_room() -> None:
+    named = files_named_in((ROOT / "docs/structure.md").read_text())
+    assert {path.split("/")[0] for path in named} >= set(ROOMS)
+
+
+# ---- rooms are light, and are ours ----
+
+
+@pytest.mark.parametrize("room", ["protocol", "runtime", "gateway"])
+def test_a_light_room_never_imports_torch(room: str) -> None:
+    """A process of its own imports every module of the room (save `__main__`, which would start it)."""
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in python_files(room)
+        if path.name not in {"__init__.py", "__main__.py"}
+    ]
+    script = (
+        "import importlib, sys\n"
+        f"for module in {modules!r}: importlib.import_module(module)\n"
+        "print(sorted({'torch', 'triton', 'transformers', 'tensorflow', 'jax'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_no_other_distribution_owns_one_of_our_names() -> None:
+    assert foreign_owners(packages_distributions()) == {}
+
+
+# ---- files ----
+
+
+def test_every_room_is_listed_and_its_init_does_no_work() -> None:
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(CODE)
+    for room in ROOMS:
+        body = ast.parse((ROOT / room / "__init__.py").read_text()).body
+        assert len(body) <= 1 and ast.get_docstring(ast.Module(body, [])), f"{room}/__init__.py does work"
+
+
+def test_no_file_is_long() -> None:
+    lengths = {name(path): len(path.read_text().splitlines()) for path in python_files(*CODE)}
+    assert {path: length for path, length in lengths.items() if length >= MAX_LINES} == {}
+
+
+def test_no_path_of_one_machine() -> None:
+    pattern = re.compile(rf"(?<![\w.:/}}-])/(?:{'|'.join(ANYWHERE)})/\w")
+    found = [
+        f"{name(path)}:{number}"
+        for path in text_files()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert found == []
+
+
+def calls(node: ast.AST) -> Iterator[str]:
+    """The last names of everything called in `node`: `pytest.raises(...)` gives raises."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Call):
+            if isinstance(inner.func, ast.Name):
+                yield inner.func.id
+            elif isinstance(inner.func, ast.Attribute):
+                yield inner.func.attr
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").split(".")[0]
+
+
+def bare_calls(tree: ast.AST) -> set[str]:
+    """Names called as plain functions, and socket methods: `model.eval()` is not `eval()`."""
+    plain = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    methods = {n.func.attr for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)}
+    return plain | (methods & {"recv_pyobj", "send_pyobj"})
+
+
+@pytest.mark.parametrize("folder", CODE)
+def test_nothing_runs_code_from_data_and_nothing_swallows_every_error(folder: str) -> None:
+    for path in python_files(folder):
+        tree = ast.parse(path.read_text())
+        bare = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler) and n.type is None]
+        found = (set(imports(tree)) & FORBIDDEN_MODULES) | (bare_calls(tree) & FORBIDDEN_CALLS)
+        assert (bare, found) == ([], set()), name(path)
+
+
+# ---- tests ----
+
+
+def is_assertion(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assert):
+        return True
+    if isinstance(node, ast.Call):
+        called = next(calls(ast.Expr(node)), "")
+        return called in {"raises", "warns", "fail"} or called.startswith(("assert_", "check_", "expect_"))
+    return False
+
+
+def test_every_test_asserts_and_every_test_file_has_tests() -> None:
+    silent = []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        functions = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        ]
+        silent += [
+            f"{name(path)}::{function.name}"
+            for function in functions
+            if not any(is_assertion(node) for node in ast.walk(function))
+        ]
+        if not functions and "TestCase" not in path.read_text():
+            silent.append(f"{name(path)} has no test")
+    assert silent == []
