@@ -1,0 +1,98 @@
+"""Structured logs: one line per event on stderr, `time level process event key=value ...`; stdlib logging underneath.
+
+Secrets and what clients wrote never reach a log: fields with such names are withheld here, whoever logs them. What it
+does not know: who reads the lines (the launcher relays them as they are).
+"""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+WITHHELD = frozenset(
+    "prompt prompts prompt_ids messages content text token_ids output stop".split()
+    + "api_key authorization password secret".split()
+)
+MAX_VALUE_CHARS = 400
+_ROOT = "baton"
+_FIELDS = "baton_fields"
+
+
+class EventLog:
+    """Logs events by name with fields: `log.info("registered", worker="decode-0", kv_pages=512)`."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def debug(self, event: str, **fields: Any) -> None:
+        """For whoever looks for a fault."""
+        self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        """Something happened that an operator may want to know."""
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """Something is not as it should be, and Baton goes on."""
+        self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        """A request or a process fails."""
+        self._write(logging.ERROR, event, fields)
+
+    def exception(self, event: str, **fields: Any) -> None:
+        """Like `error`, inside an except clause: the traceback follows."""
+        self._logger.error(event, extra={_FIELDS: fields}, exc_info=sys.exc_info())
+
+    def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
+        self._logger.log(level, event, extra={_FIELDS: fields})
+
+
+def get_log(name: str) -> EventLog:
+    """The log of one module or part. Lines appear once `start_log` was called in this process."""
+    return EventLog(logging.getLogger(f"{_ROOT}.{name}"))
+
+
+def start_log(process: str, level: str = "info", stream: TextIO | None = None) -> None:
+    """Sends this process's logs and those of libraries to `stream` (stderr). `process` is its name in each line."""
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(LineFormatter(process))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger(_ROOT).setLevel(level.upper())
+    logging.captureWarnings(True)
+
+
+class LineFormatter(logging.Formatter):
+    """One event to one line (and a traceback below it)."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """`2026-01-31T12:00:00.000Z info decode-0 registered kv_pages=512`."""
+        at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
+        fields: dict[str, Any] = getattr(record, _FIELDS, {})
+        event = record.getMessage()
+        if not record.name.startswith(_ROOT):  # a library's message is a sentence
+            event, fields = record.name, {"says": event}
+        parts = [f"{at}Z", record.levelname.lower(), self._process, event]
+        parts += [f"{name}={_show(name, value)}" for name, value in fields.items()]
+        line = " ".join(parts)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _show(name: str, value: Any) -> str:
+    if name in WITHHELD:
+        return "<withheld>"
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    if len(text) > MAX_VALUE_CHARS:
+        text = text[:MAX_VALUE_CHARS] + "..."
+    if text and text.isprintable() and not any(mark in text for mark in ' "='):
+        return text
+    return json.dumps(text)

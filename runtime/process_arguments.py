@@ -1,0 +1,31 @@
+"""The command line of every process: `python -m ROOM --settings JSON [--status-fd N]`.
+
+What it does not know: what the settings mean. People use the `baton` command; this line is between launcher and
+process.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from runtime.settings import Settings
+
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass(frozen=True)
+class ProcessArguments(Generic[S]):
+    """What the launcher passed. `status_fd` is None for a process started by hand."""
+
+    settings: S
+    status_fd: int | None
+
+
+def read_arguments(kind: type[S], argv: Sequence[str] | None = None) -> ProcessArguments[S]:
+    """The arguments of this process (or `argv`); ConfigError when the settings are not those of `kind`."""
+    parser = argparse.ArgumentParser(description="One process of Baton; the baton command starts it.")
+    parser.add_argument("--settings", required=True, metavar="JSON", help=f"{kind.__name__} as one line of JSON")
+    parser.add_argument("--status-fd", type=int, metavar="N", help="descriptor for status events")
+    found = parser.parse_args(argv)
+    return ProcessArguments(kind.from_json(found.settings), found.status_fd)

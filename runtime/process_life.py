@@ -1,0 +1,150 @@
+"""How a process starts and ends: dying with its launcher, stop signals, thread counts, the status pipe.
+
+    launcher --fork, exec--> process        environment: thread_environment(), BATON_LAUNCHER_PID
+    launcher <--JSON lines-- status pipe    {"event": "loading"|"ready"|"failed", ...}
+
+What it does not know: what the process does in between.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+LAUNCHER_PID = "BATON_LAUNCHER_PID"
+MAX_STATUS_BYTES = 4096  # a pipe writes so much in one piece
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int | None = None) -> bool:
+    """Has the kernel kill this process when its parent ends, however that ends. Call it first thing in `main`.
+
+    `parent_pid` is by default what the launcher wrote into the environment; without either (started by hand, where
+    outliving the shell is wanted) nothing happens and the answer is False. A parent that is gone already ends this
+    process. The kernel means the parent's *thread* that forked: launchers start processes from their main thread.
+    """
+    if parent_pid is None:
+        written = os.environ.get(LAUNCHER_PID, "")
+        if not written.isdigit():
+            return False
+        parent_pid = int(written)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    if os.getppid() != parent_pid:  # it ended before the call above
+        os.kill(os.getpid(), signal.SIGKILL)
+    return True
+
+
+def thread_environment(num_threads: int) -> dict[str, str]:
+    """Environment for a process that may compute with `num_threads` threads. Must be set before torch is imported.
+
+    Idle threads sleep instead of spinning: several workers share the host's cores.
+    """
+    count = str(num_threads)
+    return {
+        "OMP_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+        "OPENBLAS_NUM_THREADS": count,
+        "NUMEXPR_NUM_THREADS": count,
+        "RAYON_NUM_THREADS": count,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+class StopSignal:
+    """SIGINT and SIGTERM as a flag and a descriptor that becomes readable (for a poller). Main thread only.
+
+    The descriptor is written by the C-level handler, so a poll in the main thread wakes even when the kernel delivers
+    the signal to another thread.
+    """
+
+    def __init__(self, signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)) -> None:
+        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.received: signal.Signals | None = None  # the first one
+        self.count = 0
+        self._old_wakeup = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        self._old = {number: signal.signal(number, self._note) for number in signals}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or signal.Signals(number)
+        self.count += 1
+
+    def is_set(self) -> bool:
+        """Whether a signal has come."""
+        return self.received is not None
+
+    def clear_wakeup(self) -> None:
+        """Empties the descriptor (signals that are not ours, such as SIGCHLD, make it readable too)."""
+        try:
+            while os.read(self.fd, 512):
+                pass
+        except BlockingIOError:
+            return
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits for a signal, at most `timeout_s`; whether one has come."""
+        if not self.is_set():
+            select.select([self.fd], [], [], timeout_s)
+        return self.is_set()
+
+    def close(self) -> None:
+        """Puts the former handlers back."""
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        self._old = {}
+        signal.set_wakeup_fd(self._old_wakeup)
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class StatusPipe:
+    """Tells the launcher how the start goes, one JSON line per event. Without a descriptor it does nothing."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = fd
+        if fd is not None:
+            os.set_inheritable(fd, False)
+
+    def loading(self, what: str, **details: Any) -> None:
+        """The process is busy with `what` ("weights"); `done` and `total` in `details` make a progress bar."""
+        self.send("loading", what=what, **details)
+
+    def ready(self, **details: Any) -> None:
+        """The process serves."""
+        self.send("ready", **details)
+
+    def failed(self, error: str, **details: Any) -> None:
+        """The process ends because of `error`, one sentence for a person."""
+        self.send("failed", error=error[:2000], **details)
+
+    def send(self, event: str, **details: Any) -> None:
+        """Writes one event. A launcher that is gone, or that no longer reads, is no error."""
+        if self._fd is None:
+            return
+        line = json.dumps({"event": event, **details}).encode() + b"\n"
+        assert len(line) <= MAX_STATUS_BYTES, f"status event {event} of {len(line)} bytes"
+        try:
+            os.write(self._fd, line)
+        except BrokenPipeError:
+            self.close()
+
+    def close(self) -> None:
+        """Closes the descriptor."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

@@ -1,0 +1,91 @@
+"""What a process is told at its start: one frozen dataclass per kind of process, as JSON on its command line.
+
+`deploy` fills these in from flags, environment and file; a process reads them with `from_json`, which refuses an
+unknown key or a wrong value by name. What it does not know: where a value came from.
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from protocol.errors import ConfigError
+from protocol.messages_gateway import Role
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+TransferBackend = Literal["zmq"]
+Pairing = Literal["least_loaded", "round_robin"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Settings:
+    """JSON in and out for the dataclasses below; adds no field."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    def to_json(self) -> str:
+        """One line of JSON that `from_json` takes back."""
+        return json.dumps(asdict(self))  # type: ignore[call-overload]  # every subclass is a dataclass
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The settings in `text`; ConfigError names the field, the value got and what was expected."""
+        try:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "unexpected_keyword_argument":
+            known = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+            raise ConfigError(f"{cls.__name__}: unknown key {name!r}, {hint}", param=name)
+        if first["type"] == "missing":
+            raise ConfigError(f"{cls.__name__}: {name!r} is missing", param=name)
+        where = f"{cls.__name__}.{name}" if name else cls.__name__
+        raise ConfigError(f"{where}: got {str(first['input'])[:80]!r}: {first['msg']}", param=name or None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings(Settings):
+    """A prefill, decode or unified worker."""
+
+    worker_id: str
+    role: Role
+    gateway: str  # the gateway's control endpoint, "tcp://127.0.0.1:40123"
+    model: str  # folder
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    page_size: Positive = 16  # tokens
+    max_total_tokens: Positive | None = None  # capacity of the page pool; None: from the memory available
+    max_running_requests: Positive = 64
+    chunked_prefill_size: NotNegative = 2048  # tokens; 0: whole prompts
+    context_length: Positive | None = None  # tokens, prompt and outputs together; None: the model's own
+    overlap: bool = True
+    transfer_backend: TransferBackend = "zmq"
+    host: str = "127.0.0.1"  # where peers reach this worker; its sockets bind here, on ports the system chooses
+    workers_on_host: Positive = 1  # share of this host's memory: one part in so many
+    num_threads: Positive = 1
+    fake_model: bool = False  # tests: the model whose next token is a hash of the KV present
+    log_level: LogLevel = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings(Settings):
+    """The gateway. Port 0, in `port` or `control`, lets the system choose."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    control: str = "tcp://127.0.0.1:0"  # where workers dial
+    model: str  # folder with tokenizer and generation_config.json
+    served_model_name: str
+    context_length: Positive | None = None
+    pairing: Pairing = "least_loaded"
+    max_attempts: Positive = 1  # times a request is tried
+    log_level: LogLevel = "info"
