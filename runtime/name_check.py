@@ -59,7 +59,7 @@ def check_distributions() -> None:
     """ConfigError if another installed distribution owns one of our names. Reads every distribution's file list."""
     for room, names in foreign_owners(packages_distributions()).items():
         raise ConfigError(
-            f"the package {room!r} belongs to {', '.join(names)} too: uninstall that, or use a fresh venv"
+            f"the package {room!r} belongs to {', '.join(names)} too: uninstall it or use a fresh venv"
         )
 
 
