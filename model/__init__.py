@@ -1,1 +1,1 @@
-"""The model: configuration, weights, attention, forward passes."""
+"""Compute: checkpoints, layers, attention, KV storage, sampling. Knows nothing of requests, sockets or schedules."""

@@ -1,0 +1,92 @@
+"""The weights of a Hugging Face folder: one safetensors file or several behind an index, tensors found by name.
+
+Decides which file holds which tensor and refuses what is missing, misshapen or outside the folder. What it does not
+know: what a tensor is for. Only safetensors: formats that run code when loaded are not read.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from model.json_fields import JsonFields, read_json_object
+from model.safetensors_file import SafetensorsFile
+from protocol.errors import CheckpointError
+
+SINGLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+_NAMES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+class Checkpoint:
+    """Named weights of one folder. `take` marks a tensor as wanted; its bytes are read when first computed with."""
+
+    def __init__(self, folder: Path, files: Mapping[str, SafetensorsFile]) -> None:
+        """`files` maps each tensor's name to the file that holds it."""
+        self.folder = folder
+        self._files = files
+
+    @property
+    def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Name -> (dtype as in the header, shape) of every tensor, for the fingerprint."""
+        return {name: (file.entries[name].dtype, file.entries[name].shape) for name, file in self._files.items()}
+
+    @property
+    def dtype(self) -> str | None:
+        """The dtype of the embedding (of any tensor without one) if it can be served, else None."""
+        kinds = self.tensors
+        name = next((name for name in kinds if name.endswith("embed_tokens.weight")), next(iter(kinds), ""))
+        return _NAMES.get(kinds[name][0]) if name else None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The tensor `name`: a view over the mapped file when device and dtype allow it, else converted.
+
+        Raises CheckpointError when it is missing, has another shape, or is not a floating-point tensor.
+        """
+        file = self._files.get(name)
+        if file is None:
+            raise CheckpointError(f"{self.folder}: tensor {name} of shape {list(shape)} is missing from the checkpoint")
+        entry = file.entries[name]
+        if entry.shape != shape:
+            raise CheckpointError(
+                f"{file.path}: {name}: got shape {list(entry.shape)}, config.json implies {list(shape)}"
+            )
+        if entry.dtype not in _NAMES:
+            raise CheckpointError(f"{file.path}: {name}: got dtype {entry.dtype}, supported: {', '.join(_NAMES)}")
+        return file.tensor(name).to(device=device, dtype=dtype)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Maps the weights of `folder`. Raises CheckpointError when there are none or files are missing or damaged."""
+    if (folder / INDEX_FILE).exists():
+        return Checkpoint(folder, _open_shards(folder))
+    if (folder / SINGLE_FILE).exists():
+        file = SafetensorsFile(folder / SINGLE_FILE)
+        return Checkpoint(folder, dict.fromkeys(file.entries, file))
+    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
+    found = f"; found {', '.join(others[:3])}, but only safetensors weights are read" if others else ""
+    raise CheckpointError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}{found}")
+
+
+def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
+    index = JsonFields(read_json_object(folder / INDEX_FILE), INDEX_FILE)
+    weight_map = index.nested("weight_map")
+    if weight_map is None or not weight_map.values:
+        raise index.refuse("weight_map", "an object from tensor names to file names")
+    shards: dict[str, SafetensorsFile] = {}
+    files: dict[str, SafetensorsFile] = {}
+    for name in weight_map.values:
+        shard = weight_map.text(name)
+        if shard in ("", ".", "..") or "\0" in shard or Path(shard).name != shard or "\\" in shard:
+            raise weight_map.refuse(name, "a file name inside the model folder")
+        if shard not in shards:
+            shards[shard] = SafetensorsFile(folder / shard)
+        if name not in shards[shard].entries:
+            raise CheckpointError(f"{folder / shard}: tensor {name} is missing, though {INDEX_FILE} says it is here")
+        files[name] = shards[shard]
+    return files

@@ -1,0 +1,211 @@
+"""What a Hugging Face model folder asks for, read once into a frozen value; what cannot be computed is refused by name.
+
+Decides which of the supported architectures a folder holds and how they differ (biases, q/k norms, rope, tied
+embeddings). What it does not know: weights, devices, sampling defaults or text.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from model.json_fields import JsonFields, read_json_object
+from model.rope import RopeConfig, read_rope
+from protocol.errors import CheckpointError
+from protocol.kv_layout import ITEM_BYTES
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How one architecture differs from the others, and the values its configs may leave out."""
+
+    name: str
+    default_kv_heads: int | None = None  # None: as many as attention heads
+    default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    default_sliding_window: int | None = None
+    default_eos: tuple[int, ...] = ()
+    qkv_bias: bool | None = False  # None: whatever attention_bias says
+    output_bias: bool | None = False  # None: whatever attention_bias says
+    mlp_bias: bool | None = False  # None: whatever mlp_bias says
+    qk_norm: bool = False
+
+
+FAMILIES: Final[Mapping[str, _Family]] = {
+    "LlamaForCausalLM": _Family("llama", default_eos=(2,), qkv_bias=None, output_bias=None, mlp_bias=None),
+    "MistralForCausalLM": _Family("mistral", default_kv_heads=8, default_sliding_window=4096, default_eos=(2,)),
+    "Qwen2ForCausalLM": _Family("qwen2", default_kv_heads=32, qkv_bias=True),
+    "Qwen3ForCausalLM": _Family(
+        "qwen3", default_kv_heads=32, default_head_dim=128, qkv_bias=None, output_bias=None, qk_norm=True
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One decoder-only model. Counts are of the whole model; `context_length` is what is served (tokens)."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    context_length: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    checkpoint_dtype: str | None = None  # what config.json says; None: it does not say
+    eos_token_ids: tuple[int, ...] = ()
+
+
+def load_config(folder: Path, *, context_length: int | None = None) -> ModelConfig:
+    """Reads config.json and generation_config.json of `folder`.
+
+    `context_length` is the longest prompt plus output to serve; the model's own limit if None. Raises CheckpointError
+    with one sentence naming file, field, value and what is supported.
+    """
+    config = JsonFields(read_json_object(folder / "config.json"), "config.json")
+    family = _family(config)
+    if config.has("quantization_config"):
+        raise config.refuse("quantization_config", "none (quantised checkpoints are not supported)")
+    if config.text("hidden_act", "silu") != "silu":
+        raise config.refuse("hidden_act", "'silu'")
+    max_position_embeddings = config.integer("max_position_embeddings")
+    served = _served_context(context_length, max_position_embeddings)
+    _refuse_sliding_window(config, family, served)
+    vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
+    num_heads, num_kv_heads, head_dim = _heads(config, family, hidden_size)
+    attention_bias = config.boolean("attention_bias", False)
+    return ModelConfig(
+        architecture=family.name,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=max_position_embeddings,
+        context_length=served,
+        rms_norm_eps=config.positive_number("rms_norm_eps", 1e-6),
+        rope=read_rope(config, max_position_embeddings),
+        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        output_bias=attention_bias if family.output_bias is None else family.output_bias,
+        mlp_bias=config.boolean("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
+        qk_norm=family.qk_norm,
+        checkpoint_dtype=_checkpoint_dtype(config),
+        eos_token_ids=_eos_token_ids(folder, config, family, vocab_size),
+    )
+
+
+def model_fingerprint(
+    config: ModelConfig, *, dtype: str, page_size: int, tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> str:
+    """Hexadecimal name of what two workers must have in common before KV may move between them.
+
+    `tensors` maps each weight's name to (dtype, shape), as the safetensors headers have it; how weights are split over
+    files does not matter, nor do weight values (a worker does not read all its weights to say hello).
+    """
+    content = {
+        "config": asdict(config),
+        "dtype": dtype,
+        "page_size": page_size,
+        "tensors": sorted((name, kind, list(shape)) for name, (kind, shape) in tensors.items()),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _family(config: JsonFields) -> _Family:
+    architectures = config.text_list("architectures")
+    supported = f"one of {', '.join(FAMILIES)}"
+    if architectures:
+        if len(architectures) != 1 or architectures[0] not in FAMILIES:
+            raise config.refuse("architectures", supported)
+        return FAMILIES[architectures[0]]
+    for family in FAMILIES.values():
+        if config.values.get("model_type") == family.name:
+            return family
+    raise config.refuse("architectures", supported)
+
+
+def _served_context(context_length: int | None, max_position_embeddings: int) -> int:
+    if context_length is None:
+        return max_position_embeddings
+    if not 2 <= context_length <= max_position_embeddings:
+        raise CheckpointError(
+            f"context length: got {context_length}, expected 2 to {max_position_embeddings}, the model's"
+            " max_position_embeddings",
+            param="context_length",
+        )
+    return context_length
+
+
+def _refuse_sliding_window(config: JsonFields, family: _Family, served: int) -> None:
+    """A window is harmless only when no served request can be longer than it."""
+    layer_types = config.text_list("layer_types")
+    if any(kind not in ("full_attention", "sliding_attention") for kind in layer_types):
+        raise config.refuse("layer_types", "full_attention in every layer")
+    window = None
+    if family.name.startswith("qwen"):
+        if config.boolean("use_sliding_window", False):
+            window = config.integer("sliding_window", 4096)
+            num_layers = config.integer("num_hidden_layers")
+            if not layer_types and config.integer("max_window_layers", 28, minimum=0) >= num_layers:
+                window = None
+    elif config.has("sliding_window"):
+        window = config.integer("sliding_window")
+    elif "sliding_window" not in config.values:
+        window = family.default_sliding_window
+    if layer_types and "sliding_attention" not in layer_types:
+        window = None
+    if window is not None and window < served:
+        raise CheckpointError(
+            f"{config.where}: sliding_window: got {window}, which would change results within the served context of"
+            f" {served} tokens; supported: null, or a context length of at most {window}"
+        )
+
+
+def _heads(config: JsonFields, family: _Family, hidden_size: int) -> tuple[int, int, int]:
+    """(num_heads, num_kv_heads, head_dim), consistent with each other."""
+    num_heads = config.integer("num_attention_heads")
+    written = "num_key_value_heads" in config.values
+    default_kv_heads = num_heads if written or family.default_kv_heads is None else family.default_kv_heads
+    num_kv_heads = config.integer("num_key_value_heads", default_kv_heads)
+    if num_heads % num_kv_heads:
+        raise config.refuse("num_key_value_heads", f"a divisor of num_attention_heads, which is {num_heads}")
+    if not config.has("head_dim") and family.default_head_dim is None and hidden_size % num_heads:
+        raise config.refuse("hidden_size", f"a multiple of num_attention_heads, which is {num_heads}")
+    head_dim = config.integer("head_dim", family.default_head_dim or hidden_size // num_heads)
+    if head_dim % 2:
+        raise config.refuse("head_dim", "an even number")
+    return num_heads, num_kv_heads, head_dim
+
+
+def _checkpoint_dtype(config: JsonFields) -> str | None:
+    name = "dtype" if config.has("dtype") else "torch_dtype"
+    if not config.has(name):
+        return None
+    dtype = config.text(name).removeprefix("torch.")
+    if dtype not in ITEM_BYTES:
+        raise config.refuse(name, f"one of {', '.join(ITEM_BYTES)}")
+    return dtype
+
+
+def _eos_token_ids(folder: Path, config: JsonFields, family: _Family, vocab_size: int) -> tuple[int, ...]:
+    """generation_config.json first, then config.json. Ids outside the vocabulary can never be sampled: dropped."""
+    default = () if "eos_token_id" in config.values else family.default_eos
+    ids = config.token_ids("eos_token_id", default)
+    path = folder / "generation_config.json"
+    if path.exists():
+        ids = JsonFields(read_json_object(path), path.name).token_ids("eos_token_id", ids)
+    return tuple(i for i in ids if 0 <= i < vocab_size)

@@ -1,0 +1,28 @@
+"""What one forward needs, and nothing of the requests it came from. The scheduler builds it, runners read it.
+
+Shapes: T tokens, B requests, P pages of the longest context in the batch, L rows of wanted logits.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """One forward. B requests = E extends (a chunk of a prompt each) first, then D decodes (one token each).
+
+    The T tokens are flattened in that order. Tensors are int64 on the model's device; tuples and integers are on the
+    host, so that nothing has to be read back from the device. A slot is page * page_size + offset.
+    """
+
+    input_ids_T: Tensor  # already resolved: never negative
+    positions_T: Tensor
+    slots_T: Tensor  # where each token's K and V are written
+    page_table_BP: Tensor  # page numbers, padded with page 0
+    seq_lens_B: Tensor  # context length including this step's tokens
+    extend_lens: tuple[int, ...]  # E entries: tokens of each extend in this launch
+    extend_seq_lens: tuple[int, ...]  # E entries: context length including this chunk
+    num_decodes: int
+    max_decode_seq_len: int  # host upper bound of the decodes' seq_lens; 0 without decodes
+    logit_indices_L: Tensor  # into T; L may be 0, entries may repeat

@@ -1,0 +1,59 @@
+"""The KV memory of one worker: one allocation, pages by number. Page 0 is padding, harmlessly read and written.
+
+What it does not know: who owns a page (the allocator), or what is sent where. Memory is touched and zeroed at
+creation, so that it is really there later, and so that a slot never written holds finite numbers.
+"""
+
+import mmap
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from protocol.kv_layout import KvLayout
+
+TORCH_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype that a KvLayout or config names."""
+    return TORCH_DTYPES[name]
+
+
+class PagedKv:
+    """(num_layers, num_pages, 2, page_size, num_kv_heads, head_dim); (layer, page) is one contiguous run of bytes."""
+
+    def __init__(self, layout: KvLayout, num_pages: int, device: torch.device | str = "cpu") -> None:
+        """`num_pages` includes the padding page 0."""
+        assert num_pages >= 2, num_pages
+        self.layout = layout
+        self.num_pages = num_pages
+        self.device = torch.device(device)
+        shape = (layout.num_layers, num_pages, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
+        dtype = torch_dtype(layout.dtype)
+        self._bytes: memoryview | None = None
+        if self.device.type == "cpu":
+            # An anonymous mapping gives tensor and memoryview over the same bytes, whatever the dtype.
+            mapping = mmap.mmap(-1, layout.num_layers * num_pages * layout.page_bytes)
+            self._bytes = memoryview(mapping)
+            self._storage = torch.frombuffer(mapping, dtype=dtype).view(shape)
+            self._storage.zero_()
+        else:
+            self._storage = torch.zeros(shape, dtype=dtype, device=self.device)
+        self._layers = tuple(self._storage.unbind(0))
+
+    def layer(self, layer: int) -> Tensor:
+        """(num_pages, 2, page_size, num_kv_heads, head_dim) of one layer: [:, 0] is K, [:, 1] is V."""
+        return self._layers[layer]
+
+    def copy_pages(self, src_N: Tensor, dst_N: Tensor) -> None:
+        """Copies page src_N[i] onto dst_N[i] in every layer, on the device. No page may be in both."""
+        if src_N.numel():
+            self._storage.index_copy_(1, dst_N, self._storage.index_select(1, src_N))
+
+    def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
+        """Writable bytes of pages [page_start, page_start + num_pages) of one layer, without a copy. CPU only."""
+        assert self._bytes is not None, "page_bytes_view needs KV in host memory"
+        assert 0 <= layer < self.layout.num_layers and 0 <= page_start <= page_start + num_pages <= self.num_pages
+        start = (layer * self.num_pages + page_start) * self.layout.page_bytes
+        return self._bytes[start : start + num_pages * self.layout.page_bytes]

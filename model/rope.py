@@ -1,0 +1,80 @@
+"""Rotary position embedding: which frequencies a config asks for, and how queries and keys are turned.
+
+What it does not know: layers, pages, or where positions come from. Formulas: Su et al. 2021 (RoFormer); the llama3
+rescaling as published with Llama 3.1. Shapes: T tokens, N heads, D head_dim, F = D / 2 frequencies.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.json_fields import JsonFields
+
+SUPPORTED_ROPE = "'default', 'linear' or 'llama3'"
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding of one model. The last three fields matter to `llama3` only."""
+
+    theta: float
+    kind: str = "default"  # default | linear | llama3
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
+    """Rope of a config.json, in the old spelling (`rope_theta` and `rope_scaling`) or the new (`rope_parameters`)."""
+    fields = config.nested("rope_scaling") or config.nested("rope_parameters") or JsonFields({}, config.where)
+    for name, value in fields.values.items():
+        if isinstance(value, dict):
+            raise fields.refuse(name, "one rope for all layers (rope by layer type is not supported)")
+    for holder in (fields, config):
+        if holder.positive_number("partial_rotary_factor", 1.0) != 1.0:
+            raise holder.refuse("partial_rotary_factor", "1 (partial rotation is not supported)")
+    theta = fields.positive_number("rope_theta", config.positive_number("rope_theta", 10_000.0))
+    name = "rope_type" if fields.has("rope_type") else "type"
+    kind = fields.text(name, "default")
+    if kind == "default":
+        return RopeConfig(theta)
+    if kind == "linear":
+        return RopeConfig(theta, kind, fields.positive_number("factor"))
+    if kind != "llama3":
+        raise fields.refuse(name, SUPPORTED_ROPE)
+    low, high = fields.positive_number("low_freq_factor"), fields.positive_number("high_freq_factor")
+    if high <= low:
+        raise fields.refuse("high_freq_factor", f"more than low_freq_factor, which is {low}")
+    original = fields.integer("original_max_position_embeddings", max_position_embeddings)
+    return RopeConfig(theta, kind, fields.positive_number("factor"), low, high, original)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Angle per position of each pair of dimensions: (F,) float32."""
+    inv_freq_F = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    if rope.kind == "linear":
+        return inv_freq_F / rope.factor
+    if rope.kind == "default":
+        return inv_freq_F
+    # llama3: long wavelengths are stretched by `factor`, short ones kept, those between blended.
+    wavelength_F = 2 * math.pi / inv_freq_F
+    rotations_F = rope.original_max_position_embeddings / wavelength_F
+    blend_F = (rotations_F - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend_F = blend_F.clamp(0.0, 1.0)
+    return (1 - blend_F) * inv_freq_F / rope.factor + blend_F * inv_freq_F
+
+
+def rotation(positions_T: Tensor, inv_freq_F: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of every token's angles, each (T, 1, F) float32. Computed once per forward, used by every layer."""
+    angles_T1F = positions_T.to(torch.float32)[:, None, None] * inv_freq_F
+    return angles_T1F.cos(), angles_T1F.sin()
+
+
+def rotate(x_TND: Tensor, cos_T1F: Tensor, sin_T1F: Tensor) -> Tensor:
+    """`x_TND` turned by its position, in float32 inside, in x's dtype outside. Halves are paired (d, d + D/2)."""
+    first_TNF, second_TNF = x_TND.float().chunk(2, dim=-1)
+    turned = torch.cat((first_TNF * cos_T1F - second_TNF * sin_T1F, second_TNF * cos_T1F + first_TNF * sin_T1F), dim=-1)
+    return turned.to(x_TND.dtype)

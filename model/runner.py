@@ -1,0 +1,114 @@
+"""A loaded model on one device with its attention backend: the one thing of this room that computes for a worker.
+
+Decides dtype and device from what the user asked and the checkpoint holds. What it does not know: requests, pools,
+sampling, or what `on_layer` does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model.attention import AttentionBackend, choose_attention
+from model.checkpoint import open_checkpoint
+from model.config import ModelConfig, load_config, model_fingerprint
+from model.inputs import ModelInput
+from model.paged_kv import PagedKv, torch_dtype
+from model.transformer import Decoder, load_decoder
+from protocol.errors import ConfigError
+from protocol.kv_layout import ITEM_BYTES, KvLayout
+
+
+class Runner(Protocol):
+    """What the scheduler drives: ModelRunner, or FakeRunner in its place."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def kv_layout(self, page_size: int) -> KvLayout:
+        """The shape of this model's KV at a page size (tokens)."""
+        ...
+
+    def fingerprint(self, page_size: int) -> str:
+        """What another worker must equal to exchange KV with this one."""
+        ...
+
+    def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
+        """Logits (L, V) float32 of the wanted rows; K and V of all T tokens are written at their slots.
+
+        on_layer(l) is called on this thread when layer l's K and V are written (on a device: enqueued), before the
+        attention of layer l, so that a sender can ship layer l while later layers compute.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ModelRunner:
+    """One loaded model. `dtype` is the serving dtype of weights, activations and KV."""
+
+    config: ModelConfig
+    device: torch.device
+    dtype: str
+    decoder: Decoder
+    attention: AttentionBackend
+    tensors: dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape) in the checkpoint
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        context_length: int | None = None,
+        attention: str = "auto",
+    ) -> "ModelRunner":
+        """Loads a Hugging Face folder.
+
+        `device` auto: CUDA if there is one. `dtype` auto: the checkpoint's. `context_length`: longest prompt plus
+        output (tokens), the model's own limit if None. Raises CheckpointError or ConfigError, each with one sentence.
+        """
+        folder = Path(folder)
+        on = _device(device)
+        config = load_config(folder, context_length=context_length)
+        checkpoint = open_checkpoint(folder)
+        name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
+        decoder = load_decoder(checkpoint, config, to_dtype=torch_dtype(name), to_device=on)
+        backend = choose_attention(attention, on, torch_dtype(name))
+        return cls(config, on, name, decoder, backend, checkpoint.tensors)
+
+    def kv_layout(self, page_size: int) -> KvLayout:
+        """The shape of this model's KV at a page size (tokens)."""
+        c = self.config
+        return KvLayout(c.num_layers, c.num_kv_heads, c.head_dim, page_size, self.dtype)
+
+    def fingerprint(self, page_size: int) -> str:
+        """What another worker must equal to exchange KV with this one."""
+        return model_fingerprint(self.config, dtype=self.dtype, page_size=page_size, tensors=self.tensors)
+
+    @torch.no_grad()
+    def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
+        """Logits (L, V) float32; see Runner.forward."""
+        return self.decoder.forward(inp, kv, self.attention, on_layer)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise ConfigError(f"device: got {name!r}, expected auto, cpu or cuda", param="device")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device: got {name!r}, but torch finds no CUDA device here", param="device")
+    return torch.device(name)
+
+
+def _dtype(asked: str, held: str) -> str:
+    if asked != "auto" and asked not in ITEM_BYTES:
+        raise ConfigError(f"dtype: got {asked!r}, expected auto, {', '.join(ITEM_BYTES)}", param="dtype")
+    return held if asked == "auto" else asked

@@ -1,0 +1,144 @@
+"""One decoder for every supported architecture: they differ by which optional weights are there, not by code path.
+
+Decides the order of operations and which checkpoint tensor is which. What it does not know: pages and batches (the
+attention backend has them) or who sends KV away. Shapes: T tokens, H query heads, K kv heads, D head_dim, E hidden,
+L wanted rows, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, device, dtype
+
+from model.attention import AttentionBackend
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.inputs import ModelInput
+from model.layers import Linear, ParallelLinears, parallel_linears, rms_norm, swiglu
+from model.paged_kv import PagedKv
+from model.rope import inverse_frequencies, rotate, rotation
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """Weights of one layer. The q/k norms are there in architectures that have them."""
+
+    input_norm_E: Tensor
+    qkv: ParallelLinears
+    q_norm_D: Tensor | None
+    k_norm_D: Tensor | None
+    output: Linear
+    mlp_norm_E: Tensor
+    gate_up: ParallelLinears
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Weights of the whole model on one device."""
+
+    config: ModelConfig
+    embedding_VE: Tensor
+    layers: tuple[DecoderLayer, ...]
+    final_norm_E: Tensor
+    head: Linear
+    inv_freq_F: Tensor
+
+    def forward(
+        self, inp: ModelInput, kv: PagedKv, attention: AttentionBackend, on_layer: Callable[[int], None] | None
+    ) -> Tensor:
+        """Logits (L, V) float32. Writes K and V of all T tokens at their slots, layer by layer."""
+        eps = self.config.rms_norm_eps
+        cos, sin = rotation(inp.positions_T, self.inv_freq_F)
+        plan = attention.plan(inp, kv.layout)
+        x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
+        for index, layer in enumerate(self.layers):
+            q_THD, k_TKD, v_TKD = self._queries_keys_values(layer, rms_norm(x_TE, layer.input_norm_E, eps), cos, sin)
+            kv_layer = kv.layer(index)
+            write_kv(kv_layer, inp.slots_T, k_TKD, v_TKD)
+            if on_layer is not None:
+                on_layer(index)
+            attended_THD = attention.attend(q_THD, kv_layer, plan)
+            x_TE = x_TE + layer.output(attended_THD.flatten(1))
+            gate, up = layer.gate_up(rms_norm(x_TE, layer.mlp_norm_E, eps))
+            x_TE = x_TE + layer.down(swiglu(gate, up))
+        wanted_LE = rms_norm(x_TE.index_select(0, inp.logit_indices_L), self.final_norm_E, eps)
+        return self.head(wanted_LE).float()
+
+    def _queries_keys_values(
+        self, layer: DecoderLayer, x_TE: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        shape = (x_TE.shape[0], -1, self.config.head_dim)
+        q_THD, k_TKD, v_TKD = (part.reshape(shape) for part in layer.qkv(x_TE))
+        if layer.q_norm_D is not None and layer.k_norm_D is not None:
+            q_THD = rms_norm(q_THD, layer.q_norm_D, self.config.rms_norm_eps)
+            k_TKD = rms_norm(k_TKD, layer.k_norm_D, self.config.rms_norm_eps)
+        return rotate(q_THD, cos, sin), rotate(k_TKD, cos, sin), v_TKD
+
+
+def write_kv(kv_layer: Tensor, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
+    """Writes each token's K and V at its slot of one layer's (num_pages, 2, page_size, K, D)."""
+    page_size = kv_layer.shape[2]
+    pages_T, offsets_T = slots_T // page_size, slots_T % page_size
+    kv_layer.select(1, 0).index_put_((pages_T, offsets_T), k_TKD)
+    kv_layer.select(1, 1).index_put_((pages_T, offsets_T), v_TKD)
+
+
+def load_decoder(checkpoint: Checkpoint, config: ModelConfig, *, to_dtype: dtype, to_device: device) -> Decoder:
+    """The weights that `config` implies, each checked. Raises CheckpointError naming the first that does not fit."""
+    weights = _Weights(checkpoint, config, to_dtype, to_device)
+    embedding_VE = weights.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    tied = config.tie_word_embeddings
+    head = (
+        Linear(embedding_VE) if tied else weights.linear("lm_head", config.vocab_size, config.hidden_size, bias=False)
+    )
+    return Decoder(
+        config=config,
+        embedding_VE=embedding_VE,
+        layers=tuple(weights.layer(index) for index in range(config.num_layers)),
+        final_norm_E=weights.tensor("model.norm.weight", config.hidden_size),
+        head=head,
+        inv_freq_F=inverse_frequencies(config.rope, config.head_dim).to(to_device),
+    )
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Takes tensors from a checkpoint by the names that transformers gives them."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    dtype: dtype
+    device: device
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        return self.checkpoint.take(name, shape, self.dtype, self.device)
+
+    def linear(self, name: str, outputs: int, inputs: int, *, bias: bool) -> Linear:
+        weight_OI = self.tensor(f"{name}.weight", outputs, inputs)
+        return Linear(weight_OI, self.tensor(f"{name}.bias", outputs) if bias else None)
+
+    def layer(self, index: int) -> DecoderLayer:
+        c, prefix = self.config, f"model.layers.{index}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        merge = self.device.type != "cpu"
+        qkv = [
+            self.linear(f"{attention}.{name}_proj", size, c.hidden_size, bias=c.qkv_bias)
+            for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size))
+        ]
+        gate_up = [
+            self.linear(f"{mlp}.{name}_proj", c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+            for name in ("gate", "up")
+        ]
+        return DecoderLayer(
+            input_norm_E=self.tensor(f"{prefix}.input_layernorm.weight", c.hidden_size),
+            qkv=parallel_linears(qkv, merge=merge),
+            q_norm_D=self.tensor(f"{attention}.q_norm.weight", c.head_dim) if c.qk_norm else None,
+            k_norm_D=self.tensor(f"{attention}.k_norm.weight", c.head_dim) if c.qk_norm else None,
+            output=self.linear(f"{attention}.o_proj", c.hidden_size, q_size, bias=c.output_bias),
+            mlp_norm_E=self.tensor(f"{prefix}.post_attention_layernorm.weight", c.hidden_size),
+            gate_up=parallel_linears(gate_up, merge=merge),
+            down=self.linear(f"{mlp}.down_proj", c.hidden_size, c.intermediate_size, bias=c.mlp_bias),
+        )

@@ -1,0 +1,81 @@
+"""Tiny random Hugging Face folders, made on the spot in each supported architecture. What they say is noise.
+
+Weights are large, so that the two best logits of a step lie well apart and greedy tokens do not hang on rounding.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
+ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mistral", "qwen2", "qwen3")
+
+_CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+_SIZES: dict[str, Any] = {
+    "vocab_size": 307,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "attention_dropout": 0.0,
+}
+_OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"head_dim": 16, "sliding_window": None},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {"head_dim": 16, "use_sliding_window": False},
+}
+
+
+def make_checkpoint(
+    folder: Path,
+    arch: Architecture,
+    seed: int = 0,
+    *,
+    dtype: str = "float32",
+    max_shard_size: str = "1GB",
+    **overrides: Any,
+) -> Path:
+    """Writes config, generation config and weights into `folder` (made if absent) and returns it.
+
+    `overrides` are fields of the transformers config. `eos_token_id` is None unless overridden, so that generation runs
+    to its full length. Biases and norms are random too: transformers would start them at 0 and 1, which hides errors.
+    """
+    config_class, model_class = _CLASSES[arch]
+    config = config_class(**{**_SIZES, **_OF_ARCHITECTURE[arch], **overrides})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config).eval()
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.data.normal_(0.0, 0.2)
+            elif "norm" in name:
+                parameter.data.uniform_(0.6, 1.4)
+    model.to(getattr(torch, dtype))
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder

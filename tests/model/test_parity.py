@@ -1,0 +1,154 @@
+"""Greedy tokens equal transformers' generate in float32, whatever the pages, chunks and batches."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from model.runner import ModelRunner
+from tests.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
+from tests.model.driving import Lane, Lanes, random_prompt
+
+VOCAB = 307
+MIN_MARGIN = 1e-3  # between the two best logits of every step: far above float32 rounding, so that ties cannot decide
+PROMPT_LENS = (1, 16, 45, 90)
+NUM_TOKENS = 24
+SPELLINGS: dict[str, dict[str, Any]] = {
+    "default": {"rope_theta": 5000.0},
+    "linear": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 10000.0,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    prompts: tuple[tuple[int, ...], ...]
+    continuations: tuple[tuple[int, ...], ...]
+
+
+def reference(folder: Path, prompt_lens: Sequence[int] = PROMPT_LENS, num_tokens: int = NUM_TOKENS) -> Reference:
+    """What transformers generates greedily; asserts that no step is a near tie."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts, continuations = [], []
+    for seed, length in enumerate(prompt_lens):
+        prompt = random_prompt(length, VOCAB, seed)
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        best = torch.stack(out.logits).topk(2).values
+        assert float((best[..., 0] - best[..., 1]).min()) > MIN_MARGIN, "choose another seed: a near tie"
+        prompts.append(tuple(prompt))
+        continuations.append(tuple(out.sequences[0, length:].tolist()))
+    return Reference(tuple(prompts), tuple(continuations))
+
+
+@lru_cache
+def _made(tmp: Path, arch: Architecture) -> tuple[ModelRunner, Reference]:
+    folder = make_checkpoint(tmp / arch, arch)
+    return ModelRunner.load(folder, device="cpu"), reference(folder)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, Reference]:
+    return _made(tmp_path_factory.getbasetemp() / "parity", request.param)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk", [32, None])
+def test_tokens_equal_transformers(case: tuple[ModelRunner, Reference], page_size: int, chunk: int | None) -> None:
+    runner, expected = case
+    lanes = Lanes(runner, page_size, poison=True)
+    for prompt, continuation in zip(expected.prompts, expected.continuations, strict=True):
+        assert tuple(lanes.generate(prompt, NUM_TOKENS, chunk)) == continuation
+
+
+def test_mixed_batches_change_no_token(case: tuple[ModelRunner, Reference]) -> None:
+    """Chunks of some lanes beside decodes of others, lanes joining as they go."""
+    runner, expected = case
+    lanes = Lanes(runner, 16, poison=True)
+    waiting = [lanes.lane(prompt, NUM_TOKENS) for prompt in expected.prompts]
+    goals = {id(lane): len(lane.tokens) + NUM_TOKENS for lane in waiting}
+    everyone, step = list(waiting), 0
+    running: list[Lane] = []
+    while waiting or any(len(lane.tokens) < goals[id(lane)] for lane in running):
+        extends = [(lane, min(20, len(lane.tokens) - lane.done)) for lane in waiting[: 1 + step % 2]]
+        decodes = [lane for lane in running if len(lane.tokens) < goals[id(lane)]]
+        prompt_done = [lane for lane, count in extends if lane.done + count == len(lane.tokens)]
+        lanes.step(extends, decodes)
+        waiting = [lane for lane in waiting if lane not in prompt_done]
+        running += prompt_done
+        step += 1
+    for lane, prompt, continuation in zip(everyone, expected.prompts, expected.continuations, strict=True):
+        assert tuple(lane.tokens[len(prompt) :]) == continuation
+
+
+@pytest.mark.parametrize("spelling", ["new", "old"])
+@pytest.mark.parametrize("kind", list(SPELLINGS))
+def test_rope_scalings(tmp_path: Path, kind: str, spelling: str) -> None:
+    folder = make_checkpoint(tmp_path, "llama", rope_parameters=dict(SPELLINGS[kind]))
+    expected = reference(folder, (70,), 12)
+    if spelling == "old":
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        rope = config.pop("rope_parameters")
+        config["rope_theta"] = rope.pop("rope_theta")
+        config["rope_scaling"] = None if kind == "default" else rope
+        path.write_text(json.dumps(config))
+    runner = ModelRunner.load(folder, device="cpu")
+    assert tuple(Lanes(runner, 16).generate(expected.prompts[0], 12)) == expected.continuations[0]
+
+
+@pytest.mark.parametrize(
+    "arch, overrides",
+    [
+        ("llama", {"tie_word_embeddings": True}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"num_key_value_heads": 4, "head_dim": 20}),
+        ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+        ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+        ("mistral", {"sliding_window": 512}),
+    ],
+)
+def test_variants(tmp_path: Path, arch: Architecture, overrides: dict[str, Any]) -> None:
+    folder = make_checkpoint(tmp_path, arch, **overrides)
+    expected = reference(folder, (33,), 12)
+    runner = ModelRunner.load(folder, device="cpu")
+    assert tuple(Lanes(runner, 16).generate(expected.prompts[0], 12, 20)) == expected.continuations[0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_close(tmp_path: Path, dtype: str) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3", dtype=dtype)
+    exact, half = (ModelRunner.load(folder, device="cpu", dtype=kind) for kind in ("float32", "auto"))
+    assert half.dtype == dtype and half.kv_layout(16).dtype == dtype
+    prompt = random_prompt(50, VOCAB, 1)
+    logits = []
+    for runner in (exact, half):
+        lanes = Lanes(runner, 16, poison=True)
+        lanes.generate(prompt, 1, 30)
+        lane = lanes.lane(prompt, 1)
+        lanes.step([(lane, 50)])
+        logits.append(lane.logits[0])
+    assert logits[1].dtype == torch.float32
+    similarity = torch.nn.functional.cosine_similarity(logits[0], logits[1], dim=0)
+    assert float(similarity) > 0.995
