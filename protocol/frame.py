@@ -4,11 +4,12 @@
                 `KvLayout.page_bytes`; only the first `num_tokens` token slots of them are valid.
     last frame  `layer == LAST_LAYER`; payload is msgpack of LastMessage: first tokens, the plan's totals and digest.
 
-The checksum is xxh3-64 of the header (checksum field zero) and the payload. Integers are little-endian. What it does
-not know: sockets, reservations, memory.
+The checksum is xxh3-64 of the header (checksum field zero) and the payload. A payload may lie in several parts, which
+count as if joined. Integers are little-endian. What it does not know: sockets, reservations, memory.
 """
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import xxhash
@@ -52,7 +53,7 @@ class LastMessage(Message):
 
     first_tokens: tuple[int, ...]  # by choice
     num_frames: int  # KV frames of the plan
-    digest: int  # sum modulo 2**64 of the KV frames' checksums
+    digest: int  # extend_digest of the KV frames, from 0
     stamps: tuple[Stamp, ...] = ()
 
 
@@ -76,16 +77,22 @@ def _pack(header: FrameHeader, checksum: int) -> bytes:
     )
 
 
-def _checksum(header: FrameHeader, payload: bytes | memoryview) -> int:
+def _checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> int:
     digest = xxhash.xxh3_64(_pack(header, 0))
-    digest.update(payload)
+    for part in parts:
+        digest.update(part)
     return digest.intdigest()
 
 
-def seal(header: FrameHeader, payload: bytes | memoryview) -> FrameHeader:
-    """`header` with length and checksum of `payload` filled in."""
-    sized = replace(header, payload_bytes=len(payload))
-    return replace(sized, checksum=_checksum(sized, payload))
+def seal(header: FrameHeader, *parts: bytes | memoryview) -> FrameHeader:
+    """`header` with length and checksum of the payload filled in; each part is contiguous bytes."""
+    sized = replace(header, payload_bytes=sum(len(part) for part in parts))
+    return replace(sized, checksum=_checksum(sized, parts))
+
+
+def extend_digest(digest: int, header: FrameHeader) -> int:
+    """The digest of a transfer with one more sealed KV frame; the order of frames does not matter."""
+    return (digest + header.checksum) % 2**64
 
 
 def pack_header(header: FrameHeader) -> bytes:
@@ -105,10 +112,16 @@ def unpack_header(raw: bytes | memoryview) -> FrameHeader:
     return FrameHeader(*fields)
 
 
-def verify(header: FrameHeader, payload: bytes | memoryview) -> None:
-    """WireError unless length and checksum of `payload` are those of `header`. `payload` must be contiguous bytes."""
-    if len(payload) != header.payload_bytes:
-        raise WireError(f"frame payload of {len(payload)} bytes, its header says {header.payload_bytes}")
-    got = _checksum(replace(header, checksum=0), payload)
+def verify_length(header: FrameHeader, *parts: bytes | memoryview) -> None:
+    """WireError unless the payload is as long as `header` says."""
+    length = sum(len(part) for part in parts)
+    if length != header.payload_bytes:
+        raise WireError(f"frame payload of {length} bytes, its header says {header.payload_bytes}")
+
+
+def verify(header: FrameHeader, *parts: bytes | memoryview) -> None:
+    """WireError unless length and checksum of the payload are those of `header`; each part is contiguous bytes."""
+    verify_length(header, *parts)
+    got = _checksum(header, parts)
     if got != header.checksum:
         raise WireError(f"frame checksum {got:#x}, its header says {header.checksum:#x}")

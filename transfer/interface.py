@@ -48,7 +48,7 @@ class Target:
 
 
 class Rejection(StrEnum):
-    """Why a frame was not landed. Those of FATAL come from the right sender and mean that its KV will never be whole."""
+    """Why a frame was not landed. One of FATAL, from the right sender, means that the KV will never be whole."""
 
     MALFORMED = "malformed"
     UNKNOWN_RESERVATION = "unknown_reservation"
@@ -128,8 +128,8 @@ class KvSender(Protocol):
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
         """Announces a transfer and connects to its peer if need be.
 
-        `source_pages` are the caller's pages in prompt order. WireError if the peer's endpoint is no address, or if this
-        very target is already open.
+        `source_pages` are the caller's pages in prompt order. WireError if the peer's endpoint is no address, or if
+        this very target is already open.
         """
         ...
 
@@ -193,7 +193,7 @@ class KvReceiver(Protocol):
     def reserve(
         self, reservation: int, attempt: int, sender_instance: int, pages: Sequence[int], num_tokens: int
     ) -> None:
-        """Lets one sender write these pages, the caller's own in prompt order, until release(). Ids are never reused."""
+        """Lets one sender write these pages (the caller's own, in prompt order) until release(). Ids are not reused."""
         ...
 
     def release(self, reservation: int) -> None:
@@ -203,7 +203,7 @@ class KvReceiver(Protocol):
     def poll(self, max_bytes: int = POLL_BYTES) -> list[ReceiverEvent]:
         """Lands what has arrived, up to about `max_bytes`. Never blocks, never raises for what a peer sent.
 
-        FirstFrame precedes Delivered or TransferFailed of its reservation; each of the latter comes at most once.
+        A reservation ends in Delivered (after its FirstFrame) or TransferFailed, once; in neither if frames are lost.
         """
         ...
 

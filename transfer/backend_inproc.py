@@ -1,0 +1,151 @@
+"""Senders and receivers of one process: frames queue up and land at the receiver's poll. Deterministic, for tests.
+
+As on a real wire, a frame in the queue is still a view of its source pages, so that a page given back too early shows.
+A fault rule sees every frame and decides what the network makes of it. What it does not know: frames' contents.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from protocol.errors import WireError
+from transfer.interface import WINDOW_BYTES, PageMemory, Pollable
+from transfer.landing import FrameReceiver
+from transfer.sending import FrameSender, Part
+
+SCHEME = "inproc-network:"
+
+
+class Transit:
+    """Whether the network still holds a frame's parts."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A frame under way: header, then payload. It arrives after its receiver has found nothing `late` times."""
+
+    parts: tuple[memoryview, ...]
+    late: int = 0
+    transit: Transit = field(default_factory=Transit, compare=False)
+
+    def copy(self) -> "Parcel":
+        """The same bytes, apart from the source's memory."""
+        return Parcel(tuple(memoryview(bytes(part)) for part in self.parts), self.late)
+
+    def delayed(self, polls: int) -> "Parcel":
+        """The same frame, later."""
+        return replace(self, late=self.late + polls)
+
+    def corrupted(self, offset: int, flip: int = 1) -> "Parcel":
+        """A copy with the bits of `flip` turned in the byte at `offset`, counted over header and payload."""
+        sizes = [len(part) for part in self.parts]
+        joined = bytearray(b"".join(self.parts))
+        joined[offset] ^= flip
+        ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+        whole = memoryview(bytes(joined))
+        return Parcel(tuple(whole[end - size : end] for end, size in zip(ends, sizes, strict=True)), self.late)
+
+
+Fault = Callable[[Parcel], Iterable[Parcel]]  # [] drops, [parcel, parcel.copy()] duplicates, ...
+
+
+class InprocNetwork:
+    """The wires between the workers of one process."""
+
+    def __init__(self, fault: Fault | None = None) -> None:
+        self.fault = fault
+        self._queues: dict[str, deque[tuple[int, Parcel]]] = {}  # by endpoint: (sender, parcel)
+        self._num_endpoints = 0
+
+    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
+        """A KvSender of this network."""
+        return FrameSender(memory, instance, _InprocWire(self, instance), window)
+
+    def receiver(self, memory: PageMemory) -> FrameReceiver:
+        """A KvReceiver of this network."""
+        self._num_endpoints += 1
+        endpoint = f"{SCHEME}{self._num_endpoints}"
+        self._queues[endpoint] = deque()
+        return FrameReceiver(memory, _InprocArrivals(self, endpoint))
+
+    def carry(self, sender: int, endpoint: str, parcel: Parcel) -> None:
+        """Queues what the fault rule makes of a frame; a closed endpoint gets nothing."""
+        made = [parcel] if self.fault is None else list(self.fault(parcel))
+        queue = self._queues.get(endpoint)
+        if queue is not None:
+            queue.extend((sender, each) for each in made)
+        if queue is None or all(each.transit is not parcel.transit for each in made):
+            parcel.transit.done = True
+
+    def take(self, endpoint: str) -> Parcel | None:
+        """The next parcel that is not late; when there is none, those that are late come closer."""
+        queue = self._queues.get(endpoint, deque())
+        for index, (_, parcel) in enumerate(queue):
+            if parcel.late <= 0:
+                del queue[index]
+                return parcel
+        for index, (sender, parcel) in enumerate(queue):
+            queue[index] = (sender, parcel.delayed(-1))
+        return None
+
+    def forget(self, sender: int, endpoint: str) -> None:
+        """Drops what `sender` has under way to `endpoint`."""
+        queue = self._queues.get(endpoint, deque())
+        kept = [entry for entry in queue if entry[0] != sender]
+        for origin, parcel in queue:
+            if origin == sender:
+                parcel.transit.done = True
+        queue.clear()
+        queue.extend(kept)
+
+    def unbind(self, endpoint: str) -> None:
+        """Drops an endpoint and what is under way to it."""
+        for _, parcel in self._queues.pop(endpoint, ()):
+            parcel.transit.done = True
+
+
+class _InprocWire:
+    def __init__(self, network: InprocNetwork, instance: int) -> None:
+        self._network = network
+        self._instance = instance
+        self._endpoints: dict[int, str] = {}
+
+    def connect(self, instance: int, endpoint: str) -> None:
+        if not endpoint.startswith(SCHEME):
+            raise WireError(f"data address {endpoint!r}, expected one that begins with {SCHEME}")
+        self._endpoints[instance] = endpoint
+
+    def send(self, instance: int, parts: Sequence[Part]) -> Transit:
+        parcel = Parcel(tuple(memoryview(part) for part in parts))
+        self._network.carry(self._instance, self._endpoints[instance], parcel)
+        return parcel.transit
+
+    def disconnect(self, instance: int) -> None:
+        self._network.forget(self._instance, self._endpoints.pop(instance))
+
+    def close(self) -> None:
+        for instance in list(self._endpoints):
+            self.disconnect(instance)
+
+
+class _InprocArrivals:
+    def __init__(self, network: InprocNetwork, endpoint: str) -> None:
+        self.address = endpoint
+        self._network = network
+
+    def receive(self) -> Sequence[memoryview] | None:
+        parcel = self._network.take(self.address)
+        if parcel is None:
+            return None
+        landed = parcel.copy()  # read here for the last time
+        parcel.transit.done = True
+        return landed.parts
+
+    def pollables(self) -> list[Pollable]:
+        return []
+
+    def close(self) -> None:
+        self._network.unbind(self.address)

@@ -1,0 +1,100 @@
+"""Frames over ZMQ: a PUSH per peer at prefill, one PULL at decode, which binds a port that the system chooses.
+
+Payload goes out of page memory and comes in without a copy here; pyzmq tracks when it was read for the last time.
+Credit bounds what is in flight, so the sending side has no other limit; the receiving side lets strangers queue little.
+What it does not know: what a frame means.
+"""
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from protocol.errors import ConfigError, WireError
+from transfer.interface import FRAME_BYTES, WINDOW_BYTES, PageMemory, Pollable
+from transfer.landing import FrameReceiver
+from transfer.sending import FrameSender, Part, Reading
+
+RECEIVE_FRAMES = 1024  # per connection; beyond it TCP pushes back
+SCHEME = "tcp://"
+
+
+def zmq_sender(memory: PageMemory, instance: int, context: zmq.Context[Any], window: int = WINDOW_BYTES) -> FrameSender:
+    """A KvSender over `context`, which the caller owns and ends after close()."""
+    return FrameSender(memory, instance, _ZmqWire(context), window)
+
+
+def zmq_receiver(memory: PageMemory, host: str, context: zmq.Context[Any]) -> FrameReceiver:
+    """A KvReceiver bound on `host`, by which peers reach this machine; ConfigError if it is no address of it."""
+    return FrameReceiver(memory, _ZmqArrivals(host, context, max(FRAME_BYTES, memory.layout.page_bytes)))
+
+
+class _ZmqWire:
+    def __init__(self, context: zmq.Context[Any]) -> None:
+        self._context = context
+        self._sockets: dict[int, zmq.Socket[Any]] = {}
+
+    def connect(self, instance: int, endpoint: str) -> None:
+        if not endpoint.startswith(SCHEME):
+            raise WireError(f"data address {endpoint!r}, expected one that begins with {SCHEME}")
+        push = self._context.socket(zmq.PUSH)
+        push.setsockopt(zmq.LINGER, 0)
+        push.setsockopt(zmq.SNDHWM, 0)
+        push.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        push.setsockopt(zmq.IPV6, int("[" in endpoint))
+        try:
+            push.connect(endpoint)
+        except zmq.ZMQError as error:
+            push.close(0)
+            raise WireError(f"data address {endpoint!r}: {error}") from error
+        self._sockets[instance] = push
+
+    def send(self, instance: int, parts: Sequence[Part]) -> Reading | None:
+        push = self._sockets[instance]
+        frames = [zmq.Frame(part, track=True, copy=False) for part in parts]
+        try:
+            for frame in frames[:-1]:
+                push.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=False)
+            push.send(frames[-1], zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return zmq.MessageTracker(*(frame.tracker for frame in frames if frame.tracker is not None))
+
+    def disconnect(self, instance: int) -> None:
+        self._sockets.pop(instance).close(0)
+
+    def close(self) -> None:
+        for instance in list(self._sockets):
+            self.disconnect(instance)
+
+
+class _ZmqArrivals:
+    def __init__(self, host: str, context: zmq.Context[Any], max_part_bytes: int) -> None:
+        self._pull = context.socket(zmq.PULL)
+        self._pull.setsockopt(zmq.LINGER, 0)
+        self._pull.setsockopt(zmq.RCVHWM, RECEIVE_FRAMES)
+        self._pull.setsockopt(zmq.MAXMSGSIZE, max_part_bytes)
+        self._pull.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        try:
+            family, *_, where = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+            bracketed = f"[{where[0]}]" if family == socket.AF_INET6 else str(where[0])
+            self._pull.setsockopt(zmq.IPV6, int(family == socket.AF_INET6))
+            self._pull.bind(f"{SCHEME}{bracketed}:0")
+        except (OSError, zmq.ZMQError) as error:
+            self._pull.close(0)
+            raise ConfigError(f"host: got {host!r}, expected an address of this machine ({error})") from error
+        self.address = self._pull.last_endpoint.rstrip(b"\0").decode()
+
+    def receive(self) -> Sequence[memoryview] | None:
+        try:
+            frames = self._pull.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return [frame.buffer for frame in frames]
+
+    def pollables(self) -> list[Pollable]:
+        return [self._pull]
+
+    def close(self) -> None:
+        self._pull.close(0)

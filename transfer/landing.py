@@ -1,0 +1,201 @@
+"""KvReceiver over any wire: checks a frame (size, checksum, reservation), copies it into its pages, reports.
+
+Whatever a peer or a stranger sends ends in an event and a counter, never in an exception. What it does not know: how
+bytes arrive, or what the pages are for.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from protocol.errors import WireError
+from protocol.frame import LAST_MESSAGE, FrameHeader, unpack_header, verify, verify_length
+from transfer.interface import (
+    FATAL,
+    POLL_BYTES,
+    POLL_FRAMES,
+    CreditReturned,
+    Delivered,
+    FirstFrame,
+    FrameRejected,
+    PageMemory,
+    Pollable,
+    ReceiverEvent,
+    Rejection,
+    TransferFailed,
+)
+from transfer.receiver import OPEN, Landing, ReceiveState, ReceiveTransfer
+
+
+class Arrivals(Protocol):
+    """Frames as they come, each a list of parts, the header first."""
+
+    @property
+    def address(self) -> str:
+        """What peers dial."""
+        ...
+
+    def receive(self) -> Sequence[memoryview] | None:
+        """The next frame, or None when there is none now. Never blocks."""
+        ...
+
+    def pollables(self) -> list[Pollable]:
+        """What becomes readable when a frame comes."""
+        ...
+
+    def close(self) -> None:
+        """Takes no more. Idempotent."""
+        ...
+
+
+class FrameReceiver:
+    """See interface.KvReceiver."""
+
+    def __init__(self, memory: PageMemory, arrivals: Arrivals) -> None:
+        self._memory = memory
+        self._layout = memory.layout
+        self._arrivals = arrivals
+        self._transfers: dict[int, ReceiveTransfer] = {}
+        self._totals: Counter[str] = Counter()
+
+    @property
+    def address(self) -> str:
+        """See KvReceiver."""
+        return self._arrivals.address
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Monotonic totals, and gauges named *_now."""
+        return {**self._totals, "reservations_now": len(self._transfers)}
+
+    def reserve(
+        self, reservation: int, attempt: int, sender_instance: int, pages: Sequence[int], num_tokens: int
+    ) -> None:
+        """See KvReceiver."""
+        assert reservation not in self._transfers, reservation
+        self._transfers[reservation] = ReceiveTransfer(self._layout, attempt, sender_instance, pages, num_tokens)
+
+    def release(self, reservation: int) -> None:
+        """See KvReceiver."""
+        transfer = self._transfers.pop(reservation, None)
+        if transfer is not None:
+            transfer.release()
+            self._totals[f"reservations_{transfer.state}"] += 1
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> list[ReceiverEvent]:
+        """See KvReceiver."""
+        events: list[ReceiverEvent] = []
+        credit: Counter[int] = Counter()
+        for _ in range(POLL_FRAMES):
+            if credit.total() >= max_bytes or (parts := self._arrivals.receive()) is None:
+                break
+            events += self._take(parts, credit)
+        events += [CreditReturned(instance, num_bytes) for instance, num_bytes in credit.items() if num_bytes]
+        return events
+
+    def pollables(self) -> list[Pollable]:
+        """See KvReceiver."""
+        return self._arrivals.pollables()
+
+    def close(self) -> None:
+        """See KvReceiver."""
+        for reservation in list(self._transfers):
+            self.release(reservation)
+        self._arrivals.close()
+
+    def _take(self, parts: Sequence[memoryview], credit: Counter[int]) -> Iterator[ReceiverEvent]:
+        try:
+            header = unpack_header(parts[0])
+        except WireError:
+            self._totals[f"rejected_{Rejection.MALFORMED}"] += 1
+            yield FrameRejected(Rejection.MALFORMED, None)
+            return
+        payload = parts[1:]
+        credit[header.sender_instance] += sum(map(len, payload))
+        transfer = self._transfers.get(header.reservation)
+        before = transfer.state if transfer else None
+        reason = self._land(transfer, header, payload)
+        if reason is not None:
+            self._totals[f"rejected_{reason}"] += 1
+            yield FrameRejected(reason, header)
+        if transfer is None or transfer.state is before:
+            return
+        if before is ReceiveState.REQUESTED and reason is None:
+            yield FirstFrame(header.reservation)
+        if transfer.state is ReceiveState.DELIVERED:
+            assert transfer.last is not None
+            yield Delivered(header.reservation, transfer.last)
+        elif transfer.state is ReceiveState.FAILED:
+            yield TransferFailed(header.reservation, transfer.failure)
+
+    def _land(
+        self, transfer: ReceiveTransfer | None, header: FrameHeader, payload: Sequence[memoryview]
+    ) -> Rejection | None:
+        """Copies the payload into place, or says why not. A fatal reason from the right sender fails the transfer."""
+        verdict = _damage(header, payload)
+        if verdict is None and transfer is None:
+            verdict = Rejection.UNKNOWN_RESERVATION
+        if transfer is None:
+            return verdict
+        if verdict is None:
+            verdict = self._settle(transfer, header, payload)
+        if verdict in FATAL and transfer.state in OPEN and transfer.refuse_stranger(header) is None:
+            transfer.fail(f"frame {header.sequence} was refused: {verdict}")
+        return verdict
+
+    def _settle(
+        self, transfer: ReceiveTransfer, header: FrameHeader, payload: Sequence[memoryview]
+    ) -> Rejection | None:
+        landing = transfer.accept(header)
+        if isinstance(landing, Rejection):
+            return landing
+        if header.is_last:
+            try:
+                transfer.announced(LAST_MESSAGE.decode(b"".join(payload)))
+            except WireError:
+                return Rejection.MALFORMED
+            return None
+        self._copy(landing, payload)
+        transfer.landed(header)
+        self._totals["frames"] += 1
+        self._totals["bytes"] += header.payload_bytes
+        return None
+
+    def _copy(self, landing: Landing, payload: Sequence[memoryview]) -> None:
+        stream = _PartStream(payload)
+        for copy in landing.copies:
+            run = self._memory.page_bytes_view(landing.layer, copy.run.page_start, copy.run.num_pages)
+            stream.read_at(copy.payload_start, run[copy.offset : copy.offset + copy.num_bytes])
+
+
+class _PartStream:
+    """Several parts read as if joined, front to back."""
+
+    def __init__(self, parts: Sequence[memoryview]) -> None:
+        self._parts = iter(parts)
+        self._part = memoryview(b"")
+        self._end = 0  # of the current part, within the whole
+
+    def read_at(self, start: int, into: memoryview) -> None:
+        """Fills `into` from `start`, which must not lie before the current part."""
+        filled = 0
+        while filled < len(into):
+            while self._end <= start + filled:
+                self._part = next(self._parts)
+                self._end += len(self._part)
+            at = start + filled - (self._end - len(self._part))
+            count = min(len(self._part) - at, len(into) - filled)
+            into[filled : filled + count] = self._part[at : at + count]
+            filled += count
+
+
+def _damage(header: FrameHeader, payload: Sequence[memoryview]) -> Rejection | None:
+    try:
+        verify_length(header, *payload)
+    except WireError:
+        return Rejection.SIZE
+    try:
+        verify(header, *payload)
+    except WireError:
+        return Rejection.CHECKSUM
+    return None

@@ -1,0 +1,93 @@
+"""Which bytes make up a transfer: pages of a layer that may leave, frames, and copies between frame and memory. Pure.
+
+    pages   [0, num_pages)            logical, of one reservation, in prompt order
+    frame   [page_start, page_end)    of one layer; its payload is these pages one after the other
+    run     consecutive logical pages that also lie one after the other in a worker's memory
+    copy    the part of a frame's payload that fills valid token slots of one run
+
+What it does not know: sockets, credit, whether anything arrived.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from protocol.kv_layout import KvLayout
+
+
+@dataclass(frozen=True)
+class KvFrame:
+    """Pages [page_start, page_start + num_pages) of `layer`; `num_tokens` of their slots are valid, from the first."""
+
+    layer: int
+    page_start: int
+    num_pages: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Pages [page_start, page_start + num_pages) of a worker's own numbering."""
+
+    page_start: int
+    num_pages: int
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Payload bytes [payload_start, payload_start + num_bytes) belong at `offset` within the bytes of `run`."""
+
+    run: Run
+    offset: int
+    payload_start: int
+    num_bytes: int
+
+
+def tokens_in(layout: KvLayout, num_tokens: int, page_start: int, num_pages: int) -> int:
+    """How many of a reservation's `num_tokens` tokens lie in pages [page_start, page_start + num_pages)."""
+    first = page_start * layout.page_size
+    return max(0, min(num_tokens, first + num_pages * layout.page_size) - first)
+
+
+def final_pages(layout: KvLayout, num_final: int, num_tokens: int) -> int:
+    """Pages [0, result) may leave once tokens [0, num_final) are final: a partial page only with the last token."""
+    if num_final >= num_tokens:
+        return layout.num_pages(num_tokens)
+    return num_final // layout.page_size
+
+
+def frames_of(
+    layout: KvLayout, layer: int, page_start: int, page_end: int, num_tokens: int, max_bytes: int
+) -> Iterator[KvFrame]:
+    """Pages [page_start, page_end) of `layer` in frames of at most `max_bytes` payload, yet at least one page each."""
+    step = max(1, max_bytes // layout.page_bytes)
+    for start in range(page_start, page_end, step):
+        count = min(step, page_end - start)
+        yield KvFrame(layer, start, count, tokens_in(layout, num_tokens, start, count))
+
+
+def runs_of(pages: Sequence[int]) -> list[Run]:
+    """`pages` (a worker's numbers, in logical order) as maximal runs, in the same order."""
+    runs: list[Run] = []
+    start = 0
+    for index in range(1, len(pages) + 1):
+        if index == len(pages) or pages[index] != pages[index - 1] + 1:
+            runs.append(Run(pages[start], index - start))
+            start = index
+    return runs
+
+
+def copies_of(layout: KvLayout, pages: Sequence[int], num_tokens: int) -> list[Copy]:
+    """How a frame's payload lands in `pages` (the receiver's numbers, of this frame only), ascending in the payload.
+
+    `num_tokens` slots are valid. Of a partial last page only those are written, in K and in V.
+    """
+    page_bytes, full = layout.page_bytes, num_tokens // layout.page_size
+    copies, done = [], 0
+    for run in runs_of(pages[:full]):
+        copies.append(Copy(run, 0, done, run.num_pages * page_bytes))
+        done += run.num_pages * page_bytes
+    valid = (num_tokens - full * layout.page_size) * layout.token_bytes
+    if valid:
+        last = Run(pages[full], 1)
+        copies += [Copy(last, half, done + half, valid) for half in (0, page_bytes // 2)]
+    return copies

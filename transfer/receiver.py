@@ -1,0 +1,164 @@
+"""The receiving side of one reservation as a state machine: which frame may land where, and when it is whole. Pure.
+
+    REQUESTED --first frame--> RECEIVING --all landed, digest agrees--> DELIVERED
+        any of the first two --> CANCELLED (released) | FAILED
+
+A (layer, page) lands at most once, and nothing lands in any state but the first two. The last frame may come at any
+moment: first, last or in between. What it does not know: bytes, sockets, how a checksum is computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protocol.errors import InternalError
+from protocol.frame import FrameHeader, LastMessage, extend_digest
+from protocol.kv_layout import KvLayout
+from transfer.interface import Rejection
+from transfer.plan import Copy, copies_of, tokens_in
+
+
+class ReceiveState(StrEnum):
+    """Where a reservation is, seen from decode's data plane."""
+
+    REQUESTED = "requested"
+    RECEIVING = "receiving"
+    DELIVERED = "delivered"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+_ENDS = frozenset({ReceiveState.CANCELLED, ReceiveState.FAILED})
+RECEIVE_MOVES: dict[ReceiveState, frozenset[ReceiveState]] = {
+    ReceiveState.REQUESTED: _ENDS | {ReceiveState.RECEIVING},
+    ReceiveState.RECEIVING: _ENDS | {ReceiveState.DELIVERED},
+    ReceiveState.DELIVERED: frozenset(),
+    ReceiveState.CANCELLED: frozenset(),
+    ReceiveState.FAILED: frozenset(),
+}
+OPEN = frozenset({ReceiveState.REQUESTED, ReceiveState.RECEIVING})
+
+
+def advance_receive(state: ReceiveState, to: ReceiveState) -> ReceiveState:
+    """`to`, if the table allows the move; InternalError otherwise."""
+    if to not in RECEIVE_MOVES[state]:
+        raise InternalError(f"a reservation cannot go from {state} to {to}")
+    return to
+
+
+@dataclass(frozen=True)
+class Landing:
+    """Permission to copy a KV frame's payload, ascending in it; none for the last frame."""
+
+    layer: int
+    copies: tuple[Copy, ...]
+
+
+class ReceiveTransfer:
+    """One reservation: its pages, what landed in them, and what the sender announced."""
+
+    def __init__(
+        self, layout: KvLayout, attempt: int, sender_instance: int, pages: Sequence[int], num_tokens: int
+    ) -> None:
+        assert len(pages) == layout.num_pages(num_tokens), (len(pages), num_tokens)
+        self.state = ReceiveState.REQUESTED
+        self.last: LastMessage | None = None
+        self.failure = ""  # why, when FAILED
+        self._layout = layout
+        self._attempt = attempt
+        self._sender_instance = sender_instance
+        self._pages = tuple(pages)
+        self._num_tokens = num_tokens
+        self._claimed = bytearray(layout.num_layers * len(pages))  # 1 where (layer, page) landed or is landing
+        self._num_pages_landed = 0  # over all layers
+        self._num_frames = 0  # KV frames landed
+        self._digest = 0
+
+    def refuse_stranger(self, header: FrameHeader) -> Rejection | None:
+        """Whether the frame is another's business: not this sender's, or of another attempt."""
+        if header.sender_instance != self._sender_instance:
+            return Rejection.WRONG_SENDER
+        if header.attempt != self._attempt:
+            return Rejection.WRONG_ATTEMPT
+        return None
+
+    def accept(self, header: FrameHeader) -> Landing | Rejection:
+        """Where the payload goes, or why it may not. Pages are claimed at once, so that a frame lands at most once."""
+        stranger = self.refuse_stranger(header)
+        if stranger is not None:
+            return stranger
+        if self.state not in OPEN:
+            return Rejection.NOT_RECEIVING
+        if header.is_last:
+            return self._accept_last(header)
+        return self._misfit(header) or self._claim(header)
+
+    def landed(self, header: FrameHeader) -> None:
+        """The payload of an accepted KV frame is in place."""
+        self._num_pages_landed += header.num_pages
+        self._num_frames += 1
+        self._digest = extend_digest(self._digest, header)
+        self._received()
+
+    def announced(self, last: LastMessage) -> None:
+        """The accepted last frame said this."""
+        assert self.last is None
+        self.last = last
+        self._received()
+
+    def fail(self, reason: str) -> None:
+        """The KV will never be right."""
+        self.state = advance_receive(self.state, ReceiveState.FAILED)
+        self.failure = reason
+
+    def release(self) -> None:
+        """The pages are no longer ours; a delivered or failed reservation keeps its end."""
+        if self.state in OPEN:
+            self.state = advance_receive(self.state, ReceiveState.CANCELLED)
+
+    def _accept_last(self, header: FrameHeader) -> Landing | Rejection:
+        if self.last is not None:
+            return Rejection.ALREADY_LANDED
+        if (header.page_start, header.num_pages, header.num_tokens) != (0, 0, 0):
+            return Rejection.PAGE_RANGE
+        return Landing(header.layer, ())
+
+    def _misfit(self, header: FrameHeader) -> Rejection | None:
+        start, count = header.page_start, header.num_pages
+        if header.layer >= self._layout.num_layers:
+            return Rejection.LAYER_RANGE
+        if count < 1 or start + count > len(self._pages):
+            return Rejection.PAGE_RANGE
+        if header.num_tokens != tokens_in(self._layout, self._num_tokens, start, count):
+            return Rejection.NUM_TOKENS
+        if header.payload_bytes != count * self._layout.page_bytes:
+            return Rejection.SIZE
+        return None
+
+    def _claim(self, header: FrameHeader) -> Landing | Rejection:
+        first = header.layer * len(self._pages) + header.page_start
+        end = first + header.num_pages
+        taken = self._claimed.count(1, first, end)
+        if taken:
+            return Rejection.ALREADY_LANDED if taken == header.num_pages else Rejection.PARTLY_LANDED
+        self._claimed[first:end] = b"\x01" * header.num_pages
+        pages = self._pages[header.page_start : header.page_start + header.num_pages]
+        return Landing(header.layer, tuple(copies_of(self._layout, pages, header.num_tokens)))
+
+    def _received(self) -> None:
+        if self.state is ReceiveState.REQUESTED:
+            self.state = advance_receive(self.state, ReceiveState.RECEIVING)
+        if self.last is None:
+            return
+        whole = self._num_pages_landed == len(self._claimed)
+        if not whole and self._num_frames < self.last.num_frames:
+            return
+        if not whole or self._num_frames != self.last.num_frames:
+            self.fail(
+                f"{self.last.num_frames} frames were announced; {self._num_frames} landed with "
+                f"{self._num_pages_landed} of {len(self._claimed)} pages"
+            )
+        elif self._digest != self.last.digest:
+            self.fail(f"the digest of what landed is {self._digest:#x}, the sender announced {self.last.digest:#x}")
+        else:
+            self.state = advance_receive(self.state, ReceiveState.DELIVERED)

@@ -1,0 +1,179 @@
+"""The sending side as state machines: one transfer, one peer's credit, one peer's queue. Pure: no socket, no memory.
+
+    COMPUTING --finish--> SENDING --delivered--> DELIVERED
+        any of the first two --> CANCELLED | FAILED
+
+Frames wait in the order in which they became ready. The last frame of a transfer is queued after all of its KV frames,
+so its digest is complete when its turn comes. What it does not know: bytes, checksums' origin, time.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protocol.errors import InternalError
+from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, extend_digest
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import Stamp
+from transfer.interface import FRAME_BYTES, WINDOW_BYTES, Target
+from transfer.plan import KvFrame, final_pages, frames_of
+
+
+class SendState(StrEnum):
+    """Where a transfer is, seen from prefill."""
+
+    COMPUTING = "computing"
+    SENDING = "sending"
+    DELIVERED = "delivered"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+_ENDS = frozenset({SendState.CANCELLED, SendState.FAILED})
+SEND_MOVES: dict[SendState, frozenset[SendState]] = {
+    SendState.COMPUTING: _ENDS | {SendState.SENDING},
+    SendState.SENDING: _ENDS | {SendState.DELIVERED},
+    SendState.DELIVERED: frozenset(),
+    SendState.CANCELLED: frozenset(),
+    SendState.FAILED: frozenset(),
+}
+
+
+def advance_send(state: SendState, to: SendState) -> SendState:
+    """`to`, if the table allows the move; InternalError otherwise."""
+    if to not in SEND_MOVES[state]:
+        raise InternalError(f"a transfer cannot go from {state} to {to}")
+    return to
+
+
+@dataclass(frozen=True)
+class LastFrame:
+    """Stands in a queue for the last frame; its payload is made when its turn comes."""
+
+    first_tokens: tuple[int, ...]
+    stamps: tuple[Stamp, ...]
+
+
+Frame = KvFrame | LastFrame
+
+
+class SendTransfer:
+    """What became ready and what was sent of one transfer."""
+
+    def __init__(self, target: Target, layout: KvLayout, source_pages: Sequence[int], num_tokens: int) -> None:
+        assert len(source_pages) == layout.num_pages(num_tokens), (len(source_pages), num_tokens)
+        self.target = target
+        self.source_pages = tuple(source_pages)
+        self.state = SendState.COMPUTING
+        self.num_sent = 0  # frames of any kind
+        self.last_sent = False
+        self._layout = layout
+        self._num_tokens = num_tokens
+        self._ready_pages = [0] * layout.num_layers  # pages [0, n) of each layer were handed out as frames
+        self._digest = 0
+
+    def layer_ready(self, layer: int, num_final: int) -> Iterator[KvFrame]:
+        """The frames that become ready when tokens [0, num_final) of `layer` are final; each is handed out once."""
+        assert self.state is SendState.COMPUTING, self.state
+        assert 0 <= num_final <= self._num_tokens, (num_final, self._num_tokens)
+        start = self._ready_pages[layer]
+        end = max(start, final_pages(self._layout, num_final, self._num_tokens))
+        self._ready_pages[layer] = end
+        return frames_of(self._layout, layer, start, end, self._num_tokens, FRAME_BYTES)
+
+    def finish(self, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...]) -> LastFrame:
+        """The last frame; every layer must have been ready in full."""
+        total = len(self.source_pages)
+        assert all(ready == total for ready in self._ready_pages), (self._ready_pages, total)
+        self.state = advance_send(self.state, SendState.SENDING)
+        return LastFrame(first_tokens, stamps)
+
+    def header(self, frame: Frame, sender_instance: int) -> FrameHeader:
+        """The frame's header, not yet sealed. `frame` must be the next to be sent."""
+        at = KvFrame(LAST_LAYER, 0, 0, 0) if isinstance(frame, LastFrame) else frame
+        return FrameHeader(
+            layer=at.layer,
+            sender_instance=sender_instance,
+            reservation=self.target.reservation,
+            attempt=self.target.attempt,
+            sequence=self.num_sent,
+            page_start=at.page_start,
+            num_pages=at.num_pages,
+            num_tokens=at.num_tokens,
+            payload_bytes=0,
+        )
+
+    def payload_bytes(self, frame: Frame) -> int:
+        """Size of the payload; `frame` must be the next to be sent."""
+        if isinstance(frame, LastFrame):
+            return len(self.last_payload(frame))
+        return frame.num_pages * self._layout.page_bytes
+
+    def last_payload(self, frame: LastFrame) -> bytes:
+        """Payload of the last frame, once every KV frame was sent."""
+        return LAST_MESSAGE.encode(LastMessage(frame.first_tokens, self.num_sent, self._digest, frame.stamps))
+
+    def sent(self, header: FrameHeader) -> None:
+        """The frame with this sealed header has left."""
+        self.num_sent += 1
+        if header.is_last:
+            self.last_sent = True
+        else:
+            self._digest = extend_digest(self._digest, header)
+
+    def delivered(self) -> None:
+        """The peer says that it has everything; that cannot be so before the last frame was sent."""
+        self.state = advance_send(self.state, SendState.DELIVERED if self.last_sent else SendState.FAILED)
+
+    def cancel(self) -> None:
+        """Ends the transfer."""
+        self.state = advance_send(self.state, SendState.CANCELLED)
+
+
+class CreditWindow:
+    """Payload bytes in flight to one peer. A frame larger than the window goes when nothing else is in flight."""
+
+    def __init__(self, window: int = WINDOW_BYTES) -> None:
+        self.window = window
+        self.in_flight = 0
+
+    def fits(self, num_bytes: int) -> bool:
+        """Whether a frame of `num_bytes` may leave now."""
+        return self.in_flight == 0 or self.in_flight + num_bytes <= self.window
+
+    def take(self, num_bytes: int) -> None:
+        """A frame left."""
+        assert self.fits(num_bytes), (self.in_flight, num_bytes)
+        self.in_flight += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """The peer returned credit; more than is in flight is not believed."""
+        self.in_flight -= max(0, min(num_bytes, self.in_flight))
+
+
+class PeerQueue:
+    """What waits for one decode worker, in the order in which it became ready."""
+
+    def __init__(self, window: int = WINDOW_BYTES) -> None:
+        self.credit = CreditWindow(window)
+        self._waiting: deque[tuple[SendTransfer, Frame]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def push(self, transfer: SendTransfer, frame: Frame) -> None:
+        """Queues a frame."""
+        self._waiting.append((transfer, frame))
+
+    def head(self) -> tuple[SendTransfer, Frame] | None:
+        """The next frame, which stays queued until pop()."""
+        return self._waiting[0] if self._waiting else None
+
+    def pop(self) -> None:
+        """Removes the head."""
+        self._waiting.popleft()
+
+    def drop(self, transfer: SendTransfer) -> None:
+        """Removes every frame of one transfer."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0] is not transfer)
