@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from protocol.codec import Boundary
 from protocol.kv_layout import KvLayout
 from protocol.message import Message
-from protocol.messages_gateway import WorkerAddress
+from protocol.messages_gateway import Stamp, WorkerAddress
 from protocol.request import SamplingParams
 
 # ---- decode to prefill ----
@@ -98,8 +98,21 @@ class JobFailed(Message):
     message: str
 
 
+@dataclass(frozen=True)
+class JobFinishedEarly(Message):
+    """The first token ends every choice, so no KV follows: decode releases the reservation and closes the request."""
+
+    request_id: str
+    attempt: int
+    reservation: int
+    first_tokens: tuple[int, ...]  # by choice
+    stamps: tuple[Stamp, ...] = ()
+
+
 ToPrefill = Hello | PrefillJob | CancelJob | KvDelivered | DataCredit
-ToDecode = HelloAccepted | HelloRefused | JobCredit | JobFailed
+ToDecode = HelloAccepted | HelloRefused | JobCredit | JobFailed | JobFinishedEarly
 
 TO_PREFILL: Boundary[ToPrefill] = Boundary("decode to prefill", (Hello, PrefillJob, CancelJob, KvDelivered, DataCredit))
-TO_DECODE: Boundary[ToDecode] = Boundary("prefill to decode", (HelloAccepted, HelloRefused, JobCredit, JobFailed))
+TO_DECODE: Boundary[ToDecode] = Boundary(
+    "prefill to decode", (HelloAccepted, HelloRefused, JobCredit, JobFailed, JobFinishedEarly)
+)

@@ -1,0 +1,45 @@
+"""What a decode worker knows of its prefill workers: who was greeted, who refused, and how much job credit is left.
+
+What it does not know: sockets, requests.
+"""
+
+from dataclasses import dataclass
+
+from protocol.messages_gateway import WorkerAddress
+
+
+@dataclass
+class PrefillPeer:
+    """`credit` is in queued prompt tokens; a job may go whenever any is left, so that long prompts go too."""
+
+    address: WorkerAddress
+    accepted: bool = False
+    refusal: str = ""
+    credit: int = 0
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether a job may be sent now."""
+        return self.accepted and self.credit > 0
+
+
+class PrefillPeers:
+    """Peers by instance."""
+
+    def __init__(self) -> None:
+        self._peers: dict[int, PrefillPeer] = {}
+
+    def get(self, instance: int) -> PrefillPeer | None:
+        """The peer, if it was greeted and is not lost."""
+        return self._peers.get(instance)
+
+    def meet(self, address: WorkerAddress) -> bool:
+        """Notes a peer; True when it is new and is to be greeted."""
+        if address.instance in self._peers:
+            return False
+        self._peers[address.instance] = PrefillPeer(address)
+        return True
+
+    def lose(self, instance: int) -> PrefillPeer | None:
+        """Forgets a peer that is lost."""
+        return self._peers.pop(instance, None)

@@ -1,0 +1,62 @@
+"""One request on a decode worker: what the gateway asked for, what is reserved for it, and its choices.
+
+What it does not know: other requests, sockets, the engine.
+"""
+
+from dataclasses import dataclass, field
+
+from decode.request_states import MOVES, DecodeState
+from protocol.messages_gateway import Assign, Stamp, WorkerAddress
+from scheduler.req import Req, kv_tokens
+from scheduler.state_table import advance
+
+
+@dataclass(eq=False)
+class DecodeRequest:
+    """`reqs` are its choices; they hold rows and pages from REQUESTED on. `reservation` names the pages to prefill."""
+
+    assign: Assign
+    prefill: WorkerAddress
+    reservation: int
+    reqs: tuple[Req, ...]
+    state: DecodeState = DecodeState.RESERVING
+    deadline: float = float("inf")  # when the hand-over must be complete, in seconds of the worker's clock
+    stamps: list[Stamp] = field(default_factory=list)
+
+    @staticmethod
+    def of(assign: Assign, prefill: WorkerAddress, reservation: int) -> "DecodeRequest":
+        """A request as it arrives."""
+        reqs = tuple(
+            Req(assign.request_id, assign.attempt, choice, assign.prompt_ids, assign.sampling)
+            for choice in range(assign.num_choices)
+        )
+        return DecodeRequest(assign, prefill, reservation, reqs)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(request_id, attempt)."""
+        return self.assign.request_id, self.assign.attempt
+
+    @property
+    def prompt_len(self) -> int:
+        """Prompt tokens."""
+        return len(self.assign.prompt_ids)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of KV that each choice may need; 0 when prefill's first token is the only one."""
+        return kv_tokens(self.prompt_len, self.assign.sampling.max_tokens)
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether it depends on its prefill worker no more."""
+        return self.state in (DecodeState.DELIVERED, DecodeState.RUNNING)
+
+    def move(self, state: DecodeState) -> None:
+        """Advances the state machine."""
+        self.state = advance(MOVES, self.state, state)
+
+    def stamp(self, name: str, now: float, worker_id: str) -> None:
+        """Notes a moment, if the client asked for a time line."""
+        if self.assign.timeline:
+            self.stamps.append(Stamp(name, now, worker_id))

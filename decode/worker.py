@@ -1,0 +1,410 @@
+"""The decode worker: reserves, sends jobs to prefill, receives KV, merges PREBUILT batches, decodes, streams tokens.
+
+    Assign -> RESERVING -> PrefillJob -> KV frames -> KvDelivered -> PREBUILT batch -> running batch -> Tokens
+
+It is the authority for a request from Assign on. It decides who is admitted and what runs next. What it does not know:
+sockets, threads, text, time other than its clock's. See request_states.py for a request's life.
+"""
+
+from decode.prefill_peers import PrefillPeers
+from decode.request import DecodeRequest
+from decode.request_states import DecodeState
+from protocol.errors import (
+    BadRequest,
+    BatonError,
+    InternalError,
+    LayoutMismatch,
+    Unavailable,
+    WorkerLost,
+    error_from_code,
+)
+from protocol.messages_gateway import (
+    Assign,
+    CancelRequest,
+    ChoiceTokens,
+    PeerLost,
+    RequestFailed,
+    Stamp,
+    Tokens,
+    ToWorker,
+    WorkerAddress,
+    WorkerStats,
+)
+from protocol.messages_handoff import (
+    CancelJob,
+    DataCredit,
+    Hello,
+    HelloAccepted,
+    HelloRefused,
+    JobCredit,
+    JobFailed,
+    JobFinishedEarly,
+    KvDelivered,
+    PrefillJob,
+    ToDecode,
+    ToPrefill,
+)
+from protocol.request import FinishReason
+from runtime.clock import Clock
+from scheduler.choice_pages import allocate_choices, pages_needed, partial_page_copies
+from scheduler.engine import Engine, Launch
+from scheduler.forward_batch import LaunchPlan
+from scheduler.outbox import Outbox
+from scheduler.overlap_loop import OverlapLoop
+from scheduler.page_allocator import PageState
+from scheduler.req import Req
+from scheduler.running import Running
+from scheduler.schedule_batch import ScheduleBatch
+from transfer.interface import CreditReturned, Delivered, FirstFrame, KvReceiver, TransferFailed
+
+HANDOVER_DEADLINE_S = 120.0  # from the job to its last frame; a long queue at prefill is bounded by job credit
+
+
+class DecodeWorker:
+    """The core of one decode process: messages in, steps, messages out."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        receiver: KvReceiver,
+        address: WorkerAddress,
+        fingerprint: str,
+        clock: Clock,
+        *,
+        overlap: bool,
+    ) -> None:
+        self.outbox = Outbox()
+        self.engine = engine
+        self._receiver = receiver
+        self._address = address
+        self._fingerprint = fingerprint
+        self._clock = clock
+        self._loop = OverlapLoop(engine, self, overlap)
+        self._peers = PrefillPeers()
+        self._running = Running()
+        self._requests: dict[tuple[str, int], DecodeRequest] = {}
+        self._reserved: dict[int, DecodeRequest] = {}  # by reservation, from REQUESTED until handed over
+        self._reserving: list[DecodeRequest] = []
+        self._next_reservation = 1
+        self._tokens: list[ChoiceTokens] = []
+        self._token_stamps: dict[str, tuple[Stamp, ...]] = {}
+
+    # ---- messages ----
+
+    def on_gateway(self, message: ToWorker) -> None:
+        """Assign, CancelRequest, PeerLost."""
+        if isinstance(message, Assign):
+            self._on_assign(message)
+        elif isinstance(message, CancelRequest):
+            self._on_cancel(message)
+        elif isinstance(message, PeerLost):
+            self._lose_peer(message)
+
+    def on_peer(self, instance: int, message: ToDecode) -> None:
+        """A message from the prefill worker `instance`."""
+        peer = self._peers.get(instance)
+        if peer is None:
+            return
+        if isinstance(message, HelloAccepted):
+            peer.accepted, peer.credit = True, message.job_tokens
+        elif isinstance(message, HelloRefused):
+            peer.refusal = message.reason
+            self._fail_all(instance, LayoutMismatch(message.reason))
+        elif isinstance(message, JobCredit):
+            peer.credit += message.num_tokens
+        elif (request := self._reserved.get(message.reservation)) is not None and request.prefill.instance == instance:
+            if isinstance(message, JobFailed):
+                self._fail(request, error_from_code(message.code, message.message), cancel_job=False)
+            else:
+                self._on_finished_early(request, message)
+
+    def reset(self) -> None:
+        """The gateway is a new one: nobody waits for what is under way."""
+        for request in list(self._requests.values()):
+            self._end(request, DecodeState.CANCELLED)
+
+    def step(self) -> bool:
+        """One turn of the loop; never blocks. False when there was nothing to do."""
+        received = self._receive()
+        self._reserve()
+        progressed = self._loop.step()
+        self.engine.collect()
+        self._flush_tokens()
+        return progressed or received
+
+    @property
+    def busy(self) -> bool:
+        """Whether a launch is in flight."""
+        return self._loop.busy
+
+    def stats(self) -> WorkerStats:
+        """Load for the heartbeat."""
+        waiting = [request for request in self._requests.values() if not request.is_handed_over]
+        return WorkerStats(
+            kv_pages=self.engine.pages.counts(),
+            running=len(self._running.reqs),
+            waiting=len(waiting),
+            queued_prompt_tokens=sum(request.prompt_len for request in waiting),
+            num_launches=self.engine.num_launches,
+            counters=dict(self._receiver.counters),
+        )
+
+    # ---- loop: what the overlap loop asks of a role ----
+
+    def choose(self) -> LaunchPlan | None:
+        """The running batch, as it is after PREBUILT batches have joined."""
+        batch = self._running.for_next_launch()
+        return None if batch is None else LaunchPlan((), batch)
+
+    def launched(self, launch: Launch) -> None:
+        """Nothing to note: progress is in each Req."""
+
+    def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
+        """Appends each token to its choice, unless the choice has ended meanwhile."""
+        for req, token in tokens:
+            if req.finish is None:
+                self._take_token(self._requests[req.request_id, req.attempt], req, token)
+
+    def failed(self, launch: Launch, error: Exception) -> None:
+        """The launch raised: its requests fail."""
+        reason = error if isinstance(error, BatonError) else InternalError(f"{type(error).__name__}: {error}")
+        for req in launch.batch.samples:
+            if (request := self._requests.get((req.request_id, req.attempt))) is not None:
+                self._fail(request, reason)
+
+    # ---- from Assign to PrefillJob ----
+
+    def _on_assign(self, assign: Assign) -> None:
+        key = (assign.request_id, assign.attempt)
+        if key in self._requests:
+            return
+        if assign.prefill is None:
+            failed = BadRequest("a decode worker needs to be told its prefill worker")
+            self.outbox.gateway.append(RequestFailed(*key, failed.code, failed.message))
+            return
+        request = DecodeRequest.of(assign, assign.prefill, self._next_reservation)
+        self._next_reservation += 1
+        self._requests[key] = request
+        self._reserving.append(request)
+        self._stamp(request, "queued at decode")
+        if self._peers.meet(assign.prefill):
+            hello = Hello(self._address, self.engine.kv.layout, self._fingerprint)
+            self.outbox.prefill.append((assign.prefill, hello))
+        peer = self._peers.get(assign.prefill.instance)
+        if peer is not None and peer.refusal:
+            self._fail(request, LayoutMismatch(peer.refusal))
+        elif (reason := self._never_fits(request)) is not None:
+            self._fail(request, BadRequest(reason))
+
+    def _never_fits(self, request: DecodeRequest) -> str | None:
+        needed, total = self._pages_needed(request), self.engine.pages.num_pages - 1
+        if needed > total:
+            return f"the request needs {needed} KV pages, this decode worker has {total}"
+        rows = self.engine.rows.num_rows - 1
+        if request.assign.num_choices > rows:
+            return f"n: got {request.assign.num_choices}, this decode worker runs at most {rows} choices"
+        return None
+
+    def _pages_needed(self, request: DecodeRequest) -> int:
+        return pages_needed(request.prompt_len, request.kv_tokens, request.assign.num_choices, self.engine.page_size)
+
+    def _reserve(self) -> None:
+        """Oldest first. Who lacks job credit lets others pass; who lacks pages or rows holds the rest back."""
+        waiting: list[DecodeRequest] = []
+        for index, request in enumerate(self._reserving):
+            peer = self._peers.get(request.prefill.instance)
+            if peer is None or not peer.takes_jobs:
+                waiting.append(request)
+                continue
+            if not self._try_reserve(request):
+                waiting.extend(self._reserving[index:])
+                break
+            peer.credit -= request.prompt_len
+        self._reserving = waiting
+
+    def _try_reserve(self, request: DecodeRequest) -> bool:
+        assign = request.assign
+        if request.kv_tokens:
+            if self.engine.rows.num_free < assign.num_choices:
+                return False
+            choices = allocate_choices(
+                self.engine.pages,
+                request.prompt_len,
+                request.kv_tokens,
+                assign.num_choices,
+                self.engine.page_size,
+                PageState.RESERVED,
+            )
+            if choices is None:
+                return False
+            for req, pages in zip(request.reqs, choices, strict=True):
+                self.engine.admit(req, pages)
+            prompt_pages = choices[0][: self.engine.kv.layout.num_pages(request.prompt_len)]
+            self._receiver.reserve(
+                request.reservation, assign.attempt, request.prefill.instance, prompt_pages, request.prompt_len
+            )
+        self._reserved[request.reservation] = request
+        request.move(DecodeState.REQUESTED)
+        request.deadline = self._clock.now() + HANDOVER_DEADLINE_S
+        self._stamp(request, "reserved, job sent")
+        job = PrefillJob(
+            assign.request_id,
+            assign.attempt,
+            request.reservation,
+            assign.prompt_ids,
+            assign.sampling,
+            assign.num_choices,
+            assign.timeline,
+        )
+        self.outbox.prefill.append((request.prefill, job))
+        return True
+
+    # ---- from the first frame to the running batch ----
+
+    def _receive(self) -> bool:
+        events = self._receiver.poll()
+        for event in events:
+            if isinstance(event, CreditReturned):
+                if (peer := self._peers.get(event.sender_instance)) is not None:
+                    self.outbox.prefill.append((peer.address, DataCredit(event.num_bytes)))
+            elif isinstance(event, FirstFrame | Delivered | TransferFailed):
+                if (request := self._reserved.get(event.reservation)) is not None:
+                    self._on_transfer(request, event)
+        now = self._clock.now()
+        for request in [late for late in self._reserved.values() if late.deadline <= now]:
+            self._fail(request, Unavailable(f"no KV from {request.prefill.worker_id} in {HANDOVER_DEADLINE_S:.0f} s"))
+        return bool(events)
+
+    def _on_transfer(self, request: DecodeRequest, event: FirstFrame | Delivered | TransferFailed) -> None:
+        if isinstance(event, FirstFrame):
+            request.move(DecodeState.RECEIVING)
+            self._stamp(request, "first frame landed")
+        elif isinstance(event, TransferFailed):
+            self._fail(request, InternalError(f"KV transfer failed: {event.reason}"))
+        elif len(event.last.first_tokens) != len(request.reqs):
+            got, expected = len(event.last.first_tokens), len(request.reqs)
+            self._fail(request, InternalError(f"prefill sent {got} first tokens, expected {expected}"))
+        else:
+            request.stamps.extend(event.last.stamps)
+            self._on_delivered(request, event.last.first_tokens)
+
+    def _on_delivered(self, request: DecodeRequest, first_tokens: tuple[int, ...]) -> None:
+        """The KV is whole: acknowledge it, own the pages, give each choice its partial page, merge the PREBUILT batch."""
+        request.move(DecodeState.DELIVERED)
+        self._stamp(request, "KV delivered")
+        self._hand_over(request)
+        delivered = KvDelivered(*request.key, request.reservation)
+        self.outbox.prefill.append((request.prefill, delivered))
+        self.engine.pages.own(list(dict.fromkeys(page for req in request.reqs for page in req.pages)))
+        first, *others = request.reqs
+        forks = [req for req in others if req.finish is None]
+        sources, targets = partial_page_copies(
+            first.pages, [req.pages for req in forks], request.prompt_len, self.engine.page_size
+        )
+        self.engine.copy_pages(sources, targets)
+        self._prebuild(request, first_tokens)
+
+    def _prebuild(self, request: DecodeRequest, first_tokens: tuple[int, ...]) -> None:
+        """First tokens count as outputs; the choices that go on are decoded in the very next launch."""
+        for req in request.reqs:
+            if req.finish is not None:  # cancelled during the transfer, which wrote into its pages
+                self.engine.release(req)
+        for req, token in zip(request.reqs, first_tokens, strict=True):
+            if req.finish is None:
+                req.num_sampled = 1
+                self._take_token(request, req, token)
+        going_on = [req for req in request.reqs if req.finish is None]
+        if going_on:
+            request.move(DecodeState.RUNNING)
+            self._running.join(ScheduleBatch.prebuilt(going_on, self.engine.device))
+
+    def _on_finished_early(self, request: DecodeRequest, message: JobFinishedEarly) -> None:
+        request.stamps.extend(message.stamps)
+        self._hand_over(request)
+        for req, token in zip(request.reqs, message.first_tokens, strict=False):
+            if req.finish is None:
+                self._take_token(request, req, token)
+        if request.key in self._requests:
+            self._fail(request, InternalError("prefill ended a request whose first token does not end it"))
+
+    def _hand_over(self, request: DecodeRequest) -> None:
+        """Prefill has nothing more to say about this request; no frame lands any more."""
+        self._receiver.release(request.reservation)
+        del self._reserved[request.reservation]
+
+    # ---- tokens and ends ----
+
+    def _take_token(self, request: DecodeRequest, req: Req, token: int) -> None:
+        seq = len(req.outputs)
+        req.append(token)
+        self._tokens.append(
+            ChoiceTokens(
+                req.request_id, req.attempt, req.choice, seq, (token,), "" if req.finish is None else req.finish
+            )
+        )
+        if seq == 1:
+            self._stamp(request, "first decode")
+        if req.finish is not None:
+            self._close_choice(request, req)
+
+    def _close_choice(self, request: DecodeRequest, req: Req) -> None:
+        self.engine.release(req)
+        if all(other.finish is not None for other in request.reqs):
+            self._stamp(request, "decode done")
+            self._token_stamps[request.assign.request_id] = tuple(request.stamps)
+            request.move(DecodeState.FINISHED)
+            del self._requests[request.key]
+
+    def _flush_tokens(self) -> None:
+        if self._tokens:
+            self.outbox.gateway.append(Tokens(tuple(self._tokens), self._token_stamps))
+            self._tokens, self._token_stamps = [], {}
+
+    def _on_cancel(self, message: CancelRequest) -> None:
+        request = self._requests.get((message.request_id, message.attempt))
+        if request is None:
+            return
+        if message.choice < 0:
+            self._end(request, DecodeState.CANCELLED)
+            return
+        going_on = [req for req in request.reqs if req.finish is None]
+        cancelled = [req for req in going_on if req.choice == message.choice]
+        if len(cancelled) == len(going_on):
+            self._end(request, DecodeState.CANCELLED)
+            return
+        for req in cancelled:
+            req.finish = FinishReason.CANCELLED
+            if request.is_handed_over:
+                self.engine.release(req)
+
+    def _lose_peer(self, message: PeerLost) -> None:
+        if (peer := self._peers.lose(message.instance)) is not None:
+            self._fail_all(message.instance, WorkerLost(f"prefill worker {peer.address.worker_id} is lost"))
+
+    def _fail_all(self, instance: int, error: BatonError) -> None:
+        """Fails what depends on the prefill worker `instance`; what it has handed over goes on."""
+        for request in list(self._requests.values()):
+            if request.prefill.instance == instance and not request.is_handed_over:
+                self._fail(request, error, cancel_job=False)
+
+    def _fail(self, request: DecodeRequest, error: BatonError, cancel_job: bool = True) -> None:
+        self.outbox.gateway.append(RequestFailed(*request.key, error.code, error.message))
+        self._end(request, DecodeState.FAILED, cancel_job)
+
+    def _end(self, request: DecodeRequest, state: DecodeState, cancel_job: bool = True) -> None:
+        """The way out of a request that does not finish: stop the transfer, tell prefill, give everything back once."""
+        request.move(state)
+        if request in self._reserving:
+            self._reserving.remove(request)
+        if request.reservation in self._reserved:
+            self._hand_over(request)
+            if cancel_job:
+                cancel: ToPrefill = CancelJob(*request.key, request.reservation)
+                self.outbox.prefill.append((request.prefill, cancel))
+        for req in request.reqs:
+            req.finish = req.finish or FinishReason.CANCELLED
+            self.engine.release(req)
+        del self._requests[request.key]
+
+    def _stamp(self, request: DecodeRequest, name: str) -> None:
+        request.stamp(name, self._clock.now(), self._address.worker_id)

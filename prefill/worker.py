@@ -1,0 +1,287 @@
+"""The prefill worker: takes jobs from decode workers, computes prompts in chunks, ships KV layer by layer.
+
+    PrefillJob -> waiting -> chunks (overlap loop) -> FirstToken to the gateway
+                                  \\-> each layer as it becomes final -> decode -> KvDelivered -> pages retired
+
+It decides what to compute next and when pages may go. What it does not know: sockets, threads, time other than its
+clock's. See job_states.py for a job's life.
+"""
+
+from prefill.job import Job
+from prefill.job_states import JobState
+from protocol.errors import BadRequest, BatonError, InternalError, WireError
+from protocol.kv_layout import KvLayout, mismatch
+from protocol.messages_gateway import (
+    CancelRequest,
+    ChoiceTokens,
+    FirstToken,
+    PeerLost,
+    ToWorker,
+    WorkerAddress,
+    WorkerStats,
+)
+from protocol.messages_handoff import (
+    CancelJob,
+    DataCredit,
+    Hello,
+    HelloAccepted,
+    HelloRefused,
+    JobCredit,
+    JobFailed,
+    JobFinishedEarly,
+    KvDelivered,
+    PrefillJob,
+    ToPrefill,
+)
+from runtime.clock import Clock
+from scheduler.chunk_plan import plan_chunks
+from scheduler.engine import Engine, Launch
+from scheduler.forward_batch import ExtendChunk, LaunchPlan
+from scheduler.outbox import Outbox
+from scheduler.overlap_loop import OverlapLoop
+from scheduler.req import Req
+from transfer.interface import KvSender
+
+JOB_TOKENS = 16_384  # queued prompt tokens granted to each decode worker
+
+
+class PrefillWorker:
+    """The core of one prefill process: messages in, steps, messages out."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        sender: KvSender,
+        address: WorkerAddress,
+        fingerprint: str,
+        clock: Clock,
+        *,
+        overlap: bool,
+        chunk_size: int,
+    ) -> None:
+        self.outbox = Outbox()
+        self.engine = engine
+        self._sender = sender
+        self._address = address
+        self._fingerprint = fingerprint
+        self._clock = clock
+        self._chunk_size = chunk_size
+        self._loop = OverlapLoop(engine, self, overlap)
+        self._peers: dict[int, WorkerAddress] = {}
+        self._jobs: dict[tuple[int, int], Job] = {}  # by (decode instance, reservation)
+        self._job_of: dict[Req, Job] = {}  # by the prompt's and the choices' Req
+        self._waiting: list[Job] = []
+        self._computing: list[Job] = []
+
+    # ---- messages ----
+
+    def on_gateway(self, message: ToWorker) -> None:
+        """PeerLost drops every job of a decode worker; requests come from decode, never from here."""
+        if isinstance(message, PeerLost):
+            self._lose_peer(message.instance)
+        elif isinstance(message, CancelRequest):
+            raise InternalError("a prefill worker takes cancels from decode, as CancelJob")
+
+    def on_peer(self, instance: int, message: ToPrefill) -> None:
+        """A message from the decode worker `instance`."""
+        if isinstance(message, Hello):
+            self._on_hello(instance, message)
+        elif isinstance(message, PrefillJob):
+            self._on_job(instance, message)
+        elif isinstance(message, DataCredit):
+            self._sender.add_credit(instance, message.num_bytes)
+        elif (job := self._jobs.get((instance, message.reservation))) is not None:
+            self._on_end(job, message)
+
+    def reset(self) -> None:
+        """The gateway is a new one: nobody waits for what is under way."""
+        for job in list(self._jobs.values()):
+            self._fail(job, InternalError("the gateway restarted"))
+
+    def step(self) -> bool:
+        """One turn of the loop; never blocks. False when there was nothing to do."""
+        self._sender.pump()
+        self._admit()
+        for launch in self.engine.in_flight:
+            self._ship_layers(launch)
+        progressed = self._loop.step()
+        self.engine.collect()
+        return progressed
+
+    @property
+    def busy(self) -> bool:
+        """Whether a launch is in flight."""
+        return self._loop.busy
+
+    def stats(self) -> WorkerStats:
+        """Load for the heartbeat."""
+        return WorkerStats(
+            kv_pages=self.engine.pages.counts(),
+            running=len(self._jobs) - len(self._waiting),
+            waiting=len(self._waiting),
+            queued_prompt_tokens=sum(job.prompt.prompt_len - job.prompt.num_computed for job in self._queued()),
+            num_launches=self.engine.num_launches,
+            counters=dict(self._sender.counters),
+        )
+
+    # ---- loop: what the overlap loop asks of a role ----
+
+    def choose(self) -> LaunchPlan | None:
+        """Chunks of the oldest prompts, up to the chunk size."""
+        jobs = [job for job in self._computing if job.prompt.num_computed < job.prompt.prompt_len]
+        sizes = plan_chunks([job.prompt.prompt_len - job.prompt.num_computed for job in jobs], self._chunk_size)
+        chunks = [self._chunk(job, size) for job, size in zip(jobs, sizes, strict=True) if size]
+        return LaunchPlan(tuple(chunks), None, relay=False) if chunks else None
+
+    def launched(self, launch: Launch) -> None:
+        """The forward is enqueued; its layers leave as it runs."""
+        for chunk in launch.plan.chunks:
+            if chunk.start == 0:
+                self._stamp(self._job_of[chunk.req], "prefill start")
+
+    def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
+        """First tokens go to the gateway at once; the KV of finished prompts is announced as complete."""
+        self._ship_layers(launch)
+        firsts: dict[Job, list[int]] = {}
+        for req, token in tokens:
+            if (job := self._job_of.get(req)) is not None and job.state is JobState.COMPUTING:
+                firsts.setdefault(job, []).append(token)
+        for job, first_tokens in firsts.items():
+            self._on_first_tokens(job, first_tokens)
+
+    def failed(self, launch: Launch, error: Exception) -> None:
+        """The launch raised: its jobs fail."""
+        reason = error if isinstance(error, BatonError) else InternalError(f"{type(error).__name__}: {error}")
+        for chunk in launch.plan.chunks:
+            if (job := self._job_of.get(chunk.req)) is not None:
+                self._fail(job, reason)
+
+    # ---- messages, one by one ----
+
+    def _on_hello(self, instance: int, hello: Hello) -> None:
+        layout: KvLayout = self.engine.kv.layout
+        reason = mismatch(layout, hello.layout)
+        if reason is None and hello.fingerprint != self._fingerprint:
+            reason = f"model differs: fingerprint {self._fingerprint} here, {hello.fingerprint} there"
+        if reason is not None:
+            self.outbox.decode.append((instance, HelloRefused(reason)))
+            return
+        self._peers[instance] = hello.address
+        self.outbox.decode.append((instance, HelloAccepted(self._address, JOB_TOKENS)))
+
+    def _on_job(self, instance: int, message: PrefillJob) -> None:
+        peer = self._peers.get(instance)
+        if peer is None or (instance, message.reservation) in self._jobs:
+            return  # a stranger, or a repeat: no state is created for it
+        job = Job.of(message, peer)
+        self._jobs[instance, message.reservation] = job
+        self._job_of.update({req: job for req in (job.prompt, *job.choices)})
+        self._waiting.append(job)
+        self._stamp(job, "job received")
+        needed, total = self.engine.kv.layout.num_pages(job.prompt.prompt_len), self.engine.pages.num_pages - 1
+        if needed > total:
+            self._fail(job, BadRequest(f"the prompt needs {needed} KV pages, this prefill worker has {total}"))
+
+    def _on_end(self, job: Job, message: CancelJob | KvDelivered) -> None:
+        if isinstance(message, CancelJob):
+            self._end(job, JobState.CANCELLED)
+        elif job.state is JobState.SENDING:
+            self._sender.delivered(job.target)
+            self._end(job, JobState.DELIVERED)
+
+    def _lose_peer(self, instance: int) -> None:
+        self._sender.drop_peer(instance)
+        for job in [job for (owner, _), job in self._jobs.items() if owner == instance]:
+            self._end(job, JobState.CANCELLED)
+        self._peers.pop(instance, None)
+
+    # ---- jobs ----
+
+    def _queued(self) -> list[Job]:
+        return self._waiting + self._computing
+
+    def _stamp(self, job: Job, name: str) -> None:
+        job.stamp(name, self._clock.now(), self._address.worker_id)
+
+    def _admit(self) -> None:
+        """Oldest first; a prompt that does not fit yet holds back the ones behind it."""
+        while self._waiting and self.engine.rows.num_free:
+            job = self._waiting[0]
+            pages = self.engine.pages.allocate(self.engine.kv.layout.num_pages(job.prompt.prompt_len))
+            if pages is None:
+                return
+            self._waiting.pop(0)
+            self.engine.admit(job.prompt, pages)
+            job.move(JobState.COMPUTING)
+            self._computing.append(job)
+            if job.sends_kv:
+                try:
+                    self._sender.open(job.target, pages, job.prompt.prompt_len)
+                except WireError as error:
+                    self._fail(job, error)
+
+    def _chunk(self, job: Job, size: int) -> ExtendChunk:
+        start = job.prompt.num_computed
+        end = start + size
+        return ExtendChunk(job.prompt, start, end, job.choices if end == job.prompt.prompt_len else ())
+
+    def _ship_layers(self, launch: Launch) -> None:
+        while launch.layers and launch.layers[0][1].done():
+            layer, _ = launch.layers.popleft()
+            for chunk in launch.plan.chunks:
+                job = self._job_of.get(chunk.req)
+                if job is not None and job.sends_kv:
+                    self._sender.layer_ready(job.target, layer, chunk.end)
+
+    def _on_first_tokens(self, job: Job, first_tokens: list[int]) -> None:
+        for req, token in zip(job.choices, first_tokens, strict=True):
+            req.append(token)
+        self._computing.remove(job)
+        self._return_credit(job)
+        self._stamp(job, "first token")
+        message = job.message
+        self.outbox.gateway.append(
+            FirstToken(
+                tuple(
+                    ChoiceTokens(
+                        message.request_id, message.attempt, req.choice, 0, tuple(req.outputs), req.finish or ""
+                    )
+                    for req in job.choices
+                ),
+                tuple(job.stamps),
+            )
+        )
+        if all(req.finish is not None for req in job.choices):
+            early = JobFinishedEarly(
+                message.request_id, message.attempt, message.reservation, tuple(first_tokens), tuple(job.stamps)
+            )
+            self.outbox.decode.append((job.peer.instance, early))
+            self._end(job, JobState.DELIVERED)
+        else:
+            self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps))
+            job.move(JobState.SENDING)
+
+    def _fail(self, job: Job, error: BatonError) -> None:
+        message = job.message
+        failed = JobFailed(message.request_id, message.attempt, message.reservation, error.code, error.message)
+        self.outbox.decode.append((job.peer.instance, failed))
+        self._end(job, JobState.FAILED)
+
+    def _end(self, job: Job, state: JobState) -> None:
+        """The only way out: everything the job holds goes back once, when nobody reads it any more."""
+        job.move(state)
+        self._sender.cancel(job.target)  # does nothing after delivery
+        self._return_credit(job)
+        for queue in (self._waiting, self._computing):
+            if job in queue:
+                queue.remove(job)
+        del self._jobs[job.peer.instance, job.message.reservation]
+        for req in (job.prompt, *job.choices):
+            del self._job_of[req]
+        target = job.target
+        self.engine.release(job.prompt, lambda: self._sender.is_reading(target))
+
+    def _return_credit(self, job: Job) -> None:
+        if not job.credit_returned:
+            job.credit_returned = True
+            self.outbox.decode.append((job.peer.instance, JobCredit(job.prompt.prompt_len)))

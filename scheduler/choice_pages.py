@@ -1,0 +1,46 @@
+"""Pages of the n choices of one prompt: full prompt pages are shared, everything behind them is each choice's own.
+
+    choice 0   [full prompt pages][partial page][output pages]
+    choice c   [same, shared     ][a copy of it ][own output pages]
+
+What it does not know: when the copies are made, or who the request is.
+"""
+
+from collections.abc import Sequence
+
+from scheduler.page_allocator import PageAllocator, PageState
+
+
+def pages_needed(prompt_len: int, num_tokens: int, num_choices: int, page_size: int) -> int:
+    """Distinct pages for `num_choices` contexts of `num_tokens` tokens each that begin with the same prompt."""
+    total = -(-num_tokens // page_size)
+    shared = min(prompt_len // page_size, total)
+    return total + (num_choices - 1) * (total - shared)
+
+
+def allocate_choices(
+    pages: PageAllocator, prompt_len: int, num_tokens: int, num_choices: int, page_size: int, state: PageState
+) -> list[list[int]] | None:
+    """Each choice's pages in order, or None when too few are free. Each choice holds one reference to each of its pages."""
+    total = -(-num_tokens // page_size)
+    shared = min(prompt_len // page_size, total)
+    fresh = pages.allocate(pages_needed(prompt_len, num_tokens, num_choices, page_size), state)
+    if fresh is None:
+        return None
+    first, rest = fresh[:total], fresh[total:]
+    choices = [first]
+    for choice in range(num_choices - 1):
+        pages.share(first[:shared])
+        own = total - shared
+        choices.append(first[:shared] + rest[choice * own : (choice + 1) * own])
+    return choices
+
+
+def partial_page_copies(
+    first: Sequence[int], others: Sequence[Sequence[int]], prompt_len: int, page_size: int
+) -> tuple[list[int], list[int]]:
+    """(sources, targets): the copies that give each of `others` its own version of the prompt's partial page."""
+    if prompt_len % page_size == 0:
+        return [], []
+    index = prompt_len // page_size
+    return [first[index]] * len(others), [pages[index] for pages in others]

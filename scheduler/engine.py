@@ -1,0 +1,200 @@
+"""One worker's compute and memory: pools, FutureMap, streams, and the launches in flight.
+
+    allocate -> launch -> (forward stream) -> completed -> tokens
+                   release -> retire queue -> pools
+
+The engine knows what is in flight and when memory may be reused. What it does not know: queues, policies, messages.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model.inputs import ModelInput
+from model.paged_kv import PagedKv
+from model.sampler import sample
+from scheduler.forward_batch import ForwardBatch, LaunchPlan
+from scheduler.future_map import FutureMap
+from scheduler.keep_alive import KeepAliveRing
+from scheduler.page_allocator import PageAllocator
+from scheduler.req import Req
+from scheduler.retire_queue import IsRead, RetireQueue
+from scheduler.row_pool import RowPool
+from scheduler.streams import Event, Stream
+
+
+class Runner(Protocol):
+    """A loaded model: model.runner.ModelRunner, or model.fake.FakeModel."""
+
+    def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
+        """logits (L, vocabulary)."""
+        ...
+
+
+@dataclass(eq=False)
+class Launch:
+    """A forward on its way. `tokens` (or `error`) is there once `copy_done` is done."""
+
+    ticket: int
+    plan: LaunchPlan
+    batch: ForwardBatch
+    copy_done: Event | None = None
+    tokens_L: Tensor | None = None  # on the host
+    error: Exception | None = None
+    layers: deque[tuple[int, Event]] = field(default_factory=deque)  # (layer, its KV is written), filled as it runs
+
+
+class Engine:
+    """`max_context` is the longest context of a request in tokens; `debug` turns on the executable invariants."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        kv: PagedKv,
+        *,
+        max_requests: int,
+        max_context: int,
+        forward: Stream,
+        schedule: Stream,
+        device: torch.device,
+        debug: bool = False,
+    ) -> None:
+        self.page_size = kv.layout.page_size
+        self.num_layers = kv.layout.num_layers
+        self.kv = kv
+        self.device = device
+        self.pages = PageAllocator(kv.num_pages)
+        self.rows = RowPool(max_requests + 1, kv.layout.num_pages(max_context), device)
+        self.retired = RetireQueue(self.pages.reuse, self.rows.reuse)
+        self.future_map = FutureMap(self.rows.num_rows, device, debug)
+        self.in_flight: deque[Launch] = deque()
+        self.num_launches = 0
+        self._runner = runner
+        self._forward = forward
+        self._schedule = schedule
+        self._debug = debug
+        self._keep_alive = KeepAliveRing()
+        self._newest_ticket = 0
+        self._copies: deque[tuple[int, Event]] = deque()
+
+    # ---- memory ----
+
+    def admit(self, req: Req, pages: list[int]) -> None:
+        """Gives `req` a row whose table names `pages`; the caller has checked that a row is free."""
+        row = self.rows.allocate(pages)
+        assert row is not None, "the caller checks rows.num_free"
+        req.row, req.row_generation, req.pages = row, self.rows.generation(row), pages
+
+    def release(self, req: Req, is_read: IsRead | None = None) -> None:
+        """Gives back the row and pages of `req`, once; they are reused when nothing in flight can touch them."""
+        if req.row:
+            self.retire(req.pages, [req.row], is_read)
+            req.row, req.pages = 0, []
+
+    def retire(self, pages: Sequence[int], rows: Sequence[int] = (), is_read: IsRead | None = None) -> None:
+        """Gives back one reference to each of `pages`, and `rows`."""
+        self.retired.retire(self.pages.retire(pages), rows, self._newest_ticket, is_read)
+        if not self.in_flight:
+            self.collect()
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies whole pages in every layer, behind the launches enqueued so far and before the next one."""
+        if not sources:
+            return
+        src_N = torch.tensor(sources, dtype=torch.int64).to(self.device, non_blocking=True)
+        dst_N = torch.tensor(targets, dtype=torch.int64).to(self.device, non_blocking=True)
+        self._newest_ticket += 1
+        self._forward.wait(self._schedule.record())
+        self._forward.launch(lambda: self.kv.copy_pages(src_N, dst_N), src_N, dst_N)
+        self._keep_alive.hold(self._newest_ticket, (src_N, dst_N))
+        self._copies.append((self._newest_ticket, self._forward.record()))
+
+    # ---- launches ----
+
+    def launch(self, plan: LaunchPlan) -> Launch:
+        """Enqueues one forward. Its requests' progress is that of a launch that will succeed."""
+        if plan.running is not None:
+            plan.running.advance()
+            if self._debug:
+                plan.running.check_mirrors()
+        batch = ForwardBatch.init_new(plan, self.rows, self.page_size, self.device)
+        for chunk in plan.chunks:
+            chunk.req.num_computed = chunk.end
+        for req in batch.samples:
+            req.num_sampled += 1
+        self._newest_ticket += 1
+        self.num_launches += 1
+        launch = Launch(self._newest_ticket, plan, batch)
+        self._forward.wait(self._schedule.record())
+        self._forward.launch(lambda: self._run(launch), *_tensors(batch))
+        launch.copy_done = self._forward.record()
+        self._keep_alive.hold(launch.ticket, batch)
+        if plan.running is not None:
+            self.future_map.set_input_ids_sentinel(plan.running)
+        self.in_flight.append(launch)
+        return launch
+
+    def take_completed(self) -> Launch | None:
+        """The oldest launch, if it has completed; it is in flight no more."""
+        if not self.in_flight:
+            return None
+        copy_done = self.in_flight[0].copy_done
+        if copy_done is None or not copy_done.done():
+            return None
+        launch = self.in_flight.popleft()
+        self.collect()
+        return launch
+
+    def tokens(self, launch: Launch) -> list[tuple[Req, int]]:
+        """What a completed launch sampled, by request; empty when it failed or sampled nothing."""
+        if launch.tokens_L is None:
+            return []
+        return list(zip(launch.batch.samples, self._forward.read_host(launch.tokens_L), strict=True))
+
+    def collect(self) -> None:
+        """Reuses what no launch, copy or transfer can touch any more."""
+        while self._copies and self._copies[0][1].done():
+            self._copies.popleft()
+        oldest = [self.in_flight[0].ticket] if self.in_flight else []
+        oldest += [self._copies[0][0]] if self._copies else []
+        completed = min(oldest) - 1 if oldest else self._newest_ticket
+        self._keep_alive.release(completed)
+        self.retired.collect(completed)
+
+    def close(self) -> None:
+        """Finishes what is in flight and ends the streams."""
+        self._forward.close()
+        self._schedule.close()
+
+    def _run(self, launch: Launch) -> None:
+        """On the forward stream. A failure belongs to the launch, not to the stream."""
+        batch = launch.batch
+        try:
+            with torch.inference_mode():
+                inp = batch.input
+                if batch.has_sentinels:
+                    resolved_T = self.future_map.resolve_future(inp.input_ids_T, batch.decode_generations)
+                    inp = replace(inp, input_ids_T=resolved_T)
+                logits_LV = self._runner.forward(
+                    inp, self.kv, lambda layer: launch.layers.append((layer, self._forward.mark()))
+                )
+                if batch.sampling is not None:
+                    tokens_L = sample(logits_LV, batch.sampling)
+                    self.future_map.stash(batch.stash_rows_L, tokens_L, batch.stash_generations)
+                    launch.tokens_L = self._forward.to_host(tokens_L)
+        except Exception as error:  # the top of the forward loop: fails this launch's requests and goes on
+            launch.error = error
+
+
+def _tensors(batch: ForwardBatch) -> list[Tensor]:
+    inp, sampling = batch.input, batch.sampling
+    found = [inp.input_ids_T, inp.positions_T, inp.slots_T, inp.page_table_BP, inp.seq_lens_B, inp.logit_indices_L]
+    found.append(batch.stash_rows_L)
+    if sampling is not None:
+        found += [sampling.temperature_L, sampling.top_k_L, sampling.top_p_L, sampling.min_p_L]
+        found += [sampling.seed_L, sampling.choice_L, sampling.position_L]
+    return found

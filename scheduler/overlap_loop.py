@@ -1,0 +1,63 @@
+"""The overlap loop: while the device runs one launch, the host processes the one before and prepares the next.
+
+    step:  fewer than `depth` launches in flight?  choose the next batch and launch it
+           the oldest launch has completed?        process its results
+
+With overlap the depth is 2: a batch is chosen before the results of the launch in flight are known. The serial twin is
+the same code at depth 1. A step never blocks; the process loop polls sockets between steps. What it does not know:
+what a role chooses, or what it does with results.
+"""
+
+from typing import Protocol
+
+from scheduler.engine import Engine, Launch
+from scheduler.forward_batch import LaunchPlan
+from scheduler.req import Req
+
+
+class RoleSteps(Protocol):
+    """What prefill, decode and unified each do differently."""
+
+    def choose(self) -> LaunchPlan | None:
+        """The next launch, or None when there is nothing to run. Results of the launch in flight are not known yet."""
+        ...
+
+    def launched(self, launch: Launch) -> None:
+        """The plan just chosen is enqueued."""
+        ...
+
+    def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
+        """Results of a completed launch: (request, token) pairs. Requests finished meanwhile are to be skipped."""
+        ...
+
+    def failed(self, launch: Launch, error: Exception) -> None:
+        """A launch raised: its requests fail, and nothing else."""
+        ...
+
+
+class OverlapLoop:
+    """Drives one engine for one role."""
+
+    def __init__(self, engine: Engine, role: RoleSteps, overlap: bool) -> None:
+        self._engine = engine
+        self._role = role
+        self._depth = 2 if overlap else 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether a launch is in flight."""
+        return bool(self._engine.in_flight)
+
+    def step(self) -> bool:
+        """Launches and processes what can be now; False when there was nothing to do."""
+        progressed = False
+        if len(self._engine.in_flight) < self._depth and (plan := self._role.choose()) is not None:
+            self._role.launched(self._engine.launch(plan))
+            progressed = True
+        if (launch := self._engine.take_completed()) is not None:
+            if launch.error is not None:
+                self._role.failed(launch, launch.error)
+            else:
+                self._role.process(launch, self._engine.tokens(launch))
+            progressed = True
+        return progressed

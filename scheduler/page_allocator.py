@@ -1,0 +1,115 @@
+"""Which KV page belongs to whom: numbers, states, reference counts and generations. No memory is touched here.
+
+    FREE --allocate--> RESERVED or OWNED --retire (last reference)--> QUARANTINED --reuse--> FREE
+                          RESERVED --own--> OWNED
+
+Page 0 is padding and is never handed out. The retire queue decides when a quarantined page may be reused. What it does
+not know: which request holds a page, or what is stored in it.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from protocol.messages_gateway import KvPages
+
+
+class PageState(IntEnum):
+    """Where a page is in its life."""
+
+    FREE = 0
+    RESERVED = 1  # promised to a request whose KV has not arrived
+    OWNED = 2  # holds KV of at least one request
+    QUARANTINED = 3  # given back, but something in flight may still touch it
+
+
+class PageAllocator:
+    """Pages [1, num_pages) of one worker. The page given back last is handed out first."""
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 2:
+            raise ValueError(f"PageAllocator.num_pages: got {num_pages}, expected at least 2 (page 0 is padding)")
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, 0, -1))
+        self._state = [PageState.FREE] * num_pages
+        self._refs = [0] * num_pages
+        self._generation = [0] * num_pages
+        self._count = {state: 0 for state in PageState}
+        self._count[PageState.FREE] = num_pages - 1
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be handed out now."""
+        return len(self._free)
+
+    def allocate(self, num: int, state: PageState = PageState.OWNED) -> list[int] | None:
+        """`num` pages with one reference each and a new generation, or None when fewer are free."""
+        assert state in (PageState.RESERVED, PageState.OWNED), state
+        if num > len(self._free):
+            return None
+        pages = self._free[len(self._free) - num :][::-1]
+        del self._free[len(self._free) - num :]
+        for page in pages:
+            self._move(page, PageState.FREE, state)
+            self._refs[page] = 1
+            self._generation[page] += 1
+        return pages
+
+    def own(self, pages: Sequence[int]) -> None:
+        """Reserved pages hold KV now."""
+        for page in pages:
+            self._move(page, PageState.RESERVED, PageState.OWNED)
+
+    def share(self, pages: Sequence[int]) -> None:
+        """One more holder for each page; it is counted once."""
+        for page in pages:
+            assert self._refs[page] > 0, f"page {page} is shared but nobody holds it"
+            self._refs[page] += 1
+
+    def retire(self, pages: Sequence[int]) -> list[int]:
+        """One holder fewer for each page; returns those that nobody holds now: QUARANTINED until `reuse`."""
+        retired: list[int] = []
+        for page in pages:
+            assert self._refs[page] > 0, f"page {page} is given back twice"
+            self._refs[page] -= 1
+            if self._refs[page] == 0:
+                self._move(page, self._state[page], PageState.QUARANTINED)
+                retired.append(page)
+        return retired
+
+    def reuse(self, pages: Sequence[int]) -> None:
+        """Nothing in flight can touch these quarantined pages any more."""
+        for page in pages:
+            self._move(page, PageState.QUARANTINED, PageState.FREE)
+        self._free.extend(pages)
+
+    def generation(self, page: int) -> int:
+        """How often the page was handed out."""
+        return self._generation[page]
+
+    def counts(self) -> KvPages:
+        """The ledger of the pool."""
+        return KvPages(
+            total=self.num_pages - 1,
+            free=self._count[PageState.FREE],
+            owned=self._count[PageState.OWNED],
+            reserved=self._count[PageState.RESERVED],
+            quarantined=self._count[PageState.QUARANTINED],
+        )
+
+    def check(self) -> None:
+        """Asserts that the ledger adds up and that counts, states, references and the free list tell one story."""
+        assert sum(self._count.values()) == self.num_pages - 1, self._count
+        assert len(set(self._free)) == len(self._free) == self._count[PageState.FREE]
+        assert all(self._state[page] is PageState.FREE and self._refs[page] == 0 for page in self._free)
+        assert 0 not in self._free
+        assert all(
+            (refs > 0) == (state in (PageState.RESERVED, PageState.OWNED))
+            for refs, state in zip(self._refs[1:], self._state[1:], strict=True)
+        )
+
+    def _move(self, page: int, old: PageState, new: PageState) -> None:
+        assert page > 0, "page 0 is padding"
+        assert self._state[page] is old, f"page {page} is {self._state[page].name}, expected {old.name}"
+        self._state[page] = new
+        self._count[old] -= 1
+        self._count[new] += 1

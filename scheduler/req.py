@@ -1,0 +1,58 @@
+"""One choice of one request on one worker: its tokens, its row, its pages, and how far it has come.
+
+Written by the scheduler thread only. What it does not know: batches, sockets, other choices.
+"""
+
+from dataclasses import dataclass, field
+
+from protocol.request import FinishReason, SamplingParams, finish_reason
+
+
+@dataclass(eq=False)
+class Req:
+    """`row` is 0 and `pages` is empty before admission and after release."""
+
+    request_id: str
+    attempt: int
+    choice: int
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+    # set at admission, cleared at release
+    row: int = 0
+    row_generation: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    # progress of launches
+    num_computed: int = 0  # prompt tokens whose KV is written by launches enqueued so far: [0, num_computed)
+    num_sampled: int = 0  # outputs that launches enqueued so far will have drawn
+
+    # results, as the host knows them
+    outputs: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    @property
+    def prompt_len(self) -> int:
+        """Prompt tokens."""
+        return len(self.prompt_ids)
+
+    @property
+    def num_left(self) -> int:
+        """Outputs that may still be launched."""
+        return self.sampling.max_tokens - self.num_sampled
+
+    @property
+    def bans_endings(self) -> bool:
+        """Whether the next token drawn may not end the choice (min_tokens)."""
+        return self.num_sampled < self.sampling.min_tokens
+
+    def append(self, token: int) -> None:
+        """Takes a result; sets `finish` if the choice ends with it."""
+        assert self.finish is None, "a finished choice takes no token"
+        self.outputs.append(token)
+        self.finish = finish_reason(self.sampling, len(self.outputs), token)
+
+
+def kv_tokens(prompt_len: int, max_tokens: int) -> int:
+    """Tokens whose KV decoding needs: all but the last output. 0 when prefill's first token is the only one."""
+    return 0 if max_tokens == 1 else prompt_len + max_tokens - 1

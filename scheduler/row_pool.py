@@ -1,0 +1,52 @@
+"""Request rows and the page table: which pages hold the context of the request in a row.
+
+A row is a request's index for its whole life on this worker. Row 0 is padding. `req_to_page` is (rows, max_pages) int64
+on the device; a row is written once, when it is handed out, while no forward in flight can read it (the retire queue
+sees to that). What it does not know: page states.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class RowPool:
+    """Rows [1, num_rows) of one worker. The row given back last is handed out first."""
+
+    def __init__(self, num_rows: int, max_pages: int, device: torch.device) -> None:
+        if num_rows < 2:
+            raise ValueError(f"RowPool.num_rows: got {num_rows}, expected at least 2 (row 0 is padding)")
+        self.num_rows = num_rows
+        self.req_to_page = torch.zeros((num_rows, max_pages), dtype=torch.int64, device=device)
+        self._free = list(range(num_rows - 1, 0, -1))
+        self._in_use = [False] * num_rows
+        self._generation = [0] * num_rows
+
+    @property
+    def num_free(self) -> int:
+        """Rows that can be handed out now."""
+        return len(self._free)
+
+    def allocate(self, pages: Sequence[int]) -> int | None:
+        """A row whose table names `pages`, or None when all are in use."""
+        if not self._free:
+            return None
+        row = self._free.pop()
+        assert row > 0 and not self._in_use[row]
+        self._in_use[row] = True
+        self._generation[row] += 1
+        # A fresh tensor copied in schedule-stream order: forwards wait for the schedule stream before they read it.
+        self.req_to_page[row, : len(pages)] = torch.tensor(pages, dtype=torch.int64)
+        return row
+
+    def reuse(self, rows: Sequence[int]) -> None:
+        """Nothing in flight can touch these rows any more."""
+        for row in rows:
+            assert self._in_use[row], f"row {row} is given back twice"
+            self._in_use[row] = False
+            self._free.append(row)
+
+    def generation(self, row: int) -> int:
+        """How often the row was handed out."""
+        return self._generation[row]

@@ -1,0 +1,37 @@
+"""The running batch between steps: who leaves it before a launch, who joins it.
+
+Shared by decode and unified. What it does not know: where its requests came from, or what their tokens mean.
+"""
+
+from scheduler.req import Req
+from scheduler.schedule_batch import ScheduleBatch
+
+
+class Running:
+    """At most one ScheduleBatch; None when nobody decodes."""
+
+    def __init__(self) -> None:
+        self.batch: ScheduleBatch | None = None
+
+    @property
+    def reqs(self) -> list[Req]:
+        """The requests that decode now."""
+        return [] if self.batch is None else self.batch.reqs
+
+    def join(self, batch: ScheduleBatch) -> None:
+        """`batch` decodes from the next launch on."""
+        if self.batch is None:
+            self.batch = batch
+        else:
+            self.batch.merge(batch)
+
+    def for_next_launch(self) -> ScheduleBatch | None:
+        """The batch without requests that have finished, or whose last output is in flight already."""
+        if self.batch is None:
+            return None
+        keep = [i for i, req in enumerate(self.batch.reqs) if req.finish is None and req.num_left > 0]
+        if not keep:
+            self.batch = None
+            return None
+        self.batch.filter(keep)
+        return self.batch

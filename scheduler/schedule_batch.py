@@ -1,0 +1,98 @@
+"""The requests that decode together, with their tensors kept from step to step instead of rebuilt.
+
+`seq_lens_B` on the device and `seq_lens_cpu` on the host always say the same: every method changes both or neither, and
+replaces tensors rather than writing into them, because a launch in flight may hold the old ones. What it does not know:
+pools, streams, results.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scheduler.req import Req
+from scheduler.sampling_columns import SamplingColumns, SamplingFlags
+
+
+@dataclass(eq=False)
+class ScheduleBatch:
+    """B requests, in the order of their rows in every tensor.
+
+    `seq_lens` counts the tokens whose KV is written by the launches enqueued so far. `input_ids_B` holds the next input
+    token of each request, or minus its row where only a launch in flight knows it (the sentinel).
+    """
+
+    reqs: list[Req]
+    rows_B: Tensor
+    seq_lens_B: Tensor
+    seq_lens_cpu: Tensor
+    input_ids_B: Tensor
+    sampling: SamplingColumns
+    flags: SamplingFlags
+
+    @staticmethod
+    def prebuilt(reqs: Sequence[Req], device: torch.device) -> "ScheduleBatch":
+        """A batch that needs no forward: KV of prompt and all outputs but the last is there, and the last is known."""
+        seq_lens = [req.prompt_len + len(req.outputs) - 1 for req in reqs]
+        return ScheduleBatch._build(reqs, seq_lens, [req.outputs[-1] for req in reqs], device)
+
+    @staticmethod
+    def launched(reqs: Sequence[Req], device: torch.device) -> "ScheduleBatch":
+        """A batch whose last prompt chunk has just been enqueued: the first outputs are still on the device."""
+        return ScheduleBatch._build(reqs, [req.prompt_len for req in reqs], [-req.row for req in reqs], device)
+
+    @staticmethod
+    def _build(reqs: Sequence[Req], seq_lens: list[int], input_ids: list[int], device: torch.device) -> "ScheduleBatch":
+        assert all(req.row > 0 for req in reqs), "a request decodes only with a row"
+
+        def column(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+
+        return ScheduleBatch(
+            reqs=list(reqs),
+            rows_B=column([req.row for req in reqs]),
+            seq_lens_B=column(seq_lens),
+            seq_lens_cpu=torch.tensor(seq_lens, dtype=torch.int64),
+            input_ids_B=column(input_ids),
+            sampling=SamplingColumns.of(reqs, device),
+            flags=SamplingFlags.of(reqs),
+        )
+
+    def __len__(self) -> int:
+        return len(self.reqs)
+
+    def advance(self) -> None:
+        """One more token per request: its KV is written by the launch that is being built."""
+        self.seq_lens_B = self.seq_lens_B + 1
+        self.seq_lens_cpu = self.seq_lens_cpu + 1
+
+    def filter(self, keep: Sequence[int]) -> None:
+        """Keeps the requests at the indices `keep`, in that order."""
+        if len(keep) == len(self.reqs):
+            return
+        keep_cpu_N = torch.tensor(keep, dtype=torch.int64)
+        keep_N = keep_cpu_N.to(self.rows_B.device, non_blocking=True)
+        self.reqs = [self.reqs[index] for index in keep]
+        self.rows_B = self.rows_B.index_select(0, keep_N)
+        self.seq_lens_B = self.seq_lens_B.index_select(0, keep_N)
+        self.seq_lens_cpu = self.seq_lens_cpu.index_select(0, keep_cpu_N)
+        self.input_ids_B = self.input_ids_B.index_select(0, keep_N)
+        self.sampling = self.sampling.take(keep_N)
+        self.flags = SamplingFlags.of(self.reqs)
+
+    def merge(self, other: "ScheduleBatch") -> None:
+        """Appends the requests of `other`, which is not used afterwards."""
+        self.reqs = self.reqs + other.reqs
+        self.rows_B = torch.cat((self.rows_B, other.rows_B))
+        self.seq_lens_B = torch.cat((self.seq_lens_B, other.seq_lens_B))
+        self.seq_lens_cpu = torch.cat((self.seq_lens_cpu, other.seq_lens_cpu))
+        self.input_ids_B = torch.cat((self.input_ids_B, other.input_ids_B))
+        self.sampling = self.sampling.concat(other.sampling)
+        self.flags = SamplingFlags.of(self.reqs)
+
+    def check_mirrors(self) -> None:
+        """Asserts that device and host agree (invariant 1); reads the device, so only for tests and debug mode."""
+        assert len(self.reqs) == len(self.rows_B) == len(self.seq_lens_B) == len(self.input_ids_B)
+        assert self.seq_lens_B.tolist() == self.seq_lens_cpu.tolist()
+        assert self.rows_B.tolist() == [req.row for req in self.reqs]

@@ -1,0 +1,80 @@
+"""Streams and events of a CUDA device, behind the interface of streams.py. The only file here that names CUDA.
+
+Results go to pinned host memory, so that a copy does not block. What it does not know: batches.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from scheduler.streams import Event
+
+
+class CudaEvent:
+    """A device event."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event()
+        self.event.record(stream)
+
+    def done(self) -> bool:
+        """Whether the device has reached it."""
+        return bool(self.event.query())
+
+    def synchronize(self) -> None:
+        """Blocks until the device has reached it."""
+        self.event.synchronize()
+
+
+class CudaStream:
+    """Segments are enqueued by running them on the calling thread under the stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def launch(self, segment: Callable[[], None], *tensors: Tensor) -> None:
+        """Runs `segment` with this stream current; its kernels are queued on the device.
+
+        `record_stream` tells the allocator about tensors made on another stream, so that their memory is not handed
+        out again before this stream has passed here.
+        """
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(self._stream)
+        with torch.cuda.stream(self._stream):
+            segment()
+
+    def record(self) -> Event:
+        """An event behind everything launched so far."""
+        return CudaEvent(self._stream)
+
+    def wait(self, event: Event) -> None:
+        """Later segments run after `event`."""
+        if isinstance(event, CudaEvent):
+            self._stream.wait_event(event.event)
+        else:
+            event.synchronize()
+
+    def synchronize(self) -> None:
+        """Blocks until the device has run everything launched."""
+        self._stream.synchronize()
+
+    def mark(self) -> Event:
+        """An event behind the kernels that the segment has queued so far."""
+        return CudaEvent(self._stream)
+
+    def to_host(self, source: Tensor) -> Tensor:
+        """A pinned tensor that the copy fills in stream order."""
+        target = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        target.copy_(source, non_blocking=True)
+        return target
+
+    def read_host(self, tensor: Tensor) -> list[int]:
+        """The values of a pinned tensor whose event is done."""
+        values: list[int] = tensor.tolist()
+        return values
+
+    def close(self) -> None:
+        """Waits for the device."""
+        self._stream.synchronize()

@@ -1,0 +1,135 @@
+"""Streams on the CPU: HostStream runs segments on one worker thread; InlineStream runs them where they are launched.
+
+InlineStream is the schedule stream of a CPU worker: the scheduler's own thread. What they do not know: batches.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+
+from torch import Tensor
+
+from scheduler.streams import Event
+
+
+class _Now:
+    def done(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return
+
+
+class HostEvent:
+    """Done once the worker thread has reached it."""
+
+    def __init__(self) -> None:
+        self._reached = threading.Event()
+
+    def done(self) -> bool:
+        """Whether the point was reached."""
+        return self._reached.is_set()
+
+    def synchronize(self) -> None:
+        """Blocks until the point is reached."""
+        self._reached.wait()
+
+    def reach(self) -> None:
+        """Called by the stream only."""
+        self._reached.set()
+
+
+class HostStream:
+    """One thread that runs segments in order. `on_event` is called on that thread whenever an event is reached."""
+
+    def __init__(self, name: str, on_event: Callable[[], None] | None = None) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._on_event = on_event
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def launch(self, segment: Callable[[], None], *tensors: Tensor) -> None:
+        """Enqueues `segment`. It must not raise: a launch catches its own failures."""
+        self._queue.put(segment)
+
+    def record(self) -> Event:
+        """An event behind everything launched so far."""
+        event = HostEvent()
+
+        def reach() -> None:
+            event.reach()
+            if self._on_event is not None:
+                self._on_event()
+
+        self._queue.put(reach)
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Later segments run after `event`."""
+        if not event.done():
+            self._queue.put(event.synchronize)
+
+    def synchronize(self) -> None:
+        """Blocks until the queue is empty."""
+        event = HostEvent()
+        self._queue.put(event.reach)
+        event.synchronize()
+
+    def mark(self) -> Event:
+        """Within a segment everything before is done; tells the polling loop."""
+        if self._on_event is not None:
+            self._on_event()
+        return _Now()
+
+    def to_host(self, source: Tensor) -> Tensor:
+        """A copy, so that later launches cannot change it."""
+        return source.clone()
+
+    def read_host(self, tensor: Tensor) -> list[int]:
+        """The values of `tensor`."""
+        values: list[int] = tensor.tolist()
+        return values
+
+    def close(self) -> None:
+        """Finishes what was launched and ends the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (segment := self._queue.get()) is not None:
+            segment()
+
+
+class InlineStream:
+    """Runs each segment at once, on the caller's thread."""
+
+    def launch(self, segment: Callable[[], None], *tensors: Tensor) -> None:
+        """Runs `segment`."""
+        segment()
+
+    def record(self) -> Event:
+        """An event that is done."""
+        return _Now()
+
+    def wait(self, event: Event) -> None:
+        """Blocks until `event` is done."""
+        event.synchronize()
+
+    def synchronize(self) -> None:
+        """Nothing is ever pending."""
+
+    def mark(self) -> Event:
+        """Everything before is done."""
+        return _Now()
+
+    def to_host(self, source: Tensor) -> Tensor:
+        """A copy of `source`."""
+        return source.clone()
+
+    def read_host(self, tensor: Tensor) -> list[int]:
+        """The values of `tensor`."""
+        values: list[int] = tensor.tolist()
+        return values
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,252 @@
+"""The unified worker: prefill and decode in one process, without a transfer: the baseline that splitting is compared to.
+
+    Assign -> waiting -> chunks mixed with the running batch -> running batch -> Tokens
+
+It composes what scheduler/ has. What it does not know: sockets, threads, text, time other than its clock's.
+"""
+
+from dataclasses import dataclass, field
+
+from protocol.errors import BadRequest, BatonError, InternalError
+from protocol.messages_gateway import (
+    Assign,
+    CancelRequest,
+    ChoiceTokens,
+    RequestFailed,
+    Stamp,
+    Tokens,
+    ToWorker,
+    WorkerStats,
+)
+from protocol.request import FinishReason
+from runtime.clock import Clock
+from scheduler.choice_pages import allocate_choices, pages_needed, partial_page_copies
+from scheduler.chunk_plan import plan_chunks
+from scheduler.engine import Engine, Launch
+from scheduler.forward_batch import ExtendChunk, LaunchPlan
+from scheduler.outbox import Outbox
+from scheduler.overlap_loop import OverlapLoop
+from scheduler.page_allocator import PageState
+from scheduler.req import Req
+from scheduler.running import Running
+from scheduler.schedule_batch import ScheduleBatch
+
+
+@dataclass(eq=False)
+class UnifiedRequest:
+    """A request and its choices. The prompt is computed in the row and pages of choice 0."""
+
+    assign: Assign
+    reqs: tuple[Req, ...]
+    stamps: list[Stamp] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(request_id, attempt)."""
+        return self.assign.request_id, self.assign.attempt
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of KV that each choice may need."""
+        return len(self.assign.prompt_ids) + self.assign.sampling.max_tokens - 1
+
+
+class UnifiedWorker:
+    """The core of one unified process: messages in, steps, messages out."""
+
+    def __init__(self, engine: Engine, worker_id: str, clock: Clock, *, overlap: bool, chunk_size: int) -> None:
+        self.outbox = Outbox()
+        self.engine = engine
+        self._worker_id = worker_id
+        self._clock = clock
+        self._chunk_size = chunk_size
+        self._loop = OverlapLoop(engine, self, overlap)
+        self._running = Running()
+        self._requests: dict[tuple[str, int], UnifiedRequest] = {}
+        self._waiting: list[UnifiedRequest] = []
+        self._computing: list[UnifiedRequest] = []
+        self._tokens: list[ChoiceTokens] = []
+        self._token_stamps: dict[str, tuple[Stamp, ...]] = {}
+
+    # ---- messages ----
+
+    def on_gateway(self, message: ToWorker) -> None:
+        """Assign, CancelRequest; lost peers do not matter here."""
+        if isinstance(message, Assign):
+            self._on_assign(message)
+        elif isinstance(message, CancelRequest):
+            self._on_cancel(message)
+
+    def reset(self) -> None:
+        """The gateway is a new one: nobody waits for what is under way."""
+        for request in list(self._requests.values()):
+            self._end(request)
+
+    def step(self) -> bool:
+        """One turn of the loop; never blocks. False when there was nothing to do."""
+        self._admit()
+        progressed = self._loop.step()
+        self.engine.collect()
+        if self._tokens:
+            self.outbox.gateway.append(Tokens(tuple(self._tokens), self._token_stamps))
+            self._tokens, self._token_stamps = [], {}
+        return progressed
+
+    @property
+    def busy(self) -> bool:
+        """Whether a launch is in flight."""
+        return self._loop.busy
+
+    def stats(self) -> WorkerStats:
+        """Load for the heartbeat."""
+        queued = self._waiting + self._computing
+        return WorkerStats(
+            kv_pages=self.engine.pages.counts(),
+            running=len(self._running.reqs),
+            waiting=len(queued),
+            queued_prompt_tokens=sum(r.reqs[0].prompt_len - r.reqs[0].num_computed for r in queued),
+            num_launches=self.engine.num_launches,
+        )
+
+    # ---- loop: what the overlap loop asks of a role ----
+
+    def choose(self) -> LaunchPlan | None:
+        """The running batch, with chunks of waiting prompts in what is left of the chunk size."""
+        running = self._running.for_next_launch()
+        prompts = [request.reqs[0] for request in self._computing]
+        left = [prompt.prompt_len - prompt.num_computed for prompt in prompts]
+        sizes = plan_chunks(left, self._chunk_size, 0 if running is None else len(running))
+        chunks = tuple(self._chunk(request, size) for request, size in zip(self._computing, sizes, strict=True) if size)
+        return LaunchPlan(chunks, running) if chunks or running is not None else None
+
+    def launched(self, launch: Launch) -> None:
+        """Prompts that are now enqueued whole join the running batch; their first tokens are relayed on the device."""
+        for chunk in launch.plan.chunks:
+            request = self._requests[chunk.req.request_id, chunk.req.attempt]
+            if chunk.start == 0:
+                self._stamp(request, "prefill start")
+            if chunk.samples:
+                self._computing.remove(request)
+                self._fork(request)
+
+    def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
+        """Appends each token to its choice, unless the choice has ended meanwhile."""
+        for req, token in tokens:
+            if req.finish is None:
+                self._take_token(self._requests[req.request_id, req.attempt], req, token)
+
+    def failed(self, launch: Launch, error: Exception) -> None:
+        """The launch raised: its requests fail."""
+        reason = error if isinstance(error, BatonError) else InternalError(f"{type(error).__name__}: {error}")
+        for req in (*(chunk.req for chunk in launch.plan.chunks), *launch.batch.samples):
+            if (request := self._requests.get((req.request_id, req.attempt))) is not None:
+                self._fail(request, reason)
+
+    # ---- requests ----
+
+    def _on_assign(self, assign: Assign) -> None:
+        if (assign.request_id, assign.attempt) in self._requests:
+            return
+        reqs = tuple(
+            Req(assign.request_id, assign.attempt, choice, assign.prompt_ids, assign.sampling)
+            for choice in range(assign.num_choices)
+        )
+        request = UnifiedRequest(assign, reqs)
+        self._requests[request.key] = request
+        self._waiting.append(request)
+        self._stamp(request, "queued")
+        needed = pages_needed(len(assign.prompt_ids), request.num_tokens, len(reqs), self.engine.page_size)
+        total, rows = self.engine.pages.num_pages - 1, self.engine.rows.num_rows - 1
+        if needed > total:
+            self._fail(request, BadRequest(f"the request needs {needed} KV pages, this worker has {total}"))
+        elif len(reqs) > rows:
+            self._fail(request, BadRequest(f"n: got {len(reqs)}, this worker runs at most {rows} choices"))
+
+    def _admit(self) -> None:
+        """Oldest first; a request that does not fit yet holds back the ones behind it."""
+        while self._waiting and self.engine.rows.num_free >= len(self._waiting[0].reqs):
+            request = self._waiting[0]
+            choices = allocate_choices(
+                self.engine.pages,
+                len(request.assign.prompt_ids),
+                request.num_tokens,
+                len(request.reqs),
+                self.engine.page_size,
+                PageState.OWNED,
+            )
+            if choices is None:
+                return
+            self._waiting.pop(0)
+            for req, pages in zip(request.reqs, choices, strict=True):
+                self.engine.admit(req, pages)
+            self._computing.append(request)
+
+    def _chunk(self, request: UnifiedRequest, size: int) -> ExtendChunk:
+        prompt = request.reqs[0]
+        start, end = prompt.num_computed, prompt.num_computed + size
+        going_on = tuple(req for req in request.reqs if req.finish is None)
+        return ExtendChunk(prompt, start, end, going_on if end == prompt.prompt_len else ())
+
+    def _fork(self, request: UnifiedRequest) -> None:
+        """Every choice gets its partial page behind the launch that writes the prompt's, and decodes from the next."""
+        first, *others = request.reqs
+        forks = [req for req in others if req.finish is None]
+        sources, targets = partial_page_copies(
+            first.pages, [req.pages for req in forks], first.prompt_len, self.engine.page_size
+        )
+        self.engine.copy_pages(sources, targets)
+        if first.finish is not None:  # cancelled while the others needed the prompt
+            self.engine.release(first)
+        going_on = [req for req in request.reqs if req.finish is None and req.num_left > 0]
+        if going_on:
+            self._running.join(ScheduleBatch.launched(going_on, self.engine.device))
+
+    def _take_token(self, request: UnifiedRequest, req: Req, token: int) -> None:
+        seq = len(req.outputs)
+        req.append(token)
+        self._tokens.append(
+            ChoiceTokens(
+                req.request_id, req.attempt, req.choice, seq, (token,), "" if req.finish is None else req.finish
+            )
+        )
+        if seq < 2:
+            self._stamp(request, ("first token", "first decode")[seq])
+        if req.finish is not None:
+            self.engine.release(req)
+            if all(other.finish is not None for other in request.reqs):
+                self._stamp(request, "decode done")
+                self._token_stamps[req.request_id] = tuple(request.stamps)
+                del self._requests[request.key]
+
+    def _on_cancel(self, message: CancelRequest) -> None:
+        request = self._requests.get((message.request_id, message.attempt))
+        if request is None:
+            return
+        going_on = [req for req in request.reqs if req.finish is None]
+        cancelled = [req for req in going_on if message.choice in (-1, req.choice)]
+        if len(cancelled) == len(going_on):
+            self._end(request)
+            return
+        for req in cancelled:
+            req.finish = FinishReason.CANCELLED
+            is_prompt = req.choice == 0 and request in (*self._waiting, *self._computing)
+            if not is_prompt:  # else the other choices still need the prompt's row and pages
+                self.engine.release(req)
+
+    def _fail(self, request: UnifiedRequest, error: BatonError) -> None:
+        self.outbox.gateway.append(RequestFailed(*request.key, error.code, error.message))
+        self._end(request)
+
+    def _end(self, request: UnifiedRequest) -> None:
+        """The way out of a request that does not finish: gives everything back once."""
+        for queue in (self._waiting, self._computing):
+            if request in queue:
+                queue.remove(request)
+        for req in request.reqs:
+            req.finish = req.finish or FinishReason.CANCELLED
+            self.engine.release(req)
+        del self._requests[request.key]
+
+    def _stamp(self, request: UnifiedRequest, name: str) -> None:
+        if request.assign.timeline:
+            request.stamps.append(Stamp(name, self._clock.now(), self._worker_id))
