@@ -1,0 +1,81 @@
+"""The sockets of a decode worker towards prefill workers: it dials each one that it has messages for.
+
+What it does not know: requests, or who is a member: the gateway's Assign carries the address.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from protocol.errors import WireError
+from protocol.messages_gateway import WorkerAddress
+from protocol.messages_handoff import TO_DECODE, TO_PREFILL, ToDecode
+from runtime.bus import Dealer
+from runtime.log import get_log
+from scheduler.outbox import Outbox
+from transfer.interface import KvReceiver
+
+log = get_log("decode")
+
+
+class PrefillLink:
+    """`deliver(instance, message)` takes what arrives; `outbox.prefill` is what leaves."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        identity: bytes,
+        receiver: KvReceiver,
+        outbox: Outbox,
+        deliver: Callable[[int, ToDecode], None],
+    ) -> None:
+        self._context = context
+        self._identity = identity
+        self._receiver = receiver
+        self._outbox = outbox
+        self._deliver = deliver
+        self._dealers: dict[int, Dealer] = {}
+
+    def receive(self) -> None:
+        """Hands what has arrived to the core; what is malformed is logged and dropped."""
+        for instance, dealer in list(self._dealers.items()):
+            for raw in dealer.receive():
+                try:
+                    message = TO_DECODE.decode(raw)
+                except WireError as error:
+                    log.warning("bad message", source=instance, error=error.message)
+                    continue
+                self._deliver(instance, message)
+
+    def flush(self) -> None:
+        """Sends what the core has for prefill workers, dialling those that are new."""
+        for address, message in self._outbox.prefill:
+            dealer = self._dealers.get(address.instance) or self._dial(address)
+            if dealer is None or not dealer.send(TO_PREFILL.encode(message)):
+                log.warning("message not sent", to=address.worker_id, kind=type(message).__name__)
+        self._outbox.prefill.clear()
+
+    def forget(self, instance: int) -> None:
+        """A prefill worker is lost."""
+        if (dealer := self._dealers.pop(instance, None)) is not None:
+            dealer.close()
+
+    def pollables(self) -> Sequence[Any]:
+        """Every connection, and what the transfer waits on."""
+        return [*(dealer.socket for dealer in self._dealers.values()), *self._receiver.pollables()]
+
+    def close(self) -> None:
+        """Closes the sockets."""
+        for instance in list(self._dealers):
+            self.forget(instance)
+        self._receiver.close()
+
+    def _dial(self, address: WorkerAddress) -> Dealer | None:
+        try:
+            dealer = Dealer(self._context, address.peer, self._identity)
+        except zmq.ZMQError as error:
+            log.warning("cannot dial", worker=address.worker_id, address=address.peer, error=str(error))
+            return None
+        self._dealers[address.instance] = dealer
+        return dealer

@@ -1,0 +1,226 @@
+"""The process loop that prefill, decode and unified share: poll, hand messages to the core, step it, send its outbox.
+
+    gateway <-> Dealer <-> core.on_gateway / outbox.gateway
+    peers   <-> PeerLink <-> core.on_peer / outbox.prefill, outbox.decode
+
+It joins the gateway, sends heartbeats, and ends on a signal. What it does not know: what the core decides.
+"""
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import zmq
+
+from protocol.errors import BatonError, Unavailable, WireError
+from protocol.messages_gateway import (
+    TO_GATEWAY,
+    TO_WORKER,
+    Heartbeat,
+    Leaving,
+    PeerLost,
+    Refused,
+    Register,
+    RegisterAgain,
+    ToWorker,
+    Welcome,
+    WorkerStats,
+)
+from runtime.bus import Dealer, Wake
+from runtime.clock import Clock
+from runtime.log import get_log
+from runtime.process_life import StopSignal
+from scheduler.outbox import Outbox
+
+HEARTBEAT_S = 0.25
+REGISTER_AGAIN_S = 1.0
+JOIN_DEADLINE_S = 60.0
+IDLE_POLL_S = 0.05  # transports that cannot be polled for "done reading" are looked at this often
+
+log = get_log("worker")
+
+
+class Core(Protocol):
+    """A worker's decisions: PrefillWorker, DecodeWorker or UnifiedWorker."""
+
+    outbox: Outbox
+
+    def on_gateway(self, message: ToWorker) -> None:
+        """A message from the gateway."""
+        ...
+
+    def reset(self) -> None:
+        """The gateway is a new one."""
+        ...
+
+    def step(self) -> bool:
+        """One turn; never blocks; False when there was nothing to do."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a launch is in flight."""
+        ...
+
+    def stats(self) -> WorkerStats:
+        """Load for the heartbeat."""
+        ...
+
+
+class PeerLink(Protocol):
+    """The sockets between a worker and its peers of the other role."""
+
+    def receive(self) -> None:
+        """Hands what has arrived to the core."""
+        ...
+
+    def flush(self) -> None:
+        """Sends what the core's outbox holds for peers."""
+        ...
+
+    def forget(self, instance: int) -> None:
+        """A peer is lost."""
+        ...
+
+    def pollables(self) -> Sequence[Any]:
+        """What to wait on."""
+        ...
+
+    def close(self) -> None:
+        """Closes every socket."""
+        ...
+
+
+class NoPeers:
+    """The PeerLink of a worker without peers."""
+
+    def receive(self) -> None:
+        """Nobody sends."""
+
+    def flush(self) -> None:
+        """Nothing to send."""
+
+    def forget(self, instance: int) -> None:
+        """Nobody is known."""
+
+    def pollables(self) -> Sequence[Any]:
+        """Nothing."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class RefusedByGateway(BatonError):
+    """The gateway will not have this worker; its reason is the message."""
+
+    code = "refused"
+
+
+@dataclass
+class WorkerLoop:
+    """One worker process. `spin` polls without waiting while a launch is in flight: for devices that cannot wake us."""
+
+    core: Core
+    link: PeerLink
+    gateway: Dealer
+    register: Register
+    wake: Wake
+    stop: StopSignal
+    clock: Clock
+    on_ready: Callable[[], None]
+    spin: bool = False
+    _gateway_instance: int = 0
+    _next_beat: float = 0.0
+    _next_register: float = 0.0
+    _launch: int = -1
+    _launch_since: float = 0.0
+
+    def run(self) -> None:
+        """Serves until a stop signal; RefusedByGateway or Unavailable when it cannot join."""
+        deadline = self.clock.now() + JOIN_DEADLINE_S
+        progressed = True
+        while not self.stop.is_set():
+            self._wait(progressed)
+            self._receive()
+            progressed = self.core.step()
+            self._send()
+            if not self._gateway_instance and self.clock.now() > deadline:
+                raise Unavailable(f"no answer from the gateway in {JOIN_DEADLINE_S:.0f} s")
+        self._leave()
+
+    def _wait(self, progressed: bool) -> None:
+        busy = self.core.busy
+        timeout_s = 0.0 if progressed or (busy and self.spin) else min(self._next_beat - self.clock.now(), IDLE_POLL_S)
+        poller = zmq.Poller()
+        for each in (self.gateway.socket, self.wake.fd, self.stop.fd, *self.link.pollables()):
+            poller.register(each, zmq.POLLIN)
+        poller.poll(max(0.0, timeout_s) * 1e3)
+        self.wake.clear()
+        self.stop.clear_wakeup()
+
+    def _receive(self) -> None:
+        for raw in self.gateway.receive():
+            try:
+                message = TO_WORKER.decode(raw)
+            except WireError as error:
+                log.warning("bad message", source="gateway", error=error.message)
+                continue
+            self._on_gateway(message)
+        self.link.receive()
+
+    def _on_gateway(self, message: ToWorker) -> None:
+        if isinstance(message, Refused):
+            raise RefusedByGateway(message.reason)
+        if isinstance(message, Welcome | RegisterAgain):
+            if self._gateway_instance not in (0, message.gateway_instance):
+                log.warning("gateway restarted", instance=message.gateway_instance)
+                self.core.reset()
+            if isinstance(message, RegisterAgain):
+                self._next_register = 0.0
+                self._gateway_instance = 0
+            elif not self._gateway_instance:
+                self._gateway_instance = message.gateway_instance
+                self.on_ready()
+            return
+        if isinstance(message, PeerLost):
+            log.warning("peer lost", worker=message.worker_id, instance=message.instance)
+        self.core.on_gateway(message)
+        if isinstance(message, PeerLost):
+            self.link.flush()
+            self.link.forget(message.instance)
+
+    def _send(self) -> None:
+        self.link.flush()
+        outbox = self.core.outbox
+        for message in outbox.gateway:
+            self.gateway.send(TO_GATEWAY.encode(message))
+        outbox.gateway.clear()
+        now = self.clock.now()
+        if not self._gateway_instance and now >= self._next_register:
+            self._next_register = now + REGISTER_AGAIN_S
+            self.gateway.send(TO_GATEWAY.encode(replace(self.register, stats=self.core.stats())))
+        if now >= self._next_beat:
+            self._next_beat = now + HEARTBEAT_S
+            self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        if not self._gateway_instance:
+            return
+        stats = self.core.stats()
+        if stats.num_launches != self._launch or not self.core.busy:
+            self._launch, self._launch_since = stats.num_launches, now
+        address = self.register.address
+        beat = Heartbeat(address.worker_id, address.instance, stats, now - self._launch_since)
+        self.gateway.send(TO_GATEWAY.encode(beat))
+
+    def _leave(self) -> None:
+        address = self.register.address
+        self.gateway.send(TO_GATEWAY.encode(Leaving(address.worker_id, address.instance)))
+        log.info("leaving", signal=self.stop.received.name if self.stop.received else "")
+
+
+def host_name() -> str:
+    """This host's name, for people."""
+    return socket.gethostname()

@@ -1,0 +1,231 @@
+"""A whole deployment in one process: real cores and state machines, an in-process network, no gateway process.
+
+The cluster plays the gateway's part: it assigns, collects tokens by (attempt, seq), and cancels. What it does not know:
+sockets, HTTP, text.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from decode.worker import DecodeWorker
+from model.paged_kv import PagedKv
+from model.runner import Runner
+from prefill.worker import PrefillWorker
+from protocol.messages_gateway import (
+    Assign,
+    CancelRequest,
+    ChoiceTokens,
+    FirstToken,
+    PeerLost,
+    RequestFailed,
+    Tokens,
+    ToGateway,
+    WorkerAddress,
+)
+from protocol.request import SamplingParams
+from runtime.clock import MonotonicClock
+from scheduler.engine import Engine
+from scheduler.streams_host import HostStream, InlineStream
+from transfer.backend_inproc import InprocNetwork
+from unified.worker import UnifiedWorker
+
+Worker = PrefillWorker | DecodeWorker | UnifiedWorker
+
+
+@dataclass
+class Answer:
+    """What the gateway would have of one choice. `seqs` counts how often each seq arrived."""
+
+    tokens: dict[int, int] = field(default_factory=dict)
+    finish: str = ""
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens in order; a gap is an assertion error."""
+        assert sorted(self.tokens) == list(range(len(self.tokens))), f"gap in {sorted(self.tokens)}"
+        return [self.tokens[seq] for seq in range(len(self.tokens))]
+
+    def take(self, piece: ChoiceTokens) -> None:
+        """Adds a piece; a repeat must say the same."""
+        for offset, token in enumerate(piece.token_ids):
+            seq = piece.seq + offset
+            assert self.tokens.setdefault(seq, token) == token, f"seq {seq} came twice with different tokens"
+        if piece.finish:
+            assert self.finish in ("", piece.finish)
+            self.finish = piece.finish
+
+
+class Cluster:
+    """`topology` is like "2P1D" or "1U". Workers share one runner; each has KV of its own."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        topology: str,
+        *,
+        overlap: bool = True,
+        page_size: int = 16,
+        chunk_size: int = 32,
+        num_pages: int = 512,
+        max_requests: int = 32,
+        network: InprocNetwork | None = None,
+        max_context: int | None = None,
+    ) -> None:
+        self.runner = runner
+        self.network = network or InprocNetwork()
+        self.answers: dict[tuple[str, int], Answer] = {}
+        self.failures: dict[str, RequestFailed] = {}
+        self.first_tokens: set[tuple[str, int]] = set()
+        self.prefills: dict[int, PrefillWorker] = {}
+        self.decodes: dict[int, DecodeWorker] = {}
+        self.unifieds: list[UnifiedWorker] = []
+        self.addresses: dict[int, WorkerAddress] = {}
+        self.assigned: dict[str, Worker] = {}
+        self.on_message: Callable[[ToGateway], None] = lambda message: None
+        self._next = 0
+        clock = MonotonicClock()
+        counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
+
+        def engine() -> Engine:
+            layout = runner.kv_layout(page_size)
+            return Engine(
+                runner,
+                PagedKv(layout, num_pages),
+                max_requests=max_requests,
+                max_context=max_context or runner.config.context_length,
+                forward=HostStream("forward"),
+                schedule=InlineStream(),
+                device=torch.device("cpu"),
+                debug=True,
+            )
+
+        fingerprint = runner.fingerprint(page_size)
+        for index in range(counts.get("P", 0)):
+            address = WorkerAddress(f"prefill-{index}", 100 + index, peer=f"inproc-{100 + index}")
+            self.addresses[address.instance] = address
+            self.prefills[address.instance] = PrefillWorker(
+                (e := engine()),
+                self.network.sender(e.kv, address.instance),
+                address,
+                fingerprint,
+                clock,
+                overlap=overlap,
+                chunk_size=chunk_size,
+            )
+        for index in range(counts.get("D", 0)):
+            instance = 200 + index
+            e = engine()
+            receiver = self.network.receiver(e.kv)
+            address = WorkerAddress(f"decode-{index}", instance, data=receiver.address)
+            self.addresses[instance] = address
+            self.decodes[instance] = DecodeWorker(e, receiver, address, fingerprint, clock, overlap=overlap)
+        for index in range(counts.get("U", 0)):
+            self.unifieds.append(
+                UnifiedWorker(engine(), f"unified-{index}", clock, overlap=overlap, chunk_size=chunk_size)
+            )
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Every worker."""
+        return [*self.prefills.values(), *self.decodes.values(), *self.unifieds]
+
+    def assign(self, request_id: str, prompt: list[int], sampling: SamplingParams, n: int = 1) -> None:
+        """Round robin over pairs."""
+        self._next += 1
+        for choice in range(n):
+            self.answers[request_id, choice] = Answer()
+        prefill = None
+        worker: Worker
+        if self.unifieds:
+            worker = self.unifieds[self._next % len(self.unifieds)]
+        else:
+            worker = list(self.decodes.values())[self._next % len(self.decodes)]
+            prefill = self.addresses[list(self.prefills)[(self._next // 2) % len(self.prefills)]]
+        self.assigned[request_id] = worker
+        worker.on_gateway(Assign(request_id, 0, tuple(prompt), sampling, n, prefill))
+
+    def cancel(self, request_id: str, choice: int = -1) -> None:
+        """A client leaves."""
+        self.assigned[request_id].on_gateway(CancelRequest(request_id, 0, choice))
+
+    def lose_prefill(self, instance: int) -> None:
+        """The gateway declares a prefill worker lost; it is not stepped any more."""
+        worker = self.prefills.pop(instance)
+        worker.engine.close()
+        for decode in self.decodes.values():
+            decode.on_gateway(PeerLost(self.addresses[instance].worker_id, instance))
+
+    def step(self) -> bool:
+        """One turn of every worker, then of the network."""
+        progressed = False
+        for worker in self.workers:
+            progressed |= worker.step()
+            self._deliver(worker)
+        return progressed
+
+    def run(self, until: Callable[[], bool] | None = None, max_idle: int = 20_000) -> None:
+        """Steps until `until()`, or until every answer has ended and the ledgers are at rest."""
+        done = until or self.at_rest
+        idle = 0
+        while not done():
+            if self.step():
+                idle = 0
+                continue
+            idle += 1
+            assert idle < max_idle, "the cluster hangs"
+            for worker in self.workers:
+                if worker.engine.in_flight and (event := worker.engine.in_flight[0].copy_done) is not None:
+                    event.synchronize()
+                    break
+
+    def at_rest(self) -> bool:
+        """Nothing queued, in flight or owned anywhere."""
+        return all(
+            (pages := worker.engine.pages.counts()).free == pages.total
+            and not worker.engine.in_flight
+            and worker.engine.rows.num_free == worker.engine.rows.num_rows - 1
+            and worker.stats().waiting == 0
+            for worker in self.workers
+        )
+
+    def check(self) -> None:
+        """The ledger of every worker adds up."""
+        for worker in self.workers:
+            worker.engine.pages.check()
+
+    def close(self) -> None:
+        """Ends the forward threads."""
+        for worker in self.workers:
+            worker.engine.close()
+
+    def _deliver(self, worker: Worker) -> None:
+        outbox = worker.outbox
+        for to_gateway in outbox.gateway:
+            self._on_gateway(to_gateway)
+        outbox.gateway.clear()
+        for address, to_prefill in outbox.prefill:
+            if (prefill := self.prefills.get(address.instance)) is not None:
+                assert isinstance(worker, DecodeWorker)
+                prefill.on_peer(self._instance_of(worker), to_prefill)
+        outbox.prefill.clear()
+        for instance, to_decode in outbox.decode:
+            assert isinstance(worker, PrefillWorker)
+            self.decodes[instance].on_peer(self._instance_of(worker), to_decode)
+        outbox.decode.clear()
+
+    def _instance_of(self, worker: Worker) -> int:
+        pools = {**self.prefills, **self.decodes}
+        return next(instance for instance, each in pools.items() if each is worker)
+
+    def _on_gateway(self, message: ToGateway) -> None:
+        self.on_message(message)
+        if isinstance(message, FirstToken | Tokens):
+            for piece in message.choices:
+                if isinstance(message, FirstToken):
+                    self.first_tokens.add((piece.request_id, piece.choice))
+                self.answers[piece.request_id, piece.choice].take(piece)
+        elif isinstance(message, RequestFailed):
+            assert message.request_id not in self.failures, "a request fails once"
+            self.failures[message.request_id] = message

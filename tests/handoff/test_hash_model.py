@@ -1,0 +1,41 @@
+"""Whole engines over the in-process network, with a model whose next token is a hash of the KV actually present."""
+
+import random
+
+import pytest
+
+from model.fake import FakeRunner
+from protocol.request import SamplingParams
+from tests.cluster import Cluster
+
+
+def greedy(max_tokens: int, **more: object) -> SamplingParams:
+    """Greedy parameters."""
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "2P2D", "1U"])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk_size", [0, 7])
+def test_every_token_is_right(topology: str, overlap: bool, page_size: int, chunk_size: int) -> None:
+    runner = FakeRunner(context_length=512)
+    cluster = Cluster(
+        runner, topology, overlap=overlap, page_size=page_size, chunk_size=chunk_size, num_pages=4000 // page_size
+    )
+    rng = random.Random(f"{topology}{overlap}{page_size}{chunk_size}")
+    requests = {}
+    for index in range(12):
+        prompt = [rng.randrange(runner.vocab_size) for _ in range(rng.randint(1, 60))]
+        params = greedy(rng.randint(1, 20))
+        requests[f"r{index}"] = (prompt, params)
+        cluster.assign(f"r{index}", prompt, params, n=1 + index % 3)
+    cluster.run()
+    cluster.check()
+    for name, (prompt, params) in requests.items():
+        expected = runner.expected_tokens(prompt, params.max_tokens)
+        for choice in range(1 + int(name[1:]) % 3):
+            assert cluster.answers[name, choice].ids == expected
+            assert cluster.answers[name, choice].finish == "length"
+    assert not cluster.failures
+    cluster.close()
