@@ -25,7 +25,8 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q
 TOOLS  := $(PY) -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo bench test check test-full test-gpu format clean check-static check-types check-unit
+.PHONY: help setup serve demo bench check test test-full test-gpu format clean \
+  check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
@@ -48,13 +49,20 @@ bench: $(READY) ## measure a prefill + decode pair beside a unified worker on th
 # ---- gates ----
 
 check: $(READY) ## format, lint, strict types, import contracts, unit tests: under a minute
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target check-static check-unit
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target \
+	  check-unit check-types check-format check-lint check-imports
 
-check-static:
+check-format:
 	@$(TOOLS) ruff format --check --quiet . || { echo "Not formatted. Run: make format"; exit 1; }
+
+check-lint:
 	@$(TOOLS) ruff check --quiet .
-	@$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
+
+check-types:
 	@$(TOOLS) mypy
+
+check-imports:
+	@$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
 
 check-unit:
 	@$(PYTEST)
