@@ -21,7 +21,7 @@ def open_sender(backend: str, memory: PageMemory, instance: int, context: zmq.Co
 
 
 def open_receiver(backend: str, memory: PageMemory, host: str, context: zmq.Context[Any]) -> KvReceiver:
-    """The receiver of a decode worker that peers reach at `host`. ConfigError for an unknown backend or a wrong host."""
+    """The receiver of a decode worker that peers reach at `host`. ConfigError for a wrong backend or host."""
     _check(backend)
     return zmq_receiver(memory, host, context)
 

@@ -1,0 +1,126 @@
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import WireError
+from protocol.frame import (
+    HEADER_BYTES,
+    LAST_LAYER,
+    LAST_MESSAGE,
+    MAGIC,
+    VERSION,
+    FrameHeader,
+    LastMessage,
+    extend_digest,
+    pack_header,
+    seal,
+    unpack_header,
+    verify,
+)
+from protocol.messages_gateway import Stamp
+
+HEADER = FrameHeader(
+    layer=3,
+    sender_instance=2**62 - 1,
+    reservation=2**40,
+    attempt=1,
+    sequence=7,
+    page_start=5,
+    num_pages=2,
+    num_tokens=17,
+    payload_bytes=0,
+)
+U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+
+
+@given(
+    st.builds(
+        FrameHeader,
+        layer=U16,
+        sender_instance=U64,
+        reservation=U64,
+        attempt=U32,
+        sequence=U32,
+        page_start=U32,
+        num_pages=U32,
+        num_tokens=U32,
+        payload_bytes=U32,
+        checksum=U64,
+    )
+)
+def test_header_survives_the_wire(header: FrameHeader) -> None:
+    raw = pack_header(header)
+    assert len(raw) == HEADER_BYTES
+    assert unpack_header(raw) == header
+    assert header.is_last == (header.layer == LAST_LAYER)
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=4))
+def test_parts_count_as_joined(payload: bytes, cuts: list[int]) -> None:
+    edges = [0, *sorted(min(cut, len(payload)) for cut in cuts), len(payload)]
+    parts = [memoryview(payload)[start:end] for start, end in pairwise(edges)]
+    sealed = seal(HEADER, *parts)
+    assert sealed == seal(HEADER, payload)
+    assert sealed.payload_bytes == len(payload)
+    verify(sealed, payload)
+    verify(sealed, *parts)
+
+
+def test_any_turned_bit_is_noticed() -> None:
+    payload = bytes(range(64))
+    raw = pack_header(seal(HEADER, payload)) + payload
+    for position in range(8 * len(raw)):
+        damaged = bytearray(raw)
+        damaged[position // 8] ^= 1 << position % 8
+        with pytest.raises(WireError):
+            verify(unpack_header(bytes(damaged[:HEADER_BYTES])), bytes(damaged[HEADER_BYTES:]))
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(FrameHeader)])
+def test_any_other_field_value_is_noticed(field: str) -> None:
+    sealed = seal(HEADER, b"payload")
+    with pytest.raises(WireError):
+        verify(replace(sealed, **{field: getattr(sealed, field) ^ 1}), b"payload")
+
+
+@pytest.mark.parametrize("size", [0, 1, HEADER_BYTES - 1, HEADER_BYTES + 1])
+def test_header_of_another_size_is_refused(size: int) -> None:
+    with pytest.raises(WireError, match=f"{size} bytes"):
+        unpack_header(bytes(size))
+
+
+def test_foreign_magic_and_version_are_named() -> None:
+    raw = bytearray(pack_header(HEADER))
+    raw[0] ^= 0xFF
+    with pytest.raises(WireError, match=f"expected {MAGIC:#x}"):
+        unpack_header(raw)
+    raw = bytearray(pack_header(HEADER))
+    raw[4] += 1
+    with pytest.raises(WireError, match=f"version {VERSION + 1}, expected {VERSION}"):
+        unpack_header(raw)
+
+
+def test_payload_of_another_length_is_refused_by_length() -> None:
+    sealed = seal(HEADER, b"payload")
+    with pytest.raises(WireError, match="payload of 6 bytes, its header says 7"):
+        verify(sealed, b"payloa")
+
+
+@given(st.lists(U64, max_size=6).flatmap(lambda sums: st.tuples(st.just(sums), st.permutations(sums))))
+def test_digest_does_not_depend_on_order(orders: tuple[list[int], list[int]]) -> None:
+    digests = []
+    for checksums in orders:
+        digest = 0
+        for checksum in checksums:
+            digest = extend_digest(digest, replace(HEADER, checksum=checksum))
+        digests.append(digest)
+    assert digests[0] == digests[1]
+    assert 0 <= digests[0] < 2**64
+
+
+def test_last_message_survives_the_wire() -> None:
+    last = LastMessage((5, 6), 12, 2**64 - 1, (Stamp("sent", 1.5, "p0"),))
+    assert LAST_MESSAGE.decode(LAST_MESSAGE.encode(last)) == last

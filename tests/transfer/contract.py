@@ -1,0 +1,309 @@
+"""What every backend must do: one suite, inherited by the test class of each backend."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import pytest
+import zmq
+
+from protocol.errors import WireError
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import Stamp, WorkerAddress
+from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from transfer.interface import (
+    WINDOW_BYTES,
+    CreditReturned,
+    Delivered,
+    FirstFrame,
+    FrameRejected,
+    KvReceiver,
+    KvSender,
+    PageMemory,
+    ReceiverEvent,
+    Rejection,
+    Target,
+    TransferFailed,
+)
+
+PREFILL, DECODE = 11, 22
+NUM_PAGES = 12
+E = TypeVar("E")
+
+
+class Network(Protocol):
+    """Makes the two ends of one backend."""
+
+    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> KvSender: ...
+
+    def receiver(self, memory: PageMemory) -> KvReceiver: ...
+
+
+class Pair:
+    """One prefill and one decode end, driven as two workers would: credit goes back, events are kept."""
+
+    def __init__(self, network: Network, layout: KvLayout = LAYOUT, window: int = WINDOW_BYTES) -> None:
+        self.source = HostMemory(layout, NUM_PAGES, seed=1)
+        self.pool = HostMemory(layout, NUM_PAGES, seed=2)
+        self.before = bytes(self.pool.pool)
+        self.sender = network.sender(self.source, PREFILL, window)
+        self.receiver = network.receiver(self.pool)
+        self.peer = WorkerAddress("d0", DECODE, data=self.receiver.address)
+        self.events: list[ReceiverEvent] = []
+
+    def open(self, reservation: int, source: list[int], target: list[int], num_tokens: int) -> Target:
+        self.receiver.reserve(reservation, 0, PREFILL, target, num_tokens)
+        transfer = Target(self.peer, reservation, 0)
+        self.sender.open(transfer, source, num_tokens)
+        return transfer
+
+    def send_all(self, transfer: Target, num_tokens: int) -> None:
+        for layer in range(self.source.layout.num_layers):
+            self.sender.layer_ready(transfer, layer, num_tokens)
+        self.sender.finish(transfer, (5,))
+
+    def poll(self) -> list[ReceiverEvent]:
+        """One turn of the decode worker's loop, which may find nothing."""
+        _wait(self.receiver)
+        events = self.receiver.poll()
+        for event in events:
+            if isinstance(event, CreditReturned):
+                self.sender.add_credit(DECODE, event.num_bytes)
+        self.events += events
+        return events
+
+    def until(self, met: Callable[[], bool]) -> None:
+        for _ in range(400):
+            if met():
+                return
+            self.poll()
+        raise AssertionError(f"not reached; events were {self.events}")
+
+    def settle(self, polls: int = 4) -> None:
+        """Until nothing has come for so many polls."""
+        quiet = 0
+        while quiet < polls:
+            quiet = 0 if self.poll() else quiet + 1
+
+    def seen(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def rejections(self) -> Counter[Rejection]:
+        return Counter(event.reason for event in self.seen(FrameRejected))
+
+    def close(self) -> None:
+        self.sender.close()
+        self.receiver.close()
+
+
+def _wait(receiver: KvReceiver) -> None:
+    sockets = receiver.pollables()
+    if sockets:
+        zmq.select(sockets, [], [], timeout=0.05)
+
+
+class KvContract:
+    """Inherit, and give a fixture `network`."""
+
+    @pytest.fixture
+    def pair(self, network: Network) -> Iterator[Pair]:
+        pair = Pair(network)
+        yield pair
+        pair.close()
+
+    @pytest.mark.parametrize("num_tokens", [1, 3, 4, 10, 16])
+    @pytest.mark.parametrize("chunk", [1, 5, 100])
+    def test_kv_arrives_exactly_and_touches_nothing_else(self, pair: Pair, num_tokens: int, chunk: int) -> None:
+        source, target = [3, 4, 9, 1], [10, 2, 3, 7]
+        count = LAYOUT.num_pages(num_tokens)
+        transfer = pair.open(1, source[:count], target[:count], num_tokens)
+        for final in [*range(chunk, num_tokens, chunk), num_tokens]:
+            for layer in range(LAYOUT.num_layers):
+                pair.sender.layer_ready(transfer, layer, final)
+        stamps = (Stamp("prefilled", 1.0, "p0"),)
+        pair.sender.finish(transfer, (5, 6), stamps)
+        pair.until(lambda: bool(pair.seen(Delivered)))
+        pair.sender.delivered(transfer)
+        (delivered,) = pair.seen(Delivered)
+        assert (delivered.reservation, delivered.last.first_tokens, delivered.last.stamps) == (1, (5, 6), stamps)
+        assert pair.seen(FirstFrame) == [FirstFrame(1)]
+        assert pair.events.index(FirstFrame(1)) < pair.events.index(delivered)
+        assert pair.rejections() == {}
+        assert pair.pool.pool == expected_pool(pair.before, pair.pool, target, pair.source, source, num_tokens)
+        pair.until(lambda: not pair.sender.is_reading(transfer))
+        assert pair.sender.counters["bytes_in_flight_now"] == 0
+
+    def test_large_pages_travel_as_views_of_page_memory(self, network: Network) -> None:
+        layout = KvLayout(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")  # 128 KiB a page
+        pair = Pair(network, layout)
+        source, target = [8, 1, 2, 6], [4, 5, 9, 1]
+        transfer = pair.open(1, source, target, 250)
+        pair.send_all(transfer, 250)
+        pair.until(lambda: bool(pair.seen(Delivered)))
+        pair.until(lambda: not pair.sender.is_reading(transfer))
+        assert pair.pool.pool == expected_pool(pair.before, pair.pool, target, pair.source, source, 250)
+        pair.close()
+
+    def test_a_page_is_being_read_until_the_peer_has_taken_or_lost_it(self, network: Network) -> None:
+        layout = KvLayout(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")
+        pair = Pair(network, layout)
+        transfer = Target(WorkerAddress("gone", 99, data=_closed_address(network)), 1, 0)
+        pair.sender.open(transfer, [1, 2], 128)
+        pair.send_all(transfer, 128)
+        pair.sender.cancel(transfer)
+        pair.sender.drop_peer(99)
+        pair.until(lambda: not pair.sender.is_reading(transfer))
+        assert pair.sender.counters["transfers_now"] == 0
+        assert pair.sender.counters["transfers_cancelled"] == 1
+        pair.close()
+
+    def test_two_transfers_to_one_peer_do_not_mix(self, pair: Pair) -> None:
+        one = pair.open(1, [1, 2], [3, 4], 7)
+        two = pair.open(2, [5], [6], 2)
+        for layer in range(LAYOUT.num_layers):
+            pair.sender.layer_ready(one, layer, 7)
+            pair.sender.layer_ready(two, layer, 2)
+        pair.sender.finish(two, (2,))
+        pair.sender.finish(one, (1,))
+        pair.until(lambda: len(pair.seen(Delivered)) == 2)
+        assert [(event.reservation, event.last.first_tokens) for event in pair.seen(Delivered)] == [
+            (2, (2,)),
+            (1, (1,)),
+        ]
+        want = expected_pool(pair.before, pair.pool, [3, 4], pair.source, [1, 2], 7)
+        assert pair.pool.pool == expected_pool(want, pair.pool, [6], pair.source, [5], 2)
+
+    def test_released_pages_are_not_written_and_credit_still_returns(self, pair: Pair) -> None:
+        transfer = pair.open(1, [1, 2, 3], [4, 6, 8], 12)
+        pair.sender.layer_ready(transfer, 0, 12)
+        pair.until(lambda: bool(pair.seen(FirstFrame)))
+        pair.receiver.release(1)
+        pair.receiver.release(1)
+        landed = bytes(pair.pool.pool)
+        for layer in (1, 2):
+            pair.sender.layer_ready(transfer, layer, 12)
+        pair.sender.finish(transfer, (5,))
+        pair.until(lambda: pair.rejections()[Rejection.UNKNOWN_RESERVATION] == 3)
+        assert pair.pool.pool == landed
+        assert pair.seen(Delivered) == []
+        assert pair.receiver.counters["reservations_now"] == 0
+        assert pair.receiver.counters["rejected_unknown_reservation"] == 3
+        assert pair.sender.counters["bytes_in_flight_now"] == 0
+
+    def test_credit_bounds_what_a_receiver_that_does_not_poll_can_have_in_flight(self, network: Network) -> None:
+        window = 5 * LAYOUT.page_bytes
+        pair = Pair(network, window=window)
+        transfer = pair.open(1, [1, 2], [3, 4], 8)
+        other = pair.open(2, [5, 6], [7, 8], 8)
+        pair.send_all(transfer, 8)
+        pair.send_all(other, 8)
+        for _ in range(3):
+            pair.sender.pump()
+            assert 0 < pair.sender.counters["bytes_in_flight_now"] <= window
+        assert pair.sender.counters["frames_waiting_now"] == 6
+        pair.until(lambda: len(pair.seen(Delivered)) == 2)
+        assert pair.sender.counters["bytes_in_flight_now"] == 0
+        assert sum(event.num_bytes for event in pair.seen(CreditReturned)) > 6 * LAYOUT.page_bytes
+        want = expected_pool(pair.before, pair.pool, [3, 4], pair.source, [1, 2], 8)
+        assert pair.pool.pool == expected_pool(want, pair.pool, [7, 8], pair.source, [5, 6], 8)
+        pair.close()
+
+    def test_a_frame_larger_than_the_window_goes_alone(self, network: Network) -> None:
+        pair = Pair(network, window=1)
+        pair.send_all(pair.open(1, [1], [3], 4), 4)
+        assert pair.sender.counters["frames"] == 1
+        pair.until(lambda: bool(pair.seen(Delivered)))
+        assert pair.sender.counters["frames"] == LAYOUT.num_layers + 1
+        pair.close()
+
+    def test_cancel_stops_what_is_queued(self, network: Network) -> None:
+        pair = Pair(network, window=1)
+        transfer = pair.open(1, [1], [3], 4)
+        other = pair.open(2, [2], [4], 4)
+        pair.send_all(transfer, 4)
+        pair.send_all(other, 4)
+        pair.sender.cancel(transfer)
+        pair.sender.cancel(transfer)
+        pair.until(lambda: bool(pair.seen(Delivered)))
+        pair.settle()
+        assert [event.reservation for event in pair.seen(Delivered)] == [2]
+        assert pair.sender.counters["frames"] == 1 + LAYOUT.num_layers + 1
+        assert pair.sender.counters["frames_waiting_now"] == 0
+        assert pair.seen(TransferFailed) == []
+        pair.close()
+
+    def test_calls_about_a_transfer_that_has_ended_do_nothing(self, pair: Pair) -> None:
+        transfer = pair.open(1, [1], [3], 4)
+        pair.sender.drop_peer(DECODE)
+        pair.sender.drop_peer(DECODE)
+        pair.send_all(transfer, 4)
+        pair.sender.delivered(transfer)
+        pair.sender.cancel(transfer)
+        pair.sender.add_credit(DECODE, 100)
+        pair.sender.pump()
+        pair.settle()
+        assert pair.events == []
+        assert not pair.sender.is_reading(transfer)
+        assert pair.sender.counters["transfers_cancelled"] == 1
+        assert "frames" not in pair.sender.counters
+        assert pair.pool.pool == pair.before
+
+    def test_a_dropped_peer_can_be_met_again(self, pair: Pair) -> None:
+        pair.send_all(pair.open(1, [1], [3], 4), 4)
+        pair.sender.drop_peer(DECODE)
+        pair.settle()
+        pair.receiver.release(1)
+        pair.send_all(pair.open(2, [2], [4], 4), 4)
+        pair.until(lambda: 2 in [event.reservation for event in pair.seen(Delivered)])
+        assert pair.sender.counters["transfers_now"] == 1
+
+    def test_a_vanished_peer_blocks_nobody(self, network: Network) -> None:
+        pair = Pair(network)
+        gone = WorkerAddress("gone", 99, data=_closed_address(network))
+        lost = [Target(gone, number, 0) for number in range(3)]
+        for target in lost:
+            pair.sender.open(target, [1, 2], 8)
+            pair.send_all(target, 8)
+        pair.send_all(pair.open(7, [1], [3], 4), 4)
+        pair.until(lambda: bool(pair.seen(Delivered)))
+        pair.sender.drop_peer(99)
+        pair.until(lambda: not any(map(pair.sender.is_reading, lost)))
+        assert pair.sender.counters["transfers_cancelled"] == 3
+        pair.close()
+
+    def test_the_same_transfer_twice_and_a_wrong_address_are_refused(self, pair: Pair) -> None:
+        transfer = pair.open(1, [1], [3], 4)
+        with pytest.raises(WireError, match="reservation 1 attempt 0"):
+            pair.sender.open(transfer, [1], 4)
+        for address in ("", "tcp://", "tcp://127.0.0.1:notaport", "nowhere"):
+            with pytest.raises(WireError, match="data address"):
+                pair.sender.open(Target(WorkerAddress("x", 5, data=address), 1, 0), [1], 4)
+        pair.send_all(transfer, 4)
+        pair.until(lambda: bool(pair.seen(Delivered)))
+        assert pair.sender.counters["transfers_now"] == 1
+
+    def test_a_poll_lands_a_bounded_amount(self, pair: Pair) -> None:
+        pair.send_all(pair.open(1, [1], [3], 4), 4)
+        landed: list[Any] = []
+        for _ in range(100):
+            _wait(pair.receiver)
+            events = pair.receiver.poll(max_bytes=1)
+            assert sum(isinstance(event, CreditReturned) for event in events) <= 1
+            landed += events
+            if any(isinstance(event, Delivered) for event in events):
+                break
+        assert sum(isinstance(event, CreditReturned) for event in landed) == LAYOUT.num_layers + 1
+
+    def test_closing_twice_leaves_nothing(self, pair: Pair) -> None:
+        transfer = pair.open(1, [1, 2], [3, 4], 8)
+        pair.send_all(transfer, 8)
+        pair.close()
+        pair.close()
+        assert pair.sender.counters["transfers_now"] == 0
+        assert pair.receiver.counters["reservations_now"] == 0
+
+
+def _closed_address(network: Network) -> str:
+    receiver = network.receiver(HostMemory(LAYOUT, 2, seed=3))
+    receiver.close()
+    return receiver.address

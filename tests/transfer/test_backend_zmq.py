@@ -1,0 +1,145 @@
+"""The contract over real sockets, and what strangers may send."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from protocol.errors import ConfigError
+from protocol.frame import FrameHeader, pack_header, seal
+from tests.transfer.contract import PREFILL, KvContract, Pair
+from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from transfer.backend_zmq import zmq_receiver, zmq_sender
+from transfer.backends import open_receiver, open_sender
+from transfer.interface import (
+    FRAME_BYTES,
+    WINDOW_BYTES,
+    Delivered,
+    FrameRejected,
+    KvReceiver,
+    KvSender,
+    PageMemory,
+    Rejection,
+    TransferFailed,
+)
+
+
+class ZmqNetwork:
+    """Sockets on the loopback, ports chosen by the system."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+
+    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> KvSender:
+        return zmq_sender(memory, instance, self.context, window)
+
+    def receiver(self, memory: PageMemory) -> KvReceiver:
+        return zmq_receiver(memory, "127.0.0.1", self.context)
+
+
+@pytest.fixture
+def network() -> Iterator[ZmqNetwork]:
+    made = ZmqNetwork()
+    yield made
+    ended = threading.Thread(target=made.context.term, daemon=True)  # hangs if a socket was left open
+    ended.start()
+    ended.join(10)
+    assert not ended.is_alive()
+
+
+@pytest.fixture
+def pair(network: ZmqNetwork) -> Iterator[Pair]:
+    made = Pair(network)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stranger(network: ZmqNetwork, pair: Pair) -> Iterator["zmq.Socket[Any]"]:
+    push = network.context.socket(zmq.PUSH)
+    push.setsockopt(zmq.LINGER, 0)
+    push.connect(pair.receiver.address)
+    yield push
+    push.close(0)
+
+
+class TestZmq(KvContract):
+    pass
+
+
+GARBAGE = [
+    [b""],
+    [b"hello"],
+    [b"x" * 56],
+    [b"", b"", b""],
+    [b"\xff" * 56, b"y" * 1000],
+    [pack_header(FrameHeader(0, 0, 0, 0, 0, 0, 0, 0, 0))],
+    [b"z"] * 50,
+]
+
+
+def test_a_strangers_garbage_is_counted_and_harmless(pair: Pair, stranger: "zmq.Socket[Any]") -> None:
+    transfer = pair.open(1, [1, 2], [3, 4], 6)
+    for garbage in GARBAGE:
+        stranger.send_multipart(garbage)
+    pair.until(lambda: len(pair.seen(FrameRejected)) == len(GARBAGE))
+    assert pair.pool.pool == pair.before
+    pair.send_all(transfer, 6)
+    pair.until(lambda: bool(pair.seen(Delivered)))
+    assert pair.pool.pool == expected_pool(pair.before, pair.pool, [3, 4], pair.source, [1, 2], 6)
+    assert pair.receiver.counters["rejected_malformed"] == len(GARBAGE) - 1
+
+
+def test_what_speaks_another_protocol_or_sends_too_much_is_cut_off(pair: Pair, stranger: "zmq.Socket[Any]") -> None:
+    host, port = pair.receiver.address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        stranger.send(bytes(FRAME_BYTES + 1))
+        pair.send_all(pair.open(1, [1, 2], [3, 4], 6), 6)
+        pair.until(lambda: bool(pair.seen(Delivered)))
+        pair.settle()
+    assert pair.seen(FrameRejected) == []
+
+
+def test_a_damaged_payload_fails_its_transfer(pair: Pair, stranger: "zmq.Socket[Any]") -> None:
+    pair.receiver.reserve(1, 0, PREFILL, [3], 4)
+    payload = bytes(LAYOUT.page_bytes)
+    header = seal(FrameHeader(0, PREFILL, 1, 0, 0, 0, 1, 4, 0), payload)
+    stranger.send_multipart([pack_header(header), payload[:-1] + b"\x01"])
+    pair.until(lambda: bool(pair.seen(TransferFailed)))
+    stranger.send_multipart([pack_header(header), payload])
+    pair.until(lambda: len(pair.seen(FrameRejected)) == 2)
+    assert pair.rejections() == {Rejection.CHECKSUM: 1, Rejection.NOT_RECEIVING: 1}
+    assert pair.pool.pool == pair.before
+
+
+def test_both_ends_through_the_table_of_backends(network: ZmqNetwork) -> None:
+    memory = HostMemory(LAYOUT, 2, seed=1)
+    receiver = open_receiver("zmq", memory, "localhost", network.context)
+    sender = open_sender("zmq", memory, 1, network.context)
+    assert receiver.address.startswith("tcp://")
+    assert not receiver.address.endswith(":0")
+    receiver.close()
+    sender.close()
+    with pytest.raises(ConfigError, match="transfer_backend: got 'pigeon', expected one of zmq"):
+        open_sender("pigeon", memory, 1, network.context)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no such host", ""])
+def test_a_host_that_is_not_this_machine_is_named(network: ZmqNetwork, host: str) -> None:
+    with pytest.raises(ConfigError, match=f"host: got '{host}'"):
+        zmq_receiver(HostMemory(LAYOUT, 2, seed=1), host, network.context)
+
+
+def test_ipv6_where_there_is_one(network: ZmqNetwork) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    receiver = zmq_receiver(HostMemory(LAYOUT, 2, seed=1), "::1", network.context)
+    assert receiver.address.startswith("tcp://[::1]:")
+    receiver.close()

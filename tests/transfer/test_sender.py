@@ -1,0 +1,104 @@
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from protocol.errors import InternalError
+from protocol.frame import LAST_MESSAGE
+from protocol.messages_gateway import WorkerAddress
+from tests.transfer.memory import LAYOUT
+from transfer.interface import Target
+from transfer.plan import KvFrame
+from transfer.sender import SEND_MOVES, CreditWindow, PeerQueue, SendState, SendTransfer, advance_send
+
+TARGET = Target(WorkerAddress("d0", 9, data="nowhere"), reservation=4, attempt=2)
+
+
+def opened(num_tokens: int = 6) -> SendTransfer:
+    return SendTransfer(TARGET, LAYOUT, range(LAYOUT.num_pages(num_tokens)), num_tokens)
+
+
+def computed(num_tokens: int = 6) -> tuple[SendTransfer, list[KvFrame]]:
+    transfer = opened(num_tokens)
+    return transfer, [frame for layer in range(LAYOUT.num_layers) for frame in transfer.layer_ready(layer, num_tokens)]
+
+
+@pytest.mark.parametrize("state,to", list(product(SendState, SendState)))
+def test_the_whole_table_of_moves(state: SendState, to: SendState) -> None:
+    if to in SEND_MOVES[state]:
+        assert advance_send(state, to) is to
+    else:
+        with pytest.raises(InternalError, match=f"from {state} to {to}"):
+            advance_send(state, to)
+
+
+def test_only_an_unfinished_transfer_can_still_change() -> None:
+    ends = {SendState.CANCELLED, SendState.FAILED}
+    assert {state for state in SendState if not SEND_MOVES[state]} == ends | {SendState.DELIVERED}
+    assert all(ends <= moves for moves in SEND_MOVES.values() if moves)
+
+
+def test_the_last_frame_announces_what_was_sent() -> None:
+    transfer, frames = computed()
+    for index, frame in enumerate(frames):
+        header = transfer.header(frame, sender_instance=3)
+        assert (header.sequence, header.reservation, header.attempt) == (index, 4, 2)
+        transfer.sent(replace(header, checksum=2**63 + index))
+    last = transfer.finish((11, 12), ())
+    said = LAST_MESSAGE.decode(transfer.last_payload(last))
+    assert transfer.payload_bytes(last) == len(transfer.last_payload(last))
+    assert (said.first_tokens, said.num_frames) == ((11, 12), len(frames))
+    assert said.digest == sum(2**63 + index for index in range(len(frames))) % 2**64
+    header = transfer.header(last, sender_instance=3)
+    assert header.is_last
+    transfer.sent(header)
+    transfer.delivered()
+    assert transfer.state is SendState.DELIVERED
+
+
+def test_finish_needs_every_layer() -> None:
+    transfer = opened()
+    list(transfer.layer_ready(0, 6))
+    with pytest.raises(AssertionError):
+        transfer.finish((1,), ())
+
+
+def test_an_acknowledgement_before_the_last_frame_is_not_believed() -> None:
+    computing = opened()
+    computing.delivered()
+    sending, _ = computed()
+    sending.finish((1,), ())
+    sending.delivered()
+    assert computing.state is SendState.FAILED
+    assert sending.state is SendState.FAILED
+
+
+def test_credit_bounds_what_is_in_flight() -> None:
+    credit = CreditWindow(100)
+    credit.take(60)
+    assert credit.fits(40)
+    assert not credit.fits(41)
+    credit.give_back(60)
+    assert credit.fits(500)  # larger than the window: alone
+    credit.take(500)
+    assert not credit.fits(1)
+    credit.give_back(10_000)  # more than was lent is not believed
+    assert credit.in_flight == 0
+    credit.give_back(-5)
+    assert credit.in_flight == 0
+
+
+def test_dropping_a_transfer_leaves_the_others_in_order() -> None:
+    queue = PeerQueue()
+    one, frames = computed()
+    two, _ = computed()
+    for frame in frames:
+        queue.push(one, frame)
+        queue.push(two, frame)
+    queue.drop(one)
+    left = []
+    while (head := queue.head()) is not None:
+        left.append(head)
+        queue.pop()
+    assert left == [(two, frame) for frame in frames]
+    assert len(queue) == 0
