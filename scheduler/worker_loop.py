@@ -156,7 +156,7 @@ class WorkerLoop:
         poller = zmq.Poller()
         for each in (self.gateway.socket, self.wake.fd, self.stop.fd, *self.link.pollables()):
             poller.register(each, zmq.POLLIN)
-        poller.poll(max(0.0, timeout_s) * 1e3)
+        poller.poll(int(max(0.0, timeout_s) * 1e3 + 0.5))
         self.wake.clear()
         self.stop.clear_wakeup()
 

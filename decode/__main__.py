@@ -1,0 +1,21 @@
+"""`python -m decode --settings JSON`: one decode worker process. See scheduler/boot.py for what happens."""
+
+from decode.prefill_link import PrefillLink
+from decode.worker import DecodeWorker
+from protocol.messages_gateway import WorkerAddress
+from scheduler.boot import Started, main
+from transfer.backends import open_receiver
+
+
+def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
+    """The core, its link to prefill workers, and where KV reaches it."""
+    settings, engine = started.settings, started.engine
+    receiver = open_receiver(settings.transfer_backend, engine.kv, settings.host, started.context)
+    address = WorkerAddress(settings.worker_id, started.instance, data=receiver.address)
+    worker = DecodeWorker(engine, receiver, address, started.fingerprint, started.clock, overlap=settings.overlap)
+    link = PrefillLink(started.context, started.identity, receiver, worker.outbox, worker.on_peer)
+    return worker, link, address
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(build))

@@ -1,0 +1,30 @@
+"""`python -m prefill --settings JSON`: one prefill worker process. See scheduler/boot.py for what happens."""
+
+from prefill.decode_link import DecodeLink
+from prefill.worker import PrefillWorker
+from protocol.messages_gateway import WorkerAddress
+from runtime.bus import Router
+from scheduler.boot import Started, main
+from transfer.backends import open_sender
+
+
+def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
+    """The core, its link to decode workers, and where they reach it."""
+    settings, engine = started.settings, started.engine
+    router = Router(started.context, settings.host)
+    address = WorkerAddress(settings.worker_id, started.instance, peer=router.endpoint)
+    sender = open_sender(settings.transfer_backend, engine.kv, started.instance, started.context)
+    worker = PrefillWorker(
+        engine,
+        sender,
+        address,
+        started.fingerprint,
+        started.clock,
+        overlap=settings.overlap,
+        chunk_size=settings.chunked_prefill_size,
+    )
+    return worker, DecodeLink(router, sender, worker.outbox, worker.on_peer), address
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(build))

@@ -1,0 +1,174 @@
+"""Starts what every worker needs: the model, its KV memory, the streams, the engine; and runs its process.
+
+    settings -> runner -> KV pages -> engine -> (role's core and link) -> WorkerLoop
+
+Roles pass a function that makes their core and link. What it does not know: the roles.
+"""
+
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import zmq
+
+from model.fake import FakeRunner
+from model.host_memory import available_bytes
+from model.kv_sizing import KvBudget, activation_bytes, choose_kv_size
+from model.paged_kv import PagedKv
+from model.runner import ModelRunner, Runner
+from protocol.errors import BatonError
+from protocol.messages_gateway import Register, WorkerAddress
+from runtime.bus import Dealer, Wake
+from runtime.clock import MonotonicClock
+from runtime.log import get_log, start_log
+from runtime.name_check import check_imports
+from runtime.process_arguments import read_arguments
+from runtime.process_life import StatusPipe, StopSignal, die_with_parent
+from runtime.settings import WorkerSettings
+from scheduler.engine import Engine
+from scheduler.streams import Stream
+from scheduler.streams_cuda import CudaStream
+from scheduler.streams_host import HostStream, InlineStream
+from scheduler.worker_loop import Core, PeerLink, RefusedByGateway, WorkerLoop, host_name
+
+EXIT_CANNOT_START = 2
+EXIT_REFUSED = 3
+log = get_log("worker")
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a role builds its core from."""
+
+    settings: WorkerSettings
+    instance: int
+    identity: bytes
+    engine: Engine
+    fingerprint: str
+    context: "zmq.Context[zmq.Socket[bytes]]"
+    clock: MonotonicClock
+
+
+BuildRole = Callable[[Started], tuple[Core, PeerLink, WorkerAddress]]
+
+
+def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
+    """One worker process, from its command line to its exit status."""
+    die_with_parent()
+    status = StatusPipe()
+    try:
+        check_imports()
+        arguments = read_arguments(WorkerSettings, argv)
+        settings = arguments.settings
+        status = StatusPipe(arguments.status_fd)
+        start_log(settings.worker_id, settings.log_level)
+        _serve(settings, status, build)
+    except BatonError as error:
+        status.failed(error.message)
+        log.error("cannot serve", error=error.message)
+        return EXIT_REFUSED if isinstance(error, RefusedByGateway) else EXIT_CANNOT_START
+    return 0
+
+
+def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> None:
+    stop = StopSignal()
+    wake = Wake()
+    sys.setswitchinterval(1e-4)  # the forward thread must get the interpreter lock soon
+    torch.set_num_threads(settings.num_threads)
+    status.loading("weights")
+    runner = load_runner(settings)
+    status.loading("KV memory")
+    engine = build_engine(runner, settings, wake.set)
+    instance = random.SystemRandom().getrandbits(62)
+    identity = f"{settings.worker_id}#{instance}".encode()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    fingerprint = runner.fingerprint(settings.page_size)
+    clock = MonotonicClock()
+    core, link, address = build(Started(settings, instance, identity, engine, fingerprint, context, clock))
+    gateway = Dealer(context, settings.gateway, identity)
+    layout = engine.kv.layout
+    capacity = (engine.kv.num_pages - 1) * layout.page_size
+    register = Register(
+        address=address,
+        role=settings.role,
+        pid=os.getpid(),
+        host=host_name(),
+        layout=layout,
+        fingerprint=fingerprint,
+        vocab_size=runner.config.vocab_size,
+        context_length=min(runner.config.context_length, capacity),
+        max_running_requests=settings.max_running_requests,
+        max_total_tokens=capacity,
+        stats=core.stats(),
+        backend=settings.transfer_backend,
+    )
+
+    def on_ready() -> None:
+        log.info("ready", role=settings.role.value, kv_pages=engine.kv.num_pages - 1, threads=settings.num_threads)
+        status.ready(kv_pages=engine.kv.num_pages - 1)
+
+    status.loading("joining the gateway")
+    loop = WorkerLoop(core, link, gateway, register, wake, stop, clock, on_ready, spin=runner.device.type == "cuda")
+    try:
+        loop.run()
+    finally:
+        link.close()
+        gateway.close(linger_ms=200)
+        engine.close()
+        context.term()
+        wake.close()
+
+
+def load_runner(settings: WorkerSettings) -> Runner:
+    """The model that the settings name; CheckpointError or ConfigError when it cannot be served."""
+    if settings.fake_model:
+        return FakeRunner(context_length=settings.context_length or 4096)
+    return ModelRunner.load(
+        settings.model, device=settings.device, dtype=settings.dtype, context_length=settings.context_length
+    )
+
+
+def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> Engine:
+    """KV memory sized from what is available, and the engine on it; ConfigError when too little is."""
+    layout = runner.kv_layout(settings.page_size)
+    config = runner.config
+    longest = min(config.context_length, settings.max_total_tokens or config.context_length)
+    budget = KvBudget(
+        available_bytes=available_bytes(runner.device),
+        workers_on_host=settings.workers_on_host,
+        weight_bytes=0,
+        activation_bytes=activation_bytes(
+            config,
+            layout.dtype,
+            tokens_per_forward=settings.chunked_prefill_size or longest,
+            logit_rows=settings.max_running_requests,
+        ),
+    )
+    size = choose_kv_size(
+        layout,
+        budget,
+        context_length=longest,
+        max_running_requests=settings.max_running_requests,
+        max_total_tokens=settings.max_total_tokens,
+    )
+    log.info("KV memory", pages=size.num_pages - 1, tokens=size.num_tokens(layout), limited_by=size.limited_by)
+    forward, schedule = open_streams(runner.device, wake)
+    return Engine(
+        runner,
+        PagedKv(layout, size.num_pages, runner.device),
+        max_requests=settings.max_running_requests,
+        max_context=longest,
+        forward=forward,
+        schedule=schedule,
+        device=runner.device,
+    )
+
+
+def open_streams(device: torch.device, wake: Callable[[], None]) -> tuple[Stream, Stream]:
+    """(forward, schedule) streams of a device."""
+    if device.type == "cuda":
+        return CudaStream(device), CudaStream(device)
+    return HostStream("forward", wake), InlineStream()

@@ -1,0 +1,23 @@
+"""`python -m unified --settings JSON`: one unified worker process. See scheduler/boot.py for what happens."""
+
+from protocol.messages_gateway import WorkerAddress
+from scheduler.boot import Started, main
+from scheduler.worker_loop import NoPeers
+from unified.worker import UnifiedWorker
+
+
+def build(started: Started) -> tuple[UnifiedWorker, NoPeers, WorkerAddress]:
+    """The core; it has no peers."""
+    settings = started.settings
+    worker = UnifiedWorker(
+        started.engine,
+        settings.worker_id,
+        started.clock,
+        overlap=settings.overlap,
+        chunk_size=settings.chunked_prefill_size,
+    )
+    return worker, NoPeers(), WorkerAddress(settings.worker_id, started.instance)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(build))
