@@ -1,0 +1,85 @@
+"""The `baton` command: reads the command line, finds every value, runs one command, answers with its exit status.
+
+    0   done, or ended by Ctrl-C     1   something failed while starting or serving     2   wrong configuration or model
+
+What it does not know: what the commands do.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rich.console import Console as RichConsole
+
+from deploy import config_report
+from deploy.command_line import CommandLine, parse
+from deploy.console import make_console
+from deploy.demo import demo
+from deploy.options import OPTIONS, OTHER_VARIABLES, options_for
+from deploy.serve import gateway, serve, worker
+from protocol.errors import ConfigError
+from runtime.layered_config import Config, ConfigFile, parse_file, resolve
+
+EXIT_CONFIG = 2
+# what `baton demo` starts, whatever environment and file say of servers
+_DEMO_FLAGS = {"prefill": "1", "decode": "1", "unified": "0", "host": "127.0.0.1", "port": "0"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `baton`; the exit status."""
+    typed = list(sys.argv[1:] if argv is None else argv)
+    try:
+        line = parse(typed or ["--help"], _version())
+        return _run(line, find_config(line, os.environ))
+    except ConfigError as error:
+        print(f"baton: error: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG
+    except KeyboardInterrupt:  # before or after the part that handles it
+        return 0
+    except BrokenPipeError:  # `baton config | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(line: CommandLine, config: Config) -> int:
+    if line.command == "config":
+        if line.as_json:
+            print(config_report.as_json(config))
+        else:
+            config_report.print_table(config, RichConsole(highlight=False))
+        return 0
+    commands = {"serve": serve, "gateway": gateway, "worker": worker, "demo": demo}
+    console = make_console()
+    try:
+        return commands[line.command](config, console)
+    finally:
+        console.close()
+
+
+def find_config(line: CommandLine, environment: Mapping[str, str]) -> Config:
+    """Every option of the command with its value and origin."""
+    options, flags = options_for(line.command), line.flags
+    if line.command == "demo":
+        options, flags = (*options_for("serve"), *options), {**flags, **_DEMO_FLAGS}
+    path = flags.get("config") or environment.get("BATON_CONFIG")
+    file = read_file(path) if path else None
+    return resolve(options, OPTIONS, flags, environment, file, OTHER_VARIABLES)
+
+
+def read_file(path: str) -> ConfigFile:
+    """The configuration file at `path`."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"--config: cannot read {path!r}: {reason}", param="config") from error
+    return parse_file(path, text)
+
+
+def _version() -> str:
+    try:
+        return version("baton-llm")
+    except PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,128 @@
+"""The command line: argparse built from the option table, and errors that say what was meant.
+
+What it does not know: environment and file (runtime/layered_config.py), or what a command does.
+"""
+
+import argparse
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import NoReturn
+
+from deploy.options import COMMANDS, EXAMPLES, NOT_YET, options_for
+from protocol.errors import ConfigError
+from runtime.layered_config import Kind, Option
+
+_FOOTER = """\
+Every flag is also an environment variable (--page-size: BATON_PAGE_SIZE) and a key of the --config file
+(page-size = 32). A flag wins over the environment, the environment over the file. `baton config` shows the outcome."""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What was typed: a command, its flags by option name, unparsed; `as_json` is `baton config --json`."""
+
+    command: str
+    flags: Mapping[str, str]
+    as_json: bool = False
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message[:1].lower() + message[1:])
+
+
+def parse(argv: Sequence[str], version: str) -> CommandLine:
+    """The command line of `baton`; ConfigError when it is wrong. `--help` and `--version` print and exit."""
+    _refuse_unknown_command(argv)
+    found, unknown = _parser(version).parse_known_args(argv)
+    if unknown:
+        raise _unknown(unknown[0], found.command)
+    typed = {name: text for name, text in vars(found).items() if name not in ("command", "as_json")}
+    return CommandLine(found.command, typed, getattr(found, "as_json", False))
+
+
+def _refuse_unknown_command(argv: Sequence[str]) -> None:
+    first = argv[0] if argv else ""
+    if first and not first.startswith("-") and first not in COMMANDS:
+        near = get_close_matches(first, COMMANDS, n=1)
+        hint = f", did you mean `baton {near[0]}`?" if near else f"; commands are {', '.join(COMMANDS)}"
+        raise ConfigError(f"unknown command {first!r}{hint}")
+
+
+def _unknown(argument: str, command: str) -> ConfigError:
+    name = argument.partition("=")[0]
+    if not name.startswith("-"):
+        return ConfigError(f"unexpected argument {argument!r}; flags of baton {command} start with --")
+    if name.lstrip("-") in NOT_YET:
+        return ConfigError(f"{name} is not supported by this version of Baton", param=name)
+    options = options_for(command)
+    flags = [f"--{each}" for option in options for each in (option.name, *option.aliases)]
+    near = get_close_matches(name, flags, n=1)
+    if near:
+        return ConfigError(f"unknown flag {name} for baton {command}, did you mean {near[0]}?", param=name)
+    return ConfigError(f"unknown flag {name} for baton {command}; see baton {command} --help", param=name)
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    width = min(shutil.get_terminal_size().columns, 112)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=36, width=width)
+
+
+def _parser(version: str) -> argparse.ArgumentParser:
+    width = max(len(name) for name in COMMANDS)
+    listed = "\n".join(f"  baton {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    parser = _Parser(
+        prog="baton",
+        usage="baton COMMAND [flags]",
+        description="Serves large language models with prefill and decode on separate workers.",
+        epilog=f"commands:\n{listed}\n\n`baton COMMAND --help` explains one; `baton demo` shows it all in ten seconds.",
+        formatter_class=_formatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"baton {version}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    for name, what in COMMANDS.items():
+        _add_command(commands, name, what)
+    return parser
+
+
+def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, what: str) -> None:
+    parser = commands.add_parser(
+        name,
+        prog=f"baton {name}",
+        usage=f"baton {name} [flags]",
+        description=what[0].upper() + what[1:] + ".",
+        epilog=f"examples:\n{EXAMPLES[name]}\n\n{_FOOTER}",
+        formatter_class=_formatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in options_for(name):
+        group = groups.get(option.group) or groups.setdefault(option.group, parser.add_argument_group(option.group))
+        _add_option(group, option)
+    if name == "config":
+        parser.add_argument("--json", action="store_true", dest="as_json", help="as JSON instead of a table")
+
+
+def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
+    shown = option.metavar or ("{" + ",".join(option.choices) + "}" if option.choices else "")
+    help_text = option.help.replace("%", "%%")
+    default = _default_for_help(option)
+    help_text += f" (default: {default})" if default else ""
+    if option.aliases:
+        help_text += f" [also {', '.join(f'--{alias}' for alias in option.aliases)}]"
+    if option.kind is Kind.SWITCH:
+        group.add_argument(option.flag, dest=option.name, nargs="?", const="true", metavar="true|false", help=help_text)
+        return
+    group.add_argument(option.flag, dest=option.name, metavar=shown or None, help=help_text)
+    for alias in option.aliases:
+        group.add_argument(f"--{alias}", dest=option.name, metavar=shown or None, help=argparse.SUPPRESS)
+
+
+def _default_for_help(option: Option) -> str:
+    if option.default is None:
+        return option.unset.removesuffix("by baton worker").strip()
+    return "" if option.kind is Kind.SWITCH else str(option.default)

@@ -1,0 +1,56 @@
+"""`baton config`: every value and its origin, as a table or as JSON.
+
+What it does not know: how values were found.
+"""
+
+import json
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from runtime.layered_config import Config, Origin, Setting
+
+_STYLE = {Origin.FLAG: "bold green", Origin.ENVIRONMENT: "bold cyan", Origin.FILE: "bold yellow"}
+
+
+def as_json(config: Config) -> str:
+    """A JSON object: option -> value, origin, place."""
+    found = {
+        name: {"value": setting.value, "origin": setting.origin.value, "place": setting.place or None}
+        for name, setting in config.settings.items()
+    }
+    return json.dumps(found, indent=2)
+
+
+def print_table(config: Config, console: Console) -> None:
+    """The table, grouped as the help is."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("option", "value", "origin"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "option")
+    group = ""
+    for setting in config.settings.values():
+        if setting.option.group != group:
+            if group:
+                table.add_row()
+            group = setting.option.group
+            table.add_row(Text(group, style="dim italic"))
+        table.add_row(*_row(setting))
+    console.print(table)
+
+
+def _row(setting: Setting) -> tuple[Text, Text, Text]:
+    style = _STYLE.get(setting.origin, "")
+    origin = setting.origin.value + (f" {setting.place}" if setting.place else "")
+    return (
+        Text(f"  {setting.option.name}"),
+        Text(show(setting), style=style or ("dim" if setting.value is None else "")),
+        Text(origin, style=style or "dim"),
+    )
+
+
+def show(setting: Setting) -> str:
+    """The value as one would write it; a value that is not set says what that means, in brackets."""
+    if setting.value is None:
+        return f"({setting.option.unset or 'not set'})"
+    return str(setting.value).lower() if isinstance(setting.value, bool) else str(setting.value)

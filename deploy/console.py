@@ -1,0 +1,198 @@
+"""What a person sees while processes start, run and end: live progress on a terminal, plain lines elsewhere.
+
+Progress, logs and trouble go to stderr; only the ready line and what it invites to paste go to stdout. What it does not
+know: processes, or when to show what (launcher.py, commands in serve.py).
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+_LEVELS = {"warning": "yellow", "error": "red", "debug": "dim"}
+_LOG_LINE = re.compile(r"^\S+Z (?P<level>[a-z]+) (?P<process>\S+) ")
+
+
+class Console(Protocol):
+    """Shows the life of processes by name."""
+
+    def starting(self, name: str) -> None:
+        """The process has been started."""
+
+    def loading(self, name: str, details: Mapping[str, Any]) -> None:
+        """It is busy with `details["what"]`; `done` and `total`, if there, say how far it is."""
+
+    def ready(self, name: str, details: Mapping[str, Any]) -> None:
+        """It serves."""
+
+    def log_line(self, name: str, line: str) -> None:
+        """It wrote a line."""
+
+    def trouble(self, sentence: str) -> None:
+        """Something is wrong that a person should see."""
+
+    def note(self, sentence: str) -> None:
+        """Something a person may like to know."""
+
+    def serving(self, lines: list[str]) -> None:
+        """Everything is up: ends the progress display and prints `lines` on stdout."""
+
+    def refresh(self) -> None:
+        """Time has passed."""
+
+    def close(self) -> None:
+        """Ends any live display."""
+
+
+def make_console() -> Console:
+    """A live display when stderr is a terminal, else plain lines."""
+    return LiveConsole() if sys.stderr.isatty() else PlainConsole()
+
+
+def with_name(name: str, line: str) -> str:
+    """A child's line with its name in front, unless it is one of our log lines, which carry it."""
+    found = _LOG_LINE.match(line)
+    return line if found and found["process"] == name else f"{name} | {line}"
+
+
+def describe_loading(details: Mapping[str, Any]) -> str:
+    """`loading weights 40%`."""
+    text = f"loading {details.get('what', '')}".rstrip()
+    done, total = details.get("done"), details.get("total")
+    if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
+        text += f" {min(100.0, 100.0 * done / total):.0f}%"
+    return text
+
+
+def describe_ready(details: Mapping[str, Any]) -> str:
+    """`ready  http://127.0.0.1:8000` or `ready  512 pages of KV`."""
+    if isinstance(details.get("http"), str):
+        return f"ready, {details['http']}"
+    if isinstance(details.get("kv_pages"), int):
+        return f"ready, {details['kv_pages']} pages of KV"
+    return "ready"
+
+
+class PlainConsole:
+    """One line per event, for files and pipes. A loading step is shown once, not for every percent."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, str] = {}
+
+    def starting(self, name: str) -> None:
+        """See Console."""
+        self._say(f"baton: {name}: starting")
+
+    def loading(self, name: str, details: Mapping[str, Any]) -> None:
+        """See Console."""
+        text = describe_loading({"what": details.get("what", "")})
+        if self._shown.get(name) != text:
+            self._shown[name] = text
+            self._say(f"baton: {name}: {text}")
+
+    def ready(self, name: str, details: Mapping[str, Any]) -> None:
+        """See Console."""
+        self._say(f"baton: {name}: {describe_ready(details)}")
+
+    def log_line(self, name: str, line: str) -> None:
+        """See Console."""
+        self._say(with_name(name, line))
+
+    def trouble(self, sentence: str) -> None:
+        """See Console."""
+        self._say(f"baton: error: {sentence}")
+
+    def note(self, sentence: str) -> None:
+        """See Console."""
+        self._say(f"baton: {sentence}")
+
+    def serving(self, lines: list[str]) -> None:
+        """See Console."""
+        print("\n".join(lines), flush=True)
+
+    def refresh(self) -> None:
+        """See Console."""
+
+    def close(self) -> None:
+        """See Console."""
+
+    @staticmethod
+    def _say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+class LiveConsole:
+    """A row per process with a spinner and a bar; logs scroll above it."""
+
+    def __init__(self) -> None:
+        self._out = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self._progress = Progress(
+            SpinnerColumn(finished_text="[green]✓[/green]"),
+            TextColumn("[bold]{task.fields[process]:<12}"),
+            BarColumn(bar_width=16),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=self._out,
+            auto_refresh=False,
+        )
+        self._rows: dict[str, TaskID] = {}
+        self._live = False
+
+    def starting(self, name: str) -> None:
+        """See Console."""
+        if not self._live:
+            self._progress.start()
+            self._live = True
+        self._rows[name] = self._progress.add_task("starting", total=None, process=name)
+
+    def loading(self, name: str, details: Mapping[str, Any]) -> None:
+        """See Console."""
+        done, total = details.get("done"), details.get("total")
+        self._progress.update(
+            self._rows[name],
+            description=describe_loading(details),
+            completed=done if isinstance(done, int | float) else None,
+            total=total if isinstance(total, int | float) else None,
+        )
+
+    def ready(self, name: str, details: Mapping[str, Any]) -> None:
+        """See Console."""
+        self._progress.update(self._rows[name], description=describe_ready(details), completed=1, total=1)
+
+    def log_line(self, name: str, line: str) -> None:
+        """See Console."""
+        found = _LOG_LINE.match(line)
+        self._out.print(Text(with_name(name, line), style=_LEVELS.get(found["level"], "") if found else "dim"))
+
+    def trouble(self, sentence: str) -> None:
+        """See Console."""
+        self._out.print(Text.assemble(("error: ", "bold red"), sentence))
+
+    def note(self, sentence: str) -> None:
+        """See Console."""
+        self._out.print(Text(sentence, style="dim"))
+
+    def serving(self, lines: list[str]) -> None:
+        """See Console."""
+        self.close()
+        out = RichConsole(highlight=False, soft_wrap=True)
+        first, *rest = lines
+        out.print(Text(first, style="bold green"))
+        for line in rest:
+            out.print(Text(line))
+
+    def refresh(self) -> None:
+        """See Console."""
+        if self._live:
+            self._progress.refresh()
+
+    def close(self) -> None:
+        """See Console."""
+        if self._live:
+            self._progress.refresh()
+            self._progress.stop()
+            self._live = False

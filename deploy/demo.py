@@ -1,0 +1,166 @@
+"""`baton demo`: one prefill and one decode worker, one answer streamed to the terminal, its time line, the end.
+
+The request runs in a thread of its own while the main thread keeps watching the processes. What it does not know: what
+the moments of the time line mean; it shows whatever names arrive.
+"""
+
+import http.client
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console as RichConsole
+
+from deploy.console import Console
+from deploy.host import count_cores
+from deploy.invitation import count_roles
+from deploy.launcher import Launcher, StartFailed, Stopped
+from deploy.layout import serve_plan
+from deploy.model_folder import PROJECT, find_model, model_name
+from deploy.serve import describe_end, start_plan
+from deploy.timeline import Moment, read_moments, timeline_table
+from protocol.errors import BatonError
+from runtime.clock import Clock, MonotonicClock
+from runtime.layered_config import Config
+from runtime.process_life import StopSignal
+
+_TIMEOUT_S = 120.0
+
+
+class DemoFailed(BatonError):
+    """The answer did not come."""
+
+    code = "demo_failed"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back. `tokens` counts chunks, one per token."""
+
+    text: str
+    num_chunks: int
+    moments: tuple[Moment, ...]
+    seconds: float
+
+
+def demo(config: Config, console: Console) -> int:
+    """Runs the demonstration; the exit status."""
+    model = find_model(config.optional_text("model"))
+    name = model_name(model)
+    plan = serve_plan(config, model, name, count_cores())
+    prompt, max_tokens = config.text("prompt"), config.integer("max-tokens")
+    clock = MonotonicClock()
+    began = clock.now()
+    with StopSignal() as stop, Launcher(console, stop, clock, PROJECT) as launcher:
+        try:
+            url = str(start_plan(launcher, plan)["http"])
+            roles = [settings.role.value for settings in plan.worker_settings]
+            console.serving([f"{name} on {count_roles(roles)}, up in {clock.now() - began:.1f} s", ""])
+            request = Request(url, {"model": name, "prompt": prompt, "max_tokens": max_tokens}, clock)
+            answer = _watch_request(launcher, stop, request)
+        except (StartFailed, DemoFailed) as error:
+            console.close()
+            launcher.stop()  # first, so that the reason is the last line
+            console.trouble(error.message)
+            return error.exit_status if isinstance(error, StartFailed) else 1
+        except Stopped:
+            console.close()
+            return 0
+        _show(answer)
+    return 0
+
+
+def _watch_request(launcher: Launcher, stop: StopSignal, request: "Request") -> Answer:
+    """Keeps the processes' logs flowing until the request is over. Raises DemoFailed or Stopped."""
+    request.start()
+    while not request.finished.is_set():
+        for ended in launcher.turn(timeout_s=0.02):
+            raise DemoFailed(describe_end(ended))
+        if stop.is_set():
+            raise Stopped
+    return request.answer()
+
+
+def _show(answer: Answer) -> None:
+    out = RichConsole(highlight=False)
+    rate = answer.num_chunks / answer.seconds if answer.seconds > 0 else 0.0
+    out.print(f"\n\n[dim]{answer.num_chunks} tokens in {answer.seconds * 1000:.0f} ms, {rate:.0f} per second[/dim]\n")
+    if answer.moments:
+        out.print(timeline_table(answer.moments))
+
+
+class Request(threading.Thread):
+    """Streams one completion to stdout. `finished` is set when it is over, `answer()` then returns or raises."""
+
+    def __init__(self, url: str, body: dict[str, Any], clock: Clock) -> None:
+        super().__init__(name="demo-request", daemon=True)
+        self.finished = threading.Event()
+        self._url = url
+        self._body = {**body, "stream": True, "timeline": True}
+        self._clock = clock
+        self._answer: Answer | None = None
+        self._error: DemoFailed | None = None
+
+    def run(self) -> None:
+        """The thread's work."""
+        try:
+            self._answer = self._stream()
+        except DemoFailed as error:
+            self._error = error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._error = DemoFailed(f"the request to {self._url} failed: {error}")
+        finally:
+            self.finished.set()
+
+    def answer(self) -> Answer:
+        """The answer; DemoFailed says why there is none."""
+        if self._answer is None:
+            raise self._error or DemoFailed("the request was not made")
+        return self._answer
+
+    def _stream(self) -> Answer:
+        began = self._clock.now()
+        sys.stdout.write(str(self._body["prompt"]))
+        pieces: list[str] = []
+        moments: tuple[Moment, ...] = ()
+        for chunk in completion_chunks(self._url, self._body):
+            if "error" in chunk:
+                raise DemoFailed(str(chunk["error"].get("message", chunk["error"])))
+            moments = read_moments(chunk) or moments
+            for choice in chunk.get("choices", ()):
+                pieces.append(choice.get("text", ""))
+                sys.stdout.write(pieces[-1])
+                sys.stdout.flush()
+        return Answer("".join(pieces), len(pieces), moments, self._clock.now() - began)
+
+
+def completion_chunks(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The JSON chunks of a streamed completion, without `[DONE]`. An answer that is no stream is one chunk."""
+    where = urlsplit(url)
+    connection = http.client.HTTPConnection(where.hostname or "127.0.0.1", where.port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            yield _error_chunk(response.status, response.read())
+            return
+        for line in response:
+            text = line.decode().strip()
+            if text.startswith("data: ") and text != "data: [DONE]":
+                found: dict[str, Any] = json.loads(text.removeprefix("data: "))
+                yield found
+    finally:
+        connection.close()
+
+
+def _error_chunk(status: int, raw: bytes) -> dict[str, Any]:
+    text = raw.decode(errors="replace")
+    try:
+        message = json.loads(text)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = text[:300]
+    return {"error": {"message": f"HTTP {status}: {message}"}}

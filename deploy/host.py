@@ -1,0 +1,108 @@
+"""What this machine offers: cores (affinity and cgroup quota), an address that faces a peer, a port that is free.
+
+What it does not know: how the cores are divided (layout.py).
+"""
+
+import errno
+import math
+import os
+import socket
+from pathlib import Path
+
+from protocol.errors import ConfigError
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def count_cores(proc: Path = Path("/proc/self/cgroup"), root: Path = _CGROUP) -> int:
+    """Cores that this process may use: its affinity, cut by the cgroup's CPU quota (rounded up). At least 1."""
+    cores = len(os.sched_getaffinity(0))
+    quota = cpu_quota(proc, root)
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+
+
+def cpu_quota(proc: Path, root: Path) -> float | None:
+    """The smallest CPU quota from this process's cgroup up to the root, in cores; None without one.
+
+    Version 2: `cpu.max` holds "quota period" or "max period". Version 1: two files below the cpu controller.
+    """
+    quotas: list[float] = []
+    for line in _read(proc).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            quotas += [_quota(*_read(folder / "cpu.max").split()) for folder in _upwards(root, path)]
+        elif "cpu" in controllers.split(","):
+            for name in (controllers, "cpu"):
+                for folder in _upwards(root / name, path):
+                    texts = [_read(folder / f"cpu.cfs_{each}_us").strip() for each in ("quota", "period")]
+                    quotas.append(_quota(*texts))
+    finite = [quota for quota in quotas if math.isfinite(quota)]
+    return min(finite, default=None)
+
+
+def _upwards(root: Path, path: str) -> list[Path]:
+    start = root / path.lstrip("/")
+    return [folder for folder in (start, *start.parents) if folder == root or root in folder.parents]
+
+
+def _quota(quota: str = "", period: str = "") -> float:
+    if quota.isdigit() and period.isdigit() and int(period) > 0:
+        return int(quota) / int(period)
+    return math.inf  # "max", "-1", or no such file
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def check_port_free(host: str, port: int) -> None:
+    """ConfigError when nothing can listen at `host`:`port` now. Port 0 is always free."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"--host: got {host!r}, expected an address of this machine ({error})", param="host"
+        ) from error
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen(1)
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        advice = "choose another with --port (0 lets the system choose)"
+        return ConfigError(f"--port: {port} on {host} is in use by another process; {advice}", param="port")
+    if error.errno == errno.EACCES:
+        return ConfigError(f"--port: {port} needs privileges; choose one above 1023", param="port")
+    return ConfigError(f"--host: cannot listen on {host}:{port}: {error.strerror}", param="host")
+
+
+def address_facing(endpoint: str) -> str:
+    """This machine's address on the route to `endpoint` ("tcp://10.0.0.5:7000"). Sends nothing."""
+    host, port = split_endpoint(endpoint, "--gateway")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            found: str = probe.getsockname()[0]
+    except OSError as error:
+        raise ConfigError(f"--gateway: no route to {endpoint} ({error})", param="gateway") from error
+    return found
+
+
+def split_endpoint(endpoint: str, flag: str) -> tuple[str, int]:
+    """Host and port of "tcp://HOST:PORT"; ConfigError names `flag`."""
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{flag}: got {endpoint!r}, expected tcp://HOST:PORT", param=flag.lstrip("-"))
+    return host.strip("[]"), int(port)

@@ -1,0 +1,59 @@
+"""The lines that say that Baton is up, with something to paste. Pure.
+
+What it does not know: processes or terminals.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+
+PROMPT = "Once upon a time"
+
+
+def serve_lines(
+    http: str, served_model_name: str, workers: Sequence[str], seconds: float, *, with_text: bool
+) -> list[str]:
+    """The ready line of `baton serve` and a curl that works. `workers` are roles."""
+    url = local_url(http)
+    prompt: object = PROMPT if with_text else [1, 2, 3]
+    return [
+        f"Ready: {served_model_name} at {url} with {count_roles(workers)}, in {seconds:.1f} s. Ctrl-C ends it. Try:",
+        curl(url, {"model": served_model_name, "prompt": prompt, "max_tokens": 64}),
+    ]
+
+
+def gateway_lines(http: str, control: str) -> list[str]:
+    """The ready line of `baton gateway` and the commands that join workers."""
+    return [
+        f"Ready: gateway at {local_url(http)}, workers dial {control}. Ctrl-C ends it. Join workers with:",
+        f"baton worker --role prefill --gateway {dialable(control)}",
+        f"baton worker --role decode --gateway {dialable(control)}",
+    ]
+
+
+def worker_lines(worker_id: str, endpoint: str) -> list[str]:
+    """The ready line of `baton worker`."""
+    return [f"Ready: {worker_id} serves for the gateway at {endpoint}. Ctrl-C ends it."]
+
+
+def count_roles(workers: Sequence[str]) -> str:
+    """`2 prefill + 1 decode workers`."""
+    counts = {role: workers.count(role) for role in dict.fromkeys(workers)}
+    plural = "" if len(workers) == 1 else "s"
+    return " + ".join(f"{count} {role}" for role, count in counts.items()) + f" worker{plural}"
+
+
+def curl(url: str, body: dict[str, object]) -> str:
+    """A shell command that posts `body` to /v1/completions."""
+    written = shlex.quote(json.dumps(body, ensure_ascii=False))
+    return f"curl -s {url}/v1/completions -H 'Content-Type: application/json' -d {written}"
+
+
+def local_url(http: str) -> str:
+    """`http` with an address that can be dialled from this machine in place of a wildcard."""
+    return http.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
+
+
+def dialable(control: str) -> str:
+    """A control endpoint as to be typed elsewhere: a wildcard becomes a placeholder."""
+    return control.replace("://0.0.0.0:", "://THIS_HOST:").replace("://[::]:", "://THIS_HOST:")

@@ -1,0 +1,167 @@
+"""Starts processes, waits until they serve, watches them, ends them. One thread, one selector.
+
+Raises StartFailed with one sentence for a person. What it does not know: what the processes do, or how progress looks
+(console.py). A process that ends after its start is reported once, by `turn`; whoever calls decides what follows.
+"""
+
+import selectors
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from deploy.console import Console
+from deploy.layout import ProcessSpec
+from deploy.processes import ChildProcess, describe_exit
+from protocol.errors import BatonError
+from runtime.clock import Clock
+from runtime.process_life import StopSignal
+
+SILENCE_S = 600.0  # a start without any news for so long has failed
+GRACE_S = 5.0  # from SIGTERM to SIGKILL
+LAST_WORDS_S = 3.0  # from a process's word that it fails to its end
+EXIT_CONFIG = 2  # bad configuration or model
+_TURN_S = 0.1
+
+
+class StartFailed(BatonError):
+    """A process did not come up. `exit_status` is what the command should end with."""
+
+    code = "start_failed"
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
+class Stopped(Exception):
+    """SIGINT or SIGTERM came while something was waited for."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended: how, and its last log line."""
+
+    name: str
+    how: str
+    last_line: str
+
+
+class Launcher:
+    """The children of one command. Leaving the context ends them all."""
+
+    def __init__(self, console: Console, stop: StopSignal, clock: Clock, project: Path) -> None:
+        self._console = console
+        self._stop = stop
+        self._clock = clock
+        self._project = project
+        self._children: dict[str, ChildProcess] = {}
+        self._reported: set[str] = set()
+        self._ready: dict[str, Mapping[str, Any]] = {}
+        self._failed: dict[str, str] = {}
+        self._heard = clock.now()
+        self._selector = selectors.DefaultSelector()
+
+    def start(self, specs: Iterable[ProcessSpec]) -> dict[str, Mapping[str, Any]]:
+        """Starts processes and returns what each said when ready. Raises StartFailed or Stopped."""
+        names = []
+        for spec in specs:
+            self._console.starting(spec.name)
+            self._children[spec.name] = ChildProcess(spec, self._project)
+            names.append(spec.name)
+        self._heard = self._clock.now()
+        while not all(name in self._ready for name in names):
+            for ended in self.turn():
+                raise self._start_failed(ended)
+            if self._failed and self._clock.now() - self._heard > LAST_WORDS_S:
+                name, error = next(iter(self._failed.items()))
+                raise StartFailed(f"{name} cannot start: {error}", 1)
+            if self._stop.is_set():
+                raise Stopped
+            if self._clock.now() - self._heard > SILENCE_S:
+                silent = ", ".join(name for name in names if name not in self._ready)
+                raise StartFailed(f"{silent}: no progress for {SILENCE_S:.0f} s while starting", 1)
+        return {name: self._ready[name] for name in names}
+
+    def turn(self, timeout_s: float = _TURN_S) -> list[Ended]:
+        """Waits for news at most `timeout_s`, shows it, and returns the processes that have newly ended."""
+        self._poll(timeout_s)
+        ended = [child for name, child in self._children.items() if name not in self._reported]
+        ended = [child for child in ended if child.exit_code() is not None]
+        return [self._report(child) for child in ended]
+
+    def stop(self) -> None:
+        """Ends every child: SIGTERM, then SIGKILL after a grace or at a further signal. Returns when all are gone."""
+        signals = self._stop.count
+        for child in self._children.values():
+            child.ask_to_stop()
+        deadline = self._clock.now() + GRACE_S
+        while self._running() and self._clock.now() < deadline and self._stop.count == signals:
+            self._poll(_TURN_S)
+        for name in self._running():
+            self._console.trouble(f"{name} did not end within its grace and is killed")
+        for child in self._children.values():
+            self._drain(child)
+            child.close()
+        self._children.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._selector.close()
+
+    def _running(self) -> list[str]:
+        return [name for name, child in self._children.items() if child.exit_code() is None]
+
+    def _poll(self, timeout_s: float) -> None:
+        """One wait on every descriptor. They are registered anew each time: children come and go, pipes close."""
+        live = [child for name, child in self._children.items() if name not in self._reported]
+        descriptors = {fd for child in live for fd in child.descriptors()} | {self._stop.fd}
+        for fd in descriptors:
+            self._selector.register(fd, selectors.EVENT_READ)
+        self._selector.select(timeout_s)
+        for fd in descriptors:
+            self._selector.unregister(fd)
+        self._stop.clear_wakeup()
+        for child in live:
+            self._hear(child)
+        self._console.refresh()
+
+    def _hear(self, child: ChildProcess) -> bool:
+        lines, events = child.log_lines(), child.events()
+        for line in lines:
+            self._console.log_line(child.name, line)
+        for event in events:
+            self._heard = self._clock.now()
+            if event.event == "ready":
+                self._ready[child.name] = event.fields
+                self._console.ready(child.name, event.fields)
+            elif event.event == "failed":
+                self._failed[child.name] = str(event.fields.get("error", "no reason given"))
+            else:
+                self._console.loading(child.name, event.fields)
+        return bool(lines or events)
+
+    def _drain(self, child: ChildProcess) -> None:
+        while self._hear(child):
+            pass
+
+    def _report(self, child: ChildProcess) -> Ended:
+        self._drain(child)
+        self._reported.add(child.name)
+        code = child.exit_code()
+        assert code is not None
+        return Ended(child.name, describe_exit(code), child.tail[-1] if child.tail else "")
+
+    def _start_failed(self, ended: Ended) -> StartFailed:
+        code = self._children[ended.name].exit_code()
+        status = EXIT_CONFIG if code == EXIT_CONFIG else 1
+        if ended.name in self._failed:
+            return StartFailed(f"{ended.name} cannot start: {self._failed[ended.name]}", status)
+        last = f"; its last line: {ended.last_line.strip()}" if ended.last_line else ""
+        return StartFailed(f"{ended.name} ended while starting ({ended.how}){last}", status)

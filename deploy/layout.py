@@ -1,0 +1,155 @@
+"""Which processes run, with which settings and how many threads. Pure: configuration in, process specifications out.
+
+    Plan.gateway            started first: it answers with the control endpoint it bound
+    Plan.workers(control)   started next, all at once; they dial that endpoint
+
+What it does not know: how processes are started and watched (processes.py, launcher.py).
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from protocol.errors import ConfigError
+from protocol.messages_gateway import Role
+from runtime.layered_config import Config
+from runtime.process_life import thread_environment
+from runtime.settings import (
+    Device,
+    Dtype,
+    GatewaySettings,
+    LogLevel,
+    Pairing,
+    Settings,
+    TransferBackend,
+    WorkerSettings,
+)
+
+GATEWAY = "gateway"
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process to start. `environment` is added to the launcher's own; the launcher appends `--status-fd N`."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that `baton serve` starts. Workers' settings lack only the gateway's endpoint."""
+
+    gateway: ProcessSpec
+    worker_settings: tuple[WorkerSettings, ...]
+    make_worker: Callable[[WorkerSettings], ProcessSpec]
+
+    def workers(self, control: str) -> tuple[ProcessSpec, ...]:
+        """The workers' specifications, once the gateway listens at `control`."""
+        return tuple(self.make_worker(replace(settings, gateway=control)) for settings in self.worker_settings)
+
+
+def serve_plan(config: Config, model: Path, served_model_name: str, cores: int) -> Plan:
+    """Gateway and workers of `baton serve`; ConfigError unless the counts make a server."""
+    counts = {role: config.integer(role) for role in ("prefill", "decode", "unified")}
+    check_counts(counts["prefill"], counts["decode"], counts["unified"])
+    num_workers = sum(counts.values())
+    gateway = gateway_spec(_gateway_settings(config, model, served_model_name, "tcp://127.0.0.1:0"))
+    workers = tuple(
+        _worker_settings(
+            config, Role(role), f"{role}-{index}", model, cores, gateway="", host="127.0.0.1", workers=num_workers
+        )
+        for role, count in counts.items()
+        for index in range(count)
+    )
+    return Plan(gateway, workers, worker_spec)
+
+
+def check_counts(prefill: int, decode: int, unified: int) -> None:
+    """ConfigError unless there is a prefill with a decode worker, or a unified one; half a pair is refused too."""
+    if bool(prefill) != bool(decode):
+        have, lack = ("prefill", "decode") if prefill else ("decode", "prefill")
+        raise ConfigError(
+            f"--{have} {prefill or decode} with --{lack} 0: a {have} worker needs at least one {lack} worker",
+            param=lack,
+        )
+    if not prefill and not unified:
+        raise ConfigError(
+            "--prefill 0 --decode 0 --unified 0: expected at least one prefill and one decode worker, or one unified",
+            param="unified",
+        )
+
+
+def gateway_plan(config: Config, model: Path, served_model_name: str) -> ProcessSpec:
+    """The process of `baton gateway`."""
+    return gateway_spec(_gateway_settings(config, model, served_model_name, config.text("control")))
+
+
+def worker_plan(config: Config, model: Path, worker_id: str, host: str, cores: int) -> ProcessSpec:
+    """The process of `baton worker`. `host` is where peers reach it."""
+    role, gateway, workers = config.text("role"), config.text("gateway"), config.integer("workers-on-host")
+    settings = _worker_settings(
+        config, Role(role), worker_id, model, cores, gateway=gateway, host=host, workers=workers
+    )
+    return worker_spec(settings)
+
+
+def threads_per_worker(cores: int, num_workers: int) -> int:
+    """An equal share of the cores, at least one."""
+    return max(1, cores // num_workers)
+
+
+def gateway_spec(settings: GatewaySettings) -> ProcessSpec:
+    """How a gateway is started."""
+    return ProcessSpec(GATEWAY, _python(GATEWAY, settings), thread_environment(1))
+
+
+def worker_spec(settings: WorkerSettings) -> ProcessSpec:
+    """How a worker is started."""
+    environment = thread_environment(settings.num_threads)
+    return ProcessSpec(settings.worker_id, _python(settings.role.value, settings), environment)
+
+
+def _python(room: str, settings: Settings) -> tuple[str, ...]:
+    # -P: a folder named like one of our rooms in the user's working directory must not be imported instead
+    return (sys.executable, "-P", "-m", room, "--settings", settings.to_json())
+
+
+def _gateway_settings(config: Config, model: Path, served_model_name: str, control: str) -> GatewaySettings:
+    return GatewaySettings(
+        host=config.text("host"),
+        port=config.integer("port"),
+        control=control,
+        model=str(model),
+        served_model_name=served_model_name,
+        context_length=config.optional_integer("context-length"),
+        pairing=cast(Pairing, config.text("pairing")),
+        log_level=cast(LogLevel, config.text("log-level")),
+    )
+
+
+def _worker_settings(
+    config: Config, role: Role, worker_id: str, model: Path, cores: int, *, gateway: str, host: str, workers: int
+) -> WorkerSettings:
+    return WorkerSettings(
+        worker_id=worker_id,
+        role=role,
+        gateway=gateway,
+        model=str(model),
+        device=cast(Device, config.text("device")),
+        dtype=cast(Dtype, config.text("dtype")),
+        page_size=config.integer("page-size"),
+        max_total_tokens=config.optional_integer("max-total-tokens"),
+        max_running_requests=config.integer("max-running-requests"),
+        chunked_prefill_size=config.integer("chunked-prefill-size"),
+        context_length=config.optional_integer("context-length"),
+        overlap=not config.switch("disable-overlap-schedule"),
+        transfer_backend=cast(TransferBackend, config.text("transfer-backend")),
+        host=host,
+        workers_on_host=workers,
+        num_threads=config.optional_integer("threads") or threads_per_worker(cores, workers),
+        log_level=cast(LogLevel, config.text("log-level")),
+    )

@@ -1,0 +1,52 @@
+"""Which model folder is meant, and whether it can be one; its name for clients.
+
+What it does not know: what is inside config.json (model/ decides what can be served).
+"""
+
+import sysconfig
+from pathlib import Path
+
+from protocol.errors import ConfigError
+
+PROJECT = Path(__file__).resolve().parent.parent
+BUNDLED = "story"
+
+
+def find_model(wanted: str | None) -> Path:
+    """The folder that `--model` names, or the bundled model; ConfigError when there is no checkpoint in it."""
+    if wanted is None:
+        return _bundled()
+    folder = Path(wanted).expanduser()
+    if not folder.exists():
+        looks_remote = wanted.count("/") == 1 and not wanted.startswith((".", "/", "~"))
+        hint = "; Baton serves local folders, so download a checkpoint from a hub first" if looks_remote else ""
+        raise ConfigError(f"--model: folder {wanted!r} does not exist{hint}", param="model")
+    if not folder.is_dir():
+        raise ConfigError(
+            f"--model: {wanted!r} is a file, expected a folder with config.json and weights", param="model"
+        )
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"--model: folder {wanted!r} has no config.json, so it is no checkpoint", param="model")
+    return folder.resolve()
+
+
+def _bundled() -> Path:
+    places = [PROJECT / "models" / BUNDLED, Path(sysconfig.get_path("data"), "share", "baton", "models", BUNDLED)]
+    for place in places:
+        if (place / "config.json").is_file():
+            return place
+    looked = " and ".join(str(place) for place in places)
+    raise ConfigError(f"the bundled model is missing (looked in {looked}); name a folder with --model", param="model")
+
+
+def model_name(folder: Path) -> str:
+    """What clients call the model: the folder's name, or `owner/name` for a snapshot in a hub cache."""
+    cache = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and cache.startswith("models--"):
+        return cache.removeprefix("models--").replace("--", "/", 1)
+    return folder.name or "model"
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether text can be sent; without one, only token ids."""
+    return (folder / "tokenizer.json").is_file()

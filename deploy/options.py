@@ -1,0 +1,187 @@
+"""Every option of the `baton` command, in one table: flags, environment variables, file keys and help come from here.
+
+What it does not know: how values are found (runtime/layered_config.py) or what is done with them (layout.py).
+"""
+
+from runtime.layered_config import Kind, Option
+
+COMMANDS = {
+    "serve": "start a gateway and workers on this machine",
+    "gateway": "start a gateway alone; workers join it, also from other hosts",
+    "worker": "start one worker that joins a gateway",
+    "demo": "serve the bundled model, stream one answer, show its time line, stop",
+    "config": "print every value and where it comes from",
+}
+OTHER_VARIABLES = {
+    "BATON_LAUNCHER_PID": "written by the launcher for its children, which end with it; not for users",
+}
+NOT_YET = frozenset(
+    "tp-size tp tensor-parallel-size dp-size dp data-parallel-size enable-dp-attention ep-size enable-mixed-chunk "
+    "schedule-policy num-reserved-decode-tokens speculative-algorithm speculative-num-steps speculative-eagle-topk "
+    "speculative-num-draft-tokens speculative-draft-model-path api-key quantization kv-cache-dtype mem-fraction-static "
+    "disable-radix-cache disaggregation-bootstrap-port".split()
+)
+
+_START = ("serve", "gateway", "worker", "demo")
+_COMPUTE = ("serve", "worker", "demo")
+_SERVE = ("serve", "worker")
+_FRONT = ("serve", "gateway")
+
+WHAT = "what to start"
+MODEL = "model"
+ADDRESS = "addresses"
+MEMORY = "memory and batches"
+HANDOVER = "from prefill to decode"
+MACHINE = "this machine"
+DEMO = "the request"
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="prefill", kind=Kind.INTEGER, default=1, metavar="N", group=WHAT, commands=("serve",),
+        help="prefill workers: they compute a prompt's KV and its first token",
+    ),
+    Option(
+        name="decode", kind=Kind.INTEGER, default=1, metavar="N", group=WHAT, commands=("serve",),
+        help="decode workers: they stream the other tokens",
+    ),
+    Option(
+        name="unified", kind=Kind.INTEGER, default=0, metavar="N", group=WHAT, commands=("serve",),
+        help="workers that do both, without a handover",
+    ),
+    Option(
+        name="role", group=WHAT, commands=("worker",), choices=("prefill", "decode", "unified"),
+        synonyms={"null": "unified"}, aliases=("disaggregation-mode",), unset="required by baton worker",
+        help="what this worker does",
+    ),
+    Option(
+        name="worker-id", metavar="NAME", group=WHAT, commands=("worker",), unset="ROLE-HOSTNAME-XXXX",
+        help="name of this worker, unique at its gateway",
+    ),
+    Option(
+        name="model", metavar="DIR", group=MODEL, commands=_START, aliases=("model-path",), unset="the bundled model",
+        help="folder with config.json and safetensors weights",
+    ),
+    Option(
+        name="served-model-name", metavar="NAME", group=MODEL, commands=_FRONT, unset="the folder's name",
+        help="name that clients ask for",
+    ),
+    Option(
+        name="device", default="auto", group=MODEL, commands=_COMPUTE, choices=("auto", "cpu", "cuda"),
+        help="where workers compute; auto takes a GPU if there is one",
+    ),
+    Option(
+        name="dtype", default="auto", group=MODEL, commands=_COMPUTE,
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="number type of weights and KV; auto takes the checkpoint's on a GPU, float32 on a CPU",
+    ),
+    Option(
+        name="context-length", kind=Kind.INTEGER, minimum=1, metavar="N", group=MODEL, commands=(*_FRONT, "worker"),
+        unset="the model's own", help="longest prompt plus answer, in tokens",
+    ),
+    Option(
+        name="host", default="127.0.0.1", metavar="ADDR", group=ADDRESS, commands=_FRONT,
+        help="address on which the gateway answers HTTP; 0.0.0.0 for every interface",
+    ),
+    Option(
+        name="host", metavar="ADDR", group=ADDRESS, commands=("worker",), unset="the one that faces the gateway",
+        help="address at which other workers reach this one",
+    ),
+    Option(
+        name="port", kind=Kind.INTEGER, default=8000, maximum=65535, metavar="N", group=ADDRESS, commands=_FRONT,
+        help="HTTP port; 0 lets the system choose",
+    ),
+    Option(
+        name="control", default="tcp://127.0.0.1:0", metavar="tcp://ADDR:PORT", group=ADDRESS, commands=("gateway",),
+        help="where workers dial; port 0 lets the system choose",
+    ),
+    Option(
+        name="gateway", metavar="tcp://ADDR:PORT", group=ADDRESS, commands=("worker",),
+        unset="required by baton worker", help="the gateway's control address, as it prints it",
+    ),
+    Option(
+        name="page-size", kind=Kind.INTEGER, default=16, minimum=1, metavar="N", group=MEMORY, commands=_SERVE,
+        help="tokens in one page of KV",
+    ),
+    Option(
+        name="max-total-tokens", kind=Kind.INTEGER, minimum=1, metavar="N", group=MEMORY, commands=_SERVE,
+        unset="what memory allows", help="tokens of KV that one worker holds",
+    ),
+    Option(
+        name="max-running-requests", kind=Kind.INTEGER, default=64, minimum=1, metavar="N", group=MEMORY,
+        commands=_SERVE, help="requests in one worker's batch",
+    ),
+    Option(
+        name="chunked-prefill-size", kind=Kind.INTEGER, default=2048, metavar="N", group=MEMORY, commands=_SERVE,
+        help="prompt tokens in one prefill step; 0 takes whole prompts",
+    ),
+    Option(
+        name="disable-overlap-schedule", kind=Kind.SWITCH, default=False, group=MEMORY, commands=_SERVE,
+        help="schedule and compute in turns instead of at the same time",
+    ),
+    Option(
+        name="transfer-backend", default="zmq", group=HANDOVER, commands=_SERVE, choices=("zmq",),
+        aliases=("disaggregation-transfer-backend",), help="how KV travels",
+    ),
+    Option(
+        name="pairing", default="least_loaded", group=HANDOVER, commands=_FRONT,
+        choices=("least_loaded", "round_robin"), help="how a prefill and a decode worker are chosen for a request",
+    ),
+    Option(
+        name="threads", kind=Kind.INTEGER, minimum=1, metavar="N", group=MACHINE, commands=_COMPUTE,
+        unset="cores / workers", help="compute threads of each worker",
+    ),
+    Option(
+        name="workers-on-host", kind=Kind.INTEGER, default=1, minimum=1, metavar="N", group=MACHINE,
+        commands=("worker",), help="workers that share this machine's memory and cores, this one included",
+    ),
+    Option(
+        name="config", metavar="FILE", group=MACHINE, commands=_START, in_file=False, unset="none",
+        help="TOML file; its keys are named like the flags",
+    ),
+    Option(
+        name="log-level", default="info", group=MACHINE, commands=("serve", "gateway", "worker"),
+        choices=("debug", "info", "warning", "error"), help="least severe log line to show",
+    ),
+    Option(
+        name="log-level", default="warning", group=MACHINE, commands=("demo",),
+        choices=("debug", "info", "warning", "error"), help="least severe log line to show",
+    ),
+    Option(
+        name="prompt", default="Once upon a time", metavar="TEXT", group=DEMO, commands=("demo",),
+        help="text to continue",
+    ),
+    Option(
+        name="max-tokens", kind=Kind.INTEGER, default=64, minimum=1, metavar="N", group=DEMO, commands=("demo",),
+        help="longest answer",
+    ),
+)  # fmt: skip
+
+EXAMPLES = {
+    "serve": """\
+  baton serve                                        the bundled model, 1 prefill + 1 decode
+  baton serve --model ~/models/Qwen3-0.6B --prefill 1 --decode 2
+  baton serve --prefill 0 --decode 0 --unified 1     the colocated baseline
+  baton serve --config baton.toml --port 0           a file, and a port that the system chooses""",
+    "gateway": """\
+  baton gateway --model ~/models/Qwen3-0.6B --host 0.0.0.0 --control tcp://0.0.0.0:7000""",
+    "worker": """\
+  baton worker --role prefill --gateway tcp://10.0.0.5:7000 --model ~/models/Qwen3-0.6B
+  baton worker --role decode --gateway tcp://127.0.0.1:7000 --workers-on-host 2""",
+    "demo": """\
+  baton demo
+  baton demo --prompt "The old sailor" --max-tokens 100""",
+    "config": """\
+  baton config --port 9000                           what `baton serve --port 9000` would use
+  baton config --config baton.toml --json""",
+}
+
+
+def options_for(command: str) -> tuple[Option, ...]:
+    """The options of one command, in the order of the help. `config` takes those of every command that serves."""
+    if command != "config":
+        return tuple(option for option in OPTIONS if command in option.commands)
+    found: dict[str, Option] = {}
+    for option in OPTIONS:
+        if set(option.commands) & {"serve", "gateway", "worker"}:
+            found.setdefault(option.name, option)
+    return tuple(found.values())

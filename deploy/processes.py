@@ -1,0 +1,172 @@
+"""One child process: started with a status pipe and a log pipe, read without blocking, stopped with its whole group.
+
+The child leads its own process group, so that Ctrl-C in the terminal reaches the launcher alone, and it is killed by
+the kernel when the launcher ends (it calls die_with_parent). What it does not know: the other children.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.layout import ProcessSpec
+from runtime.process_life import LAUNCHER_PID
+
+TAIL_LINES = 30
+MAX_LINE_BYTES = 64 * 1024
+_READ_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class StatusEvent:
+    """One line of a status pipe: "loading", "ready" or "failed", with its fields."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+class LineReader:
+    """The complete lines that have arrived in a pipe. `fd` is readable when there may be more; -1 once closed."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self._rest = b""
+
+    def read(self) -> list[str]:
+        """New lines, at end of file also an unfinished one. A line beyond MAX_LINE_BYTES is cut in pieces."""
+        if self.fd < 0:
+            return []
+        try:
+            got = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return []
+        at_end = not got
+        *lines, self._rest = (self._rest + got).split(b"\n")
+        if self._rest and (at_end or len(self._rest) > MAX_LINE_BYTES):
+            lines, self._rest = [*lines, self._rest], b""
+        if at_end:
+            self.close()
+        return [line.decode(errors="replace").rstrip("\r") for line in lines]
+
+    def close(self) -> None:
+        """Closes the pipe's reading end."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class ChildProcess:
+    """A running (or ended) process of Baton. Start it from the main thread: its life is tied to the starting thread."""
+
+    def __init__(self, spec: ProcessSpec, project: Path) -> None:
+        self.spec = spec
+        self.name = spec.name
+        status_read, status_write = os.pipe()
+        log_read, log_write = os.pipe()
+        try:
+            self._popen = subprocess.Popen(
+                [*spec.command, "--status-fd", str(status_write)],
+                stdin=subprocess.DEVNULL,
+                stdout=log_write,
+                stderr=log_write,
+                pass_fds=(status_write,),
+                env=child_environment(spec, project),
+                process_group=0,
+            )
+        except OSError:
+            os.close(status_read)
+            os.close(log_read)
+            raise
+        finally:
+            os.close(status_write)
+            os.close(log_write)
+        self.pid = self._popen.pid
+        self.exit_fd = os.pidfd_open(self.pid)  # readable once the process has ended
+        self._status, self._log = LineReader(status_read), LineReader(log_read)
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+
+    def descriptors(self) -> tuple[int, ...]:
+        """What to poll: readable when `events`, `log_lines` or `exit_code` may have news."""
+        exit_fd = -1 if self._popen.returncode is not None else self.exit_fd
+        return tuple(fd for fd in (self._status.fd, self._log.fd, exit_fd) if fd >= 0)
+
+    def events(self) -> list[StatusEvent]:
+        """Status events that have arrived; a line that is none goes to the log's tail."""
+        found = []
+        for line in self._status.read():
+            event = parse_status(line)
+            if event is None:
+                self.tail.append(f"malformed status: {line[:200]}")
+            else:
+                found.append(event)
+        return found
+
+    def log_lines(self) -> list[str]:
+        """Lines that the process wrote to stdout or stderr since the last call."""
+        lines = self._log.read()
+        self.tail.extend(line for line in lines if line.strip())
+        return lines
+
+    def exit_code(self) -> int | None:
+        """None while it runs; then its exit status, or minus the signal that ended it."""
+        return self._popen.poll()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM to the process."""
+        if self.exit_code() is None:
+            self._popen.terminate()
+
+    def kill_group(self) -> None:
+        """SIGKILL to the process and whatever it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kills what is left of the group, reaps the process, closes the pipes."""
+        self.kill_group()
+        self._popen.wait()
+        self._status.close()
+        self._log.close()
+        if self.exit_fd >= 0:
+            os.close(self.exit_fd)
+            self.exit_fd = -1
+
+
+def child_environment(spec: ProcessSpec, project: Path) -> dict[str, str]:
+    """The launcher's environment, with this project first on the path and the specification's variables."""
+    path = os.environ.get("PYTHONPATH", "")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(project), *([path] if path else [])]),
+        "PYTHONUNBUFFERED": "1",
+        LAUNCHER_PID: str(os.getpid()),
+        **spec.environment,
+    }
+
+
+def parse_status(line: str) -> StatusEvent | None:
+    """The event in a status line; None when it is not one."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("event"), str):
+        return None
+    return StatusEvent(found.pop("event"), found)
+
+
+def describe_exit(code: int) -> str:
+    """`exit status 1` or `killed by SIGKILL`."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

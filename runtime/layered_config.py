@@ -1,0 +1,240 @@
+"""Options and where their values come from: flag over environment variable over TOML file over default.
+
+One Option describes a value for the command line, environment, file and help text alike. Pure: takes what was
+written, returns values with origins, raises ConfigError. What it does not know: which options Baton has.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any
+
+from protocol.errors import ConfigError
+
+PREFIX = "BATON_"
+Value = str | int | bool | None
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+class Kind(StrEnum):
+    """What an option's value is."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    SWITCH = "switch"
+
+
+class Origin(StrEnum):
+    """Where a value came from, weakest first."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    FLAG = "flag"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One value that a user may set. `name` is spelled as in the flag: "page-size"."""
+
+    name: str
+    kind: Kind = Kind.TEXT
+    default: Value = None
+    help: str
+    group: str
+    commands: tuple[str, ...]
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # other spellings of a choice
+    aliases: tuple[str, ...] = ()  # other flags, without dashes
+    minimum: int = 0
+    maximum: int | None = None
+    unset: str = ""  # what a default of None means, for people
+    in_file: bool = True
+
+    @property
+    def flag(self) -> str:
+        """`--page-size`."""
+        return f"--{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """`BATON_PAGE_SIZE`."""
+        return PREFIX + self.key.upper()
+
+    @property
+    def key(self) -> str:
+        """`page_size`."""
+        return self.name.replace("-", "_")
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, for error messages."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.kind is Kind.SWITCH:
+            return "true or false"
+        if self.kind is Kind.TEXT:
+            return "a string"
+        if self.maximum is not None:
+            return f"an integer from {self.minimum} to {self.maximum}"
+        return f"an integer of at least {self.minimum}"
+
+    def from_text(self, text: str, where: str) -> Value:
+        """The value of a flag or environment variable; ConfigError names `where`."""
+        if self.kind is Kind.INTEGER:
+            try:
+                return self._checked(int(text), where)
+            except ValueError as error:
+                if isinstance(error, ConfigError):
+                    raise
+                raise self._wrong(text, where) from None
+        if self.kind is Kind.SWITCH:
+            if text.lower() not in _TRUE + _FALSE:
+                raise self._wrong(text, where)
+            return text.lower() in _TRUE
+        return self._checked(text, where)
+
+    def from_toml(self, value: Any, where: str) -> Value:
+        """The value of a key in the file, whose type must be right already; ConfigError names `where`."""
+        wanted = {Kind.TEXT: str, Kind.INTEGER: int, Kind.SWITCH: bool}[self.kind]
+        if type(value) is not wanted:
+            raise self._wrong(value, where)
+        assert isinstance(value, str | int)
+        return self._checked(value, where)
+
+    def _checked(self, value: str | int, where: str) -> Value:
+        if isinstance(value, str):
+            value = self.synonyms.get(value, value)
+            if self.choices and value not in self.choices:
+                raise self._wrong(value, where, get_close_matches(value, self.choices, n=1))
+        elif not isinstance(value, bool) and (
+            value < self.minimum or (self.maximum is not None and value > self.maximum)
+        ):
+            raise self._wrong(value, where)
+        return value
+
+    def _wrong(self, value: Any, where: str, near: Sequence[str] = ()) -> ConfigError:
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return ConfigError(f"{where}: got {value!r}, expected {self.expected}{hint}", param=self.name)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option, its value, and where that was written (`place`: a flag, a variable, a file)."""
+
+    option: Option
+    value: Value
+    origin: Origin
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A TOML file as read: flat keys, `-` or `_` alike."""
+
+    path: str
+    keys: Mapping[str, Any]
+
+
+class Config:
+    """Every option's setting. The typed getters are for options of that kind; another kind is our own bug."""
+
+    def __init__(self, settings: Mapping[str, Setting]) -> None:
+        self.settings = settings
+
+    def text(self, name: str) -> str:
+        """The value of a text option that is set."""
+        value = self.settings[name].value
+        assert isinstance(value, str), f"option {name} holds {value!r}"
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """The value of a text option, None when it is not set."""
+        return None if self.settings[name].value is None else self.text(name)
+
+    def integer(self, name: str) -> int:
+        """The value of an integer option that is set."""
+        value = self.settings[name].value
+        assert isinstance(value, int), f"option {name} holds {value!r}"
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        """The value of an integer option, None when it is not set."""
+        return None if self.settings[name].value is None else self.integer(name)
+
+    def switch(self, name: str) -> bool:
+        """The value of a switch."""
+        return self.settings[name].value is True
+
+
+def parse_file(path: str, text: str) -> ConfigFile:
+    """The flat keys of a TOML file; ConfigError for bad TOML, a section, or one key written twice."""
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    keys: dict[str, Any] = {}
+    for name, value in found.items():
+        if isinstance(value, dict):
+            raise ConfigError(f"{path}: section [{name}], expected flat keys named like the flags", param=name)
+        key = name.replace("_", "-")
+        if key in keys:
+            raise ConfigError(f"{path}: {key!r} is written twice (as {key!r} and {key.replace('-', '_')!r})", param=key)
+        keys[key] = value
+    return ConfigFile(path, keys)
+
+
+def resolve(
+    options: Iterable[Option],
+    known: Iterable[Option],
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    file: ConfigFile | None,
+    other_variables: Iterable[str] = (),
+) -> Config:
+    """The setting of each of `options`. `known` are the options of every command: those of another command may stand in
+    the environment or the file, where one place serves several commands. `flags` are as typed, by option name."""
+    known = tuple(known)
+    _refuse_unknown_variables(known, environment, other_variables)
+    if file is not None:
+        _refuse_unknown_keys(known, file)
+    return Config({option.name: _setting(option, flags, environment, file) for option in options})
+
+
+def _setting(
+    option: Option, flags: Mapping[str, str], environment: Mapping[str, str], file: ConfigFile | None
+) -> Setting:
+    if option.name in flags:
+        return Setting(option, option.from_text(flags[option.name], option.flag), Origin.FLAG, option.flag)
+    if environment.get(option.variable):  # set but empty is not set
+        value = option.from_text(environment[option.variable], option.variable)
+        return Setting(option, value, Origin.ENVIRONMENT, option.variable)
+    if file is not None and option.name in file.keys and option.in_file:
+        value = option.from_toml(file.keys[option.name], f"{option.name} in {file.path}")
+        return Setting(option, value, Origin.FILE, file.path)
+    return Setting(option, option.default, Origin.DEFAULT)
+
+
+def _refuse_unknown_variables(known: Sequence[Option], environment: Mapping[str, str], others: Iterable[str]) -> None:
+    allowed = [option.variable for option in known]
+    accepted = {*allowed, *others}
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in accepted:
+            raise ConfigError(f"environment variable {name} is unknown{nearest(name, allowed)}", param=name)
+
+
+def _refuse_unknown_keys(known: Sequence[Option], file: ConfigFile) -> None:
+    allowed = [option.name for option in known if option.in_file]
+    for key in file.keys:
+        if key not in allowed:
+            raise ConfigError(f"{file.path}: unknown key {key!r}{nearest(key, allowed)}", param=key)
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """`, did you mean 'page-size'?`, or nothing when no name is like it."""
+    near = get_close_matches(name, list(dict.fromkeys(allowed)), n=1)
+    return f", did you mean {near[0]!r}?" if near else ""

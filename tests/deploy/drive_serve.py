@@ -1,0 +1,44 @@
+"""`baton serve` with stand-ins: python drive_serve.py PREFILL_BEHAVIOUR DECODE_BEHAVIOUR."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from dataclasses import replace
+
+from deploy.console import make_console
+from deploy.layout import Plan, ProcessSpec, gateway_spec, worker_spec
+from deploy.serve import run_plan
+from protocol.messages_gateway import Role
+from runtime.settings import GatewaySettings, WorkerSettings
+
+STAND_IN = str(Path(__file__).with_name("stand_in.py"))
+
+
+def as_stand_in(spec: ProcessSpec, behaviour: str) -> ProcessSpec:
+    python, *_, settings = spec.command
+    return replace(spec, command=(python, STAND_IN, behaviour, "--settings", settings))
+
+
+def main(prefill: str, decode: str) -> int:
+    behaviours = {"prefill": prefill, "decode": decode}
+    workers = tuple(
+        WorkerSettings(worker_id=f"{role}-0", role=role, gateway="", model="/models/story")
+        for role in (Role.PREFILL, Role.DECODE)
+    )
+    settings = GatewaySettings(port=0, model="/models/story", served_model_name="story")
+    plan = Plan(
+        as_stand_in(gateway_spec(settings), "gateway"),
+        workers,
+        lambda worker: as_stand_in(worker_spec(worker), behaviours[worker.role]),
+    )
+    console = make_console()
+    try:
+        return run_plan(plan, console, "story", with_text=True)
+    finally:
+        console.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

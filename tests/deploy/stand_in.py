@@ -1,0 +1,73 @@
+"""A process that behaves like a gateway or worker of Baton towards the launcher, and as the test wishes otherwise.
+
+python stand_in.py BEHAVIOUR --settings JSON --status-fd N, where BEHAVIOUR is one of the functions below.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from runtime.log import get_log, start_log
+from runtime.process_arguments import read_arguments
+from runtime.process_life import StatusPipe, StopSignal, die_with_parent
+from runtime.settings import GatewaySettings, WorkerSettings
+
+LOG = get_log("stand_in")
+
+
+def gateway(status: StatusPipe, settings: GatewaySettings) -> int:
+    with StopSignal() as stop:
+        status.ready(http=f"http://127.0.0.1:{settings.port or 54321}", control="tcp://127.0.0.1:40123")
+        stop.wait()
+    return 0
+
+
+def worker(status: StatusPipe, settings: WorkerSettings) -> int:
+    with StopSignal() as stop:
+        for done in range(3):
+            status.loading("weights", done=done, total=3)
+        LOG.info("registered", gateway=settings.gateway, threads=os.environ["OMP_NUM_THREADS"])
+        status.ready(kv_pages=100)
+        stop.wait()
+    LOG.info("leaving")
+    return 0
+
+
+def refuses_model(status: StatusPipe, settings: WorkerSettings) -> int:
+    status.failed(f"{settings.model}: quantised weights are not supported")
+    return 2
+
+
+def crashes(status: StatusPipe, settings: WorkerSettings) -> int:
+    status.loading("weights")
+    raise RuntimeError(f"{settings.worker_id} broke")
+
+
+def dies_later(status: StatusPipe, settings: WorkerSettings) -> int:
+    status.ready(kv_pages=100)
+    LOG.error("out_of_luck", worker=settings.worker_id)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def ignores_stop(status: StatusPipe, settings: WorkerSettings) -> int:
+    with StopSignal() as stop:
+        status.ready(kv_pages=1)
+        while True:
+            stop.wait()
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    behaviour = sys.argv[1]
+    if behaviour == "gateway":
+        gateway_arguments = read_arguments(GatewaySettings, sys.argv[2:])
+        start_log("gateway", gateway_arguments.settings.log_level)
+        sys.exit(gateway(StatusPipe(gateway_arguments.status_fd), gateway_arguments.settings))
+    arguments = read_arguments(WorkerSettings, sys.argv[2:])
+    start_log(arguments.settings.worker_id, arguments.settings.log_level)
+    run = {each.__name__: each for each in (worker, refuses_model, crashes, dies_later, ignores_stop)}[behaviour]
+    sys.exit(run(StatusPipe(arguments.status_fd), arguments.settings))
