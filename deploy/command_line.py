@@ -30,7 +30,7 @@ class CommandLine:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message[:1].lower() + message[1:])
+        raise ConfigError(message.removeprefix("argument "))
 
 
 def parse(argv: Sequence[str], version: str) -> CommandLine:
@@ -108,21 +108,25 @@ def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, wha
 
 
 def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
-    shown = option.metavar or ("{" + ",".join(option.choices) + "}" if option.choices else "")
-    help_text = option.help.replace("%", "%%")
-    default = _default_for_help(option)
-    help_text += f" (default: {default})" if default else ""
-    if option.aliases:
-        help_text += f" [also {', '.join(f'--{alias}' for alias in option.aliases)}]"
+    help_text = _help(option).replace("%", "%%")
     if option.kind is Kind.SWITCH:
         group.add_argument(option.flag, dest=option.name, nargs="?", const="true", metavar="true|false", help=help_text)
         return
-    group.add_argument(option.flag, dest=option.name, metavar=shown or None, help=help_text)
+    group.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=help_text)
     for alias in option.aliases:
-        group.add_argument(f"--{alias}", dest=option.name, metavar=shown or None, help=argparse.SUPPRESS)
+        group.add_argument(f"--{alias}", dest=option.name, metavar=option.metavar, help=argparse.SUPPRESS)
 
 
-def _default_for_help(option: Option) -> str:
-    if option.default is None:
-        return option.unset.removesuffix("by baton worker").strip()
-    return "" if option.kind is Kind.SWITCH else str(option.default)
+def _help(option: Option) -> str:
+    text = option.help
+    if option.choices:
+        text += f": {', '.join(option.choices)}"
+    if option.required:
+        text += " (required)"
+    elif option.default is None:
+        text += f" (default: {option.unset})"
+    elif option.kind is not Kind.SWITCH:
+        text += f" (default: {option.default})"
+    if option.aliases:
+        text += f" [also {', '.join(f'--{alias}' for alias in option.aliases)}]"
+    return text

@@ -50,7 +50,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="role", group=WHAT, commands=("worker",), choices=("prefill", "decode", "unified"),
-        synonyms={"null": "unified"}, aliases=("disaggregation-mode",), unset="required by baton worker",
+        synonyms={"null": "unified"}, aliases=("disaggregation-mode",), unset="required by baton worker", required=True,
+        metavar="ROLE",
         help="what this worker does",
     ),
     Option(
@@ -66,13 +67,13 @@ OPTIONS: tuple[Option, ...] = (
         help="name that clients ask for",
     ),
     Option(
-        name="device", default="auto", group=MODEL, commands=_COMPUTE, choices=("auto", "cpu", "cuda"),
-        help="where workers compute; auto takes a GPU if there is one",
+        name="device", default="auto", metavar="DEVICE", group=MODEL, commands=_COMPUTE,
+        choices=("auto", "cpu", "cuda"), help="where workers compute, auto takes a GPU if there is one",
     ),
     Option(
-        name="dtype", default="auto", group=MODEL, commands=_COMPUTE,
+        name="dtype", default="auto", metavar="TYPE", group=MODEL, commands=_COMPUTE,
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="number type of weights and KV; auto takes the checkpoint's on a GPU, float32 on a CPU",
+        help="numbers of weights and KV, auto is the checkpoint's on a GPU and float32 on a CPU",
     ),
     Option(
         name="context-length", kind=Kind.INTEGER, minimum=1, metavar="N", group=MODEL, commands=(*_FRONT, "worker"),
@@ -96,7 +97,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="gateway", metavar="tcp://ADDR:PORT", group=ADDRESS, commands=("worker",),
-        unset="required by baton worker", help="the gateway's control address, as it prints it",
+        unset="required by baton worker", required=True, help="the gateway's control address, as it prints it",
     ),
     Option(
         name="page-size", kind=Kind.INTEGER, default=16, minimum=1, metavar="N", group=MEMORY, commands=_SERVE,
@@ -119,12 +120,12 @@ OPTIONS: tuple[Option, ...] = (
         help="schedule and compute in turns instead of at the same time",
     ),
     Option(
-        name="transfer-backend", default="zmq", group=HANDOVER, commands=_SERVE, choices=("zmq",),
+        name="transfer-backend", default="zmq", metavar="NAME", group=HANDOVER, commands=_SERVE, choices=("zmq",),
         aliases=("disaggregation-transfer-backend",), help="how KV travels",
     ),
     Option(
-        name="pairing", default="least_loaded", group=HANDOVER, commands=_FRONT,
-        choices=("least_loaded", "round_robin"), help="how a prefill and a decode worker are chosen for a request",
+        name="pairing", default="least_loaded", metavar="RULE", group=HANDOVER, commands=_FRONT,
+        choices=("least_loaded", "round_robin"), help="how workers are chosen for a request",
     ),
     Option(
         name="threads", kind=Kind.INTEGER, minimum=1, metavar="N", group=MACHINE, commands=_COMPUTE,
@@ -139,11 +140,11 @@ OPTIONS: tuple[Option, ...] = (
         help="TOML file; its keys are named like the flags",
     ),
     Option(
-        name="log-level", default="info", group=MACHINE, commands=("serve", "gateway", "worker"),
+        name="log-level", default="info", metavar="LEVEL", group=MACHINE, commands=("serve", "gateway", "worker"),
         choices=("debug", "info", "warning", "error"), help="least severe log line to show",
     ),
     Option(
-        name="log-level", default="warning", group=MACHINE, commands=("demo",),
+        name="log-level", default="warning", metavar="LEVEL", group=MACHINE, commands=("demo",),
         choices=("debug", "info", "warning", "error"), help="least severe log line to show",
     ),
     Option(

@@ -13,7 +13,7 @@ from deploy.console import Console
 from deploy.host import address_facing, check_port_free, count_cores, split_endpoint
 from deploy.invitation import gateway_lines, serve_lines, worker_lines
 from deploy.launcher import Ended, Launcher, StartFailed, Stopped
-from deploy.layout import GATEWAY, Plan, gateway_plan, serve_plan, worker_plan
+from deploy.layout import GATEWAY, Plan, check_counts, gateway_plan, serve_plan, worker_plan
 from deploy.model_folder import PROJECT, find_model, has_tokenizer, model_name
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
@@ -23,6 +23,7 @@ from runtime.process_life import StopSignal
 
 def serve(config: Config, console: Console) -> int:
     """`baton serve`."""
+    check_counts(*(config.integer(role) for role in ("prefill", "decode", "unified")))
     model = find_model(config.optional_text("model"))
     name = config.optional_text("served-model-name") or model_name(model)
     plan = serve_plan(config, model, name, count_cores())
@@ -68,7 +69,7 @@ def gateway(config: Config, console: Console) -> int:
 def worker(config: Config, console: Console) -> int:
     """`baton worker`."""
     for name in ("role", "gateway"):
-        if config.optional_text(name) is None:
+        if config.settings[name].value is None:
             raise ConfigError(f"--{name} is missing; see baton worker --help", param=name)
     endpoint = config.text("gateway")
     split_endpoint(endpoint, "--gateway")

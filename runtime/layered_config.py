@@ -17,6 +17,7 @@ PREFIX = "BATON_"
 Value = str | int | bool | None
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
+_TOML_TYPES = {str: "a string", int: "an integer", float: "a float", bool: "a boolean", list: "an array"}
 
 
 class Kind(StrEnum):
@@ -54,6 +55,7 @@ class Option:
     maximum: int | None = None
     unset: str = ""  # what a default of None means, for people
     in_file: bool = True
+    required: bool = False  # has no default in its one command
 
     @property
     def flag(self) -> str:
@@ -102,7 +104,10 @@ class Option:
         """The value of a key in the file, whose type must be right already; ConfigError names `where`."""
         wanted = {Kind.TEXT: str, Kind.INTEGER: int, Kind.SWITCH: bool}[self.kind]
         if type(value) is not wanted:
-            raise self._wrong(value, where)
+            raise ConfigError(
+                f"{where}: got {value!r} ({_TOML_TYPES.get(type(value), 'another type')}), expected {self.expected}",
+                param=self.name,
+            )
         assert isinstance(value, str | int)
         return self._checked(value, where)
 
@@ -235,6 +240,10 @@ def _refuse_unknown_keys(known: Sequence[Option], file: ConfigFile) -> None:
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """`, did you mean 'page-size'?`, or nothing when no name is like it."""
-    near = get_close_matches(name, list(dict.fromkeys(allowed)), n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
+    """`, did you mean 'page-size'?`, or a weaker hint when no name is much like it."""
+    names = list(dict.fromkeys(allowed))
+    near = get_close_matches(name, names, n=1)
+    if near:
+        return f", did you mean {near[0]!r}?"
+    far = get_close_matches(name, names, n=1, cutoff=0.0)
+    return f"; the nearest known is {far[0]!r}" if far else ""
