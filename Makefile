@@ -89,7 +89,7 @@ clean: ## remove the virtual environment, caches and build leftovers
 setup: $(READY) ## make the virtual environment and install everything (the other commands do this by themselves)
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Baton needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
 	       "Name another: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
