@@ -96,11 +96,11 @@ def test_foreign_magic_and_version_are_named() -> None:
     raw = bytearray(pack_header(HEADER))
     raw[0] ^= 0xFF
     with pytest.raises(WireError, match=f"expected {MAGIC:#x}"):
-        unpack_header(raw)
+        unpack_header(bytes(raw))
     raw = bytearray(pack_header(HEADER))
     raw[4] += 1
     with pytest.raises(WireError, match=f"version {VERSION + 1}, expected {VERSION}"):
-        unpack_header(raw)
+        unpack_header(bytes(raw))
 
 
 def test_payload_of_another_length_is_refused_by_length() -> None:

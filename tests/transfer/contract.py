@@ -147,7 +147,7 @@ class KvContract:
     def test_a_page_is_being_read_until_the_peer_has_taken_or_lost_it(self, network: Network) -> None:
         layout = KvLayout(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")
         pair = Pair(network, layout)
-        transfer = Target(WorkerAddress("gone", 99, data=_closed_address(network)), 1, 0)
+        transfer = Target(WorkerAddress("gone", 99, data=closed_address(network)), 1, 0)
         pair.sender.open(transfer, [1, 2], 128)
         pair.send_all(transfer, 128)
         pair.sender.cancel(transfer)
@@ -259,7 +259,7 @@ class KvContract:
 
     def test_a_vanished_peer_blocks_nobody(self, network: Network) -> None:
         pair = Pair(network)
-        gone = WorkerAddress("gone", 99, data=_closed_address(network))
+        gone = WorkerAddress("gone", 99, data=closed_address(network))
         lost = [Target(gone, number, 0) for number in range(3)]
         for target in lost:
             pair.sender.open(target, [1, 2], 8)
@@ -303,7 +303,8 @@ class KvContract:
         assert pair.receiver.counters["reservations_now"] == 0
 
 
-def _closed_address(network: Network) -> str:
+def closed_address(network: Network) -> str:
+    """Where nobody listens any more."""
     receiver = network.receiver(HostMemory(LAYOUT, 2, seed=3))
     receiver.close()
     return receiver.address

@@ -10,7 +10,9 @@ import zmq
 
 from protocol.errors import ConfigError
 from protocol.frame import FrameHeader, pack_header, seal
-from tests.transfer.contract import PREFILL, KvContract, Pair
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import WorkerAddress
+from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair, closed_address
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backend_zmq import zmq_receiver, zmq_sender
 from transfer.backends import open_receiver, open_sender
@@ -18,11 +20,13 @@ from transfer.interface import (
     FRAME_BYTES,
     WINDOW_BYTES,
     Delivered,
+    FirstFrame,
     FrameRejected,
     KvReceiver,
     KvSender,
     PageMemory,
     Rejection,
+    Target,
     TransferFailed,
 )
 
@@ -70,6 +74,7 @@ class TestZmq(KvContract):
     pass
 
 
+LARGE = KvLayout(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")  # 128 KiB a page
 GARBAGE = [
     [b""],
     [b"hello"],
@@ -114,6 +119,36 @@ def test_a_damaged_payload_fails_its_transfer(pair: Pair, stranger: "zmq.Socket[
     pair.until(lambda: len(pair.seen(FrameRejected)) == 2)
     assert pair.rejections() == {Rejection.CHECKSUM: 1, Rejection.NOT_RECEIVING: 1}
     assert pair.pool.pool == pair.before
+
+
+def test_pages_stay_in_use_while_an_unreachable_peer_may_still_get_them(network: ZmqNetwork) -> None:
+    pair = Pair(network, LARGE)
+    transfer = Target(WorkerAddress("gone", 99, data=closed_address(network)), 1, 0)
+    pair.sender.open(transfer, [1, 2], 128)
+    pair.send_all(transfer, 128)
+    pair.sender.cancel(transfer)
+    pair.settle()
+    assert pair.sender.is_reading(transfer)
+    pair.sender.drop_peer(99)
+    pair.until(lambda: not pair.sender.is_reading(transfer))
+    pair.close()
+
+
+def test_a_peer_that_vanishes_half_way_blocks_nobody(network: ZmqNetwork) -> None:
+    pair = Pair(network, LARGE, window=2 * LARGE.page_bytes)
+    transfer = pair.open(1, [1, 2, 3], [4, 5, 6], 192)
+    pair.sender.layer_ready(transfer, 0, 64)
+    pair.until(lambda: bool(pair.seen(FirstFrame)))
+    pair.receiver.close()
+    for final in (64, 128, 192):
+        for layer in range(LARGE.num_layers):
+            pair.sender.layer_ready(transfer, layer, final)
+    pair.sender.finish(transfer, (5,))
+    pair.sender.pump()
+    assert pair.sender.counters["bytes_in_flight_now"] <= 2 * LARGE.page_bytes
+    pair.sender.drop_peer(DECODE)
+    assert pair.sender.counters["frames_waiting_now"] == 0
+    pair.close()
 
 
 def test_both_ends_through_the_table_of_backends(network: ZmqNetwork) -> None:
