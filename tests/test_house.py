@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.options import OPTIONS
 from runtime.name_check import ROOMS, foreign_owners
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,6 +54,20 @@ def test_every_file_named_in_the_docs_exists(doc: str) -> None:
 def test_structure_names_every_room() -> None:
     named = files_named_in((ROOT / "docs/structure.md").read_text())
     assert {path.split("/")[0] for path in named} >= set(ROOMS)
+
+
+@pytest.mark.parametrize("doc", ["README.md", "CONTRIBUTING.md", "docs/measurements.md"])
+def test_every_make_command_in_the_docs_exists(doc: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = (ROOT / doc).read_text()
+    named = set(re.findall(r"(?:`|^\$ )make ([a-z-]+)", text, re.MULTILINE))
+    assert named and named <= targets
+
+
+def test_every_flag_in_the_readme_exists() -> None:
+    known = {"help"} | {spelling for option in OPTIONS for spelling in (option.name, *option.aliases)}
+    named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", (ROOT / "README.md").read_text()))
+    assert {"prefill", "model", "page-size"} <= named <= known
 
 
 # ---- rooms are light, and are ours ----
