@@ -1,0 +1,148 @@
+"""Messages to one prompt text, by the model's own Jinja template in a sandbox.
+
+The environment offers what the Hugging Face template language does (trimmed blocks, `raise_exception`, `tojson` without
+HTML escapes, `strftime_now`, loop controls, `generation` blocks). What it does not know: token ids.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gateway.model_folder import read_object
+from protocol.errors import BadRequest, CheckpointError
+
+RESERVED = frozenset("messages add_generation_prompt tools documents".split())
+TEMPLATE_FAULTS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks what the assistant wrote; here its content is just rendered."""
+
+    tags = {"generation"}  # noqa: RUF012  # so does the base class
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        """The statements between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplates:
+    """The templates of one model, by name; `special_tokens` are texts that templates may use (`bos_token`, ...)."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        environment = _environment()
+        self._special_tokens = dict(special_tokens)
+        self._templates: dict[str, jinja2.Template] = {}
+        self._broken: dict[str, str] = {}
+        for name, source in sources.items():
+            try:
+                self._templates[name] = environment.from_string(source)
+            except jinja2.TemplateError as error:
+                self._broken[name] = f"chat template {name!r} of this model cannot be used: {error}"
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all templates."""
+        return sorted({*self._templates, *self._broken})
+
+    def render(self, messages: Sequence[Mapping[str, Any]], name: str | None, extra: Mapping[str, Any]) -> str:
+        """The prompt text, which ends where the assistant's answer begins. BadRequest carries the template's complaint.
+
+        `name` picks a named template, None the default one; `extra` are further variables for the template.
+        """
+        template = self._pick(name)
+        for key in extra:
+            if key in RESERVED:
+                raise BadRequest(f"chat_template_kwargs: got {key!r}, which the request itself sets", param=key)
+        variables = {**self._special_tokens, "tools": None, "documents": None, **extra}
+        try:
+            return template.render(variables, messages=list(messages), add_generation_prompt=True)
+        except TEMPLATE_FAULTS as error:
+            raise BadRequest(f"messages: the model's chat template refused them: {error}", param="messages") from error
+
+    def _pick(self, name: str | None) -> jinja2.Template:
+        wanted = name if name is not None else "default"
+        if wanted in self._templates:
+            return self._templates[wanted]
+        if wanted in self._broken:
+            raise BadRequest(self._broken[wanted], param="chat_template")
+        if not self.names:
+            raise BadRequest(
+                "messages: this model has no chat template; use /v1/completions with a prompt", param="messages"
+            )
+        raise BadRequest(
+            f"chat_template: got {wanted!r}, expected the name of one of this model's templates: "
+            f"{', '.join(self.names)}",
+            param="chat_template",
+        )
+
+
+def read_template_sources(folder: Path) -> dict[str, str]:
+    """Template texts by name. Files of their own win over tokenizer_config.json."""
+    sources: dict[str, str] = {}
+    configured = read_object(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(configured, str):
+        sources["default"] = configured
+    elif isinstance(configured, list):
+        for each in configured:
+            if not (isinstance(each, dict) and isinstance(each.get("name"), str)):
+                raise CheckpointError("tokenizer_config.json: chat_template: expected a list of {name, template}")
+            sources[each["name"]] = str(each.get("template", ""))
+    elif configured is not None:
+        raise CheckpointError("tokenizer_config.json: chat_template: expected text or a list of {name, template}")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        sources[path.stem] = _read(path)
+    if (folder / "chat_template.jinja").exists():
+        sources["default"] = _read(folder / "chat_template.jinja")
+    return sources
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path.name}: cannot be read: {error}") from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _raise_exception(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,62 @@
+"""The text of one choice: tokens through the detokenizer, then through the stop strings; one piece for each token.
+
+Pure. What it does not know: where tokens come from, how pieces reach the client.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.detokenizer import Detokenizer
+from gateway.stop_strings import StopStrings
+from protocol.request import FinishReason
+
+
+class Piece(NamedTuple):
+    """What one token adds. `text` may be empty: bytes are missing, or it may begin a stop string."""
+
+    text: str
+    token_id: int | None  # None: only the finish is news
+    finish_reason: str | None
+
+
+class ChoiceText:
+    """Turns tokens of one choice into pieces, in order. After a finish nothing more may be fed."""
+
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int) -> None:
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stops)
+        self._min_tokens = min_tokens
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+
+    @property
+    def hit_stop_string(self) -> bool:
+        """Whether the text was cut: the worker does not know and must be told."""
+        return self._stops.matched is not None
+
+    def feed(self, token_ids: Sequence[int], finish: FinishReason | None) -> list[Piece]:
+        """The pieces of `token_ids`; none after a stop string. The token that ended the choice has no text."""
+        if not token_ids and finish is not None:
+            return [self._piece(self._detokenizer.flush(), None, finish)]
+        pieces: list[Piece] = []
+        last = len(token_ids) - 1
+        for place, token_id in enumerate(token_ids):
+            ends = finish if place == last else None
+            self.num_tokens += 1
+            text = "" if ends is FinishReason.STOP else self._detokenizer.feed(token_id)
+            if ends is not None:
+                text += self._detokenizer.flush()
+            pieces.append(self._piece(text, token_id, ends))
+            if self.finish_reason is not None:
+                break
+        return pieces
+
+    def _piece(self, text: str, token_id: int | None, ends: FinishReason | None) -> Piece:
+        if self.num_tokens >= self._min_tokens:
+            text = self._stops.feed(text)
+        if self.hit_stop_string:
+            self.finish_reason = "stop"
+        elif ends is not None:
+            self.finish_reason = str(ends)
+            text += self._stops.flush()
+        return Piece(text, token_id, self.finish_reason)

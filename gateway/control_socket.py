@@ -1,0 +1,98 @@
+"""The gateway's end of the workers' connections: one ROUTER on the asyncio loop, whole messages in and out.
+
+What it does not know: what messages mean, who is a member.
+"""
+
+import asyncio
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import zmq
+
+from protocol.errors import ConfigError
+
+QUEUE_LIMIT = 100_000  # messages for one worker; beyond it the worker counts as gone
+MAX_DRAIN = 200  # messages taken in one go, so that clients are written to in between
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+
+class ControlSocket:
+    """Binds `endpoint` ("tcp://127.0.0.1:0": port 0 lets the system choose). Call `start` on the running loop."""
+
+    def __init__(self, endpoint: str) -> None:
+        check_endpoint(endpoint)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, QUEUE_LIMIT),
+            (zmq.RCVHWM, QUEUE_LIMIT),
+            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+            (zmq.ROUTER_MANDATORY, 1),  # a message for a worker that is not connected is an error
+            (zmq.ROUTER_HANDOVER, 1),  # a worker that dials again replaces its old connection
+        ):
+            self._socket.setsockopt(option, value)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"control: cannot listen on {endpoint!r}: {error}", param="control") from error
+        self.endpoint = self._socket.last_endpoint.rstrip(b"\0").decode("ascii")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_message: Callable[[bytes, bytes], None] | None = None
+        self._is_scheduled = False
+
+    def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
+        """Calls `on_message(identity, raw)` on the loop for everything that arrives."""
+        self._loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._loop.add_reader(self._socket.fileno(), self._schedule)
+        self._schedule()
+
+    def send(self, identity: bytes, raw: bytes) -> bool:
+        """Queues a message; False when that worker is not connected or takes nothing."""
+        try:
+            self._socket.send_multipart([identity, raw], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            return False
+        finally:
+            self._schedule()  # the descriptor tells of a change once, and sending may have consumed it
+        return True
+
+    def close(self) -> None:
+        """Closes the socket and drops what is queued."""
+        if self._loop is not None and not self._socket.closed:
+            self._loop.remove_reader(self._socket.fileno())
+        self._on_message = None
+        self._socket.close(0)
+        self._context.term()
+
+    def _schedule(self) -> None:
+        if self._loop is not None and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._is_scheduled = False
+        for _ in range(MAX_DRAIN):
+            if self._on_message is None:  # closed meanwhile
+                return
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_message(parts[0], parts[1] if len(parts) == 2 else b"".join(parts[1:]))
+        self._schedule()
+
+
+def check_endpoint(endpoint: str) -> None:
+    """ConfigError unless `endpoint` is tcp://HOST:PORT."""
+    try:
+        parts = urlsplit(endpoint)
+        good = parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"control: got {endpoint!r}, expected tcp://HOST:PORT", param="control")

@@ -1,0 +1,75 @@
+"""What can be served now, and how many tokens a request may ask for.
+
+Pure. What it does not know: where the numbers come from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.errors import BadRequest
+
+UNKNOWN_REST = 16  # max_tokens of a chat when no limit at all is known
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Lengths in tokens; None where nothing is known."""
+
+    context_length: int | None = None
+    vocab_size: int | None = None
+    pool_tokens: int | None = None  # of the largest worker that decodes
+    prefill_pool_tokens: int | None = None  # of the largest worker that prefills
+    page_size: int = 1
+    max_choices: int | None = None  # rows of the largest worker that decodes
+
+    def room(self, num_prompt: int, num_choices: int) -> int | None:
+        """The largest max_tokens whose KV fits the largest pool; less than 1 when not even the prompt does."""
+        size = self.page_size
+        prompt_pages = -(-num_prompt // size)
+        if self.prefill_pool_tokens is not None and prompt_pages > self.prefill_pool_tokens // size:
+            return 0
+        if self.pool_tokens is None:
+            return None
+        pages = self.pool_tokens // size
+        if prompt_pages > pages:
+            return 0
+        full, rest = divmod(num_prompt, size)
+        return (pages - full) // num_choices * size - rest + 1
+
+
+def check_ids(prompt: Sequence[int], where: str, limits: Limits) -> None:
+    """BadRequest unless the prompt has tokens, all within the vocabulary. `where` names it: "prompt[3]"."""
+    param = where.partition("[")[0]
+    if not prompt:
+        raise BadRequest(f"{where}: is empty (0 tokens), expected at least 1 token", param=param)
+    if limits.vocab_size is not None and max(prompt) >= limits.vocab_size:
+        raise BadRequest(
+            f"{where}: got token id {max(prompt)}, expected ids below the vocabulary size {limits.vocab_size}",
+            param=param,
+        )
+
+
+def max_tokens(
+    num_prompt: int, asked: int | None, default: int | None, num_choices: int, where: str, limits: Limits
+) -> int:
+    """`asked`, else as much of `default` as fits (None: all the rest). BadRequest when even that is too much."""
+    least = asked if asked is not None else 1
+    together = f"{where} has {num_prompt} tokens and max_tokens is {least}"
+    param = where.partition("[")[0]
+    left = None if limits.context_length is None else limits.context_length - num_prompt
+    if left is not None and least > left:
+        raise BadRequest(
+            f"{together}: together {num_prompt + least}, beyond the context length of {limits.context_length} tokens",
+            param="max_tokens" if left >= 1 else param,
+        )
+    room = limits.room(num_prompt, num_choices)
+    if room is not None and least > room:
+        times = f" for each of {num_choices} choices" if num_choices > 1 else ""
+        pools = [pool for pool in (limits.pool_tokens, limits.prefill_pool_tokens) if pool is not None]
+        raise BadRequest(
+            f"{together}{times}: more than the KV memory of a worker can hold, which is {min(pools)} tokens",
+            param="max_tokens" if room >= 1 else param,
+        )
+    if asked is not None:
+        return asked
+    return min((limit for limit in (left, room, default) if limit is not None), default=UNKNOWN_REST)

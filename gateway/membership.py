@@ -1,0 +1,197 @@
+"""Who serves: admits workers, notes their heartbeats, declares them lost, tells the others.
+
+    (unknown) --Register--> READY --2 s of silence, Leaving, or replaced by a new instance--> LOST (refused for ever)
+
+Pure: messages and times in, messages to send and members lost out. What it does not know: sockets, requests, pairing.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from protocol.kv_layout import mismatch
+from protocol.messages_gateway import (
+    Heartbeat,
+    Leaving,
+    PeerLost,
+    Refused,
+    Register,
+    RegisterAgain,
+    Role,
+    ToWorker,
+    Welcome,
+    WorkerAddress,
+    WorkerStats,
+)
+
+LOST_AFTER_S = 2.0  # of silence
+
+
+class WorkerState(StrEnum):
+    """What `/workers` calls a worker. LOADING: started, not yet able to serve (it has not registered)."""
+
+    LOADING = "loading"
+    READY = "ready"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class WorkerKey:
+    """One process: the stable worker id and the instance drawn at its start."""
+
+    worker_id: str
+    instance: int
+
+    @property
+    def identity(self) -> bytes:
+        """The routing id of the worker's socket."""
+        return f"{self.worker_id}#{self.instance}".encode()
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker that was admitted. `last_seen` is the time of its last Register or Heartbeat."""
+
+    registered: Register
+    stats: WorkerStats
+    last_seen: float
+    launch_age_s: float = 0.0
+
+    @property
+    def key(self) -> WorkerKey:
+        """Which process this is."""
+        return WorkerKey(self.registered.address.worker_id, self.registered.address.instance)
+
+    @property
+    def role(self) -> Role:
+        """What it does."""
+        return self.registered.role
+
+    @property
+    def address(self) -> WorkerAddress:
+        """How its peers reach it."""
+        return self.registered.address
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A message for one worker."""
+
+    to: WorkerKey
+    message: ToWorker
+
+
+@dataclass(frozen=True)
+class Change:
+    """What follows from one event: messages to send, members that were lost or admitted by it."""
+
+    outgoing: tuple[Outgoing, ...] = ()
+    lost: tuple[Member, ...] = ()
+    joined: Member | None = None
+
+
+class Membership:
+    """The table of workers of one gateway. `now` is in seconds of one clock."""
+
+    def __init__(self, gateway_instance: int) -> None:
+        self.gateway_instance = gateway_instance
+        self._members: dict[str, Member] = {}  # by worker id
+        self._lost: dict[WorkerKey, str] = {}  # why
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Workers that serve, in the order of their ids."""
+        return tuple(self._members[worker_id] for worker_id in sorted(self._members))
+
+    def of_role(self, role: Role) -> list[Member]:
+        """Workers that serve in `role`."""
+        return [member for member in self.members if member.role is role]
+
+    def find(self, key: WorkerKey) -> Member | None:
+        """The member that is exactly this process."""
+        member = self._members.get(key.worker_id)
+        return member if member is not None and member.key == key else None
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether a unified worker, or a prefill and a decode worker, are ready."""
+        roles = {member.role for member in self._members.values()}
+        return Role.UNIFIED in roles or {Role.PREFILL, Role.DECODE} <= roles
+
+    def register(self, message: Register, now: float) -> Change:
+        """Admits the worker (Welcome), or answers Refused and says why."""
+        key = WorkerKey(message.address.worker_id, message.address.instance)
+        reason = self._lost.get(key) or self._difference(message)
+        if reason is not None:
+            return Change((Outgoing(key, Refused(reason)),))
+        welcome = Outgoing(key, Welcome(self.gateway_instance))
+        known = self._members.get(key.worker_id)
+        if known is not None and known.key == key:
+            self._members[key.worker_id] = replace(known, stats=message.stats, last_seen=now)
+            return Change((welcome,))
+        gone = self._lose(known, f"worker {key.worker_id!r} was started again") if known is not None else Change()
+        member = Member(message, message.stats, now)
+        self._members[key.worker_id] = member
+        return Change((welcome, *gone.outgoing), gone.lost, member)
+
+    def heartbeat(self, message: Heartbeat, now: float) -> Change:
+        """Notes load and time; a worker that is not a member is told to register, or that it is refused."""
+        key = WorkerKey(message.worker_id, message.instance)
+        if key in self._lost:
+            return Change((Outgoing(key, Refused(self._lost[key])),))
+        member = self.find(key)
+        if member is None:
+            return Change((Outgoing(key, RegisterAgain(self.gateway_instance)),))
+        self._members[key.worker_id] = replace(
+            member, stats=message.stats, last_seen=now, launch_age_s=message.launch_age_s
+        )
+        return Change()
+
+    def leaving(self, message: Leaving) -> Change:
+        """The worker ends by itself: it is lost at once."""
+        key = WorkerKey(message.worker_id, message.instance)
+        member = self.find(key)
+        return self._lose(member, f"worker {key.worker_id!r} has left") if member is not None else Change()
+
+    def expire(self, now: float) -> Change:
+        """Declares lost whoever was silent for LOST_AFTER_S."""
+        outgoing: list[Outgoing] = []
+        lost: list[Member] = []
+        for member in self.members:
+            silence = now - member.last_seen
+            if silence >= LOST_AFTER_S:
+                change = self._lose(member, f"worker {member.key.worker_id!r} was silent for {silence:.1f} s")
+                outgoing += change.outgoing
+                lost += change.lost
+        gone = {member.key for member in lost}
+        return Change(tuple(each for each in outgoing if each.to not in gone), tuple(lost))
+
+    def why_lost(self, key: WorkerKey) -> str:
+        """One sentence."""
+        return self._lost.get(key, f"worker {key.worker_id!r} is lost")
+
+    def _lose(self, member: Member, reason: str) -> Change:
+        del self._members[member.key.worker_id]
+        self._lost[member.key] = f"{reason}; this instance may not return"
+        news = PeerLost(member.key.worker_id, member.key.instance)
+        return Change(tuple(Outgoing(other.key, news) for other in self.members), (member,))
+
+    def _difference(self, message: Register) -> str | None:
+        """How this worker differs from those that serve, so that KV or tokens could not pass between them."""
+        worker_id = message.address.worker_id
+        for other in self.members:
+            if other.key.worker_id == worker_id:  # about to be replaced
+                continue
+            theirs, other_id = other.registered, other.key.worker_id
+            layout = mismatch(theirs.layout, message.layout)
+            if layout is not None:
+                return f"{layout} (here: {other_id!r}, there: {worker_id!r})"
+            pairs = [
+                ("model fingerprint", theirs.fingerprint, message.fingerprint),
+                ("vocabulary size", theirs.vocab_size, message.vocab_size),
+            ]
+            if theirs.backend and message.backend:
+                pairs.append(("transfer backend", theirs.backend, message.backend))
+            for what, ours, got in pairs:
+                if ours != got:
+                    return f"{what} differs: {ours!r} at {other_id!r}, {got!r} at {worker_id!r}"
+        return None

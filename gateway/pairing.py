@@ -1,0 +1,172 @@
+"""Which workers take a request: one prefill and one decode worker, or one unified worker.
+
+Pure but for the turn counter. A pair and a unified worker compete on one scale, the share of their capacity that is in
+use. What it does not know: messages, sockets, or what a request says.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.membership import Member, WorkerKey
+from protocol.messages_gateway import Role
+from runtime.settings import Pairing
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a request will occupy: tokens of KV while it prefills, tokens of KV until it ends, rows."""
+
+    prompt_tokens: int
+    num_choices: int
+    max_tokens: int  # of each choice
+
+    def total_pages(self, page_size: int) -> int:
+        """Pages until the end: full prompt pages once, then for each choice its copy of the rest and its outputs (but
+        the last output, whose KV nobody reads)."""
+        full, rest = divmod(self.prompt_tokens, page_size)
+        return max(
+            -(-self.prompt_tokens // page_size), full + self.num_choices * -(-(rest + self.max_tokens - 1) // page_size)
+        )
+
+    def fits(self, member: Member) -> bool:
+        """Whether `member`, were it empty, could hold this request."""
+        page_size = member.registered.layout.page_size
+        pool = member.registered.max_total_tokens // page_size
+        if member.role is Role.PREFILL:
+            return -(-self.prompt_tokens // page_size) <= pool
+        return self.total_pages(page_size) <= pool and self.num_choices <= member.registered.max_running_requests
+
+
+@dataclass(frozen=True)
+class Load:
+    """What this gateway has given to a worker and not yet seen finished."""
+
+    prompt_tokens: int = 0  # of prompts without a first token
+    rows: int = 0
+    kv_tokens: int = 0
+
+    def plus(self, other: "Load") -> "Load":
+        """Both together."""
+        return Load(self.prompt_tokens + other.prompt_tokens, self.rows + other.rows, self.kv_tokens + other.kv_tokens)
+
+    def minus(self, other: "Load") -> "Load":
+        """This without `other`."""
+        return Load(self.prompt_tokens - other.prompt_tokens, self.rows - other.rows, self.kv_tokens - other.kv_tokens)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`decode` gets the Assign; `prefill` is None when it is a unified worker."""
+
+    decode: Member
+    prefill: Member | None
+
+    @property
+    def workers(self) -> tuple[Member, ...]:
+        """Those that the request runs on."""
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
+
+class LoadBook:
+    """Load by worker, of the requests in flight."""
+
+    def __init__(self) -> None:
+        self._loads: dict[WorkerKey, Load] = {}
+
+    def of(self, key: WorkerKey) -> Load:
+        """The load of one worker."""
+        return self._loads.get(key, Load())
+
+    @property
+    def loads(self) -> Mapping[WorkerKey, Load]:
+        """All loads; a worker without one is absent."""
+        return self._loads
+
+    def add(self, key: WorkerKey, load: Load) -> None:
+        """Work was given."""
+        self._loads[key] = self.of(key).plus(load)
+
+    def remove(self, key: WorkerKey, load: Load) -> None:
+        """Work is done."""
+        rest = self.of(key).minus(load)
+        if rest == Load():
+            self._loads.pop(key, None)
+        else:
+            self._loads[key] = rest
+
+
+class Pairer:
+    """Picks workers by one policy and keeps the turn."""
+
+    def __init__(self, policy: Pairing) -> None:
+        self._policy = policy
+        self._turn = 0
+
+    def pick(self, members: Sequence[Member], need: Need, loads: Mapping[WorkerKey, Load]) -> Choice | None:
+        """The workers for a request, or None when no ready pair could hold it."""
+        fitting = [member for member in members if need.fits(member)]
+        prefills = [member for member in fitting if member.role is Role.PREFILL]
+        decodes = [member for member in fitting if member.role is Role.DECODE]
+        unified = [member for member in fitting if member.role is Role.UNIFIED]
+        if not unified and not (prefills and decodes):
+            return None
+        turn, self._turn = self._turn, self._turn + 1
+        if self._policy == "round_robin":
+            return round_robin(prefills, decodes, unified, turn)
+        return least_loaded(prefills, decodes, unified, turn, loads)
+
+
+def round_robin(prefills: Sequence[Member], decodes: Sequence[Member], unified: Sequence[Member], turn: int) -> Choice:
+    """Decode and unified workers in turn; each pass over the decode workers shifts their prefill workers by one."""
+    takers = [*(decodes if prefills else ()), *unified]
+    taker = takers[turn % len(takers)]
+    if taker.role is Role.UNIFIED:
+        return Choice(taker, None)
+    return Choice(taker, prefills[(turn + turn // len(takers)) % len(prefills)])
+
+
+def least_loaded(
+    prefills: Sequence[Member],
+    decodes: Sequence[Member],
+    unified: Sequence[Member],
+    turn: int,
+    loads: Mapping[WorkerKey, Load],
+) -> Choice:
+    """The lightest prefill with the lightest decode, or the lightest unified worker if that is lighter than both.
+    Equal ones take turns."""
+
+    def lightest(workers: Sequence[Member]) -> tuple[float, Member]:
+        start = turn % len(workers)
+        rotated = [*workers[start:], *workers[:start]]
+        weighed = [(weight(member, loads.get(member.key, Load())), member) for member in rotated]
+        return min(weighed, key=lambda each: each[0])
+
+    alone = lightest(unified) if unified else None
+    if not (prefills and decodes):
+        assert alone is not None, "the caller checked that somebody can serve"
+        return Choice(alone[1], None)
+    prefill_weight, prefill = lightest(prefills)
+    decode_weight, decode = lightest(decodes)
+    pair_weight = max(prefill_weight, decode_weight)
+    if alone is not None and (alone[0] < pair_weight or (alone[0] == pair_weight and turn % 2)):
+        return Choice(alone[1], None)
+    return Choice(decode, prefill)
+
+
+def weight(member: Member, load: Load) -> float:
+    """The share of a worker's capacity that is spoken for, by its scarcest resource. More than 1 means a queue."""
+    capacity = max(1, member.registered.max_total_tokens)
+    rows = max(1, member.registered.max_running_requests)
+    if member.role is Role.PREFILL:
+        return max(load.prompt_tokens / capacity, load.rows / rows)
+    return max(load.kv_tokens / capacity, load.rows / rows)
+
+
+def prefill_load(need: Need) -> Load:
+    """What a request weighs on its prefill worker until its first token."""
+    return Load(prompt_tokens=need.prompt_tokens, rows=1, kv_tokens=need.prompt_tokens)
+
+
+def decode_load(need: Need) -> Load:
+    """What a request weighs on its decode (or unified) worker until it ends."""
+    return Load(rows=need.num_choices, kv_tokens=need.prompt_tokens + need.num_choices * need.max_tokens)

@@ -1,0 +1,150 @@
+"""What clients may send: the fields of completions and chat requests, their types and ranges.
+
+Types are strict (no bool for an int, no NaN); unknown fields are ignored; null means absent. What it does not know: the
+model's limits (translate.py), fields that are known but unsupported (unsupported.py).
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protocol.errors import BadRequest
+
+MAX_CHOICES = 128
+MAX_PROMPTS = 1024
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+INT64 = 2**63
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+class StreamOptions(BaseModel):
+    """How a stream reports usage."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(BaseModel):
+    """Fields that completions and chat share."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # -1 and 0 are off
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    timeline: bool | None = None
+    user: str | None = None
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    add_special_tokens: bool | None = None
+
+
+class TextPart(BaseModel):
+    """A part of a message's content; only text is understood."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One message. Further fields (`name`, `tool_calls`, ...) go to the chat template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Annotated[str, Field(min_length=1)]
+    content: str | list[TextPart] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message with its parts joined into one text."""
+        fields: dict[str, Any] = {"role": self.role, **(self.model_extra or {})}
+        if isinstance(self.content, list):
+            fields["content"] = "".join(part.text for part in self.content)
+        else:
+            fields["content"] = self.content
+        return fields
+
+
+class ChatRequest(GenerationRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    chat_template: str | None = None  # the name of one of the model's templates
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+R = TypeVar("R", bound=GenerationRequest)
+
+
+def parse(kind: type[R], body: Any) -> R:
+    """The request in a JSON body; BadRequest names the field, the value got and what was expected."""
+    if not isinstance(body, dict):
+        raise BadRequest(f"the body is {_type_name(body)}, expected a JSON object")
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise _bad_request(error) from error
+
+
+def _bad_request(error: ValidationError) -> BadRequest:
+    """The failure nearest to what the client meant: of a union, the member that got furthest."""
+    first = max(error.errors(include_url=False), key=lambda each: sum(isinstance(part, int) for part in each["loc"]))
+    top = str(first["loc"][0])
+    if first["type"] == "missing":
+        path = ".".join(str(part) for part in first["loc"] if not _is_variant(part))
+        return BadRequest(f"{path}: is missing", param=top)
+    if top == "prompt":
+        return BadRequest(
+            f"prompt: got {_short(first['input'])}: {first['msg']}; expected a string, a list of strings, a list of "
+            f"token ids, or a list of such lists, none of them empty",
+            param=top,
+        )
+    path = ".".join(str(part) for part in first["loc"] if not _is_variant(part))
+    return BadRequest(f"{path}: got {_short(first['input'])}: {_lower(first['msg'])}", param=top)
+
+
+def _is_variant(part: int | str) -> bool:
+    """Pydantic names the member of a union in the path: "list[constrained-str]", "str", "TextPart"."""
+    return isinstance(part, str) and (not part.islower() or not part.isidentifier() or part in ("str", "int"))
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def _type_name(value: Any) -> str:
+    return {list: "an array", str: "a string", type(None): "null", bool: "a boolean"}.get(type(value), "a number")

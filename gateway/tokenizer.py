@@ -1,0 +1,126 @@
+"""The model's tokenizer: text to ids with the right special tokens, and a detokenizer for each choice.
+
+Reads tokenizer.json and tokenizer_config.json. What it does not know: chat templates, requests.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from gateway.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    TokenBytes,
+    WindowDetokenizer,
+    is_byte_level,
+)
+from gateway.model_folder import read_object
+from protocol.errors import CheckpointError
+
+SPECIAL_NAMES = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Special tokens as text, by the names that templates use, and what is put around a plain prompt.
+
+    `add_bos` and `add_eos` are None where tokenizer_config.json is silent: then tokenizer.json decides.
+    """
+
+    texts: dict[str, str]
+    add_bos: bool | None
+    add_eos: bool | None
+
+
+class TextTokenizer:
+    """A model's tokenizer. Threads may encode at the same time."""
+
+    def __init__(self, tokenizer: Tokenizer, special: SpecialTokens) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.special = special
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._token_bytes = TokenBytes(tokenizer, self._special_ids) if is_byte_level(tokenizer) else None
+        self.bos_id = self._id_of("bos_token")
+        self.eos_id = self._id_of("eos_token")
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of a text that brings its own special tokens: a rendered chat template."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a plain prompt, with the special tokens that the model expects around it, BOS never twice."""
+        special = self.special
+        if special.add_bos is None and special.add_eos is None:
+            ids = self._tokenizer.encode(text).ids
+        else:
+            ids = self.encode_plain(text)
+            if special.add_bos and self.bos_id is not None:
+                ids = [self.bos_id, *ids]
+            if special.add_eos and self.eos_id is not None:
+                ids = [*ids, self.eos_id]
+        if self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]:
+            return ids[1:]  # the text began with it
+        return ids
+
+    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
+        """For the outputs of one choice."""
+        if self._token_bytes is not None:
+            return ByteDetokenizer(self._token_bytes, skip_special)
+        return WindowDetokenizer(self._tokenizer, skip_special)
+
+    def _id_of(self, name: str) -> int | None:
+        text = self.special.texts.get(name)
+        return None if text is None else self._tokenizer.token_to_id(text)
+
+
+def load_tokenizer(folder: Path) -> TextTokenizer | None:
+    """The folder's tokenizer, None when it has none; CheckpointError when it is damaged."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"tokenizer.json: {error}") from error
+    return TextTokenizer(tokenizer, read_special_tokens(folder))
+
+
+def read_special_tokens(folder: Path) -> SpecialTokens:
+    """From tokenizer_config.json, or the older special_tokens_map.json."""
+    config = read_object(folder / "tokenizer_config.json")
+    named = {**read_object(folder / "special_tokens_map.json"), **_present(config)}
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        named = {**extra, **named}
+        names = [*SPECIAL_NAMES, *extra]
+    else:
+        names = SPECIAL_NAMES
+    texts = {name: text for name in names if (text := _text(named.get(name))) is not None}
+    return SpecialTokens(texts, _flag(config, "add_bos_token"), _flag(config, "add_eos_token"))
+
+
+def _present(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _text(value: Any) -> str | None:
+    """A token is written as text or as an object with its `content`."""
+    found = value.get("content") if isinstance(value, dict) else value
+    return found if isinstance(found, str) else None
+
+
+def _flag(config: dict[str, Any], name: str) -> bool | None:
+    value = config.get(name)
+    if value is None or isinstance(value, bool):
+        return value
+    raise CheckpointError(f"tokenizer_config.json: {name}: got {value!r}, expected true or false", param=name)

@@ -1,0 +1,161 @@
+"""A client's request to what workers understand: token ids, sampling rules, checked against the model's limits.
+
+Pure but for the seed that it draws when there is none. What it does not know: HTTP, workers, streams.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from gateway.chat_template import ChatTemplates
+from gateway.limits import Limits, check_ids, max_tokens
+from gateway.model_folder import ModelFolder
+from gateway.pairing import Need
+from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from gateway.tokenizer import TextTokenizer
+from protocol.errors import BadRequest, UnknownModel
+from protocol.request import SamplingParams
+
+DEFAULT_COMPLETION_TOKENS = 16
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt with its rules, ready to be assigned."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    num_choices: int
+
+    @property
+    def need(self) -> Need:
+        """What it will occupy."""
+        return Need(len(self.prompt_ids), self.num_choices, self.sampling.max_tokens)
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """What the gateway itself does to the text of each choice."""
+
+    stops: tuple[str, ...]
+    min_tokens: int
+    skip_special: bool
+
+
+class Translator:
+    """Translates requests for one model. Methods are safe in threads: they change nothing."""
+
+    def __init__(
+        self, served_name: str, folder: ModelFolder, tokenizer: TextTokenizer | None, templates: ChatTemplates
+    ) -> None:
+        self._served_name = served_name
+        self._folder = folder
+        self._tokenizer = tokenizer
+        self._templates = templates
+
+    def check_model(self, request: GenerationRequest) -> None:
+        """UnknownModel unless the request names the model served here, or none."""
+        if request.model is not None and request.model != self._served_name:
+            raise UnknownModel(
+                f"model: got {request.model[:200]!r}, expected {self._served_name!r}, which is served here",
+                param="model",
+            )
+
+    def completion_prompts(self, request: CompletionRequest) -> list[list[int]]:
+        """Token ids of each prompt. BadRequest for text without a tokenizer."""
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            return [self._encode_prompt(prompt, request.add_special_tokens)]
+        found: list[list[int]] = []
+        flat: list[int] = []
+        for each in prompt:
+            if isinstance(each, str):
+                found.append(self._encode_prompt(each, request.add_special_tokens))
+            elif isinstance(each, list):
+                found.append(each)
+            else:
+                flat.append(each)
+        return [flat] if flat else found
+
+    def chat_prompt(self, request: ChatRequest) -> list[int]:
+        """Token ids of the conversation, rendered by the model's template."""
+        if self._tokenizer is None:
+            raise BadRequest(
+                "messages: this model has no tokenizer; use /v1/completions with token ids", param="messages"
+            )
+        messages = [message.for_template() for message in request.messages]
+        text = self._templates.render(messages, request.chat_template, request.chat_template_kwargs or {})
+        return self._tokenizer.encode_plain(text)
+
+    def text_rules(self, request: GenerationRequest) -> TextRules:
+        """What happens to the text of this request's choices."""
+        stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+        if stops and self._tokenizer is None:
+            raise BadRequest("stop: this model has no tokenizer; use stop_token_ids", param="stop")
+        return TextRules(stops, request.min_tokens or 0, request.skip_special_tokens is not False)
+
+    def jobs(self, request: GenerationRequest, prompts: Sequence[Sequence[int]], limits: Limits) -> list[Job]:
+        """One job for each prompt; BadRequest when one of them could never be served."""
+        is_chat = isinstance(request, ChatRequest)
+        default = None if is_chat else DEFAULT_COMPLETION_TOKENS
+        num_choices = request.n or 1
+        if limits.max_choices is not None and num_choices > limits.max_choices:
+            raise BadRequest(
+                f"n: got {num_choices}, expected at most {limits.max_choices}, the requests a worker runs at once",
+                param="n",
+            )
+        rules = self._sampling(request, limits)
+        jobs: list[Job] = []
+        for place, prompt in enumerate(prompts):
+            where = "messages" if is_chat else "prompt" if len(prompts) == 1 else f"prompt[{place}]"
+            check_ids(prompt, where, limits)
+            asked = request.max_completion_tokens or request.max_tokens
+            num_tokens = max_tokens(len(prompt), asked, default, num_choices, where, limits)
+            if rules.min_tokens > num_tokens:
+                raise BadRequest(
+                    f"min_tokens: got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}",
+                    param="min_tokens",
+                )
+            jobs.append(Job(tuple(prompt), replace(rules, max_tokens=num_tokens), num_choices))
+        return jobs
+
+    def _encode_prompt(self, text: str, add_special_tokens: bool | None) -> list[int]:
+        if self._tokenizer is None:
+            raise BadRequest("prompt: this model has no tokenizer: got text, expected token ids", param="prompt")
+        if add_special_tokens is False:
+            return self._tokenizer.encode_plain(text)
+        return self._tokenizer.encode_prompt(text)
+
+    def _sampling(self, request: GenerationRequest, limits: Limits) -> SamplingParams:
+        """Rules that all prompts share; `max_tokens` is still to be filled in."""
+        defaults = self._folder.defaults
+        stop_token_ids = tuple(dict.fromkeys(request.stop_token_ids or ()))
+        for token_id in stop_token_ids:
+            if limits.vocab_size is not None and token_id >= limits.vocab_size:
+                raise BadRequest(
+                    f"stop_token_ids: got {token_id}, expected ids below the vocabulary size {limits.vocab_size}",
+                    param="stop_token_ids",
+                )
+        eos = self._folder.eos_token_ids
+        if not eos and self._tokenizer is not None and self._tokenizer.eos_id is not None:
+            eos = (self._tokenizer.eos_id,)
+        return SamplingParams(
+            max_tokens=1,
+            min_tokens=request.min_tokens or 0,
+            temperature=_first(request.temperature, defaults.temperature, 1.0),
+            top_k=max(0, _first(request.top_k, defaults.top_k, 0)),
+            top_p=_first(request.top_p, defaults.top_p, 1.0),
+            min_p=_first(request.min_p, defaults.min_p, 0.0),
+            seed=request.seed if request.seed is not None else secrets.randbits(63),
+            stop_token_ids=stop_token_ids,
+            eos_token_ids=eos,
+            ignore_eos=request.ignore_eos is True,
+        )
+
+
+def _first(*values: T | None) -> T:
+    found = next((value for value in values if value is not None), None)
+    assert found is not None, "the last value is never None"
+    return found
