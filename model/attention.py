@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from model.attention_cpu import CpuAttention
+from model.attention_varlen import VarlenAttention, find_kernel, trial
 from model.inputs import ModelInput
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
@@ -27,10 +28,40 @@ class AttentionBackend(Protocol):
         ...
 
 
-def choose_attention(name: str, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
-    """The backend `name` (auto, cpu, triton, varlen) for a device. Raises ConfigError when it cannot run there."""
+def choose_attention(name: str, device: torch.device, layout: KvLayout, num_heads: int) -> AttentionBackend:
+    """The backend `name` (auto, cpu, triton or varlen) for a device.
+
+    auto is cpu on a CPU and triton on a GPU, which takes every page size and dtype and gives a request the same result
+    whatever its neighbours. Raises ConfigError when the backend named cannot run there.
+    """
     if name == "auto":
         name = "cpu" if device.type == "cpu" else "triton"
-    if name == "cpu":
+    if name == "cpu" and device.type == "cpu":
         return CpuAttention()
-    raise ConfigError(f"attention backend: got {name!r} for device {device}, expected auto or cpu")
+    if name == "triton" and device.type == "cuda":
+        return _triton(layout, num_heads)
+    if name == "varlen" and device.type == "cuda":
+        return _varlen(device, layout, num_heads)
+    possible = "auto or cpu" if device.type == "cpu" else "auto, triton or varlen"
+    raise ConfigError(f"attention: got {name!r} on {device}, expected {possible}", param="attention")
+
+
+def _triton(layout: KvLayout, num_heads: int) -> AttentionBackend:
+    try:
+        from model.attention_triton import TritonAttention  # noqa: PLC0415 - an optional package, for GPUs
+    except ImportError:
+        raise ConfigError("attention on a GPU needs the package triton, which is not installed") from None
+    return TritonAttention(num_heads, layout.num_kv_heads)
+
+
+def _varlen(device: torch.device, layout: KvLayout, num_heads: int) -> AttentionBackend:
+    kernel = find_kernel()
+    if kernel is None:
+        raise ConfigError(
+            f"attention: got 'varlen', but torch {torch.__version__} has no varlen_attn with block tables"
+        )
+    attention = VarlenAttention(kernel)
+    trouble = trial(attention, layout, num_heads, device)
+    if trouble is not None:
+        raise ConfigError(f"attention: got 'varlen', but {trouble}; choose auto")
+    return attention

@@ -17,7 +17,7 @@ from protocol.errors import CheckpointError
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
-_NAMES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+SERVED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 class Checkpoint:
@@ -38,7 +38,7 @@ class Checkpoint:
         """The dtype of the embedding (of any tensor without one) if it can be served, else None."""
         kinds = self.tensors
         name = next((name for name in kinds if name.endswith("embed_tokens.weight")), next(iter(kinds), ""))
-        return _NAMES.get(kinds[name][0]) if name else None
+        return SERVED_DTYPES.get(kinds[name][0]) if name else None
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -56,8 +56,10 @@ class Checkpoint:
             raise CheckpointError(
                 f"{file.path}: {name}: got shape {list(entry.shape)}, config.json implies {list(shape)}"
             )
-        if entry.dtype not in _NAMES:
-            raise CheckpointError(f"{file.path}: {name}: got dtype {entry.dtype}, supported: {', '.join(_NAMES)}")
+        if entry.dtype not in SERVED_DTYPES:
+            raise CheckpointError(
+                f"{file.path}: {name}: got dtype {entry.dtype}, supported: {', '.join(SERVED_DTYPES)}"
+            )
         return file.tensor(name).to(device=device, dtype=dtype)
 
 

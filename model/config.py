@@ -7,7 +7,7 @@ embeddings). What it does not know: weights, devices, sampling defaults or text.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -114,10 +114,10 @@ def model_fingerprint(
     """Hexadecimal name of what two workers must have in common before KV may move between them.
 
     `tensors` maps each weight's name to (dtype, shape), as the safetensors headers have it; how weights are split over
-    files does not matter, nor do weight values (a worker does not read all its weights to say hello).
+    files does not matter, nor the context length served, nor weight values (nobody reads all weights to say hello).
     """
     content = {
-        "config": asdict(config),
+        "config": asdict(replace(config, context_length=config.max_position_embeddings)),
         "dtype": dtype,
         "page_size": page_size,
         "tensors": sorted((name, kind, list(shape)) for name, (kind, shape) in tensors.items()),

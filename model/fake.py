@@ -38,6 +38,9 @@ class FakeRunner:
     before_forward: Callable[[ModelInput], None] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
+    dtype: str = "float32"
+    mapped_weight_bytes: int = 0
+
     @property
     def config(self) -> ModelConfig:
         """A config with this fake's sizes."""

@@ -4,6 +4,7 @@ Decides dtype and device from what the user asked and the checkpoint holds. What
 sampling, or what `on_layer` does.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model.attention import AttentionBackend, choose_attention
-from model.checkpoint import open_checkpoint
+from model.checkpoint import SERVED_DTYPES, open_checkpoint
 from model.config import ModelConfig, load_config, model_fingerprint
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv, torch_dtype
@@ -30,6 +31,16 @@ class Runner(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> str:
+        """Of activations and KV: a key of protocol.kv_layout.ITEM_BYTES."""
+        ...
+
+    @property
+    def mapped_weight_bytes(self) -> int:
+        """Weights that are still in the mapped file, and take memory (shared by the host's workers) only when read."""
+        ...
 
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens)."""
@@ -68,11 +79,13 @@ class ModelRunner:
         dtype: str = "auto",
         context_length: int | None = None,
         attention: str = "auto",
+        page_size: int = 16,
     ) -> "ModelRunner":
         """Loads a Hugging Face folder.
 
         `device` auto: CUDA if there is one. `dtype` auto: the checkpoint's. `context_length`: longest prompt plus
-        output (tokens), the model's own limit if None. Raises CheckpointError or ConfigError, each with one sentence.
+        output (tokens), the model's own limit if None. `page_size`: what the attention backend is tried with. Raises
+        CheckpointError or ConfigError, each with one sentence.
         """
         folder = Path(folder)
         on = _device(device)
@@ -80,22 +93,34 @@ class ModelRunner:
         checkpoint = open_checkpoint(folder)
         name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
         decoder = load_decoder(checkpoint, config, to_dtype=torch_dtype(name), to_device=on)
-        backend = choose_attention(attention, on, torch_dtype(name))
+        layout = _kv_layout(config, page_size, name)
+        backend = choose_attention(attention, on, layout, config.num_heads)
         return cls(config, on, name, decoder, backend, checkpoint.tensors)
 
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens)."""
-        c = self.config
-        return KvLayout(c.num_layers, c.num_kv_heads, c.head_dim, page_size, self.dtype)
+        return _kv_layout(self.config, page_size, self.dtype)
 
     def fingerprint(self, page_size: int) -> str:
         """What another worker must equal to exchange KV with this one."""
         return model_fingerprint(self.config, dtype=self.dtype, page_size=page_size, tensors=self.tensors)
 
+    @property
+    def mapped_weight_bytes(self) -> int:
+        """Weights that stay in the mapped file, because neither device nor dtype asks for a copy."""
+        if self.device.type != "cpu":
+            return 0
+        kept = ((kind, shape) for kind, shape in self.tensors.values() if SERVED_DTYPES.get(kind) == self.dtype)
+        return sum(math.prod(shape) * ITEM_BYTES[self.dtype] for _, shape in kept)
+
     @torch.no_grad()
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """Logits (L, V) float32; see Runner.forward."""
         return self.decoder.forward(inp, kv, self.attention, on_layer)
+
+
+def _kv_layout(config: ModelConfig, page_size: int, dtype: str) -> KvLayout:
+    return KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, page_size, dtype)
 
 
 def _device(name: str) -> torch.device:

@@ -1,0 +1,134 @@
+"""Paged attention by torch's own variable-length kernel, for GPUs where this torch (2.12 on) reads block tables.
+
+Decides how a ModelInput becomes that kernel's arguments, and whether it can be trusted here: by its signature, then by
+one small call compared with the CPU backend. What it does not know: how KV got there.
+Shapes: T tokens, B requests, H query heads, K kv heads, D head_dim.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from model.attention_cpu import CpuAttention
+from model.inputs import ModelInput
+from model.paged_kv import torch_dtype
+from protocol.kv_layout import KvLayout
+
+NEEDED: Final = frozenset({"block_table", "seqused_k", "enable_gqa", "window_size"})
+_TRIAL_TOLERANCE: Final = 0.05  # of values of unit size, in half precision
+
+
+def find_kernel() -> Callable[..., Any] | None:
+    """torch's varlen_attn if it is there and knows block tables, else None."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - absent before torch 2.10
+    except ImportError:
+        return None
+    kernel: Callable[..., Any] = varlen_attn
+    return kernel if reads_block_tables(kernel) else None
+
+
+def reads_block_tables(kernel: Callable[..., Any]) -> bool:
+    """Whether the function takes the arguments that paged attention needs."""
+    return inspect.signature(kernel).parameters.keys() >= NEEDED
+
+
+@dataclass(frozen=True)
+class VarlenPlan:
+    """The kernel's arguments besides q, K and V; lengths and tables are int32, as it wants them."""
+
+    cu_seq_q: Tensor  # (B + 1,)
+    cu_seq_k: Tensor  # (B + 1,)
+    max_q: int
+    max_k: int
+    seqused_k: Tensor  # (B,)
+    block_table: Tensor  # (B, P)
+
+
+class VarlenAttention:
+    """torch.nn.attention.varlen over pages, with splitting of K and V off so that neighbours change nothing."""
+
+    def __init__(self, kernel: Callable[..., Any]) -> None:
+        self._kernel = kernel
+        self._options = {"num_splits": 1} if "num_splits" in inspect.signature(kernel).parameters else {}
+
+    def plan(self, inp: ModelInput, layout: KvLayout) -> VarlenPlan:
+        """Lengths of queries from the host, of contexts from the device; nothing is read back."""
+        del layout
+        device = inp.seq_lens_B.device
+        query_lens = inp.extend_lens + (1,) * inp.num_decodes
+        cu_seq_q = torch.tensor((0, *query_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        seqused_k = inp.seq_lens_B.to(torch.int32)
+        return VarlenPlan(
+            cu_seq_q=cu_seq_q.to(device, non_blocking=True),
+            cu_seq_k=torch.nn.functional.pad(seqused_k.cumsum(0, dtype=torch.int32), (1, 0)),
+            max_q=max(query_lens, default=0),
+            max_k=max((*inp.extend_seq_lens, inp.max_decode_seq_len)),
+            seqused_k=seqused_k,
+            block_table=inp.page_table_BP.to(torch.int32).contiguous(),
+        )
+
+    def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: VarlenPlan) -> Tensor:
+        """(T, H, D): softmax(q k / sqrt(D)) v over each token's own context."""
+        out_THD: Tensor = self._kernel(
+            q_THD.contiguous(),
+            kv_layer.select(1, 0),
+            kv_layer.select(1, 1),
+            plan.cu_seq_q,
+            plan.cu_seq_k,
+            plan.max_q,
+            plan.max_k,
+            window_size=(-1, 0),  # causal; the last query is aligned with the last of seqused_k
+            enable_gqa=True,
+            seqused_k=plan.seqused_k,
+            block_table=plan.block_table,
+            **self._options,
+        )
+        return out_THD
+
+
+def trial(attention: VarlenAttention, layout: KvLayout, num_heads: int, device: torch.device) -> str | None:
+    """One small mixed batch against the CPU backend: None if they agree, else one sentence saying what went wrong."""
+    inp, q_THD, kv_layer = _trial_batch(layout, num_heads)
+    cpu = CpuAttention()
+    expected_THD = cpu.attend(q_THD, kv_layer, cpu.plan(inp, layout))
+    moved: dict[str, Any] = {
+        name: value.to(device) if isinstance(value, Tensor) else value for name, value in vars(inp).items()
+    }
+    try:
+        plan = attention.plan(ModelInput(**moved), layout)
+        out_THD = attention.attend(q_THD.to(device), kv_layer.to(device), plan).cpu()
+    except (RuntimeError, ValueError, TypeError) as error:
+        return f"torch's varlen attention refuses pages of {layout.page_size} {layout.dtype} tokens here: {error}"
+    difference = float((out_THD.float() - expected_THD.float()).abs().max())
+    return None if difference < _TRIAL_TOLERANCE else f"torch's varlen attention is off by {difference:.3g} here"
+
+
+def _trial_batch(layout: KvLayout, num_heads: int) -> tuple[ModelInput, Tensor, Tensor]:
+    """A chunk of 3 tokens after 2 of prefix, and a decode at 7 tokens, on shuffled pages."""
+    generator = torch.Generator().manual_seed(0)
+    dtype = torch_dtype(layout.dtype)
+    width = layout.num_pages(7)
+    shape = (2 * width + 1, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
+    kv_layer = torch.randn(shape, generator=generator).to(dtype)
+    q_THD = torch.randn((4, num_heads, layout.head_dim), generator=generator).to(dtype)
+    table_BP = (torch.randperm(2 * width, generator=generator) + 1).view(2, width)
+    positions_T = torch.tensor([2, 3, 4, 6])
+    pages_T = table_BP[torch.tensor([0, 0, 0, 1]), positions_T // layout.page_size]
+    inp = ModelInput(
+        input_ids_T=torch.zeros(4, dtype=torch.int64),
+        positions_T=positions_T,
+        slots_T=pages_T * layout.page_size + positions_T % layout.page_size,
+        page_table_BP=table_BP,
+        seq_lens_B=torch.tensor([5, 7]),
+        extend_lens=(3,),
+        extend_seq_lens=(5,),
+        num_decodes=1,
+        max_decode_seq_len=7,
+        logit_indices_L=torch.tensor([3]),
+    )
+    return inp, q_THD, kv_layer

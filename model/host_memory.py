@@ -1,0 +1,74 @@
+"""How much memory is available here: the least of the kernel's estimate and every cgroup limit above this process.
+
+Only reads numbers; what to do with them is decided in kv_sizing.py. Both cgroup versions, and CUDA devices.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+
+_PROC: Final = Path("/proc")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+def available_bytes(device: torch.device, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """Bytes that can be allocated on `device` now without pushing anyone out."""
+    if device.type == "cuda":
+        free, _total = torch.cuda.mem_get_info(device)
+        return int(free)
+    return min(_mem_available(proc), *_cgroup_rooms(proc, cgroups))
+
+
+def _mem_available(proc: Path) -> int:
+    for line in (proc / "meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise OSError(f"{proc / 'meminfo'} has no MemAvailable line")
+
+
+def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:
+    """Room under each limit of this process's cgroup and its parents; none where cgroups are not to be seen."""
+    yield 1 << 62
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            names = ("memory.max", "memory.current", "inactive_file")
+            root = cgroups
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            root = cgroups / "memory"
+        else:
+            continue
+        # Inside a container the path may be the host's: the mounted root is then the container's own group.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts), -1, -1):
+            room = _room(root.joinpath(*parts[:depth]), *names)
+            if room is not None:
+                yield room
+
+
+def _room(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:
+    """Limit less usage; page cache that the kernel would drop first does not count as used."""
+    try:
+        limit = (group / limit_name).read_text().strip()
+        usage = int((group / usage_name).read_text())
+    except (OSError, ValueError):
+        return None
+    if not limit.isdigit():  # "max"
+        return None
+    return max(0, int(limit) - max(0, usage - _stat(group / "memory.stat", cache_name)))
+
+
+def _stat(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)

@@ -1,0 +1,91 @@
+"""How many pages of KV a worker may have: a pure decision over numbers that host_memory.py reads.
+
+Memory available now, less what activations and unread weights will still take, divided among the workers of the host:
+never more than there is, and never more than the worker could use. What it does not know: where the numbers come from.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from model.config import ModelConfig
+from protocol.errors import ConfigError
+from protocol.kv_layout import ITEM_BYTES, KvLayout
+
+SAFETY_SHARE: Final = 0.1  # of available memory, left for everything nobody counted
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class KvBudget:
+    """What a worker must share and what it wants; sizes in bytes."""
+
+    available_bytes: int  # free on the host (or device) now
+    workers_on_host: int  # sharing it, this one included
+    weight_bytes: int  # mapped weights that are read later, once for all workers; 0 when already loaded
+    activation_bytes: int  # of one worker's largest forward
+
+
+@dataclass(frozen=True)
+class KvSize:
+    """The decision. `num_pages` includes the padding page 0; `limited_by` is memory, max_total_tokens or demand."""
+
+    num_pages: int
+    limited_by: str
+
+    def num_tokens(self, layout: KvLayout) -> int:
+        """Tokens that fit."""
+        return (self.num_pages - 1) * layout.page_size
+
+
+def choose_kv_size(
+    layout: KvLayout,
+    budget: KvBudget,
+    *,
+    context_length: int,
+    max_running_requests: int,
+    max_total_tokens: int | None = None,
+) -> KvSize:
+    """Pages for one worker: the least of memory, `max_total_tokens`, and all running requests at full length.
+
+    Raises ConfigError when not even one full context fits.
+    """
+    needed = layout.num_pages(context_length)
+    if max_total_tokens is not None and max_total_tokens // layout.page_size < needed:
+        raise ConfigError(
+            f"max_total_tokens: got {max_total_tokens}, expected at least {needed * layout.page_size}, one context of"
+            f" {context_length} tokens in pages of {layout.page_size}; raise it or lower the context length",
+            param="max_total_tokens",
+        )
+    page_bytes = layout.page_bytes * layout.num_layers
+    usable = int(budget.available_bytes * (1 - SAFETY_SHARE)) - budget.weight_bytes
+    usable = usable // budget.workers_on_host - budget.activation_bytes
+    limits = [
+        (usable // page_bytes - 1, "memory"),
+        (needed * max_running_requests, "demand"),
+    ]
+    if max_total_tokens is not None:
+        limits.append((max_total_tokens // layout.page_size, "max_total_tokens"))
+    pages, limited_by = min(limits, key=lambda limit: limit[0])
+    if pages < needed:
+        raise ConfigError(
+            f"KV memory: one context of {context_length} tokens takes {(needed + 1) * page_bytes / _MIB:.0f} MiB, but"
+            f" {max(usable, 0) / _MIB:.0f} MiB are left for a worker ({budget.available_bytes / _MIB:.0f} MiB available"
+            f" to {budget.workers_on_host} on this host); lower the context length or free memory"
+        )
+    return KvSize(pages + 1, limited_by)
+
+
+def activation_bytes(config: ModelConfig, dtype: str, *, tokens_per_forward: int, logit_rows: int) -> int:
+    """An upper estimate of what one forward and its sampling hold at once, besides weights and KV."""
+    item_bytes = ITEM_BYTES[dtype]
+    heads_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    # Norms and rope hold float32 twins; gate, up and their product live together.
+    per_token = (4 * config.hidden_size + 3 * heads_width) * (
+        item_bytes + 4
+    ) + 3 * config.intermediate_size * item_bytes
+    # One context of K and V is gathered at a time, and the mask of a chunk over it.
+    gathered = 2 * config.context_length * config.num_kv_heads * config.head_dim * item_bytes
+    mask = min(tokens_per_forward, 512) * config.context_length * 4
+    # Logits, their sorted copy and order, probabilities, and the cumulative sum in float64.
+    per_row = config.vocab_size * (4 * 4 + 3 * 8)
+    return tokens_per_forward * per_token + gathered + mask + logit_rows * per_row

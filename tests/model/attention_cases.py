@@ -1,0 +1,107 @@
+"""Random mixed batches over paged KV, and plain attention over them to compare any backend with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.attention import AttentionBackend
+from model.attention_cpu import CpuAttention
+from model.inputs import ModelInput
+from model.paged_kv import PagedKv
+from protocol.kv_layout import KvLayout
+
+
+@dataclass(frozen=True)
+class Case:
+    inp: ModelInput
+    layout: KvLayout
+    q_THD: Tensor
+    kv_layer: Tensor
+    expected_THD: Tensor  # float64
+
+
+def make_case(
+    extends: Sequence[tuple[int, int]],
+    decodes: Sequence[int],
+    *,
+    page_size: int,
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 16,
+    dtype: str = "float32",
+    seed: int = 0,
+) -> Case:
+    """`extends` are (chunk, context with it), `decodes` contexts. Slots that nobody wrote, page 0 too, hold NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    num_heads, num_kv_heads = heads
+    layout = KvLayout(1, num_kv_heads, head_dim, page_size, dtype)
+    lens = [(chunk, context) for chunk, context in extends] + [(1, context) for context in decodes]
+    counts = [layout.num_pages(context) for _, context in lens]
+    kv = PagedKv(layout, sum(counts) + 1)
+    kv_layer = kv.layer(0).fill_(float("nan"))
+    pages: list[int] = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
+    table = torch.zeros(len(lens), max(counts), dtype=torch.int64)
+    queries, expected = [], []
+    positions: list[int] = []
+    slots: list[int] = []
+    for request, (chunk, context) in enumerate(lens):
+        own, pages = pages[: counts[request]], pages[counts[request] :]
+        table[request, : len(own)] = torch.tensor(own)
+        k, v = torch.randn((2, context, num_kv_heads, head_dim), generator=generator).to(kv_layer.dtype).unbind(0)
+        for position in range(context):
+            page, offset = own[position // page_size], position % page_size
+            kv_layer[page, 0, offset], kv_layer[page, 1, offset] = k[position], v[position]
+        q = torch.randn((chunk, num_heads, head_dim), generator=generator).to(kv_layer.dtype)
+        queries.append(q)
+        expected.append(plain_attention(q.double(), k.double(), v.double()))
+        span = range(context - chunk, context)
+        positions += span
+        slots += [own[p // page_size] * page_size + p % page_size for p in span]
+    inp = ModelInput(
+        input_ids_T=torch.zeros(len(positions), dtype=torch.int64),
+        positions_T=torch.tensor(positions),
+        slots_T=torch.tensor(slots),
+        page_table_BP=table,
+        seq_lens_B=torch.tensor([context for _, context in lens]),
+        extend_lens=tuple(chunk for chunk, _ in extends),
+        extend_seq_lens=tuple(context for _, context in extends),
+        num_decodes=len(decodes),
+        max_decode_seq_len=max(decodes, default=0),
+        logit_indices_L=torch.zeros(0, dtype=torch.int64),
+    )
+    return Case(inp, layout, torch.cat(queries), kv_layer, torch.cat(expected))
+
+
+def worst_difference(backend: AttentionBackend, case: Case, device: str = "cpu") -> float:
+    """The largest difference between a backend on a device and the CPU backend."""
+    cpu = CpuAttention()
+    expected_THD = cpu.attend(case.q_THD, case.kv_layer, cpu.plan(case.inp, case.layout))
+    moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(case.inp).items()}
+    plan = backend.plan(ModelInput(**moved), case.layout)
+    out_THD = backend.attend(case.q_THD.to(device), case.kv_layer.to(device), plan).cpu()
+    assert out_THD.shape == expected_THD.shape and out_THD.dtype == expected_THD.dtype
+    return float((out_THD.float() - expected_THD.float()).abs().max())
+
+
+def plain_attention(q_CHD: Tensor, k_SKD: Tensor, v_SKD: Tensor) -> Tensor:
+    """Causal attention of the last C of S tokens, written as the formula says."""
+    groups = q_CHD.shape[1] // k_SKD.shape[1]
+    k_SHD, v_SHD = k_SKD.repeat_interleave(groups, 1), v_SKD.repeat_interleave(groups, 1)
+    scores_HCS = torch.einsum("chd,shd->hcs", q_CHD, k_SHD) * q_CHD.shape[-1] ** -0.5
+    chunk, context = q_CHD.shape[0], k_SKD.shape[0]
+    allowed_CS = torch.arange(context)[None] <= torch.arange(context - chunk, context)[:, None]
+    weights_HCS = scores_HCS.masked_fill(~allowed_CS, float("-inf")).softmax(-1)
+    return torch.einsum("hcs,shd->chd", weights_HCS, v_SHD)
+
+
+# (extends, decodes): every mixture of whole prompts, chunks after a prefix, one-token chunks, short and long decodes.
+BATCHES: tuple[tuple[tuple[tuple[int, int], ...], tuple[int, ...]], ...] = (
+    (((1, 1),), ()),
+    (((37, 37),), ()),
+    (((5, 20), (16, 16), (1, 33)), ()),
+    ((), (1,)),
+    ((), (1, 16, 17, 90, 3)),
+    (((9, 9), (12, 40)), (31, 2, 64)),
+)

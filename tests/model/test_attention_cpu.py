@@ -1,0 +1,62 @@
+"""The CPU backend against the plain formula: any mixture, any page size, NaN wherever nobody wrote."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model import attention_cpu
+from model.attention_cpu import CpuAttention, group_by_length
+from tests.model.attention_cases import BATCHES, Case, make_case
+
+
+def worst(case: Case) -> float:
+    backend = CpuAttention()
+    out = backend.attend(case.q_THD, case.kv_layer, backend.plan(case.inp, case.layout))
+    assert out.shape == case.q_THD.shape and out.dtype == case.q_THD.dtype
+    return float((out.double() - case.expected_THD).abs().max())
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("heads", [(4, 2), (3, 3), (8, 1)])
+@pytest.mark.parametrize("extends, decodes", BATCHES)
+def test_equals_the_formula(
+    extends: tuple[tuple[int, int], ...], decodes: tuple[int, ...], heads: tuple[int, int], page_size: int
+) -> None:
+    assert worst(make_case(extends, decodes, page_size=page_size, heads=heads)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("bfloat16", 0.03), ("float16", 0.004)])
+def test_half_precision(dtype: str, tolerance: float) -> None:
+    assert worst(make_case(((9, 9), (12, 40)), (31, 2), page_size=16, dtype=dtype)) < tolerance
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 24])
+def test_long_chunks_are_cut_into_blocks(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_cpu, "QUERY_BLOCK", 7)
+    monkeypatch.setattr(attention_cpu, "MAX_KEPT_MASK", kept)
+    assert worst(make_case(((30, 41), (8, 9)), (), page_size=4)) < 1e-5
+
+
+def test_ragged_decodes_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_cpu, "MAX_GROUP_BYTES", 40 * 2 * 16 * 4)
+    case = make_case((), (10, 90, 12, 11, 80, 3), page_size=4)
+    assert len(CpuAttention().plan(case.inp, case.layout).decodes) == 4
+    assert worst(case) < 1e-5
+
+
+@given(st.lists(st.integers(1, 500), max_size=30), st.integers(1, 2000))
+def test_groups_hold_everyone_once_and_waste_at_most_half(seq_lens: list[int], max_tokens: int) -> None:
+    groups = list(group_by_length(seq_lens, max_tokens))
+    assert sorted(member for group in groups for member in group) == list(range(len(seq_lens)))
+    for group in groups:
+        longest = seq_lens[group[0]]
+        assert all(longest <= 2 * seq_lens[member] and seq_lens[member] <= longest for member in group)
+        assert len(group) == 1 or longest * len(group) <= max_tokens
+
+
+def test_kv_is_not_changed() -> None:
+    case = make_case(((9, 9),), (31, 2), page_size=4)
+    before = case.kv_layer.clone()
+    worst(case)
+    assert torch.equal(case.kv_layer.nan_to_num(7.0), before.nan_to_num(7.0))

@@ -1,0 +1,95 @@
+"""torch's varlen attention: the probe, and the arguments, by a stand-in kernel with the same meaning on the CPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.attention import choose_attention
+from model.attention_cpu import CpuAttention
+from model.attention_varlen import VarlenAttention, find_kernel, reads_block_tables, trial
+from protocol.errors import ConfigError
+from protocol.kv_layout import KvLayout
+from tests.model.attention_cases import BATCHES, make_case, plain_attention
+
+LAYOUT = KvLayout(1, 2, 16, 4, "float32")
+
+
+def paged_kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: Tensor,
+    block_table: Tensor,
+    num_splits: int,
+) -> Tensor:
+    """What torch documents, written plainly, with the checks that its kernels make."""
+    assert {t.dtype for t in (cu_seq_q, cu_seq_k, seqused_k, block_table)} == {torch.int32}
+    assert window_size == (-1, 0) and enable_gqa and num_splits == 1
+    assert cu_seq_k.diff().tolist() == seqused_k.tolist() and max_k >= int(seqused_k.max())
+    assert max_q == int(cu_seq_q.diff().max()) and k.stride(-1) == v.stride(-1) == 1
+    outs = []
+    for request, context in enumerate(seqused_k.tolist()):
+        pages = block_table[request].long()
+        own_k, own_v = (side[pages].flatten(0, 1)[:context] for side in (k, v))
+        outs.append(plain_attention(q[cu_seq_q[request] : cu_seq_q[request + 1]], own_k, own_v))
+    return torch.cat(outs)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("extends, decodes", BATCHES)
+def test_arguments_mean_what_the_cpu_backend_computes(
+    extends: tuple[tuple[int, int], ...], decodes: tuple[int, ...], page_size: int
+) -> None:
+    case = make_case(extends, decodes, page_size=page_size)
+    backend = VarlenAttention(paged_kernel)
+    out = backend.attend(case.q_THD, case.kv_layer, backend.plan(case.inp, case.layout))
+    assert float((out.double() - case.expected_THD).abs().max()) < 1e-5
+
+
+def test_probe_reads_the_signature() -> None:
+    def without_tables(q: Tensor, k: Tensor, v: Tensor, *, enable_gqa: bool = False) -> Tensor:
+        return q
+
+    assert reads_block_tables(paged_kernel) and not reads_block_tables(without_tables)
+    kernel = find_kernel()
+    assert kernel is None or reads_block_tables(kernel)
+
+
+def test_trial_believes_a_right_kernel_only() -> None:
+    def refusing(*args: Any, num_splits: int = 0, **kwargs: Any) -> Tensor:
+        raise RuntimeError("page size must be a multiple of 256")
+
+    def wrong(*args: Any, **kwargs: Any) -> Tensor:
+        return paged_kernel(*args, num_splits=1, **kwargs) + 1
+
+    device = torch.device("cpu")
+    assert trial(VarlenAttention(paged_kernel), LAYOUT, 4, device) is None
+    assert "multiple of 256" in str(trial(VarlenAttention(refusing), LAYOUT, 4, device))
+    assert "off by 1" in str(trial(VarlenAttention(wrong), LAYOUT, 4, device))
+
+
+@pytest.mark.parametrize("name", ["triton", "varlen", "flash"])
+def test_a_backend_that_cannot_run_here_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"attention: got '{name}' on cpu, expected auto or cpu"):
+        choose_attention(name, torch.device("cpu"), LAYOUT, 4)
+    assert isinstance(choose_attention("auto", torch.device("cpu"), LAYOUT, 4), CpuAttention)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [16, 256])
+def test_on_the_device_it_is_right_or_refused(page_size: int) -> None:
+    kernel = find_kernel()
+    if kernel is None:
+        pytest.skip("this torch has no varlen_attn with block tables")
+    layout = KvLayout(1, 2, 64, page_size, "bfloat16")
+    trouble = trial(VarlenAttention(kernel), layout, 4, torch.device("cuda"))
+    assert trouble is None or "refuses pages" in trouble

@@ -1,0 +1,172 @@
+"""A config is read as transformers reads it, and what cannot be computed is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.config import load_config, model_fingerprint
+from model.rope import RopeConfig
+from protocol.errors import CheckpointError
+
+BASE: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+}
+ARCHITECTURE = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+def write(folder: Path, arch: str = "llama", *, without: tuple[str, ...] = (), **fields: Any) -> Path:
+    config = {**BASE, "architectures": [ARCHITECTURE.get(arch, arch)], "sliding_window": None, **fields}
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in without}))
+    return folder
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path))
+    assert (config.head_dim, config.context_length, config.rms_norm_eps) == (16, 8192, 1e-6)
+    assert config.rope == RopeConfig(10_000.0) and config.checkpoint_dtype is None
+    assert not (
+        config.tie_word_embeddings or config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm
+    )
+    assert load_config(write(tmp_path, without=("num_key_value_heads",))).num_kv_heads == 4
+    assert load_config(write(tmp_path, num_key_value_heads=None)).num_kv_heads == 4
+    assert load_config(write(tmp_path, "qwen3")).head_dim == 128
+    assert load_config(write(tmp_path, without=("architectures",), model_type="qwen2")).architecture == "qwen2"
+
+
+def test_what_the_architectures_differ_by(tmp_path: Path) -> None:
+    flags = {}
+    for arch in ARCHITECTURE:
+        c = load_config(write(tmp_path, arch, attention_bias=True, mlp_bias=True))
+        flags[arch] = (c.qkv_bias, c.output_bias, c.mlp_bias, c.qk_norm)
+    assert flags == {
+        "llama": (True, True, True, False),
+        "mistral": (False, False, False, False),
+        "qwen2": (True, False, False, False),
+        "qwen3": (True, True, False, True),
+    }
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_dtype_in_both_spellings(tmp_path: Path, key: str) -> None:
+    fields: dict[str, Any] = {key: "bfloat16"}
+    assert load_config(write(tmp_path, **fields)).checkpoint_dtype == "bfloat16"
+
+
+def test_end_of_sequence_ids(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path)).eos_token_ids == (2,)  # what transformers gives a Llama that does not say
+    assert load_config(write(tmp_path, eos_token_id=None)).eos_token_ids == ()
+    assert load_config(write(tmp_path, eos_token_id=[7, 9, 7, 4000])).eos_token_ids == (7, 9)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    assert load_config(tmp_path).eos_token_ids == (5, 6)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert load_config(tmp_path).eos_token_ids == (7, 9)
+
+
+def test_windows_that_change_nothing_are_accepted(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "mistral", sliding_window=8192)).context_length == 8192
+    assert load_config(write(tmp_path, "mistral", sliding_window=4096), context_length=4096).context_length == 4096
+    assert load_config(write(tmp_path, "qwen2", sliding_window=64, use_sliding_window=False)).num_layers == 2
+    beyond: dict[str, Any] = {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2}
+    assert load_config(write(tmp_path, "qwen2", **beyond)).num_layers == 2
+    full: dict[str, Any] = {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention"] * 2}
+    assert load_config(write(tmp_path, "qwen3", **full)).num_layers == 2
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("MixtralForCausalLM", {}, "architectures: got ['MixtralForCausalLM'], expected one of LlamaForCausalLM"),
+    ("llama", {"architectures": None, "model_type": "gpt2"}, "architectures: got None"),
+    ("llama", {"architectures": "LlamaForCausalLM"}, "architectures: got 'LlamaForCausalLM', expected a list"),
+    ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: got {'quant_method': 'fp8'}"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling: rope_type: got 'yarn'"),
+    ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling: type: got 'dynamic'"),
+    ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters: rope_type: got 'longrope'"),
+    ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 0}}, "factor: got 0"),
+    ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope by layer type"),
+    ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor: got 0.5"),
+    ("llama", {"rope_theta": "10000"}, "rope_theta: got '10000', expected a finite number"),
+    ("llama", {"num_key_value_heads": 3}, "num_key_value_heads: got 3, expected a divisor of num_attention_heads"),
+    ("llama", {"hidden_size": 63}, "hidden_size: got 63, expected a multiple"),
+    ("llama", {"head_dim": 15}, "head_dim: got 15, expected an even number"),
+    ("llama", {"num_hidden_layers": 0}, "num_hidden_layers: got 0"),
+    ("llama", {"vocab_size": True}, "vocab_size: got True"),
+    ("llama", {"vocab_size": None}, "vocab_size: got None, expected an integer"),
+    ("llama", {"rms_norm_eps": -1}, "rms_norm_eps: got -1"),
+    ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings: got 'yes', expected true or false"),
+    ("llama", {"eos_token_id": "2"}, "eos_token_id: got '2'"),
+    ("llama", {"dtype": "float8_e4m3fn"}, "dtype: got 'float8_e4m3fn'"),
+    ("mistral", {"sliding_window": 4096}, "sliding_window: got 4096, which would change results"),
+    ("qwen2", {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 1}, "sliding_window: got 4096"),
+    (
+        "qwen3",
+        {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
+        "sliding_window: got 64",
+    ),
+    ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types: got"),
+]
+
+
+@pytest.mark.parametrize("arch, fields, sentence", REFUSED)
+def test_what_is_not_supported_is_named(tmp_path: Path, arch: str, fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(CheckpointError) as refusal:
+        load_config(write(tmp_path, arch, **fields))
+    assert sentence in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", sorted(BASE.keys() - {"num_key_value_heads"}))
+def test_missing_fields_are_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        load_config(write(tmp_path, without=(name,)))
+
+
+def test_mistral_without_the_field_has_a_window(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="sliding_window: got 4096"):
+        load_config(write(tmp_path, "mistral", without=("sliding_window",)))
+
+
+@pytest.mark.parametrize(
+    "text, sentence", [("{", "not valid JSON"), ("[1]", "got a JSON list"), (None, "no such file")]
+)
+def test_damaged_files(tmp_path: Path, text: str | None, sentence: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=sentence):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 8193])
+def test_context_length_is_bounded_by_the_model(tmp_path: Path, length: int) -> None:
+    with pytest.raises(CheckpointError, match=f"context length: got {length}, expected 2 to 8192"):
+        load_config(write(tmp_path), context_length=length)
+
+
+def test_fingerprint_names_what_must_be_equal(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path))
+    tensors = {"a": ("F32", (2, 3)), "b": ("F32", (4,))}
+    same = model_fingerprint(config, dtype="float32", page_size=16, tensors=tensors)
+    reordered = dict(reversed(tensors.items()))
+    shorter = load_config(tmp_path, context_length=100)
+    assert model_fingerprint(shorter, dtype="float32", page_size=16, tensors=reordered) == same
+    others = {
+        model_fingerprint(config, dtype="bfloat16", page_size=16, tensors=tensors),
+        model_fingerprint(config, dtype="float32", page_size=1, tensors=tensors),
+        model_fingerprint(config, dtype="float32", page_size=16, tensors={**tensors, "b": ("F32", (5,))}),
+        model_fingerprint(config, dtype="float32", page_size=16, tensors={**tensors, "b": ("BF16", (4,))}),
+        model_fingerprint(load_config(write(tmp_path, rope_theta=5.0)), dtype="float32", page_size=16, tensors=tensors),
+    }
+    assert len(others | {same}) == 6

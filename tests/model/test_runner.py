@@ -1,0 +1,78 @@
+"""What a runner promises besides the right tokens: layers reported in time, idle batches, layouts, merged weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.layers import Linear, parallel_linears
+from model.runner import ModelRunner, Runner
+from protocol.kv_layout import KvLayout
+from tests.checkpoints import ARCHITECTURES, make_checkpoint
+from tests.model.driving import Lanes, random_prompt
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    return ModelRunner.load(make_checkpoint(tmp_path_factory.mktemp("model"), "qwen3"), device="cpu")
+
+
+def test_layers_are_reported_once_their_kv_is_written(runner: ModelRunner) -> None:
+    lanes = Lanes(runner, 4)
+    lane = lanes.lane(random_prompt(6, 307, 0), 1)
+    seen: list[tuple[int, list[bool]]] = []
+
+    def on_layer(layer: int) -> None:
+        written = [bool(lanes.kv.layer(other)[lane.pages[0]].all()) for other in range(3)]
+        seen.append((layer, written))
+
+    runner.forward(lanes.model_input([(lane, 6)], []), lanes.kv, on_layer)
+    assert seen == [(0, [True, False, False]), (1, [True, True, False]), (2, [True, True, True])]
+
+
+def test_only_wanted_rows_are_computed(runner: ModelRunner) -> None:
+    lanes = Lanes(runner, 4)
+    lane = lanes.lane(random_prompt(6, 307, 0), 1)
+    inp = lanes.model_input([(lane, 6)], [])
+    everything = vars(inp)
+    rows = {}
+    for wanted in ([], [5], [5, 5, 2]):
+        indices = torch.tensor(wanted, dtype=torch.int64)
+        rows[len(wanted)] = runner.forward(type(inp)(**{**everything, "logit_indices_L": indices}), lanes.kv)
+    assert [rows[count].shape for count in (0, 1, 3)] == [(0, 307), (1, 307), (3, 307)]
+    assert torch.allclose(rows[3][0], rows[1][0], atol=1e-4) and torch.equal(rows[3][0], rows[3][1])
+    assert not torch.allclose(rows[3][2], rows[3][0], atol=1e-2)
+
+
+def test_an_unfinished_chunk_gives_no_rows(runner: ModelRunner) -> None:
+    lanes = Lanes(runner, 4)
+    lane = lanes.lane(random_prompt(6, 307, 0), 1)
+    assert runner.forward(lanes.model_input([(lane, 4)], []), lanes.kv).shape == (0, 307)
+
+
+def test_layout_and_fingerprint(runner: ModelRunner) -> None:
+    as_runner: Runner = runner
+    assert as_runner.kv_layout(16) == KvLayout(3, 2, 16, 16, "float32")
+    assert as_runner.fingerprint(16) == runner.fingerprint(16) != runner.fingerprint(1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_merged_linears_compute_the_same(bias: bool) -> None:
+    x = torch.randn(5, 8)
+    linears = [Linear(torch.randn(n, 8), torch.randn(n) if bias else None) for n in (6, 2, 4)]
+    merged, apart = (parallel_linears(linears, merge=merge)(x) for merge in (True, False))
+    assert [part.shape for part in merged] == [(5, 6), (5, 2), (5, 4)]
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(merged, apart, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_device_gives_the_tokens_of_the_cpu(tmp_path: Path, page_size: int) -> None:
+    for arch in ARCHITECTURES:
+        folder = make_checkpoint(tmp_path / arch, arch)
+        prompt = random_prompt(70, 307, 2)
+        tokens = [
+            Lanes(ModelRunner.load(folder, device=device, dtype="float32"), page_size).generate(prompt, 24, 32)
+            for device in ("cpu", "cuda")
+        ]
+        assert tokens[0] == tokens[1]
