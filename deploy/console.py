@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
 _LEVELS = {"warning": "yellow", "error": "red", "debug": "dim"}
@@ -125,6 +125,14 @@ class PlainConsole:
         print(line, file=sys.stderr, flush=True)
 
 
+class _Seconds(ProgressColumn):
+    """Time since the start of a process, or what its start took."""
+
+    def render(self, task: Task) -> Text:
+        seconds = task.finished_time if task.finished_time is not None else (task.elapsed or 0.0)
+        return Text(f"{seconds:5.1f} s", style="dim")
+
+
 class LiveConsole:
     """A row per process with a spinner and a bar; logs scroll above it."""
 
@@ -135,7 +143,7 @@ class LiveConsole:
             TextColumn("[bold]{task.fields[process]:<12}"),
             BarColumn(bar_width=16),
             TextColumn("{task.description}"),
-            TimeElapsedColumn(),
+            _Seconds(),
             console=self._out,
             auto_refresh=False,
         )

@@ -39,7 +39,8 @@ class Settings:
         try:
             return TypeAdapter(cls).validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
+            unknown_first = sorted(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
+            first = unknown_first[0]
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "unexpected_keyword_argument":
             known = [each.name for each in fields(cls)]  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ python stand_in.py BEHAVIOUR --settings JSON --status-fd N, where BEHAVIOUR is o
 """
 
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -46,13 +45,6 @@ def crashes(status: StatusPipe, settings: WorkerSettings) -> int:
     raise RuntimeError(f"{settings.worker_id} broke")
 
 
-def dies_later(status: StatusPipe, settings: WorkerSettings) -> int:
-    status.ready(kv_pages=100)
-    LOG.error("out_of_luck", worker=settings.worker_id)
-    os.kill(os.getpid(), signal.SIGKILL)
-    return 0
-
-
 def ignores_stop(status: StatusPipe, settings: WorkerSettings) -> int:
     with StopSignal() as stop:
         status.ready(kv_pages=1)
@@ -69,5 +61,5 @@ if __name__ == "__main__":
         sys.exit(gateway(StatusPipe(gateway_arguments.status_fd), gateway_arguments.settings))
     arguments = read_arguments(WorkerSettings, sys.argv[2:])
     start_log(arguments.settings.worker_id, arguments.settings.log_level)
-    run = {each.__name__: each for each in (worker, refuses_model, crashes, dies_later, ignores_stop)}[behaviour]
+    run = {each.__name__: each for each in (worker, refuses_model, crashes, ignores_stop)}[behaviour]
     sys.exit(run(StatusPipe(arguments.status_fd), arguments.settings))

@@ -1,0 +1,95 @@
+import pytest
+
+from protocol.errors import ConfigError
+from runtime.layered_config import Config, Kind, Option, Origin, parse_file, resolve
+
+PAGE = Option(name="page-size", kind=Kind.INTEGER, default=16, minimum=1, help="", group="g", commands=("serve",))
+PORT = Option(name="port", kind=Kind.INTEGER, default=80, maximum=65535, help="", group="g", commands=("serve",))
+HOST = Option(name="host", help="", group="g", commands=("serve",))
+OFF = Option(name="disable-overlap", kind=Kind.SWITCH, default=False, help="", group="g", commands=("serve",))
+ROLE = Option(name="role", choices=("a", "unified"), synonyms={"null": "unified"}, help="", group="g", commands=("x",))
+ALL = (PAGE, PORT, HOST, OFF, ROLE)
+
+
+def values(
+    flags: dict[str, str] | None = None, environment: dict[str, str] | None = None, toml: str | None = None
+) -> Config:
+    file = None if toml is None else parse_file("b.toml", toml)
+    return resolve(ALL, ALL, flags or {}, environment or {}, file, ("BATON_INTERNAL",))
+
+
+def test_flag_beats_environment_beats_file_beats_default() -> None:
+    flags, environment, toml = {"page-size": "1"}, {"BATON_PAGE_SIZE": "2"}, "page-size = 3"
+    found = [
+        values(flags, environment, toml),
+        values({}, environment, toml),
+        values({}, {}, toml),
+        values(),
+    ]
+    assert [each.integer("page-size") for each in found] == [1, 2, 3, 16]
+    assert [each.settings["page-size"].origin for each in found] == [
+        Origin.FLAG,
+        Origin.ENVIRONMENT,
+        Origin.FILE,
+        Origin.DEFAULT,
+    ]
+    assert [each.settings["page-size"].place for each in found] == ["--page-size", "BATON_PAGE_SIZE", "b.toml", ""]
+
+
+def test_kinds() -> None:
+    found = values({"host": "h", "role": "null"}, {"BATON_DISABLE_OVERLAP": "yes"}, "port = 0")
+    assert found.text("host") == "h"
+    assert found.text("role") == "unified"
+    assert found.switch("disable-overlap") is True
+    assert found.integer("port") == 0
+    assert values().optional_text("host") is None
+
+
+def test_a_flag_can_switch_off_what_the_environment_switched_on() -> None:
+    assert values({"disable-overlap": "false"}, {"BATON_DISABLE_OVERLAP": "1"}).switch("disable-overlap") is False
+
+
+def test_keys_are_spelled_with_dashes_or_underscores() -> None:
+    assert values(toml="page_size = 4").integer("page-size") == 4
+    assert values(toml="page-size = 4").integer("page-size") == 4
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    assert values(environment={"BATON_PAGE_SIZE": ""}).integer("page-size") == 16
+
+
+def test_variables_of_others_are_ignored() -> None:
+    assert values(environment={"HOME": "/", "BATON_INTERNAL": "x"}).integer("page-size") == 16
+
+
+@pytest.mark.parametrize(
+    "flags, environment, toml, says",
+    [
+        ({"page-size": "x"}, {}, None, "--page-size: got 'x', expected an integer of at least 1"),
+        ({"page-size": "0"}, {}, None, "--page-size: got 0, expected an integer of at least 1"),
+        ({"port": "65536"}, {}, None, "--port: got 65536, expected an integer from 0 to 65535"),
+        ({"role": "unifed"}, {}, None, "--role: got 'unifed', expected one of a, unified (did you mean 'unified'?)"),
+        ({}, {"BATON_PAGE_SIZE": "1.5"}, None, "BATON_PAGE_SIZE: got '1.5', expected an integer of at least 1"),
+        ({}, {"BATON_DISABLE_OVERLAP": "maybe"}, None, "BATON_DISABLE_OVERLAP: got 'maybe', expected true or false"),
+        ({}, {"BATON_PAGESIZE": "1"}, None, "BATON_PAGESIZE is unknown, did you mean 'BATON_PAGE_SIZE'?"),
+        ({}, {}, 'page-size = "16"', "page-size in b.toml: got '16' (a string), expected an integer of at least 1"),
+        ({}, {}, "page-size = true", "page-size in b.toml: got True (a boolean), expected an integer"),
+        ({}, {}, "disable-overlap = 1", "disable-overlap in b.toml: got 1 (an integer), expected true or false"),
+        ({}, {}, "host = 1.5", "host in b.toml: got 1.5 (a float), expected a string"),
+        ({}, {}, "page-sise = 1", "b.toml: unknown key 'page-sise', did you mean 'page-size'?"),
+        ({}, {}, "qqq = 1", "b.toml: unknown key 'qqq'; the nearest known is "),
+        ({}, {}, "[serve]\nport = 1", "b.toml: section [serve], expected flat keys"),
+        ({}, {}, "page-size = 1\npage_size = 2", "b.toml: 'page-size' is written twice"),
+        ({}, {}, "page-size =", "b.toml: not valid TOML"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(
+    flags: dict[str, str], environment: dict[str, str], toml: str | None, says: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        values(flags, environment, toml)
+    assert says in caught.value.message
+
+
+def test_a_wrong_value_that_is_overridden_is_not_looked_at() -> None:
+    assert values({"page-size": "8"}, {"BATON_PAGE_SIZE": "x"}).integer("page-size") == 8

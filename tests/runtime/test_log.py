@@ -1,0 +1,66 @@
+import io
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from runtime.log import MAX_VALUE_CHARS, get_log, start_log
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    stream = io.StringIO()
+    start_log("decode-0", "info", stream)
+    yield stream
+    logging.captureWarnings(False)
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+    for handler in handlers:
+        root.addHandler(handler)
+    root.setLevel(level)
+
+
+def test_a_line_has_time_level_process_event_and_fields(lines: io.StringIO) -> None:
+    get_log("test").info("registered", kv_pages=512, host="127.0.0.1", share=1 / 3)
+    pattern = (
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info decode-0 registered kv_pages=512 host=127.0.0.1 share=0.333333\n"
+    )
+    assert re.fullmatch(pattern, lines.getvalue())
+
+
+def test_an_event_is_always_one_line(lines: io.StringIO) -> None:
+    get_log("test").warning("odd", reason="two words\nand a line", mark='say "hi"', empty="", equals="a=b")
+    assert lines.getvalue().count("\n") == 1
+    assert r'reason="two words\nand a line" mark="say \"hi\"" empty="" equals="a=b"' in lines.getvalue()
+
+
+def test_prompts_and_secrets_are_withheld(lines: io.StringIO) -> None:
+    get_log("test").error("failed", prompt="my diary", api_key="sk-1", text="once", request_id="r1")
+    assert "prompt=<withheld> api_key=<withheld> text=<withheld> request_id=r1" in lines.getvalue()
+    assert "diary" not in lines.getvalue()
+
+
+def test_long_values_are_cut(lines: io.StringIO) -> None:
+    get_log("test").info("long", reason="x" * 5000)
+    assert len(lines.getvalue()) < MAX_VALUE_CHARS + 100
+
+
+def test_levels_below_are_not_written(lines: io.StringIO) -> None:
+    get_log("test").debug("noise")
+    assert lines.getvalue() == ""
+
+
+def test_an_exception_carries_its_traceback(lines: io.StringIO) -> None:
+    try:
+        raise KeyError("gone")
+    except KeyError:
+        get_log("test").exception("broke", request_id="r1")
+    assert " error decode-0 broke request_id=r1\nTraceback" in lines.getvalue()
+
+
+def test_a_library_speaks_in_our_format(lines: io.StringIO) -> None:
+    logging.getLogger("somelib").warning("cache of %d is full", 3)
+    assert ' warning decode-0 somelib says="cache of 3 is full"' in lines.getvalue()

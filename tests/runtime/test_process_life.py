@@ -1,0 +1,80 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.process_life import LAUNCHER_PID, StatusPipe, StopSignal, die_with_parent, thread_environment
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def test_started_by_hand_nothing_is_tied_to_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LAUNCHER_PID, raising=False)
+    assert die_with_parent() is False
+
+
+def test_a_parent_that_is_gone_already_ends_the_process() -> None:
+    environment = {**os.environ, LAUNCHER_PID: "1", "PYTHONPATH": str(PROJECT)}
+    program = "from runtime.process_life import die_with_parent; die_with_parent(); print('alive')"
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert ended.stdout == b""
+
+
+def test_threads_are_bounded_and_do_not_spin() -> None:
+    environment = thread_environment(3)
+    assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "3"
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_a_signal_sets_the_flag_and_wakes_a_poller() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignal() as stop:
+        assert not stop.is_set()
+        assert not stop.wait(0.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(5.0)
+        assert stop.received is signal.SIGTERM
+        assert os.read(stop.fd, 8) != b""
+        os.kill(os.getpid(), signal.SIGINT)
+        stop.clear_wakeup()
+        assert stop.received is signal.SIGTERM
+        assert stop.count == 2
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_status_events_are_json_lines() -> None:
+    read_fd, write_fd = os.pipe()
+    status = StatusPipe(write_fd)
+    status.loading("weights", done=1, total=2)
+    status.ready(kv_pages=7)
+    status.failed("no\nluck")
+    status.close()
+    with os.fdopen(read_fd) as pipe:
+        events = [json.loads(line) for line in pipe]
+    assert events == [
+        {"event": "loading", "what": "weights", "done": 1, "total": 2},
+        {"event": "ready", "kv_pages": 7},
+        {"event": "failed", "error": "no\nluck"},
+    ]
+
+
+def test_a_launcher_that_is_gone_is_no_error() -> None:
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    status = StatusPipe(write_fd)
+    status.ready()
+    status.ready()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(write_fd)
+
+
+def test_without_a_descriptor_nothing_happens() -> None:
+    status = StatusPipe()
+    status.ready()
+    status.close()
+    assert status._fd is None
