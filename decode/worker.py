@@ -267,9 +267,11 @@ class DecodeWorker:
             if isinstance(event, CreditReturned):
                 if (peer := self._peers.get(event.sender_instance)) is not None:
                     self.outbox.prefill.append((peer.address, DataCredit(event.num_bytes)))
-            elif isinstance(event, FirstFrame | Delivered | TransferFailed):
-                if (request := self._reserved.get(event.reservation)) is not None:
-                    self._on_transfer(request, event)
+            elif (
+                isinstance(event, FirstFrame | Delivered | TransferFailed)
+                and (request := self._reserved.get(event.reservation)) is not None
+            ):
+                self._on_transfer(request, event)
         now = self._clock.now()
         for request in [late for late in self._reserved.values() if late.deadline <= now]:
             self._fail(request, Unavailable(f"no KV from {request.prefill.worker_id} in {HANDOVER_DEADLINE_S:.0f} s"))
@@ -289,7 +291,7 @@ class DecodeWorker:
             self._on_delivered(request, event.last.first_tokens)
 
     def _on_delivered(self, request: DecodeRequest, first_tokens: tuple[int, ...]) -> None:
-        """The KV is whole: acknowledge it, own the pages, give each choice its partial page, merge the PREBUILT batch."""
+        """The KV is whole: acknowledge it, own its pages, give each choice its partial page, merge a PREBUILT batch."""
         request.move(DecodeState.DELIVERED)
         self._stamp(request, "KV delivered")
         self._hand_over(request)

@@ -175,7 +175,7 @@ class PrefillWorker:
             return  # a stranger, or a repeat: no state is created for it
         job = Job.of(message, peer)
         self._jobs[instance, message.reservation] = job
-        self._job_of.update({req: job for req in (job.prompt, *job.choices)})
+        self._job_of.update(dict.fromkeys((job.prompt, *job.choices), job))
         self._waiting.append(job)
         self._stamp(job, "job received")
         needed, total = self.engine.kv.layout.num_pages(job.prompt.prompt_len), self.engine.pages.num_pages - 1

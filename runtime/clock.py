@@ -1,6 +1,7 @@
 """Time for decisions: seconds that only go forward.
 
-Decisions take a Clock (or a `now`) as an argument; only process loops hold a MonotonicClock. What it does not know: dates.
+Decisions take a Clock (or a `now`) as an argument; only process loops hold a MonotonicClock. What it does not know:
+dates.
 """
 
 import time

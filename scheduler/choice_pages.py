@@ -21,7 +21,7 @@ def pages_needed(prompt_len: int, num_tokens: int, num_choices: int, page_size: 
 def allocate_choices(
     pages: PageAllocator, prompt_len: int, num_tokens: int, num_choices: int, page_size: int, state: PageState
 ) -> list[list[int]] | None:
-    """Each choice's pages in order, or None when too few are free. Each choice holds one reference to each of its pages."""
+    """Each choice's pages in order, each holding one reference to each of them, or None when too few are free."""
     total = -(-num_tokens // page_size)
     shared = min(prompt_len // page_size, total)
     fresh = pages.allocate(pages_needed(prompt_len, num_tokens, num_choices, page_size), state)

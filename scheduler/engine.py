@@ -186,7 +186,7 @@ class Engine:
                     tokens_L = sample(logits_LV, batch.sampling)
                     self.future_map.stash(batch.stash_rows_L, tokens_L, batch.stash_generations)
                     launch.tokens_L = self._forward.to_host(tokens_L)
-        except Exception as error:  # the top of the forward loop: fails this launch's requests and goes on
+        except Exception as error:  # noqa: BLE001 - the top of the forward loop: fails this launch's requests and goes on
             launch.error = error
 
 

@@ -44,8 +44,8 @@ class FutureMap:
     def resolve_future(self, input_ids_T: Tensor, generations: Sequence[int]) -> Tensor:
         """On the forward stream, at its entry: `input_ids_T` with every `-row` replaced by the row's token.
 
-        `generations` are the owners of the decodes' rows, which come last, for the debug check. InternalError when a row
-        was never written (on CUDA: a device-side assertion).
+        `generations` are the owners of the decodes' rows, which come last, for the debug check. InternalError when a
+        row was never written (on CUDA: a device-side assertion).
         """
         if input_ids_T.numel() == 0:
             return input_ids_T

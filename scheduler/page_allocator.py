@@ -33,7 +33,7 @@ class PageAllocator:
         self._state = [PageState.FREE] * num_pages
         self._refs = [0] * num_pages
         self._generation = [0] * num_pages
-        self._count = {state: 0 for state in PageState}
+        self._count = dict.fromkeys(PageState, 0)
         self._count[PageState.FREE] = num_pages - 1
 
     @property

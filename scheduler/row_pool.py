@@ -8,7 +8,6 @@ sees to that). What it does not know: page states.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 
 class RowPool:

@@ -46,11 +46,11 @@ class Stream(Protocol):
         ...
 
     def to_host(self, source: Tensor) -> Tensor:
-        """Called within a segment: a host tensor that holds `source` once an event recorded after the segment is done."""
+        """Called within a segment: a host tensor that holds `source` once an event behind the segment is done."""
         ...
 
     def read_host(self, tensor: Tensor) -> list[int]:
-        """The values of a host tensor made by `to_host`, after its event is done: the only way the host reads results."""
+        """The values of a tensor made by `to_host`, after its event is done: the only way the host reads results."""
         ...
 
     def close(self) -> None:

@@ -20,8 +20,8 @@ from protocol.messages_gateway import (
     FirstToken,
     PeerLost,
     RequestFailed,
-    Tokens,
     ToGateway,
+    Tokens,
     WorkerAddress,
 )
 from protocol.request import SamplingParams

@@ -1,4 +1,4 @@
-"""The unified worker: prefill and decode in one process, without a transfer: the baseline that splitting is compared to.
+"""The unified worker: prefill and decode in one process, without a transfer; the baseline for splitting them.
 
     Assign -> waiting -> chunks mixed with the running batch -> running batch -> Tokens
 

@@ -1,0 +1,114 @@
+"""`python -m loadtest`: the same load on a prefill + decode pair and on a unified worker, in turn, as a table.
+
+    each round:  deploy one side, warm it, load it, stop it; then the other side
+
+The last line is one JSON object. What it does not know: how requests are timed (client.py) or summed up (report.py).
+"""
+
+import argparse
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.client import Timing, stream_one
+from loadtest.deployment import deployed
+from loadtest.report import Figures, figures, median_figures, ratios
+from runtime.clock import MonotonicClock
+
+SIDES = {
+    "1P1D": ("--prefill", "1", "--decode", "1", "--unified", "0"),
+    "unified": ("--prefill", "0", "--decode", "0", "--unified", "1"),
+}
+WARM_UP = 4  # requests that are not counted
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a round asks for. `vocab` bounds the random prompt ids."""
+
+    num_requests: int
+    concurrency: int
+    prompt_tokens: int
+    output_tokens: int
+    vocab: int
+    seed: int
+
+
+async def run_load(url: str, load: Load) -> Figures:
+    """One round: warm-up, then `num_requests` at `concurrency`."""
+    clock = MonotonicClock()
+    rng = random.Random(load.seed)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        async with session.get(f"{url}/v1/models") as response:
+            model = (await response.json())["data"][0]["id"]
+        places = asyncio.Semaphore(load.concurrency)
+
+        async def one() -> Timing:
+            prompt = [rng.randrange(load.vocab) for _ in range(load.prompt_tokens)]
+            async with places:
+                return await stream_one(session, clock, url, model, prompt, load.output_tokens)
+
+        await asyncio.gather(*(one() for _ in range(WARM_UP)))
+        start = clock.now()
+        timings = await asyncio.gather(*(one() for _ in range(load.num_requests)))
+        return figures(timings, clock.now() - start)
+
+
+async def compare(load: Load, rounds: int, arguments: Sequence[str], console: Console) -> dict[str, list[Figures]]:
+    """Figures by side; sides alternate, so that a drift of the machine meets both."""
+    found: dict[str, list[Figures]] = {name: [] for name in SIDES}
+    for number in range(rounds):
+        for name, topology in SIDES.items():
+            console.print(f"round {number + 1} of {rounds}: {name}")
+            async with deployed([*topology, *arguments]) as url:
+                found[name].append(await run_load(url, load))
+    return found
+
+
+def show(found: dict[str, list[Figures]], load: Load, console: Console) -> None:
+    """The table, and the JSON line for programs."""
+    medians = {name: median_figures(rounds) for name, rounds in found.items()}
+    title = (
+        f"{load.num_requests} requests, {load.concurrency} at a time, {load.prompt_tokens} tokens in, "
+        f"{load.output_tokens} out; medians of {len(found['1P1D'])} rounds"
+    )
+    table = Table(title=title)
+    table.add_column("figure")
+    for name in medians:
+        table.add_column(name, justify="right")
+    table.add_column("1P1D / unified", justify="right")
+    ratio = ratios(found["1P1D"], found["unified"])
+    for figure in next(iter(medians.values())):
+        cells = [f"{values[figure]:g}" for values in medians.values()]
+        table.add_row(figure, *cells, f"{ratio[figure]:.2f}" if figure in ratio else "")
+    console.print(table)
+    print(json.dumps({**medians, "ratio_1P1D_to_unified": ratio}))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 1 if any request failed."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__.partition("\n")[0])
+    parser.add_argument("--num", type=int, default=64, help="requests per round (default 64)")
+    parser.add_argument("--concurrency", type=int, default=16, help="requests at a time (default 16)")
+    parser.add_argument("--inp", type=int, default=256, help="prompt tokens (default 256)")
+    parser.add_argument("--out", type=int, default=64, help="output tokens (default 64)")
+    parser.add_argument("--vocab", type=int, default=512, help="prompt ids are below this (default 512)")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts (default 0)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each side (default 3)")
+    parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
+    asked = parser.parse_args(argv)
+    load = Load(asked.num, asked.concurrency, asked.inp, asked.out, asked.vocab, asked.seed)
+    console = Console()
+    found = asyncio.run(compare(load, asked.rounds, asked.serve, console))
+    show(found, load, console)
+    return 1 if any(each.num_errors for rounds in found.values() for each in rounds) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

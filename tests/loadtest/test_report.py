@@ -1,0 +1,37 @@
+"""Figures from timings."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.client import Timing
+from loadtest.report import figures, median_figures, percentile, ratios
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
+def test_percentile_is_the_smallest_value_that_covers_its_share(values: list[float], share: float) -> None:
+    found = percentile(values, share)
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
+    assert sum(value < found for value in values) < share * len(values) + 1e-9
+
+
+def test_percentile_of_nothing_is_not_a_number() -> None:
+    assert math.isnan(percentile([], 0.5))
+
+
+def test_figures_count_only_answers_that_succeeded() -> None:
+    timings = [Timing(0.1, (0.01, 0.03), 0.14, 3), Timing(0.3, (0.02,), 0.32, 2), Timing(error="HTTP 503")]
+    found = figures(timings, duration_s=2.0)
+    assert (found.num_ok, found.num_errors) == (2, 1)
+    assert found.output_tokens_per_s == 2.5
+    assert found.ttft_p50_ms == 100
+    assert found.itl_max_ms == 30
+
+
+def test_ratios_pair_rounds_and_errors_add_up() -> None:
+    fast = figures([Timing(0.1, (0.01,), 0.11, 20)], 1.0)
+    slow = figures([Timing(0.2, (0.02,), 0.22, 10), Timing(error="x")], 1.0)
+    assert ratios([fast, slow], [slow, slow])["output_tokens_per_s"] == 1.5
+    assert median_figures([slow, slow])["num_errors"] == 2
