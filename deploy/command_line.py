@@ -16,7 +16,8 @@ from runtime.layered_config import Kind, Option
 
 _FOOTER = """\
 Every flag is also an environment variable (--page-size: BATON_PAGE_SIZE) and a key of the --config file
-(page-size = 32). A flag wins over the environment, the environment over the file. `baton config` shows the outcome."""
+(page-size = 32). A flag wins over the environment, the environment over the file; `baton config` shows
+the outcome."""
 
 
 @dataclass(frozen=True)

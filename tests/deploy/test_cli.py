@@ -1,0 +1,52 @@
+from pathlib import Path
+
+import pytest
+
+from deploy.cli import find_config, main
+from deploy.command_line import CommandLine
+from runtime.layered_config import Origin
+
+
+def test_a_wrong_flag_ends_with_status_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--page-size", "x"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == "baton: error: --page-size: got 'x', expected an integer of at least 1\n"
+
+
+@pytest.mark.parametrize(
+    "typed, says",
+    [
+        ("serve --model /nowhere", "--model: folder '/nowhere' does not exist"),
+        ("serve --prefill 0 --decode 0", "expected at least one prefill and one decode worker, or one unified"),
+        ("worker", "--role is missing"),
+        ("worker --role decode", "--gateway is missing"),
+        ("worker --role decode --gateway here", "--gateway: got 'here', expected tcp://HOST:PORT"),
+        ("serve --config /nowhere.toml", "--config: cannot read '/nowhere.toml': No such file or directory"),
+    ],
+)
+def test_what_cannot_start_is_refused_first(typed: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(typed.split()) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    assert "baton serve" in capsys.readouterr().out
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "baton.toml"
+    path.write_text('page_size = 8\nrole = "decode"\n')
+    config = find_config(CommandLine("serve", {}), {"BATON_CONFIG": str(path), "BATON_GATEWAY": "tcp://h:1"})
+    assert config.settings["page-size"].value == 8
+    assert config.settings["page-size"].origin is Origin.FILE
+
+
+def test_the_demo_is_one_pair_on_a_free_port_whatever_is_configured() -> None:
+    config = find_config(CommandLine("demo", {}), {"BATON_PORT": "8000", "BATON_PREFILL": "4"})
+    assert [config.integer(name) for name in ("prefill", "decode", "unified", "port")] == [1, 1, 0, 0]
+    assert config.text("log-level") == "warning"
+    assert config.text("prompt") == "Once upon a time"

@@ -1,0 +1,83 @@
+import pytest
+
+from deploy.command_line import parse
+from deploy.options import COMMANDS
+from protocol.errors import ConfigError
+
+
+def helped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *argv: str) -> str:
+    monkeypatch.setenv("COLUMNS", "112")
+    with pytest.raises(SystemExit) as ended:
+        parse(argv, "1.2.3")
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_flags_are_kept_as_typed_by_option_name() -> None:
+    line = parse(["serve", "--page-size", "32", "--prefill=2", "--disable-overlap-schedule"], "1")
+    assert line.command == "serve"
+    assert line.flags == {"page-size": "32", "prefill": "2", "disable-overlap-schedule": "true"}
+
+
+def test_aliases_mean_the_option() -> None:
+    line = parse(["worker", "--model-path", "/m", "--disaggregation-mode", "null"], "1")
+    assert line.flags == {"model": "/m", "role": "null"}
+    line = parse(["serve", "--disaggregation-transfer-backend", "zmq"], "1")
+    assert line.flags == {"transfer-backend": "zmq"}
+
+
+def test_config_takes_the_flags_of_every_server_and_json() -> None:
+    line = parse(["config", "--port", "1", "--role", "decode", "--json"], "1")
+    assert line.flags == {"port": "1", "role": "decode"}
+    assert line.as_json
+
+
+@pytest.mark.parametrize(
+    "typed, says",
+    [
+        ("srve", "unknown command 'srve', did you mean `baton serve`?"),
+        ("qqq", "unknown command 'qqq'; commands are serve, gateway, worker, demo, config"),
+        ("serve --page-sise 2", "unknown flag --page-sise for baton serve, did you mean --page-size?"),
+        ("serve --page-siz=2", "unknown flag --page-siz for baton serve, did you mean --page-size?"),
+        ("serve --qqqqqqqq", "unknown flag --qqqqqqqq for baton serve; see baton serve --help"),
+        ("serve --tp-size 2", "--tp-size is not supported by this version of Baton"),
+        ("serve extra", "unexpected argument 'extra'"),
+        ("serve --port", "--port: expected one argument"),
+        ("worker --prefill 2", "unknown flag --prefill for baton worker"),
+    ],
+)
+def test_errors_say_what_was_meant(typed: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(typed.split(), "1")
+    assert says in caught.value.message
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = helped(capsys, monkeypatch, "--help")
+    for name, what in COMMANDS.items():
+        assert f"  baton {name:<7}  {what}\n" in text
+
+
+def test_help_has_groups_defaults_and_examples(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = helped(capsys, monkeypatch, "serve", "--help")
+    groups = ["what to start:", "model:", "addresses:", "memory and batches:", "from prefill to decode:", "examples:"]
+    places = [text.index(f"\n{group}\n") for group in groups]
+    assert places == sorted(places)
+    assert "  --page-size N                     tokens in one page of KV (default: 16)\n" in text
+    assert "  --model DIR                       folder with config.json and safetensors weights" in text
+    assert "(default: the bundled model)\n" in text
+    assert "[also --model-path]" in text
+    assert "  baton serve --prefill 0 --decode 0 --unified 1     the colocated baseline\n" in text
+    assert "BATON_PAGE_SIZE" in text
+    assert max(len(line) for line in text.splitlines()) <= 112
+
+
+def test_required_flags_are_marked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = helped(capsys, monkeypatch, "worker", "--help")
+    assert "what this worker does: prefill, decode, unified (required)" in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert helped(capsys, monkeypatch, "--version") == "baton 1.2.3\n"

@@ -1,0 +1,32 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from deploy.cli import find_config, main
+from deploy.command_line import CommandLine
+from deploy.config_report import as_json, print_table
+
+
+def test_the_table_tells_value_and_origin() -> None:
+    config = find_config(CommandLine("config", {"port": "9000"}), {"BATON_DEVICE": "cpu"})
+    out = io.StringIO()
+    print_table(config, Console(file=out, width=120))
+    rows = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert "port 9000 flag --port" in rows
+    assert "device cpu environment BATON_DEVICE" in rows
+    assert "model (the bundled model) default" in rows
+    assert "disable-overlap-schedule false default" in rows
+
+
+def test_json_has_every_option() -> None:
+    found = json.loads(as_json(find_config(CommandLine("config", {"port": "9000"}), {})))
+    assert found["port"] == {"value": 9000, "origin": "flag", "place": "--port"}
+    assert found["model"] == {"value": None, "origin": "default", "place": None}
+
+
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_PAGE_SIZE", "4")
+    assert main(["config", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["page-size"]["origin"] == "environment"

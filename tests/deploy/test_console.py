@@ -1,0 +1,42 @@
+import pytest
+
+from deploy.console import PlainConsole, describe_loading, describe_ready, with_name
+
+
+def test_our_log_lines_carry_their_name_already() -> None:
+    line = "2026-01-31T12:00:00.000Z info decode-0 registered kv_pages=5"
+    assert with_name("decode-0", line) == line
+    assert with_name("decode-1", line) == f"decode-1 | {line}"
+    assert (
+        with_name("decode-0", "Traceback (most recent call last):") == "decode-0 | Traceback (most recent call last):"
+    )
+
+
+def test_loading_shows_its_share() -> None:
+    assert describe_loading({"what": "weights", "done": 1, "total": 4}) == "loading weights 25%"
+    assert describe_loading({"what": "weights", "done": 1, "total": 0}) == "loading weights"
+    assert describe_loading({}) == "loading"
+
+
+def test_ready_shows_what_matters() -> None:
+    assert describe_ready({"http": "http://h:1", "control": "tcp://h:2"}) == "ready, http://h:1"
+    assert describe_ready({"kv_pages": 5}) == "ready, 5 pages of KV"
+    assert describe_ready({}) == "ready"
+
+
+def test_plain_lines_for_files_and_pipes(capsys: pytest.CaptureFixture[str]) -> None:
+    console = PlainConsole()
+    console.starting("decode-0")
+    console.loading("decode-0", {"what": "weights", "done": 0, "total": 2})
+    console.loading("decode-0", {"what": "weights", "done": 1, "total": 2})
+    console.ready("decode-0", {"kv_pages": 5})
+    console.serving(["Ready: x", "curl y"])
+    console.trouble("it broke")
+    shown = capsys.readouterr()
+    assert shown.out == "Ready: x\ncurl y\n"
+    assert shown.err.splitlines() == [
+        "baton: decode-0: starting",
+        "baton: decode-0: loading weights",
+        "baton: decode-0: ready, 5 pages of KV",
+        "baton: error: it broke",
+    ]

@@ -1,0 +1,80 @@
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from deploy.demo import DemoFailed, Request
+from deploy.timeline import Moment
+from runtime.clock import VirtualClock
+
+CHUNKS: list[dict[str, Any]] = [
+    {"choices": [{"index": 0, "text": ", a fox"}]},
+    {"choices": [{"index": 0, "text": " ran."}]},
+    {"choices": [], "timeline": [{"name": "done", "at_ms": 3.5, "worker": "decode-0"}]},
+]
+ERROR = {"error": {"message": "worker lost", "type": "unavailable"}}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers by the model's name: a stream, a stream that breaks, or a refusal."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["timeline"] is True
+        refused = asked["model"] == "unknown"
+        self.send_response(404 if refused else 200)
+        self.end_headers()
+        if refused:
+            self.wfile.write(json.dumps({"error": {"message": "no such model"}}).encode())
+            return
+        chunks = [CHUNKS[0], ERROR] if asked["model"] == "breaks" else CHUNKS
+        for chunk in chunks:
+            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        if asked["model"] != "breaks":
+            self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Silence."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def ask(url: str, model: str) -> Request:
+    request = Request(url, {"model": model, "prompt": "Once"}, VirtualClock())
+    request.start()
+    assert request.finished.wait(30.0)
+    return request
+
+
+def test_the_answer_streams_to_the_terminal(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = ask(url, "story").answer()
+    assert capsys.readouterr().out == "Once, a fox ran."
+    assert answer.text == ", a fox ran."
+    assert answer.num_chunks == 2
+    assert answer.moments == (Moment("done", 3.5, "decode-0"),)
+
+
+@pytest.mark.parametrize("model, says", [("unknown", "HTTP 404: no such model"), ("breaks", "worker lost")])
+def test_a_failure_is_told(url: str, model: str, says: str) -> None:
+    with pytest.raises(DemoFailed, match=says):
+        ask(url, model).answer()
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as bound:  # and not listening: a connection is refused
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(DemoFailed, match=f"the request to {url} failed"):
+            ask(url, "story").answer()

@@ -1,0 +1,71 @@
+import socket
+from pathlib import Path
+
+import pytest
+
+from deploy.host import address_facing, check_port_free, count_cores, cpu_quota, split_endpoint
+from protocol.errors import ConfigError
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_version_2_takes_the_smallest_quota_up_the_tree(tmp_path: Path) -> None:
+    write(tmp_path / "cgroup", "0::/a/b\n")
+    write(tmp_path / "fs/a/b/cpu.max", "max 100000\n")
+    write(tmp_path / "fs/a/cpu.max", "150000 100000\n")
+    write(tmp_path / "fs/cpu.max", "400000 100000\n")
+    assert cpu_quota(tmp_path / "cgroup", tmp_path / "fs") == 1.5
+
+
+def test_version_1(tmp_path: Path) -> None:
+    write(tmp_path / "cgroup", "4:memory:/a\n1:cpu,cpuacct:/a\n")
+    write(tmp_path / "fs/cpu,cpuacct/a/cpu.cfs_quota_us", "50000\n")
+    write(tmp_path / "fs/cpu,cpuacct/a/cpu.cfs_period_us", "100000\n")
+    write(tmp_path / "fs/cpu,cpuacct/cpu.cfs_quota_us", "-1\n")
+    write(tmp_path / "fs/cpu,cpuacct/cpu.cfs_period_us", "100000\n")
+    assert cpu_quota(tmp_path / "cgroup", tmp_path / "fs") == 0.5
+    assert count_cores(tmp_path / "cgroup", tmp_path / "fs") == 1
+
+
+def test_without_a_quota_the_affinity_counts(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path / "none", tmp_path) is None
+    assert count_cores(tmp_path / "none", tmp_path) >= 1
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port: {port} on 127.0.0.1 is in use by another process"):
+            check_port_free("127.0.0.1", port)
+
+
+def test_a_free_port_stays_free() -> None:
+    check_port_free("127.0.0.1", 0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    check_port_free("127.0.0.1", port)
+    with socket.create_server(("127.0.0.1", port)) as server:
+        assert server.getsockname()[1] == port
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--host: cannot listen on 192\.0\.2\.1:8000"):
+        check_port_free("192.0.2.1", 8000)
+
+
+@pytest.mark.parametrize("endpoint, found", [("tcp://h:1", ("h", 1)), ("tcp://[::1]:7000", ("::1", 7000))])
+def test_endpoints(endpoint: str, found: tuple[str, int]) -> None:
+    assert split_endpoint(endpoint, "--gateway") == found
+
+
+@pytest.mark.parametrize("endpoint", ["h:1", "tcp://h", "tcp://:1", "http://h:1", "tcp://h:x", "tcp://h:70000"])
+def test_wrong_endpoints_are_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=r"--gateway: got .*, expected tcp://HOST:PORT"):
+        split_endpoint(endpoint, "--gateway")
+
+
+def test_a_local_gateway_is_faced_by_a_local_address() -> None:
+    assert address_facing("tcp://127.0.0.1:7000") == "127.0.0.1"

@@ -1,0 +1,39 @@
+import json
+import shlex
+
+from deploy.invitation import count_roles, curl, dialable, gateway_lines, local_url, serve_lines, worker_lines
+
+
+def test_the_ready_line_and_a_curl_to_paste() -> None:
+    ready, command = serve_lines("http://0.0.0.0:8000", "story", ["prefill", "decode"], 3.21, with_text=True)
+    assert ready.startswith("Ready: story at http://127.0.0.1:8000 with 1 prefill + 1 decode workers, in 3.2 s.")
+    words = shlex.split(command)
+    assert words[:3] == ["curl", "-s", "http://127.0.0.1:8000/v1/completions"]
+    assert json.loads(words[-1]) == {"model": "story", "prompt": "Once upon a time", "max_tokens": 64}
+
+
+def test_a_model_without_tokenizer_is_asked_with_token_ids() -> None:
+    command = serve_lines("http://h:1", "m", ["unified"], 1.0, with_text=False)[1]
+    assert json.loads(shlex.split(command)[-1])["prompt"] == [1, 2, 3]
+
+
+def test_a_name_with_quotes_survives_the_shell() -> None:
+    body: dict[str, object] = {"model": 'it\'s a "model" $HOME'}
+    assert json.loads(shlex.split(curl("http://h:1", body))[-1]) == body
+
+
+def test_counts_of_roles() -> None:
+    assert count_roles(["unified"]) == "1 unified worker"
+    assert count_roles(["prefill", "decode", "decode"]) == "1 prefill + 2 decode workers"
+
+
+def test_the_gateway_says_how_to_join_it() -> None:
+    lines = gateway_lines("http://127.0.0.1:8000", "tcp://0.0.0.0:7000")
+    assert "http://127.0.0.1:8000" in lines[0]
+    assert lines[2] == "baton worker --role decode --gateway tcp://THIS_HOST:7000"
+    assert "decode-x" in worker_lines("decode-x", "tcp://h:1")[0]
+
+
+def test_wildcards_are_replaced() -> None:
+    assert local_url("http://[::]:80") == "http://[::1]:80"
+    assert dialable("tcp://127.0.0.1:5") == "tcp://127.0.0.1:5"

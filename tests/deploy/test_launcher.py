@@ -1,0 +1,162 @@
+"""The launcher with stand-in processes: real processes, pipes and signals, no model."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+DRIVE = Path(__file__).with_name("drive_serve.py")
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Serve:
+    """A running `baton serve` with stand-ins; what it says on stderr goes to a file."""
+
+    process: "subprocess.Popen[str]"
+    errors: Path
+
+    def ready_lines(self) -> list[str]:
+        assert self.process.stdout is not None
+        return [self.process.stdout.readline().rstrip("\n") for _ in range(2)]
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def stderr(self) -> str:
+        return self.errors.read_text()
+
+    def end(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+
+class Starter:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.started: list[Serve] = []
+
+    def __call__(self, prefill: str, decode: str) -> Serve:
+        errors = self._folder / "stderr"
+        with errors.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, str(DRIVE), prefill, decode], stdout=subprocess.PIPE, stderr=file, text=True
+            )
+        self.started.append(Serve(process, errors))
+        return self.started[-1]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Starter]:
+    starter = Starter(tmp_path)
+    yield starter
+    for each in starter.started:
+        each.process.kill()
+        each.process.communicate()
+
+
+def wait_all_gone(exit_fds: list[int]) -> bool:
+    """Whether every process ends (one that nobody reaps counts as ended, too)."""
+    for fd in exit_fds:
+        if not select.select([fd], [], [], PATIENCE_S)[0]:
+            return False
+        os.close(fd)
+    return True
+
+
+def exit_fds(children: list[psutil.Process]) -> list[int]:
+    return [os.pidfd_open(child.pid) for child in children]
+
+
+def child_named(serve: Serve, name: str) -> psutil.Process:
+    return next(child for child in serve.children() if f'"{name}"' in " ".join(child.cmdline()))
+
+
+def test_everything_starts_and_ctrl_c_ends_it(serve: Starter) -> None:
+    running = serve("worker", "worker")
+    ready, curl = running.ready_lines()
+    assert ready.startswith("Ready: story at http://127.0.0.1:54321 with 1 prefill + 1 decode workers")
+    assert curl.startswith("curl -s http://127.0.0.1:54321/v1/completions ")
+    children = running.children()
+    gone = exit_fds(children)
+    assert len(children) == 3
+    assert {os.getpgid(child.pid) for child in children} == {child.pid for child in children}
+    running.process.send_signal(signal.SIGINT)
+    assert running.end() == 0
+    assert wait_all_gone(gone)
+    errors = running.stderr()
+    assert "baton: decode-0: ready, 100 pages of KV" in errors
+    assert "info prefill-0 registered gateway=tcp://127.0.0.1:40123 threads=1" in errors
+    assert "info decode-0 leaving" in errors
+
+
+def test_killing_the_launcher_leaves_no_process(serve: Starter) -> None:
+    running = serve("worker", "ignores_stop")
+    running.ready_lines()
+    gone = exit_fds(running.children())
+    assert len(gone) == 3
+    running.process.kill()
+    assert running.end() == -signal.SIGKILL
+    assert wait_all_gone(gone)
+
+
+def test_a_model_that_cannot_be_served_ends_all_with_status_2(serve: Starter) -> None:
+    running = serve("worker", "refuses_model")
+    assert running.end() == 2
+    last = running.stderr().splitlines()[-1]
+    assert last == "baton: error: decode-0 cannot start: /models/story: quantised weights are not supported"
+
+
+@pytest.mark.slow
+def test_a_worker_that_crashes_at_start_ends_all_with_status_1(serve: Starter) -> None:
+    running = serve("crashes", "worker")
+    assert running.end() == 1
+    errors = running.stderr()
+    assert "prefill-0 | Traceback (most recent call last):" in errors
+    last = "prefill-0 ended while starting (exit status 1); its last line: RuntimeError: prefill-0 broke"
+    assert errors.splitlines()[-1] == f"baton: error: {last}"
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_later_is_reported_and_the_rest_stays(serve: Starter) -> None:
+    running = serve("worker", "worker")
+    running.ready_lines()
+    victim = child_named(running, "decode-0")
+    gone = exit_fds([victim])
+    victim.kill()
+    assert wait_all_gone(gone)
+    assert len([child for child in running.children() if child.pid != victim.pid]) == 2
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 0
+    assert "baton: error: decode-0 has ended (killed by SIGKILL); its last line: " in running.stderr()
+
+
+@pytest.mark.slow
+def test_a_gateway_that_dies_takes_the_rest_with_it(serve: Starter) -> None:
+    running = serve("worker", "worker")
+    running.ready_lines()
+    gone = exit_fds(running.children())
+    child_named(running, "served_model_name").kill()
+    assert running.end() == 1
+    assert wait_all_gone(gone)
+    assert "baton: error: gateway has ended (killed by SIGKILL)" in running.stderr()
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_kills_what_ignores_the_first(serve: Starter) -> None:
+    running = serve("worker", "ignores_stop")
+    running.ready_lines()
+    gone = exit_fds(running.children())
+    prefill = exit_fds([child_named(running, "prefill-0")])
+    running.process.send_signal(signal.SIGINT)
+    assert wait_all_gone(prefill)  # the first signal is being acted upon
+    running.process.send_signal(signal.SIGINT)
+    assert running.end() == 0
+    assert wait_all_gone(gone)
+    assert "decode-0 did not end within its grace and is killed" in running.stderr()

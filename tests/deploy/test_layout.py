@@ -1,0 +1,102 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.layout import check_counts, gateway_plan, serve_plan, threads_per_worker, worker_plan
+from deploy.options import OPTIONS, options_for
+from protocol.errors import ConfigError
+from protocol.messages_gateway import Role
+from runtime.layered_config import Config, resolve
+from runtime.settings import GatewaySettings, WorkerSettings
+
+MODEL = Path("/models/story")
+
+
+def config(command: str, **flags: str) -> Config:
+    typed = {name.replace("_", "-"): text for name, text in flags.items()}
+    return resolve(options_for(command), OPTIONS, typed, {}, None)
+
+
+def test_one_prefill_and_one_decode_by_default() -> None:
+    plan = serve_plan(config("serve"), MODEL, "story", cores=2)
+    workers = plan.workers("tcp://127.0.0.1:40123")
+    assert [spec.name for spec in workers] == ["prefill-0", "decode-0"]
+    assert plan.gateway.name == "gateway"
+    assert plan.gateway.command[:4] == (sys.executable, "-P", "-m", "gateway")
+    assert workers[0].command[:5] == (sys.executable, "-P", "-m", "prefill", "--settings")
+    settings = WorkerSettings.from_json(workers[1].command[5])
+    assert settings.role is Role.DECODE
+    assert settings.gateway == "tcp://127.0.0.1:40123"
+    assert settings.model == "/models/story"
+    assert settings.workers_on_host == 2
+    assert settings.num_threads == 1
+
+
+def test_settings_follow_the_flags() -> None:
+    found = config(
+        "serve", prefill="0", decode="0", unified="2", page_size="1", chunked_prefill_size="0", context_length="128",
+        disable_overlap_schedule="true", max_total_tokens="512", dtype="float32", device="cpu", port="0",
+        max_running_requests="3", pairing="round_robin", log_level="debug", host="0.0.0.0",
+    )  # fmt: skip
+    plan = serve_plan(found, MODEL, "tale", cores=8)
+    gateway = GatewaySettings.from_json(plan.gateway.command[-1])
+    assert gateway == GatewaySettings(
+        host="0.0.0.0", port=0, control="tcp://127.0.0.1:0", model="/models/story", served_model_name="tale",
+        context_length=128, pairing="round_robin", log_level="debug",
+    )  # fmt: skip
+    assert plan.worker_settings[1] == WorkerSettings(
+        worker_id="unified-1", role=Role.UNIFIED, gateway="", model="/models/story", device="cpu", dtype="float32",
+        page_size=1, max_total_tokens=512, max_running_requests=3, chunked_prefill_size=0, context_length=128,
+        overlap=False, host="127.0.0.1", workers_on_host=2, num_threads=4, log_level="debug",
+    )  # fmt: skip
+
+
+def test_the_environment_bounds_the_threads() -> None:
+    plan = serve_plan(config("serve"), MODEL, "story", cores=8)
+    for spec in plan.workers("tcp://127.0.0.1:1"):
+        assert spec.environment["OMP_NUM_THREADS"] == "4"
+        assert spec.environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert plan.gateway.environment["OMP_NUM_THREADS"] == "1"
+    chosen = serve_plan(config("serve", threads="3"), MODEL, "story", cores=8)
+    assert chosen.workers("tcp://127.0.0.1:1")[0].environment["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize("cores, workers, threads", [(1, 1, 1), (2, 2, 1), (2, 4, 1), (8, 3, 2), (16, 1, 16)])
+def test_threads_are_an_equal_share(cores: int, workers: int, threads: int) -> None:
+    assert threads_per_worker(cores, workers) == threads
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 0), (0, 0, 1), (2, 3, 1)])
+def test_counts_that_make_a_server(counts: tuple[int, int, int]) -> None:
+    assert check_counts(*counts) is None  # type: ignore[func-returns-value]
+
+
+@pytest.mark.parametrize(
+    "counts, says",
+    [
+        ((0, 0, 0), "--prefill 0 --decode 0 --unified 0"),
+        ((1, 0, 0), "--prefill 1 with --decode 0: a prefill worker needs at least one decode worker"),
+        ((0, 2, 1), "--decode 2 with --prefill 0: a decode worker needs at least one prefill worker"),
+    ],
+)
+def test_counts_that_do_not(counts: tuple[int, int, int], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_counts(*counts)
+    assert says in caught.value.message
+
+
+def test_one_worker_alone() -> None:
+    found = config("worker", role="null", gateway="tcp://10.0.0.5:7000", workers_on_host="2")
+    spec = worker_plan(found, MODEL, "unified-a", "10.0.0.6", cores=8)
+    settings = WorkerSettings.from_json(spec.command[-1])
+    assert spec.name == "unified-a"
+    assert spec.command[3] == "unified"
+    assert (settings.gateway, settings.host) == ("tcp://10.0.0.5:7000", "10.0.0.6")
+    assert (settings.workers_on_host, settings.num_threads) == (2, 4)
+
+
+def test_a_gateway_alone() -> None:
+    spec = gateway_plan(config("gateway", control="tcp://0.0.0.0:7000"), MODEL, "story")
+    assert json.loads(spec.command[-1])["control"] == "tcp://0.0.0.0:7000"

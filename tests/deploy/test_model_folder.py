@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+
+from deploy.model_folder import find_model, has_tokenizer, model_name
+from protocol.errors import ConfigError
+
+
+def test_a_folder_with_config_json_is_a_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert find_model(str(tmp_path)) == tmp_path.resolve()
+    assert not has_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert has_tokenizer(tmp_path)
+
+
+def test_what_is_no_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "weights.safetensors").write_text("")
+    with pytest.raises(ConfigError, match=r"--model: folder '/nowhere/x' does not exist$"):
+        find_model("/nowhere/x")
+    with pytest.raises(ConfigError, match="'owner/name' does not exist; Baton serves local folders"):
+        find_model("owner/name")
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        find_model(str(tmp_path))
+    with pytest.raises(ConfigError, match="is a file, expected a folder"):
+        find_model(str(tmp_path / "weights.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "folder, name",
+    [
+        ("/models/story", "story"),
+        ("/cache/models--Qwen--Qwen3-0.6B/snapshots/abc123", "Qwen/Qwen3-0.6B"),
+        ("/snapshots/abc", "abc"),
+    ],
+)
+def test_the_name_that_clients_use(folder: str, name: str) -> None:
+    assert model_name(Path(folder)) == name

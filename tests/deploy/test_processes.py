@@ -1,0 +1,69 @@
+import os
+import select
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.layout import ProcessSpec
+from deploy.processes import MAX_LINE_BYTES, ChildProcess, LineReader, StatusEvent, describe_exit, parse_status
+
+
+def test_lines_arrive_whole() -> None:
+    read_fd, write_fd = os.pipe()
+    reader = LineReader(read_fd)
+    os.write(write_fd, b"one\r\ntw")
+    assert reader.read() == ["one"]
+    assert reader.read() == []
+    os.write(write_fd, b"o\n\xff!")
+    os.close(write_fd)
+    assert reader.read() == ["two"]
+    assert reader.read() == ["\ufffd!"]
+    assert reader.fd == -1
+    assert reader.read() == []
+
+
+def test_a_line_without_end_is_cut() -> None:
+    read_fd, write_fd = os.pipe()
+    reader = LineReader(read_fd)
+    os.write(write_fd, b"x" * (MAX_LINE_BYTES - 1))
+    assert reader.read() == []
+    os.write(write_fd, b"yy")
+    assert [len(line) for line in reader.read()] == [MAX_LINE_BYTES + 1]
+    os.close(write_fd)
+    reader.close()
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", "{}", '{"event": 1}', "3"])
+def test_what_is_no_status_is_none(line: str) -> None:
+    assert parse_status(line) is None
+
+
+def test_status_events() -> None:
+    assert parse_status('{"event": "ready", "kv_pages": 5}') == StatusEvent("ready", {"kv_pages": 5})
+
+
+def test_exits_in_words() -> None:
+    assert describe_exit(1) == "exit status 1"
+    assert describe_exit(-9) == "killed by SIGKILL"
+    assert describe_exit(-63) == "killed by signal 63"
+
+
+def test_a_child_finds_the_project_and_says_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "protocol.py").write_text("raise RuntimeError('the wrong protocol')")
+    program = (
+        "import os, sys, protocol.errors; print(os.environ['MARK'], protocol.__path__[0]);"
+        'os.write(int(sys.argv[2]), b\'{"event": "ready"}\\nrubbish\\n\'); sys.exit(3)'
+    )
+    spec = ProcessSpec("x", (sys.executable, "-P", "-c", program), {"MARK": "here"})
+    project = Path(__file__).resolve().parents[2]
+    child = ChildProcess(spec, project)
+    assert select.select([child.exit_fd], [], [], 30.0)[0]
+    assert child.exit_code() == 3
+    assert child.exit_fd not in child.descriptors()
+    assert child.log_lines() == [f"here {project / 'protocol'}"]
+    assert child.events() == [StatusEvent("ready", {})]
+    assert list(child.tail)[-1] == "malformed status: rubbish"
+    child.close()
+    assert child.descriptors() == ()
