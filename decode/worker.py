@@ -299,6 +299,7 @@ class DecodeWorker:
         self.outbox.prefill.append((request.prefill, delivered))
         self.engine.pages.own(list(dict.fromkeys(page for req in request.reqs for page in req.pages)))
         first, *others = request.reqs
+        self.engine.stage_in(first.pages[: self.engine.kv.layout.num_pages(request.prompt_len)])
         forks = [req for req in others if req.finish is None]
         sources, targets = partial_page_copies(
             first.pages, [req.pages for req in forks], request.prompt_len, self.engine.page_size

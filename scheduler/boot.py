@@ -17,10 +17,11 @@ import zmq
 from model.fake import FakeRunner
 from model.host_memory import available_bytes
 from model.kv_sizing import KvBudget, activation_bytes, choose_kv_size
+from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner, Runner
 from protocol.errors import BatonError
-from protocol.messages_gateway import Register, WorkerAddress
+from protocol.messages_gateway import Register, Role, WorkerAddress
 from runtime.bus import Dealer, Wake
 from runtime.clock import MonotonicClock
 from runtime.log import get_log, start_log
@@ -136,8 +137,12 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
     layout = runner.kv_layout(settings.page_size)
     config = runner.config
     longest = min(config.context_length, settings.max_total_tokens or config.context_length)
+    is_mirrored = runner.device.type != "cpu" and settings.role is not Role.UNIFIED
+    available = available_bytes(runner.device)
+    if is_mirrored:  # the transport reads and writes host memory, so the pool has a twin there
+        available = min(available, available_bytes(torch.device("cpu")))
     budget = KvBudget(
-        available_bytes=available_bytes(runner.device),
+        available_bytes=available,
         workers_on_host=settings.workers_on_host,
         weight_bytes=0,
         activation_bytes=activation_bytes(
@@ -156,9 +161,10 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
     )
     log.info("KV memory", pages=size.num_pages - 1, tokens=size.num_tokens(layout), limited_by=size.limited_by)
     forward, schedule = open_streams(runner.device, wake)
+    memory = MirroredKv if is_mirrored else PagedKv
     return Engine(
         runner,
-        PagedKv(layout, size.num_pages, runner.device),
+        memory(layout, size.num_pages, runner.device),
         max_requests=settings.max_running_requests,
         max_context=longest,
         forward=forward,
@@ -170,5 +176,5 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
 def open_streams(device: torch.device, wake: Callable[[], None]) -> tuple[Stream, Stream]:
     """(forward, schedule) streams of a device."""
     if device.type == "cuda":
-        return CudaStream(device), CudaStream(device)
+        return CudaStream(torch.cuda.Stream(device)), CudaStream(torch.cuda.current_stream(device))
     return HostStream("forward", wake), InlineStream()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from model.inputs import ModelInput
+from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.sampler import sample
 from scheduler.forward_batch import ForwardBatch, LaunchPlan
@@ -42,6 +43,7 @@ class Launch:
     ticket: int
     plan: LaunchPlan
     batch: ForwardBatch
+    written_pages: tuple[int, ...] = ()  # to be staged to the host, layer by layer
     copy_done: Event | None = None
     tokens_L: Tensor | None = None  # on the host
     error: Exception | None = None
@@ -101,16 +103,26 @@ class Engine:
         if not self.in_flight:
             self.collect()
 
+    def stage_in(self, pages: Sequence[int]) -> None:
+        """Pages that have landed in host memory reach the device before the next launch; on a CPU they are there."""
+        if isinstance(self.kv, MirroredKv):
+            kv, staged = self.kv, tuple(pages)
+            self._enqueue(lambda: kv.stage_in(staged))
+
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies whole pages in every layer, behind the launches enqueued so far and before the next one."""
         if not sources:
             return
         src_N = torch.tensor(sources, dtype=torch.int64).to(self.device, non_blocking=True)
         dst_N = torch.tensor(targets, dtype=torch.int64).to(self.device, non_blocking=True)
+        self._enqueue(lambda: self.kv.copy_pages(src_N, dst_N), src_N, dst_N)
+
+    def _enqueue(self, copy: Callable[[], None], *tensors: Tensor) -> None:
+        """A copy on the forward stream, with a ticket of its own: pages it touches are not reused before it is done."""
         self._newest_ticket += 1
         self._forward.wait(self._schedule.record())
-        self._forward.launch(lambda: self.kv.copy_pages(src_N, dst_N), src_N, dst_N)
-        self._keep_alive.hold(self._newest_ticket, (src_N, dst_N))
+        self._forward.launch(copy, *tensors)
+        self._keep_alive.hold(self._newest_ticket, tensors)
         self._copies.append((self._newest_ticket, self._forward.record()))
 
     # ---- launches ----
@@ -128,7 +140,7 @@ class Engine:
             req.num_sampled += 1
         self._newest_ticket += 1
         self.num_launches += 1
-        launch = Launch(self._newest_ticket, plan, batch)
+        launch = Launch(self._newest_ticket, plan, batch, self._pages_written(plan))
         self._forward.wait(self._schedule.record())
         self._forward.launch(lambda: self._run(launch), *_tensors(batch))
         launch.copy_done = self._forward.record()
@@ -179,15 +191,26 @@ class Engine:
                 if batch.has_sentinels:
                     resolved_T = self.future_map.resolve_future(inp.input_ids_T, batch.decode_generations)
                     inp = replace(inp, input_ids_T=resolved_T)
-                logits_LV = self._runner.forward(
-                    inp, self.kv, lambda layer: launch.layers.append((layer, self._forward.mark()))
-                )
+                logits_LV = self._runner.forward(inp, self.kv, lambda layer: self._layer_written(launch, layer))
                 if batch.sampling is not None:
                     tokens_L = sample(logits_LV, batch.sampling)
                     self.future_map.stash(batch.stash_rows_L, tokens_L, batch.stash_generations)
                     launch.tokens_L = self._forward.to_host(tokens_L)
         except Exception as error:  # noqa: BLE001 - the top of the forward loop: fails this launch's requests and goes on
             launch.error = error
+
+    def _layer_written(self, launch: Launch, layer: int) -> None:
+        if isinstance(self.kv, MirroredKv):
+            self.kv.stage_out(layer, launch.written_pages)
+        launch.layers.append((layer, self._forward.mark()))
+
+    def _pages_written(self, plan: LaunchPlan) -> tuple[int, ...]:
+        if not isinstance(self.kv, MirroredKv):
+            return ()
+        size = self.page_size
+        return tuple(
+            page for chunk in plan.chunks for page in chunk.req.pages[chunk.start // size : -(-chunk.end // size)]
+        )
 
 
 def _tensors(batch: ForwardBatch) -> list[Tensor]:

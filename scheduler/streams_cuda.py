@@ -30,8 +30,9 @@ class CudaEvent:
 class CudaStream:
     """Segments are enqueued by running them on the calling thread under the stream."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        """`stream` is a new one for forwards; for the schedule stream, the one that the scheduler thread uses anyway."""
+        self._stream = stream
 
     def launch(self, segment: Callable[[], None], *tensors: Tensor) -> None:
         """Runs `segment` with this stream current; its kernels are queued on the device.

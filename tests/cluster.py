@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from decode.worker import DecodeWorker
+from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from prefill.worker import PrefillWorker
@@ -72,6 +73,7 @@ class Cluster:
         max_requests: int = 32,
         network: InprocNetwork | None = None,
         max_context: int | None = None,
+        mirrored: bool = False,
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -92,7 +94,7 @@ class Cluster:
             layout = runner.kv_layout(page_size)
             return Engine(
                 runner,
-                PagedKv(layout, num_pages),
+                (MirroredKv if mirrored else PagedKv)(layout, num_pages, "cpu"),
                 max_requests=max_requests,
                 max_context=max_context or runner.config.context_length,
                 forward=HostStream("forward"),

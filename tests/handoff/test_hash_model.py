@@ -39,3 +39,18 @@ def test_every_token_is_right(topology: str, overlap: bool, page_size: int, chun
             assert cluster.answers[name, choice].finish == "length"
     assert not cluster.failures
     cluster.close()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_kv_that_is_staged_through_host_memory(overlap: bool) -> None:
+    runner = FakeRunner(context_length=512)
+    cluster = Cluster(runner, "1P2D", overlap=overlap, page_size=4, chunk_size=9, num_pages=600, mirrored=True)
+    rng = random.Random(1)
+    prompts = [[rng.randrange(runner.vocab_size) for _ in range(rng.randint(1, 60))] for _ in range(8)]
+    for index, prompt in enumerate(prompts):
+        cluster.assign(f"r{index}", prompt, greedy(12), n=2)
+    cluster.run()
+    for index, prompt in enumerate(prompts):
+        for choice in range(2):
+            assert cluster.answers[f"r{index}", choice].ids == runner.expected_tokens(prompt, 12)
+    cluster.close()
