@@ -21,6 +21,7 @@ from deploy.options import OPTIONS, OTHER_VARIABLES, options_for
 from deploy.serve import gateway, serve, worker
 from protocol.errors import ConfigError
 from runtime.layered_config import Config, ConfigFile, parse_file, resolve
+from runtime.name_check import check_distributions, check_imports
 
 EXIT_CONFIG = 2
 # what `baton demo` starts, whatever environment and file say of servers
@@ -50,6 +51,8 @@ def _run(line: CommandLine, config: Config) -> int:
         else:
             config_report.print_table(config, RichConsole(highlight=False))
         return 0
+    check_imports()
+    check_distributions()
     commands = {"serve": serve, "gateway": gateway, "worker": worker, "demo": demo}
     console = make_console()
     try:
