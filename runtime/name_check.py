@@ -58,9 +58,7 @@ def check_imports() -> None:
 def check_distributions() -> None:
     """ConfigError if another installed distribution owns one of our names. Reads every distribution's file list."""
     for room, names in foreign_owners(packages_distributions()).items():
-        raise ConfigError(
-            f"the package {room!r} belongs to {', '.join(names)} too: uninstall it or use a fresh venv"
-        )
+        raise ConfigError(f"the package {room!r} belongs to {', '.join(names)} too: uninstall it or use a fresh venv")
 
 
 def _origin(room: str) -> str | None:
