@@ -31,7 +31,7 @@ class CudaStream:
     """Segments are enqueued by running them on the calling thread under the stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        """`stream` is a new one for forwards; for the schedule stream, the one that the scheduler thread uses anyway."""
+        """A new stream for forwards; for the schedule stream, the one that the scheduler thread uses anyway."""
         self._stream = stream
 
     def launch(self, segment: Callable[[], None], *tensors: Tensor) -> None:

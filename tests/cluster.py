@@ -7,8 +7,6 @@ sockets, HTTP, text.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-
 from decode.worker import DecodeWorker
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
@@ -27,8 +25,8 @@ from protocol.messages_gateway import (
 )
 from protocol.request import SamplingParams
 from runtime.clock import MonotonicClock
+from scheduler.boot import open_streams
 from scheduler.engine import Engine
-from scheduler.streams_host import HostStream, InlineStream
 from transfer.backend_inproc import InprocNetwork
 from unified.worker import UnifiedWorker
 
@@ -91,16 +89,17 @@ class Cluster:
         counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
 
         def engine() -> Engine:
-            layout = runner.kv_layout(page_size)
+            layout, device = runner.kv_layout(page_size), runner.device
+            forward, schedule = open_streams(device, wake=lambda: None)
             return Engine(
                 runner,
-                (MirroredKv if mirrored else PagedKv)(layout, num_pages, "cpu"),
+                (MirroredKv if mirrored else PagedKv)(layout, num_pages, device),
                 max_requests=max_requests,
                 max_context=max_context or runner.config.context_length,
-                forward=HostStream("forward"),
-                schedule=InlineStream(),
-                device=torch.device("cpu"),
-                debug=True,
+                forward=forward,
+                schedule=schedule,
+                device=device,
+                debug=device.type == "cpu",
             )
 
         fingerprint = runner.fingerprint(page_size)
