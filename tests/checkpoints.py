@@ -3,11 +3,13 @@
 Weights are large, so that the two best logits of a step lie well apart and greedy tokens do not hang on rounding.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -79,3 +81,32 @@ def make_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
+
+
+def greedy_reference(
+    folder: Path, prompts: Sequence[Sequence[int]], num_tokens: int, *, min_margin: float = 1e-4
+) -> list[list[int]]:
+    """What transformers generates greedily in float32 after each prompt of token ids.
+
+    Asserts that the two best logits of every step lie `min_margin` apart, some ten times what rounding can move them.
+    """
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    continuations: list[list[int]] = []
+    for prompt in prompts:
+        ids = torch.tensor([list(prompt)])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        best = torch.stack(out.logits).topk(2).values
+        margin = float((best[..., 0] - best[..., 1]).min())
+        assert margin > min_margin, (
+            f"two logits lie {margin:.2g} apart after a prompt of {len(prompt)}: change the seed"
+        )
+        continuations.append(out.sequences[0, len(prompt) :].tolist())
+    return continuations

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from model.runner import ModelRunner
-from tests.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
+from tests.checkpoints import ARCHITECTURES, Architecture, greedy_reference, make_checkpoint
 from tests.model.driving import Lane, Lanes, random_prompt
 
 VOCAB = 307
-MIN_MARGIN = 1e-3  # between the two best logits of every step: far above float32 rounding, so that ties cannot decide
 PROMPT_LENS = (1, 16, 45, 90)
 NUM_TOKENS = 24
 SPELLINGS: dict[str, dict[str, Any]] = {
@@ -40,26 +38,8 @@ class Reference:
 
 
 def reference(folder: Path, prompt_lens: Sequence[int] = PROMPT_LENS, num_tokens: int = NUM_TOKENS) -> Reference:
-    """What transformers generates greedily; asserts that no step is a near tie."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    prompts, continuations = [], []
-    for seed, length in enumerate(prompt_lens):
-        prompt = random_prompt(length, VOCAB, seed)
-        ids = torch.tensor([prompt])
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            pad_token_id=0,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        best = torch.stack(out.logits).topk(2).values
-        assert float((best[..., 0] - best[..., 1]).min()) > MIN_MARGIN, "choose another seed: a near tie"
-        prompts.append(tuple(prompt))
-        continuations.append(tuple(out.sequences[0, length:].tolist()))
-    return Reference(tuple(prompts), tuple(continuations))
+    prompts = tuple(tuple(random_prompt(length, VOCAB, seed)) for seed, length in enumerate(prompt_lens))
+    return Reference(prompts, tuple(map(tuple, greedy_reference(folder, prompts, num_tokens))))
 
 
 @lru_cache
@@ -80,6 +60,18 @@ def test_tokens_equal_transformers(case: tuple[ModelRunner, Reference], page_siz
     lanes = Lanes(runner, page_size, poison=True)
     for prompt, continuation in zip(expected.prompts, expected.continuations, strict=True):
         assert tuple(lanes.generate(prompt, NUM_TOKENS, chunk)) == continuation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_long_continuations(tmp_path: Path, arch: Architecture) -> None:
+    folder = make_checkpoint(tmp_path, arch, seed=2)
+    expected = reference(folder, (1, 5, 16, 31, 32, 45, 90, 150), 64)
+    runner = ModelRunner.load(folder, device="cpu")
+    for page_size, chunk in ((1, 32), (16, None)):
+        lanes = Lanes(runner, page_size)
+        for prompt, continuation in zip(expected.prompts, expected.continuations, strict=True):
+            assert tuple(lanes.generate(prompt, 64, chunk)) == continuation
 
 
 def test_mixed_batches_change_no_token(case: tuple[ModelRunner, Reference]) -> None:
