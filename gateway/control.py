@@ -88,9 +88,13 @@ class Control:
         """Fails what is in flight and closes the socket."""
         if self._ticker is not None:
             self._ticker.cancel()
-        for request_id in list(self._listeners):
-            self._cancel(request_id, -1, Unavailable("the gateway is stopping"))
+        self.fail_all("the gateway has stopped")
         self._socket.close()
+
+    def fail_all(self, why: str) -> None:
+        """Fails and cancels every request in flight."""
+        for request_id in list(self._listeners):
+            self._cancel(request_id, -1, Unavailable(why))
 
     @property
     def limits(self) -> Limits:
@@ -131,7 +135,7 @@ class Control:
 
     def _cancel(self, request_id: str, number: int, error: BatonError | None = None) -> None:
         """Nobody wants the rest of one choice, or (-1) of the request."""
-        record = self._record(request_id)
+        record = self.requests.find(request_id)
         if record is None:
             return
         if number >= 0:
@@ -145,9 +149,6 @@ class Control:
         listener = self._forget(record)
         if error is not None and listener is not None:
             listener.on_failed(error)
-
-    def _record(self, request_id: str) -> RequestRecord | None:
-        return self.requests.get(request_id, 0) if request_id in self._listeners else None
 
     def _forget(self, record: RequestRecord) -> Listener | None:
         """The end of a request, whatever the reason: load and listener go."""

@@ -37,7 +37,9 @@ class ControlSocket:
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(f"control: cannot listen on {endpoint!r}: {error}", param="control") from error
-        self.endpoint = self._socket.last_endpoint.rstrip(b"\0").decode("ascii")
+        bound = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(bound, bytes), "the option is bytes"
+        self.endpoint = bound.rstrip(b"\0").decode("ascii")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[bytes, bytes], None] | None = None
         self._is_scheduled = False

@@ -108,6 +108,10 @@ class Requests:
         self._records[request_id] = record
         return record
 
+    def find(self, request_id: str) -> RequestRecord | None:
+        """A request in flight, whatever its attempt."""
+        return self._records.get(request_id)
+
     def get(self, request_id: str, attempt: int) -> RequestRecord | None:
         """The request in flight, unless that attempt is not the present one."""
         record = self._records.get(request_id)

@@ -1,0 +1,52 @@
+"""Starts the gateway process: `python -m gateway --settings JSON [--status-fd N]`.
+
+Exit status 2 when it cannot start. What it does not know: how it serves (process.py).
+"""
+
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from gateway.process import Gateway
+from protocol.errors import BatonError
+from runtime.clock import MonotonicClock
+from runtime.log import get_log, start_log
+from runtime.name_check import check_imports
+from runtime.process_arguments import read_arguments
+from runtime.process_life import StatusPipe, die_with_parent
+from runtime.settings import GatewaySettings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs until a signal comes; the exit status."""
+    die_with_parent()
+    arguments = read_arguments(GatewaySettings, argv)
+    start_log("gateway", arguments.settings.log_level)
+    status = StatusPipe(arguments.status_fd)
+    try:
+        check_imports()
+        status.loading("tokenizer")
+        gateway = Gateway(arguments.settings, MonotonicClock())
+    except BatonError as error:
+        status.failed(error.message)
+        get_log("gateway").error("cannot start", why=error.message)
+        return 2
+    uvloop.run(_run(gateway, status))
+    return 0
+
+
+async def _run(gateway: Gateway, status: StatusPipe) -> None:
+    gateway.stop_on_signals()
+    log = get_log("gateway")
+
+    def ready() -> None:
+        status.ready(http=gateway.url, control=gateway.control_endpoint)
+        log.info("ready", http=gateway.url, control=gateway.control_endpoint)
+
+    await gateway.serve(ready)
+    log.info("stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""A generation as an HTTP response: streamed or whole, ended early when the client leaves.
+
+The status is held back until the first token, so that a request that fails before it has the right one. What it does
+not know: how requests are parsed.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.generation import Batch, Generation
+from gateway.http_errors import error_object, error_response, json_response
+from gateway.sse import DONE, ChunkWriter, event
+from gateway.whole_answer import WholeAnswer
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def answer_whole(generation: Generation, answer: WholeAnswer, timeline: bool, receive: Receive) -> Response:
+    """Waits for all choices. The response of a client that has left goes nowhere."""
+    watcher = asyncio.create_task(_watch(receive, generation))
+    try:
+        async for batch in generation.batches():
+            answer.add(batch)
+    finally:
+        watcher.cancel()
+        generation.abandon()
+    if generation.error is not None:
+        return error_response(generation.error)
+    if not generation.is_complete:
+        return Response(status_code=499)
+    return json_response(answer.body(generation.usage, generation.timeline() if timeline else None))
+
+
+class StreamedAnswer(Response):
+    """Server-sent events, all that is ready in one turn of the loop in one write."""
+
+    def __init__(self, generation: Generation, writer: ChunkWriter, include_usage: bool, timeline: bool) -> None:
+        super().__init__()
+        self._generation = generation
+        self._writer = writer
+        self._include_usage = include_usage
+        self._timeline = timeline
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs until every choice has finished, one has failed, or the client has left."""
+        watcher = asyncio.create_task(_watch(receive, self._generation))
+        batches = self._generation.batches()
+        try:
+            first = await anext(batches, None)
+            if first is None:
+                error = self._generation.error
+                response = error_response(error) if error is not None else Response(status_code=499)
+                await response(scope, receive, send)
+                return
+            await self._stream(first, batches, send)
+        finally:
+            watcher.cancel()
+            self._generation.abandon()
+
+    async def _stream(self, first: Batch, batches: AsyncIterator[Batch], send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await send(_body(self._chunks(first)))
+        async for batch in batches:
+            await send(_body(self._chunks(batch)))
+        await send(_body(self._last(), more=False))
+
+    def _chunks(self, batch: Batch) -> bytes:
+        generation = self._generation
+        usage = generation.usage
+        is_last = self._timeline and not self._include_usage and generation.is_drained
+        lines: list[bytes] = []
+        for place, (index, piece) in enumerate(batch):
+            timeline = generation.timeline() if is_last and place == len(batch) - 1 else None
+            lines.append(self._writer.chunk(index, piece, usage, timeline))
+        return b"".join(lines)
+
+    def _last(self) -> bytes:
+        generation = self._generation
+        if generation.error is not None:
+            return event(error_object(generation.error))
+        if not generation.is_complete:
+            return b""
+        if not self._include_usage:
+            return DONE
+        timeline = generation.timeline() if self._timeline else None
+        return self._writer.usage_chunk(generation.usage, timeline) + DONE
+
+
+def _body(content: bytes, more: bool = True) -> dict[str, object]:
+    return {"type": "http.response.body", "body": content, "more_body": more}
+
+
+async def _watch(receive: Receive, generation: Generation) -> None:
+    """Ends the generation when the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    generation.abandon()

@@ -1,0 +1,202 @@
+"""One client request while it is answered: its prompts at the workers, its choices' texts, its times.
+
+Pieces pile up here between two turns of the loop and are taken in batches. What it does not know: HTTP and its formats.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.choice_text import ChoiceText, Piece
+from gateway.control import GATEWAY, Control, Ticket
+from gateway.detokenizer import Detokenizer
+from gateway.metrics import Metrics
+from gateway.requests import Delivery
+from gateway.translate import Job, TextRules
+from protocol.errors import BatonError
+from protocol.messages_gateway import Stamp
+from runtime.clock import Clock
+
+Batch = list[tuple[int, Piece]]  # (index of the choice in the response, what it gained)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a whole client request. A prompt counts once, whatever n is."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As clients expect it."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+
+
+class Generation:
+    """Runs `jobs`; choice c of prompt p has the index p * n + c. Times are in seconds of `clock`."""
+
+    def __init__(
+        self,
+        response_id: str,
+        jobs: Sequence[Job],
+        rules: TextRules,
+        new_detokenizer: Callable[[bool], Detokenizer],
+        control: Control,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self.response_id = response_id
+        self.num_choices = sum(job.num_choices for job in jobs)
+        self.error: BatonError | None = None
+        self._jobs = jobs
+        self._texts = [
+            ChoiceText(new_detokenizer(rules.skip_special), rules.stops, rules.min_tokens)
+            for _ in range(self.num_choices)
+        ]
+        self._last_token_at: list[float | None] = [None] * self.num_choices
+        self._num_open = self.num_choices
+        self._control, self._clock, self._metrics = control, clock, metrics
+        self._tickets: list[Ticket] = []
+        self._pieces: Batch = []
+        self._news = asyncio.Event()
+        self._ended = False  # counted in the metrics
+        self._is_abandoned = False
+        self._stamps: list[Stamp] = []
+        self._received_at = clock.now()
+
+    # ---- for the HTTP side ----
+
+    def stamp(self, name: str, at: float | None = None) -> None:
+        """Notes a moment for the time line."""
+        self._stamps.append(Stamp(name, self._clock.now() if at is None else at, GATEWAY))
+
+    def start(self, received_at: float, timeline: bool) -> None:
+        """Assigns every prompt, or none: Unavailable when there are no workers for one of them."""
+        self._received_at = received_at
+        self.stamp("received", received_at)
+        self.stamp("tokenised")
+        try:
+            for place, job in enumerate(self._jobs):
+                listener = _PromptListener(self, place)
+                ticket = self._control.assign(f"{self.response_id}-{place}", job, listener, timeline)
+                self._tickets.append(ticket)
+        except BatonError:
+            self._cancel_all()
+            raise
+        self._metrics.prompt_tokens.inc(sum(len(job.prompt_ids) for job in self._jobs))
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """What the choices gained since the last turn, until all have finished, one failed, or the client left."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._is_abandoned:
+                return
+            if self._pieces:
+                batch, self._pieces = self._pieces, []
+                yield batch
+            if not self._pieces and (self.error is not None or self._num_open == 0):
+                self._end()
+                return
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has finished."""
+        return self._num_open == 0 and self.error is None
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it is complete and every piece was taken."""
+        return self.is_complete and not self._pieces
+
+    def abandon(self) -> None:
+        """The client has left: nobody wants the rest."""
+        if self._num_open and self.error is None:
+            self._is_abandoned = True
+            self._cancel_all()
+            self._end()
+        self._news.set()
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        return Usage(sum(len(job.prompt_ids) for job in self._jobs), sum(text.num_tokens for text in self._texts))
+
+    def timeline(self) -> list[dict[str, Any]]:
+        """All stamps in order, in milliseconds since the request arrived."""
+        stamps = [*self._stamps, *(stamp for ticket in self._tickets for stamp in ticket.record.stamps)]
+        return [
+            {"name": each.name, "at_ms": round((each.at - self._received_at) * 1e3, 3), "worker": each.worker_id}
+            for each in sorted(stamps, key=lambda each: each.at)
+        ]
+
+    # ---- for the worker side ----
+
+    def on_tokens(self, prompt: int, delivery: Delivery) -> None:
+        """Tokens of a choice of the prompt numbered `prompt`."""
+        index = prompt * self._jobs[0].num_choices + delivery.choice
+        text = self._texts[index]
+        if text.finish_reason is not None or self.error is not None:
+            return
+        pieces = text.feed(delivery.token_ids, delivery.finish)
+        self._observe(index, len(delivery.token_ids))
+        self._pieces += [(index, piece) for piece in pieces]
+        if text.hit_stop_string:
+            self._tickets[prompt].cancel(delivery.choice)
+        if pieces and pieces[-1].finish_reason is not None:
+            self._num_open -= 1
+        self._news.set()
+
+    def on_failed(self, error: BatonError) -> None:
+        """One prompt failed: the whole request does."""
+        if self.error is None and self._num_open:
+            self.error = error
+            self._cancel_all()
+            self._news.set()
+
+    def _observe(self, index: int, num_tokens: int) -> None:
+        now = self._clock.now()
+        last, self._last_token_at[index] = self._last_token_at[index], now
+        if last is not None:
+            for _ in range(num_tokens):
+                self._metrics.inter_token_latency_s.observe((now - last) / num_tokens)
+        elif len(self._stamps) == 2:  # the first token of the first choice that has one
+            self.stamp("first token out", now)
+            self._metrics.time_to_first_token_s.observe(now - self._received_at)
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self.stamp("done")
+        self._metrics.generation_tokens.inc(self.usage.completion_tokens)
+        outcome = "cancelled" if self._is_abandoned else "ok" if self.error is None else self.error.code
+        self._metrics.requests.labels(outcome).inc()
+        if outcome == "ok":
+            self._metrics.e2e_request_latency_s.observe(self._clock.now() - self._received_at)
+
+    def _cancel_all(self) -> None:
+        for ticket in self._tickets:
+            ticket.cancel(-1)
+
+
+class _PromptListener:
+    """Adds the number of the prompt to what the workers say."""
+
+    def __init__(self, generation: Generation, prompt: int) -> None:
+        self._generation = generation
+        self._prompt = prompt
+
+    def on_tokens(self, delivery: Delivery) -> None:
+        """See control.Listener."""
+        self._generation.on_tokens(self._prompt, delivery)
+
+    def on_failed(self, error: BatonError) -> None:
+        """See control.Listener."""
+        self._generation.on_failed(error)

@@ -1,0 +1,271 @@
+"""The routes of the gateway and what they answer; every error has the same shape.
+
+Reads and checks bodies, then hands over to translate, generation and answering. What it does not know: the
+messages of workers.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
+
+from gateway.answering import StreamedAnswer, answer_whole
+from gateway.control import Control
+from gateway.detokenizer import Detokenizer, NoText
+from gateway.generation import Generation
+from gateway.http_errors import error_response, json_response, status_object
+from gateway.limits import Limits
+from gateway.membership import Member, WorkerState
+from gateway.metrics import Metrics
+from gateway.openapi import add_schemas, body_of
+from gateway.request_id import RequestIdMiddleware
+from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, parse
+from gateway.sse import ChunkWriter, ResponseHead
+from gateway.tokenizer import TextTokenizer
+from gateway.translate import Translator
+from gateway.unsupported import refuse_unsupported
+from gateway.whole_answer import WholeAnswer
+from protocol.errors import BadRequest, BatonError, InternalError, Unavailable, UnknownModel
+from runtime.clock import Clock
+from runtime.log import get_log
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+BODY_DEADLINE_S = 60.0
+LONG_BODY_BYTES = 16 * 1024  # a longer one is tokenised in a thread
+R = TypeVar("R", bound=GenerationRequest)
+log = get_log("gateway.http")
+
+
+@dataclass(frozen=True)
+class Service:
+    """Everything that routes need."""
+
+    served_name: str
+    control: Control
+    translator: Translator
+    tokenizer: TextTokenizer | None
+    metrics: Metrics
+    clock: Clock
+    model_limits: Limits  # of the model folder and the settings; workers add theirs
+    started_at: int  # seconds since 1970
+
+    @property
+    def limits(self) -> Limits:
+        """The model's limits and those of the workers that are there now."""
+        return merged(self.model_limits, self.control.limits)
+
+    def new_detokenizer(self, skip_special: bool) -> Detokenizer:
+        """For one choice."""
+        return NoText() if self.tokenizer is None else self.tokenizer.detokenizer(skip_special)
+
+
+def merged(model: Limits, workers: Limits) -> Limits:
+    """The workers' limits, none above the model's; the workers know the vocabulary better."""
+    known = [length for length in (model.context_length, workers.context_length) if length is not None]
+    return Limits(
+        context_length=min(known, default=None),
+        vocab_size=workers.vocab_size if workers.vocab_size is not None else model.vocab_size,
+        pool_tokens=workers.pool_tokens,
+        prefill_pool_tokens=workers.prefill_pool_tokens,
+        page_size=workers.page_size,
+        max_choices=workers.max_choices,
+    )
+
+
+def build_app(service: Service) -> FastAPI:
+    """The ASGI application."""
+    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(RequestIdMiddleware)
+    _add_error_handlers(app)
+    _add_generation(app, service)
+    _add_status(app, service)
+    return app
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(BatonError)
+    async def ours(_request: Request, error: BatonError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def of_http(request: Request, error: HTTPException) -> Response:
+        message = f"{error.detail}: {request.method} {request.url.path}" if error.status_code < 408 else error.detail
+        response = json_response(status_object(error.status_code, message), error.status_code)
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        log.error("request failed by a fault of the gateway", path=request.url.path, kind=type(error).__name__)
+        return error_response(InternalError("the gateway failed on this request; its log says why"))
+
+
+def _add_generation(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest), response_class=Response)
+    async def completions(request: Request) -> Response:
+        """Continues a prompt: text, token ids, or a list of either."""
+        received_at = service.clock.now()
+        parsed, size = await _parsed(CompletionRequest, request)
+        service.translator.check_model(parsed)
+        prompts = await _maybe_in_thread(size, lambda: service.translator.completion_prompts(parsed))
+        return await _answer(service, request, parsed, prompts, received_at)
+
+    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest), response_class=Response)
+    async def chat_completions(request: Request) -> Response:
+        """Answers a conversation."""
+        received_at = service.clock.now()
+        parsed, size = await _parsed(ChatRequest, request)
+        service.translator.check_model(parsed)
+        prompts = await _maybe_in_thread(size, lambda: [service.translator.chat_prompt(parsed)])
+        return await _answer(service, request, parsed, prompts, received_at)
+
+
+async def _answer(
+    service: Service, request: Request, parsed: GenerationRequest, prompts: list[list[int]], received_at: float
+) -> Response:
+    """Assigns the prompts and answers, streamed or whole."""
+    rules = service.translator.text_rules(parsed)
+    jobs = service.translator.jobs(parsed, prompts, service.limits)
+    is_chat = isinstance(parsed, ChatRequest)
+    response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(16)}"
+    generation = Generation(
+        response_id, jobs, rules, service.new_detokenizer, service.control, service.clock, service.metrics
+    )
+    timeline = parsed.timeline is True
+    head = ResponseHead(
+        response_id, int(datetime.now(UTC).timestamp()), service.served_name, is_chat, parsed.return_token_ids is True
+    )
+    generation.start(received_at, timeline)
+    if not parsed.stream:
+        answer = WholeAnswer(head, generation.num_choices)
+        return await answer_whole(generation, answer, timeline, request.receive)
+    options = parsed.stream_options
+    include_usage = options is not None and options.include_usage is True
+    continuous = options is not None and options.continuous_usage_stats is True
+    return StreamedAnswer(generation, ChunkWriter(head, include_usage, continuous), include_usage, timeline)
+
+
+async def _parsed(kind: type[R], request: Request) -> tuple[R, int]:
+    """The request in the body, and the body's length in bytes."""
+    raw = await _read_body(request)
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from error
+    if isinstance(body, dict):
+        refuse_unsupported(body)
+    return parse(kind, body), len(raw)
+
+
+async def _read_body(request: Request) -> bytes:
+    """The whole body; 413 when it is too long, 408 when it takes too long."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes", {"connection": "close"})
+    except TimeoutError:
+        raise HTTPException(
+            408, f"the body did not arrive within {BODY_DEADLINE_S:g} s", {"connection": "close"}
+        ) from None
+    return b"".join(parts)
+
+
+async def _maybe_in_thread(size: int, tokenise: Callable[[], list[list[int]]]) -> list[list[int]]:
+    """Long texts take long: other clients' tokens must not wait for them."""
+    return await asyncio.to_thread(tokenise) if size > LONG_BODY_BYTES else tokenise()
+
+
+def _add_status(app: FastAPI, service: Service) -> None:
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def root() -> Response:
+        return PlainTextResponse(
+            f"Baton serves {service.served_name}: POST /v1/completions or /v1/chat/completions; "
+            f"see /health, /workers, /metrics, /openapi.json\n"
+        )
+
+    @app.api_route("/health", methods=["GET", "HEAD"])
+    async def health() -> Response:
+        """200 when requests can be served: a prefill and a decode worker, or a unified one, are ready."""
+        if service.control.membership.can_serve:
+            return json_response({"status": "ok"})
+        raise Unavailable("no prefill and decode worker (or unified worker) are ready yet")
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        """The one model that is served."""
+        return json_response({"object": "list", "data": [_model(service)]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        """One model by its name."""
+        if name != service.served_name:
+            raise UnknownModel(f"model: got {name[:200]!r}, expected {service.served_name!r}", param="model")
+        return json_response(_model(service))
+
+    @app.get("/workers")
+    async def workers() -> Response:
+        """The workers that serve, their load and their page ledger."""
+        now = service.clock.now()
+        return json_response([worker_row(member, now) for member in service.control.membership.members])
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.post("/flush_cache")
+    @app.post("/reset_prefix_cache")
+    async def flush_cache() -> Response:
+        """Benchmarks call this before a run. No prefix is cached, so there is nothing to drop."""
+        return json_response({"status": "ok"})
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return json_response(add_schemas(app.openapi()))
+
+
+def worker_row(member: Member, now: float) -> dict[str, Any]:
+    """What `/workers` says of one worker."""
+    registered, stats = member.registered, member.stats
+    return {
+        "id": member.key.worker_id,
+        "role": str(member.role),
+        "pid": registered.pid,
+        "state": str(WorkerState.READY),
+        "instance": member.key.instance,
+        "host": registered.host,
+        "peer": registered.address.peer,
+        "data": registered.address.data,
+        "kv_pages": asdict(stats.kv_pages),
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "queued_prompt_tokens": stats.queued_prompt_tokens,
+        "page_size": registered.layout.page_size,
+        "max_running_requests": registered.max_running_requests,
+        "max_total_tokens": registered.max_total_tokens,
+        "context_length": registered.context_length,
+        "launch_age_s": round(member.launch_age_s, 3),
+        "heartbeat_age_s": round(now - member.last_seen, 3),
+    }
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.served_name,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "baton",
+        "max_model_len": service.limits.context_length,
+    }

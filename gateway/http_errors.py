@@ -1,0 +1,63 @@
+"""The one place where errors become HTTP: status, body and headers for everything that can go wrong.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+What it does not know: who raised the error.
+"""
+
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from protocol.errors import BadRequest, BatonError, Overloaded, Unavailable, UnknownModel
+
+RETRY_AFTER_S = {429: "1", 503: "2"}
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    503: "service_unavailable",
+}
+CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
+
+
+def status_of(error: BatonError) -> int:
+    """The HTTP status of an error."""
+    for kind, status in ((UnknownModel, 404), (BadRequest, 400), (Overloaded, 429), (Unavailable, 503)):
+        if isinstance(error, kind):
+            return status
+    return 500
+
+
+def error_object(error: BatonError) -> dict[str, Any]:
+    """The body for an error of ours."""
+    status = status_of(error)
+    kind = "invalid_request_error" if status == 404 else TYPES.get(status, "internal_error")
+    return _object(error.message, kind, error.param, error.code)
+
+
+def status_object(status: int, message: str) -> dict[str, Any]:
+    """The body for a fault of HTTP itself: an unknown path, a wrong method, a body that is too large."""
+    return _object(message, TYPES.get(status, "internal_error"), None, CODES.get(status, f"http_{status}"))
+
+
+def error_response(error: BatonError) -> Response:
+    """The whole response for an error of ours."""
+    return json_response(error_object(error), status_of(error))
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    """A JSON response; 429 and 503 say when to try again."""
+    headers = {"retry-after": RETRY_AFTER_S[status]} if status in RETRY_AFTER_S else None
+    return Response(orjson.dumps(body), status, headers, "application/json")
+
+
+def _object(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

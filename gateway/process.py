@@ -1,0 +1,138 @@
+"""The gateway process: builds the parts from settings, serves until told to stop.
+
+What it does not know: the command line, the launcher.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import uvicorn
+
+from gateway.chat_template import ChatTemplates, read_template_sources
+from gateway.control import Control
+from gateway.control_socket import ControlSocket
+from gateway.http_app import Service, build_app
+from gateway.http_protocol import BoundedHttp
+from gateway.limits import Limits
+from gateway.metrics import Metrics
+from gateway.model_folder import read_model_folder
+from gateway.tokenizer import load_tokenizer
+from gateway.translate import Translator
+from protocol.errors import ConfigError
+from runtime.clock import Clock
+from runtime.log import get_log
+from runtime.settings import GatewaySettings
+
+GRACE_S = 1  # for responses under way when the gateway stops
+BACKLOG = 2048
+log = get_log("gateway")
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handlers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The process handles signals by itself."""
+        yield
+
+
+class Gateway:
+    """All parts of one gateway, its sockets bound. Build it, then `await serve()` once."""
+
+    def __init__(self, settings: GatewaySettings, clock: Clock) -> None:
+        folder = read_model_folder(Path(settings.model))
+        tokenizer = load_tokenizer(folder.path)
+        special_tokens = {} if tokenizer is None else tokenizer.special.texts
+        templates = ChatTemplates(read_template_sources(folder.path), special_tokens)
+        lengths = [length for length in (settings.context_length, folder.context_length) if length is not None]
+        if tokenizer is None:
+            log.warning("the model folder has no tokenizer.json: only token ids can be served", model=settings.model)
+        self._control_socket = ControlSocket(settings.control)
+        self.control = Control(self._control_socket, clock, settings.pairing)
+        try:
+            self._http_socket = _listen(settings.host, settings.port)
+        except ConfigError:
+            self._control_socket.close()
+            raise
+        self._service = Service(
+            served_name=settings.served_model_name,
+            control=self.control,
+            translator=Translator(settings.served_model_name, folder, tokenizer, templates),
+            tokenizer=tokenizer,
+            metrics=Metrics(lambda: self.control.membership.members, lambda: len(self.control.requests)),
+            clock=clock,
+            model_limits=Limits(context_length=min(lengths, default=None), vocab_size=folder.vocab_size),
+            started_at=int(datetime.now(UTC).timestamp()),
+        )
+        self._server: Server | None = None
+
+    @property
+    def control_endpoint(self) -> str:
+        """Where workers dial."""
+        return self._control_socket.endpoint
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        host, port = self._http_socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def serve(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Serves until `stop`. `on_ready` is called once clients and workers can connect."""
+        config = uvicorn.Config(
+            build_app(self._service),
+            http=BoundedHttp,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        self._server = Server(config)
+        self.control.start()
+        try:
+            serving = asyncio.create_task(self._server.serve(sockets=[self._http_socket]))
+            on_ready()
+            await serving
+        finally:
+            self.control.close()
+            self._http_socket.close()
+
+    def stop(self) -> None:
+        """Ends `serve`: what is in flight fails, connections are closed."""
+        self.control.fail_all("the gateway is stopping")
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def stop_on_signals(self) -> None:
+        """SIGINT and SIGTERM call `stop`. Call it on the running loop of the main thread."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.stop)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket; ConfigError when the address is taken or wrong."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"host: got {host!r}: {error.strerror or error}", param="host") from error
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(BACKLOG)
+    except OSError as error:
+        found.close()
+        raise ConfigError(f"port: cannot listen on {host}:{port}: {error.strerror or error}", param="port") from error
+    found.setblocking(False)
+    return found

@@ -1,0 +1,82 @@
+"""A real gateway on a free port, with fake workers that dial it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.process import Gateway
+from protocol.messages_gateway import Role
+from runtime.clock import MonotonicClock
+from runtime.settings import GatewaySettings
+from tests.gateway.fake_worker import Behaviour, FakeWorker
+from tests.gateway.folders import byte_tokenizer, write_folder
+
+
+class Setting:
+    """A gateway, its workers, and a client for it."""
+
+    def __init__(self, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        self.gateway = gateway
+        self.client = client
+        self.workers: list[FakeWorker] = []
+
+    async def add(self, role: Role, worker_id: str | None = None, **options: Any) -> FakeWorker:
+        """One more worker, welcomed."""
+        name = worker_id or f"{role}-{len(self.workers)}"
+        worker = FakeWorker(role, self.gateway.control_endpoint, name, **options)
+        self.workers.append(worker)
+        return await worker.start()
+
+    async def add_pair(self, behaviour: Behaviour | None = None, **options: Any) -> FakeWorker:
+        """A prefill and a decode worker; the decode worker."""
+        prefill = await self.add(Role.PREFILL)
+        return await self.add(Role.DECODE, behaviour=behaviour or Behaviour(), prefill=prefill, **options)
+
+    async def complete(self, prompt: Any = "hello", **fields: Any) -> httpx.Response:
+        """POST /v1/completions."""
+        return await self.client.post("/v1/completions", json={"prompt": prompt, **fields})
+
+
+async def wait_for(happened: Callable[[], bool]) -> None:
+    """Lets the loop turn until `happened()`."""
+    async with asyncio.timeout(10):
+        while not happened():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running(folder: Path, **options: Any) -> AsyncIterator[Setting]:
+    """A gateway that serves `folder` as "story"."""
+    settings = GatewaySettings(**{"port": 0, "model": str(folder), "served_model_name": "story"} | options)
+    gateway = Gateway(settings, MonotonicClock())
+    serving = asyncio.create_task(gateway.serve())
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as client:
+        setting = Setting(gateway, client)
+        try:
+            yield setting
+        finally:
+            for worker in setting.workers:
+                await worker.stop()
+            gateway.stop()
+            await serving
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the byte-level tokenizer."""
+    return write_folder(tmp_path / "story", byte_tokenizer())
+
+
+@pytest.fixture
+async def setting(folder: Path) -> AsyncIterator[Setting]:
+    """A gateway without workers yet."""
+    async with running(folder) as found:
+        yield found
+
+
+Post = Callable[..., Awaitable[httpx.Response]]

@@ -1,0 +1,223 @@
+"""A worker that speaks the gateway's real messages over a real socket and makes its tokens up.
+
+It can send first tokens late, everything twice, out of order, several at once; stop in the middle; fail; fall silent.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import zmq
+import zmq.asyncio
+
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import (
+    TO_GATEWAY,
+    TO_WORKER,
+    Assign,
+    CancelRequest,
+    ChoiceTokens,
+    FirstToken,
+    Heartbeat,
+    KvPages,
+    Register,
+    RequestFailed,
+    Role,
+    Stamp,
+    ToGateway,
+    Tokens,
+    ToWorker,
+    Welcome,
+    WorkerAddress,
+    WorkerStats,
+)
+from protocol.request import finish_reason
+
+LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
+STATS = WorkerStats(KvPages(total=256, free=250, owned=6), running=1, waiting=0, counters={"bytes_sent_total": 5.0})
+_instances = itertools.count(1000)
+
+Script = Callable[[Assign, int], Sequence[int]]
+
+
+def letters(assign: Assign, choice: int) -> list[int]:
+    """Tokens that depend on prompt and choice, within the ids of letters of the tests' vocabulary."""
+    start = sum(assign.prompt_ids) + 7 * choice
+    return [65 + (start + 5 * place) % 26 for place in range(assign.sampling.max_tokens)]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How a fake worker misbehaves."""
+
+    script: Script = letters
+    burst: int = 1  # tokens in one message
+    twice: bool = False
+    reverse: bool = False  # the last message of a request first
+    first_token_late: bool = False
+    stop_after: int | None = None  # tokens; then silence about this request
+    fail_after: int | None = None
+    fail_code: str = "internal_error"
+    pause_s: float = 0.0
+
+
+@dataclass
+class FakeWorker:
+    """One worker process. `prefill` is the fake that stands for the prefill worker of a decode worker."""
+
+    role: Role
+    endpoint: str
+    worker_id: str
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    prefill: "FakeWorker | None" = None
+    max_total_tokens: int = 1024
+    max_running_requests: int = 64
+    context_length: int = 512
+    vocab_size: int = 300
+    fingerprint: str = "story"
+    layout: KvLayout = LAYOUT
+    instance: int = field(default_factory=lambda: next(_instances))
+
+    def __post_init__(self) -> None:
+        self.received: list[ToWorker] = []
+        self.welcomed = asyncio.Event()
+        self.silent = False
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.ROUTING_ID, f"{self.worker_id}#{self.instance}".encode())
+        self._socket.connect(self.endpoint)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cancelled: set[tuple[str, int]] = set()
+        self._news = asyncio.Event()
+
+    @property
+    def address(self) -> WorkerAddress:
+        return WorkerAddress(self.worker_id, self.instance, "tcp://127.0.0.1:1", "")
+
+    @property
+    def assigned(self) -> list[Assign]:
+        return [message for message in self.received if isinstance(message, Assign)]
+
+    @property
+    def cancelled(self) -> list[CancelRequest]:
+        return [message for message in self.received if isinstance(message, CancelRequest)]
+
+    def registration(self) -> Register:
+        return Register(
+            self.address,
+            self.role,
+            4242,
+            "localhost",
+            self.layout,
+            self.fingerprint,
+            self.vocab_size,
+            self.context_length,
+            self.max_running_requests,
+            self.max_total_tokens,
+            STATS,
+            "" if self.role is Role.UNIFIED else "zmq",
+        )
+
+    async def start(self) -> "FakeWorker":
+        """Registers and waits for the Welcome."""
+        await self.send(self.registration())
+        self._spawn(self._receive())
+        self._spawn(self._beat())
+        async with asyncio.timeout(10):
+            await self.welcomed.wait()
+        return self
+
+    async def stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        for task in list(self._tasks):
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._socket.close(0)
+        self._context.term()
+
+    async def send(self, message: ToGateway) -> None:
+        await self._socket.send(TO_GATEWAY.encode(message))
+
+    async def send_raw(self, raw: bytes) -> None:
+        await self._socket.send(raw)
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        """Waits until `happened()`, looked at after each message from the gateway."""
+        async with asyncio.timeout(10):
+            while not happened():
+                self._news.clear()
+                await self._news.wait()
+
+    def _spawn(self, work: "asyncio.Future[None] | object") -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        self._tasks.add(task)  # type: ignore[arg-type]
+        task.add_done_callback(self._tasks.discard)  # type: ignore[arg-type]
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(0.2)
+            if not self.silent:
+                await self.send(Heartbeat(self.worker_id, self.instance, STATS))
+
+    async def _receive(self) -> None:
+        while True:
+            message = TO_WORKER.decode(await self._socket.recv())
+            self.received.append(message)
+            if isinstance(message, Welcome):
+                self.welcomed.set()
+            elif isinstance(message, Assign):
+                self._spawn(self._serve(message))
+            elif isinstance(message, CancelRequest):
+                choices = range(128) if message.choice < 0 else (message.choice,)
+                self._cancelled |= {(message.request_id, choice) for choice in choices}
+            self._news.set()
+
+    async def _serve(self, assign: Assign) -> None:
+        """Answers one request: first tokens by the prefill fake, then everything by this one."""
+        how = self.behaviour
+        plan = [self._choice_messages(assign, choice) for choice in range(assign.num_choices)]
+        first = FirstToken(
+            tuple(replace(messages[0], token_ids=messages[0].token_ids[:1], finish="") for messages in plan),
+            (Stamp("first token", 0.5, self.prefill.worker_id),) if self.prefill is not None else (),
+        )
+        if self.prefill is not None and not how.first_token_late:
+            await self.prefill.send(first)
+        steps = [step for step in itertools.zip_longest(*plan)]
+        for step in reversed(steps) if how.reverse else steps:
+            going_on = [each for each in step if each is not None and not self._is_cancelled(each)]
+            if how.fail_after is not None and going_on and going_on[0].seq >= how.fail_after:
+                await self.send(RequestFailed(assign.request_id, assign.attempt, how.fail_code, "it was told to"))
+                return
+            if how.stop_after is not None and going_on and going_on[0].seq >= how.stop_after:
+                return
+            if going_on:
+                is_end = any(each.finish for each in going_on)
+                stamps = {assign.request_id: (Stamp("decode done", 0.7, self.worker_id),)} if is_end else {}
+                for _ in range(2 if how.twice else 1):
+                    await self.send(Tokens(tuple(going_on), stamps))
+            await asyncio.sleep(how.pause_s)
+        if self.prefill is not None and how.first_token_late:
+            await self.prefill.send(first)
+
+    def _is_cancelled(self, news: ChoiceTokens) -> bool:
+        return (news.request_id, news.choice) in self._cancelled
+
+    def _choice_messages(self, assign: Assign, choice: int) -> list[ChoiceTokens]:
+        token_ids: list[int] = []
+        finish = ""
+        for token_id in self.behaviour.script(assign, choice):
+            token_ids.append(token_id)
+            finish = str(finish_reason(assign.sampling, len(token_ids), token_id) or "")
+            if finish:
+                break
+        burst = self.behaviour.burst
+        messages = [
+            ChoiceTokens(assign.request_id, assign.attempt, choice, seq, tuple(token_ids[seq : seq + burst]))
+            for seq in range(0, len(token_ids), burst)
+        ]
+        messages[-1] = replace(messages[-1], finish=finish)
+        return messages
