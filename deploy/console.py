@@ -62,7 +62,7 @@ def with_name(name: str, line: str) -> str:
 def describe_loading(details: Mapping[str, Any]) -> str:
     """`loading weights 40%`, or `joining the gateway`: a phrase that begins with what is done stays as it is."""
     what = str(details.get("what", ""))
-    text = what if what.split(" ")[0].endswith("ing") else f"loading {what}".rstrip()
+    text = what if what.split(" ", maxsplit=1)[0].endswith("ing") else f"loading {what}".rstrip()
     done, total = details.get("done"), details.get("total")
     if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
         text += f" {min(100.0, 100.0 * done / total):.0f}%"

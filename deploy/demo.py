@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rich.console import Console as RichConsole
+from rich.text import Text
 
 from deploy.console import Console
 from deploy.host import count_cores
@@ -71,6 +72,7 @@ def demo(config: Config, console: Console) -> int:
             console.close()
             return 0
         _show(answer)
+        launcher.stop(quietly=True)
     return 0
 
 
@@ -90,7 +92,7 @@ def _show(answer: Answer) -> None:
     rate = answer.num_chunks / answer.seconds if answer.seconds > 0 else 0.0
     out.print(f"\n\n[dim]{answer.num_chunks} tokens in {answer.seconds * 1000:.0f} ms, {rate:.0f} per second[/dim]\n")
     if answer.moments:
-        out.print(timeline_table(answer.moments))
+        out.print(timeline_table(answer.moments, out.width))
 
 
 class Request(threading.Thread):
@@ -124,7 +126,7 @@ class Request(threading.Thread):
 
     def _stream(self) -> Answer:
         began = self._clock.now()
-        sys.stdout.write(str(self._body["prompt"]))
+        RichConsole(highlight=False, soft_wrap=True).print(Text(str(self._body["prompt"]), style="dim"), end="")
         pieces: list[str] = []
         moments: tuple[Moment, ...] = ()
         for chunk in completion_chunks(self._url, self._body):
@@ -133,9 +135,14 @@ class Request(threading.Thread):
             moments = read_moments(chunk) or moments
             for choice in chunk.get("choices", ()):
                 pieces.append(choice.get("text", ""))
-                sys.stdout.write(pieces[-1])
+                sys.stdout.write(printable(pieces[-1]))
                 sys.stdout.flush()
         return Answer("".join(pieces), len(pieces), moments, self._clock.now() - began)
+
+
+def printable(text: str) -> str:
+    """`text` without what a terminal would obey."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def completion_chunks(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:

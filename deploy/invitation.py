@@ -15,10 +15,12 @@ def serve_lines(
 ) -> list[str]:
     """The ready line of `baton serve` and a curl that works. `workers` are roles."""
     url = local_url(http)
-    prompt: object = PROMPT if with_text else [1, 2, 3]
+    body: dict[str, object] = {"model": served_model_name, "prompt": PROMPT, "max_tokens": 64}
+    if not with_text:  # nobody can read the answer but as token ids
+        body |= {"prompt": [1, 2, 3], "return_token_ids": True}
     return [
         f"Ready: {served_model_name} at {url} with {count_roles(workers)}, in {seconds:.1f} s. Ctrl-C ends it. Try:",
-        curl(url, {"model": served_model_name, "prompt": prompt, "max_tokens": 64}),
+        curl(url, body),
     ]
 
 

@@ -61,6 +61,7 @@ class Launcher:
         self._ready: dict[str, Mapping[str, Any]] = {}
         self._failed: dict[str, str] = {}
         self._heard = clock.now()
+        self._quiet = False
         self._selector = selectors.DefaultSelector()
 
     def start(self, specs: Iterable[ProcessSpec]) -> dict[str, Mapping[str, Any]]:
@@ -91,9 +92,11 @@ class Launcher:
         ended = [child for child in ended if child.exit_code() is not None]
         return [self._report(child) for child in ended]
 
-    def stop(self) -> None:
-        """Ends every child: SIGTERM, then SIGKILL after a grace or at a further signal. Returns when all are gone."""
+    def stop(self, *, quietly: bool = False) -> None:
+        """Ends every child: SIGTERM, then SIGKILL after a grace or at a further signal. Returns when all are gone.
+        `quietly` shows no more of their logs."""
         signals = self._stop.count
+        self._quiet = self._quiet or quietly
         for child in self._children.values():
             child.ask_to_stop()
         deadline = self._clock.now() + GRACE_S
@@ -135,7 +138,8 @@ class Launcher:
     def _hear(self, child: ChildProcess) -> bool:
         lines, events = child.log_lines(), child.events()
         for line in lines:
-            self._console.log_line(child.name, line)
+            if not self._quiet:
+                self._console.log_line(child.name, line)
         for event in events:
             self._heard = self._clock.now()
             if event.event == "ready":

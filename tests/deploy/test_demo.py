@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deploy.demo import DemoFailed, Request
+from deploy.demo import DemoFailed, Request, printable
 from deploy.timeline import Moment
 from runtime.clock import VirtualClock
 
@@ -70,6 +70,10 @@ def test_the_answer_streams_to_the_terminal(url: str, capsys: pytest.CaptureFixt
 def test_a_failure_is_told(url: str, model: str, says: str) -> None:
     with pytest.raises(DemoFailed, match=says):
         ask(url, model).answer()
+
+
+def test_a_terminal_obeys_no_answer() -> None:
+    assert printable("a\x1b[2Jb\n\tä—\r") == "a\ufffd[2Jb\n\tä—\ufffd"
 
 
 def test_nobody_listens() -> None:

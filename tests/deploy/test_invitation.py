@@ -14,7 +14,9 @@ def test_the_ready_line_and_a_curl_to_paste() -> None:
 
 def test_a_model_without_tokenizer_is_asked_with_token_ids() -> None:
     command = serve_lines("http://h:1", "m", ["unified"], 1.0, with_text=False)[1]
-    assert json.loads(shlex.split(command)[-1])["prompt"] == [1, 2, 3]
+    body = json.loads(shlex.split(command)[-1])
+    assert body["prompt"] == [1, 2, 3]
+    assert body["return_token_ids"] is True
 
 
 def test_a_name_with_quotes_survives_the_shell() -> None:
