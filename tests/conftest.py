@@ -5,14 +5,17 @@ It runs before any test module is imported, and so before torch reads its enviro
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-# Timings never decide a test (no deadline), and workers share no files (no example database).
-settings.register_profile("quick", deadline=None, database=None, derandomize=True, max_examples=60)
-settings.register_profile("thorough", deadline=None, database=None, max_examples=1000)
+# Timings never decide a test (no deadline, no check of speed), and workers share no files (no example database).
+UNHURRIED = [HealthCheck.too_slow]
+settings.register_profile(
+    "quick", deadline=None, suppress_health_check=UNHURRIED, database=None, derandomize=True, max_examples=60
+)
+settings.register_profile("thorough", deadline=None, suppress_health_check=UNHURRIED, database=None, max_examples=1000)
 settings.load_profile("quick")
