@@ -1,0 +1,33 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.chunk_plan import plan_chunks
+
+REMAINING = st.lists(st.integers(1, 50), max_size=6)
+
+
+@given(REMAINING, st.integers(1, 40), st.integers(0, 60))
+def test_the_budget_holds_and_the_oldest_goes_first(remaining: list[int], chunk: int, taken: int) -> None:
+    sizes = plan_chunks(remaining, chunk, taken)
+    budget = max(chunk - taken, 1)
+    assert len(sizes) == len(remaining)
+    assert all(0 <= size <= left for size, left in zip(sizes, remaining, strict=True))
+    assert sum(sizes) == min(budget, sum(remaining))
+    assert not remaining or sizes[0] >= 1
+    cut = [size < left for size, left in zip(sizes, remaining, strict=True)]
+    assert all(size == 0 for size, after_cut in zip(sizes[1:], cut, strict=False) if after_cut)
+
+
+@given(REMAINING, st.integers(0, 60))
+def test_chunk_size_zero_takes_one_whole_prompt(remaining: list[int], taken: int) -> None:
+    assert plan_chunks(remaining, 0, taken) == (remaining[:1] + [0] * (len(remaining) - 1) if remaining else [])
+
+
+@given(REMAINING, st.integers(0, 40))
+def test_every_prompt_is_computed_in_the_end(remaining: list[int], chunk: int) -> None:
+    left, launches = list(remaining), 0
+    while left:
+        sizes = plan_chunks(left, chunk)
+        left = [rest - size for rest, size in zip(left, sizes, strict=True) if rest > size]
+        launches += 1
+    assert launches == (len(remaining) if chunk == 0 else -(-sum(remaining) // chunk))
