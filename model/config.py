@@ -13,7 +13,7 @@ from typing import Final
 
 from model.json_fields import JsonFields, read_json_object
 from model.rope import RopeConfig, read_rope
-from protocol.errors import CheckpointError
+from protocol.errors import CheckpointError, ConfigError
 from protocol.kv_layout import ITEM_BYTES
 
 
@@ -71,7 +71,7 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
     """Reads config.json and generation_config.json of `folder`.
 
     `context_length` is the longest prompt plus output to serve; the model's own limit if None. Raises CheckpointError
-    with one sentence naming file, field, value and what is supported.
+    (ConfigError for `context_length`) with one sentence naming file, field, value and what is supported.
     """
     config = JsonFields(read_json_object(folder / "config.json"), "config.json")
     family = _family(config)
@@ -142,7 +142,7 @@ def _served_context(context_length: int | None, max_position_embeddings: int) ->
     if context_length is None:
         return max_position_embeddings
     if not 2 <= context_length <= max_position_embeddings:
-        raise CheckpointError(
+        raise ConfigError(
             f"context length: got {context_length}, expected 2 to {max_position_embeddings}, the model's"
             " max_position_embeddings",
             param="context_length",
@@ -159,15 +159,15 @@ def _refuse_sliding_window(config: JsonFields, family: _Family, served: int) -> 
     if family.name.startswith("qwen"):
         if config.boolean("use_sliding_window", False):
             window = config.integer("sliding_window", 4096)
-            num_layers = config.integer("num_hidden_layers")
-            if not layer_types and config.integer("max_window_layers", 28, minimum=0) >= num_layers:
-                window = None
+            first_sliding = config.integer("max_window_layers", 28, minimum=0)
+            by_default = first_sliding < config.integer("num_hidden_layers")
+            slides = "sliding_attention" in layer_types if layer_types else by_default
+            window = window if slides else None
     elif config.has("sliding_window"):
-        window = config.integer("sliding_window")
+        if family.name == "mistral" or "sliding_attention" in layer_types:
+            window = config.integer("sliding_window")
     elif "sliding_window" not in config.values:
         window = family.default_sliding_window
-    if layer_types and "sliding_attention" not in layer_types:
-        window = None
     if window is not None and window < served:
         raise CheckpointError(
             f"{config.where}: sliding_window: got {window}, which would change results within the served context of"

@@ -47,13 +47,13 @@ def choose_kv_size(
 ) -> KvSize:
     """Pages for one worker: the least of memory, `max_total_tokens`, and all running requests at full length.
 
-    Raises ConfigError when not even one full context fits.
+    `max_total_tokens` is rounded up to whole pages. Raises ConfigError when not even one full context fits.
     """
     needed = layout.num_pages(context_length)
-    if max_total_tokens is not None and max_total_tokens // layout.page_size < needed:
+    if max_total_tokens is not None and layout.num_pages(max_total_tokens) < needed:
         raise ConfigError(
-            f"max_total_tokens: got {max_total_tokens}, expected at least {needed * layout.page_size}, one context of"
-            f" {context_length} tokens in pages of {layout.page_size}; raise it or lower the context length",
+            f"max_total_tokens: got {max_total_tokens}, expected at least the context length of"
+            f" {context_length}; raise it or lower the context length",
             param="max_total_tokens",
         )
     page_bytes = layout.page_bytes * layout.num_layers
@@ -64,7 +64,7 @@ def choose_kv_size(
         (needed * max_running_requests, "demand"),
     ]
     if max_total_tokens is not None:
-        limits.append((max_total_tokens // layout.page_size, "max_total_tokens"))
+        limits.append((layout.num_pages(max_total_tokens), "max_total_tokens"))
     pages, limited_by = min(limits, key=lambda limit: limit[0])
     if pages < needed:
         raise ConfigError(

@@ -55,6 +55,7 @@ class SafetensorsFile:
             raise CheckpointError(f"{path}: no such file") from None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be mapped ({error})") from None
+        self._mapping.madvise(mmap.MADV_WILLNEED)  # let the kernel read ahead while the worker starts
         self.entries = _read_header(path, self._mapping)
 
     def tensor(self, name: str) -> Tensor:

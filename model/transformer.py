@@ -88,17 +88,18 @@ def write_kv(kv_layer: Tensor, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) ->
 def load_decoder(checkpoint: Checkpoint, config: ModelConfig, *, to_dtype: dtype, to_device: device) -> Decoder:
     """The weights that `config` implies, each checked. Raises CheckpointError naming the first that does not fit."""
     weights = _Weights(checkpoint, config, to_dtype, to_device)
-    embedding_VE = weights.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    tied = config.tie_word_embeddings
-    head = (
-        Linear(embedding_VE) if tied else weights.linear("lm_head", config.vocab_size, config.hidden_size, bias=False)
-    )
+    sizes = (config.vocab_size, config.hidden_size)
+    embedding, head = "model.embed_tokens", "lm_head"
+    if config.tie_word_embeddings:  # one tensor under either name; under both names both count, as in transformers
+        embedding = embedding if f"{embedding}.weight" in checkpoint else head
+        head = head if f"{head}.weight" in checkpoint else embedding
+    embedding_VE = weights.tensor(f"{embedding}.weight", *sizes)
     return Decoder(
         config=config,
         embedding_VE=embedding_VE,
         layers=tuple(weights.layer(index) for index in range(config.num_layers)),
         final_norm_E=weights.tensor("model.norm.weight", config.hidden_size),
-        head=head,
+        head=Linear(embedding_VE) if head == embedding else weights.linear(head, *sizes, bias=False),
         inv_freq_F=inverse_frequencies(config.rope, config.head_dim).to(to_device),
     )
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from model.checkpoint import INDEX_FILE, open_checkpoint
 from model.runner import ModelRunner
 from model.safetensors_file import SafetensorsFile
 from protocol.errors import CheckpointError, ConfigError
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import greedy_reference, make_checkpoint
 from tests.model.driving import Lanes
 
 CPU = torch.device("cpu")
@@ -157,6 +157,18 @@ def test_weights_must_fit_the_config(tmp_path: Path, fields: dict[str, Any], sen
     edit_config(make_checkpoint(tmp_path, "llama"), **fields)
     with pytest.raises(CheckpointError, match=sentence):
         ModelRunner.load(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("names", [("lm_head.weight",), ("lm_head.weight", "model.embed_tokens.weight")])
+def test_tied_embeddings_under_another_name_or_two(tmp_path: Path, names: tuple[str, ...]) -> None:
+    make_checkpoint(tmp_path, "llama", tie_word_embeddings=True)
+    path = tmp_path / "model.safetensors"
+    weights = {name: weight.clone() for name, weight in load_file(path).items()}
+    embedding = weights.pop("model.embed_tokens.weight")
+    weights |= {name: embedding * (1 + index) for index, name in enumerate(names)}
+    save_file(weights, path, metadata={"format": "pt"})
+    expected = greedy_reference(tmp_path, [[1, 2, 3]], 8)[0]
+    assert Lanes(ModelRunner.load(tmp_path, device="cpu"), 16).generate([1, 2, 3], 8) == expected
 
 
 def test_integer_weights_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from model.config import load_config, model_fingerprint
 from model.rope import RopeConfig
-from protocol.errors import CheckpointError
+from protocol.errors import CheckpointError, ConfigError
 
 BASE: dict[str, Any] = {
     "vocab_size": 300,
@@ -81,6 +81,7 @@ def test_windows_that_change_nothing_are_accepted(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, "qwen2", sliding_window=64, use_sliding_window=False)).num_layers == 2
     beyond: dict[str, Any] = {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2}
     assert load_config(write(tmp_path, "qwen2", **beyond)).num_layers == 2
+    assert load_config(write(tmp_path, "llama", sliding_window=64)).num_layers == 2  # a Llama has no window
     full: dict[str, Any] = {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention"] * 2}
     assert load_config(write(tmp_path, "qwen3", **full)).num_layers == 2
 
@@ -110,6 +111,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"eos_token_id": "2"}, "eos_token_id: got '2'"),
     ("llama", {"dtype": "float8_e4m3fn"}, "dtype: got 'float8_e4m3fn'"),
     ("mistral", {"sliding_window": 4096}, "sliding_window: got 4096, which would change results"),
+    ("mistral", {"sliding_window": 64, "layer_types": ["full_attention"] * 2}, "sliding_window: got 64"),
+    ("llama", {"sliding_window": 64, "layer_types": ["sliding_attention"] * 2}, "sliding_window: got 64"),
     ("qwen2", {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 1}, "sliding_window: got 4096"),
     (
         "qwen3",
@@ -151,7 +154,7 @@ def test_damaged_files(tmp_path: Path, text: str | None, sentence: str) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 8193])
 def test_context_length_is_bounded_by_the_model(tmp_path: Path, length: int) -> None:
-    with pytest.raises(CheckpointError, match=f"context length: got {length}, expected 2 to 8192"):
+    with pytest.raises(ConfigError, match=f"context length: got {length}, expected 2 to 8192"):
         load_config(write(tmp_path), context_length=length)
 
 

@@ -1,18 +1,13 @@
 """The size of KV as a pure decision over invented machines."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model.fake import FakeRunner
-from model.kv_allocation import allocate_kv
 from model.kv_sizing import SAFETY_SHARE, KvBudget, activation_bytes, choose_kv_size
-from model.runner import ModelRunner
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
-from tests.checkpoints import make_checkpoint
 
 LAYOUT = KvLayout(num_layers=4, num_kv_heads=2, head_dim=32, page_size=16, dtype="float32")
 PAGE = LAYOUT.page_bytes * 4
@@ -37,7 +32,7 @@ def size(
 def test_what_limits_is_named() -> None:
     assert size(GIB) == (int(GIB * 0.9) // PAGE, "memory")
     assert size(GIB, running=10) == (10 * 16 + 1, "demand")
-    assert size(GIB, total=1000) == (1000 // 16 + 1, "max_total_tokens")
+    assert size(GIB, total=1000) == (63 + 1, "max_total_tokens")  # the last page in part
     assert size(GIB, total=1 << 40)[1] == "memory"
 
 
@@ -56,21 +51,21 @@ def test_never_more_than_there_is(
         pages, _ = size(available, workers, weights=weights, activations=activations, running=running, total=total)
     except ConfigError:
         left = available * (1 - SAFETY_SHARE) - weights - workers * activations
-        assert left < workers * 18 * PAGE or (total is not None and total < 256)
+        assert left < workers * 18 * PAGE or (total is not None and total <= 240)
         return
     assert workers * (pages * PAGE + activations) + weights <= available
-    assert 16 < pages <= running * 16 + 1 and (total is None or (pages - 1) * 16 <= total)
+    assert 16 < pages <= running * 16 + 1 and (total is None or (pages - 1) * 16 < total + 16)
 
 
 def test_not_even_one_context() -> None:
     with pytest.raises(ConfigError, match="one context of 100000 tokens takes 195 MiB, but 90 MiB are left"):
         size(100 << 20, context=100_000)
-    with pytest.raises(ConfigError, match="max_total_tokens: got 255, expected at least 256"):
-        size(GIB, total=255)
-    assert size(GIB, total=256) == (17, "max_total_tokens")
+    with pytest.raises(ConfigError, match="max_total_tokens: got 240, expected at least the context length of 256"):
+        size(GIB, total=240)
+    assert size(GIB, total=256) == size(GIB, total=241) == (17, "max_total_tokens")
 
 
-def test_activations_grow_with_what_is_computed(tmp_path: Path) -> None:
+def test_activations_grow_with_what_is_computed() -> None:
     config = FakeRunner(vocab_size=1000, num_layers=1).config
     small = activation_bytes(config, "float32", tokens_per_forward=16, logit_rows=1)
     assert 0 < small < activation_bytes(config, "float32", tokens_per_forward=32, logit_rows=1)
@@ -78,8 +73,7 @@ def test_activations_grow_with_what_is_computed(tmp_path: Path) -> None:
     assert activation_bytes(config, "bfloat16", tokens_per_forward=16, logit_rows=1) < small
 
 
-def test_a_tiny_model_takes_what_it_can_use(tmp_path: Path) -> None:
-    runner = ModelRunner.load(make_checkpoint(tmp_path, "qwen3"), device="cpu")
-    kv, got = allocate_kv(runner, 16, workers_on_host=2, max_running_requests=3, tokens_per_forward=64)
-    assert got.limited_by == "demand" and kv.num_pages == got.num_pages == 3 * 512 // 16 + 1
-    assert got.num_tokens(kv.layout) == 3 * 512
+def test_a_tiny_model_takes_no_more_than_it_can_use() -> None:
+    layout = FakeRunner().kv_layout(16)
+    got = choose_kv_size(layout, KvBudget(64 * GIB, 2, 0, 0), context_length=4096, max_running_requests=3)
+    assert got.limited_by == "demand" and got.num_tokens(layout) == 3 * 4096
