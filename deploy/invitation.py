@@ -24,12 +24,13 @@ def serve_lines(
     ]
 
 
-def gateway_lines(http: str, control: str) -> list[str]:
-    """The ready line of `baton gateway` and the commands that join workers."""
+def gateway_lines(http: str, control: str, model: str | None) -> list[str]:
+    """The ready line of `baton gateway` and the commands that join workers. `model` is None for the bundled one."""
+    served = "" if model is None else f" --model {shlex.quote(model)}"
     return [
         f"Ready: gateway at {local_url(http)}, workers dial {control}. Ctrl-C ends it. Join workers with:",
-        f"baton worker --role prefill --gateway {dialable(control)}",
-        f"baton worker --role decode --gateway {dialable(control)}",
+        f"baton worker --role prefill --gateway {dialable(control)}{served}",
+        f"baton worker --role decode --gateway {dialable(control)}{served}",
     ]
 
 

@@ -105,6 +105,7 @@ class Launcher:
         for name in self._running():
             self._console.trouble(f"{name} did not end within its grace and is killed")
         for child in self._children.values():
+            child.kill_group()  # nobody writes any more: draining comes to an end
             self._drain(child)
             child.close()
         self._children.clear()

@@ -61,7 +61,8 @@ def gateway(config: Config, console: Console) -> int:
 
     def start(launcher: Launcher) -> list[str]:
         ready = launcher.start([spec])[spec.name]
-        return gateway_lines(str(ready["http"]), str(ready["control"]))
+        named = None if config.optional_text("model") is None else str(model)
+        return gateway_lines(str(ready["http"]), str(ready["control"]), named)
 
     return run(start, console, needed=spec.name)
 

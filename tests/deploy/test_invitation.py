@@ -30,9 +30,11 @@ def test_counts_of_roles() -> None:
 
 
 def test_the_gateway_says_how_to_join_it() -> None:
-    lines = gateway_lines("http://127.0.0.1:8000", "tcp://0.0.0.0:7000")
+    lines = gateway_lines("http://127.0.0.1:8000", "tcp://0.0.0.0:7000", None)
     assert "http://127.0.0.1:8000" in lines[0]
     assert lines[2] == "baton worker --role decode --gateway tcp://THIS_HOST:7000"
+    named = gateway_lines("http://h:1", "tcp://127.0.0.1:7000", "/my models/x")[1]
+    assert named == "baton worker --role prefill --gateway tcp://127.0.0.1:7000 --model '/my models/x'"
     assert "decode-x" in worker_lines("decode-x", "tcp://h:1")[0]
 
 

@@ -1,0 +1,118 @@
+"""`baton serve` and `baton demo` with the real gateway and workers, on a tiny random checkpoint."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.gateway.folders import byte_tokenizer
+
+pytestmark = pytest.mark.slow
+PROJECT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 100.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "qwen3")
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def baton(*argv: str) -> list[str]:
+    return [sys.executable, "-m", "deploy", *argv]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(PROJECT), **extra}
+
+
+@pytest.fixture
+def serving(model: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    for room in ("gateway", "model"):  # what a user's folder may hold must not be imported in our place
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("raise SystemExit('the wrong room')")
+    argv = ["serve", "--model", str(model), "--port", "0", "--max-total-tokens", "1024"]
+    with (tmp_path / "stderr").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-P", *baton(*argv)[1:]],
+            cwd=tmp_path,
+            env=environment(BATON_THREADS="2", BATON_PAGE_SIZE="8"),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def post(command: str) -> dict[str, Any]:
+    """What the printed curl would get."""
+    words = shlex.split(command)
+    request = urllib.request.Request(words[2], words[-1].encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def test_the_printed_curl_answers_and_ctrl_c_leaves_nothing(serving: "subprocess.Popen[str]") -> None:
+    assert serving.stdout is not None
+    ready, curl = serving.stdout.readline(), serving.stdout.readline()
+    assert ready.startswith("Ready: tiny at http://127.0.0.1:")
+    answer = post(curl)
+    assert answer["model"] == "tiny"
+    assert answer["usage"]["completion_tokens"] == 64
+
+    children = psutil.Process(serving.pid).children(recursive=True)
+    threads = {child.cmdline()[3]: child.environ()["OMP_NUM_THREADS"] for child in children}
+    assert threads == {"gateway": "1", "prefill": "2", "decode": "2"}
+    assert {child.environ()["OMP_WAIT_POLICY"] for child in children} == {"PASSIVE"}
+
+    serving.send_signal(signal.SIGINT)
+    assert serving.wait(PATIENCE_S) == 0
+    gone, alive = psutil.wait_procs(children, PATIENCE_S)
+    assert (len(gone), alive) == (3, [])
+
+
+def test_a_model_that_no_worker_can_serve_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
+    ended = subprocess.run(
+        baton("serve", "--model", str(tmp_path), "--port", "0"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 2
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("baton: error: ")
+    assert "BertModel" in last
+
+
+def test_the_demo_streams_an_answer_and_shows_its_time_line(model: Path) -> None:
+    ended = subprocess.run(
+        baton("demo", "--model", str(model), "--max-tokens", "8", "--prompt", "Once"),
+        env=environment(COLUMNS="120"),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "\nOnce" in ended.stdout
+    assert "8 tokens in " in ended.stdout
+    for worker in ("gateway", "prefill-0", "decode-0"):
+        assert f"  {worker} " in ended.stdout
+    assert "first token" in ended.stdout
