@@ -14,6 +14,7 @@ from tests.model.attention_cases import BATCHES, make_case, worst_difference
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel is compiled for the device here")
 def test_interpreted_cases() -> None:
