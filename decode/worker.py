@@ -9,6 +9,7 @@ sockets, threads, text, time other than its clock's. See request_states.py for a
 from decode.prefill_peers import PrefillPeers
 from decode.request import DecodeRequest
 from decode.request_states import DecodeState
+from decode.reservations import Reservations
 from protocol.errors import (
     BadRequest,
     BatonError,
@@ -16,16 +17,14 @@ from protocol.errors import (
     LayoutMismatch,
     Unavailable,
     WorkerLost,
+    as_baton_error,
     error_from_code,
 )
 from protocol.messages_gateway import (
     Assign,
     CancelRequest,
-    ChoiceTokens,
     PeerLost,
     RequestFailed,
-    Stamp,
-    Tokens,
     ToWorker,
     WorkerAddress,
     WorkerStats,
@@ -42,19 +41,18 @@ from protocol.messages_handoff import (
     KvDelivered,
     PrefillJob,
     ToDecode,
-    ToPrefill,
 )
 from protocol.request import FinishReason
 from runtime.clock import Clock
-from scheduler.choice_pages import allocate_choices, pages_needed, partial_page_copies
+from scheduler.choice_pages import partial_page_copies
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import LaunchPlan
 from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
-from scheduler.page_allocator import PageState
 from scheduler.req import Req
 from scheduler.running import Running
 from scheduler.schedule_batch import ScheduleBatch
+from scheduler.token_stream import TokenStream
 from transfer.interface import CreditReturned, Delivered, FirstFrame, KvReceiver, TransferFailed
 
 HANDOVER_DEADLINE_S = 120.0  # from the job to its last frame; a long queue at prefill is bounded by job credit
@@ -83,11 +81,9 @@ class DecodeWorker:
         self._peers = PrefillPeers()
         self._running = Running()
         self._requests: dict[tuple[str, int], DecodeRequest] = {}
-        self._reserved: dict[int, DecodeRequest] = {}  # by reservation, from REQUESTED until handed over
-        self._reserving: list[DecodeRequest] = []
+        self._reservations = Reservations(engine, receiver, self._peers)
         self._next_reservation = 1
-        self._tokens: list[ChoiceTokens] = []
-        self._token_stamps: dict[str, tuple[Stamp, ...]] = {}
+        self._tokens = TokenStream()
 
     # ---- messages ----
 
@@ -112,7 +108,9 @@ class DecodeWorker:
             self._fail_all(instance, LayoutMismatch(message.reason))
         elif isinstance(message, JobCredit):
             peer.credit += message.num_tokens
-        elif (request := self._reserved.get(message.reservation)) is not None and request.prefill.instance == instance:
+        elif (
+            request := self._reservations.get(message.reservation)
+        ) is not None and request.prefill.instance == instance:
             if isinstance(message, JobFailed):
                 self._fail(request, error_from_code(message.code, message.message), cancel_job=False)
             else:
@@ -126,10 +124,10 @@ class DecodeWorker:
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         received = self._receive()
-        self._reserve()
+        self._send_jobs()
         progressed = self._loop.step()
         self.engine.collect()
-        self._flush_tokens()
+        self._tokens.flush(self.outbox)
         return progressed or received
 
     @property
@@ -167,7 +165,7 @@ class DecodeWorker:
 
     def failed(self, launch: Launch, error: Exception) -> None:
         """The launch raised: its requests fail."""
-        reason = error if isinstance(error, BatonError) else InternalError(f"{type(error).__name__}: {error}")
+        reason = as_baton_error(error)
         for req in launch.batch.samples:
             if (request := self._requests.get((req.request_id, req.attempt))) is not None:
                 self._fail(request, reason)
@@ -185,7 +183,7 @@ class DecodeWorker:
         request = DecodeRequest.of(assign, assign.prefill, self._next_reservation)
         self._next_reservation += 1
         self._requests[key] = request
-        self._reserving.append(request)
+        self._reservations.queue(request)
         self._stamp(request, "queued at decode")
         if self._peers.meet(assign.prefill):
             hello = Hello(self._address, self.engine.kv.layout, self._fingerprint)
@@ -193,71 +191,24 @@ class DecodeWorker:
         peer = self._peers.get(assign.prefill.instance)
         if peer is not None and peer.refusal:
             self._fail(request, LayoutMismatch(peer.refusal))
-        elif (reason := self._never_fits(request)) is not None:
+        elif (reason := self._reservations.never_fits(request)) is not None:
             self._fail(request, BadRequest(reason))
 
-    def _never_fits(self, request: DecodeRequest) -> str | None:
-        needed, total = self._pages_needed(request), self.engine.pages.num_pages - 1
-        if needed > total:
-            return f"the request needs {needed} KV pages, this decode worker has {total}"
-        rows = self.engine.rows.num_rows - 1
-        if request.assign.num_choices > rows:
-            return f"n: got {request.assign.num_choices}, this decode worker runs at most {rows} choices"
-        return None
-
-    def _pages_needed(self, request: DecodeRequest) -> int:
-        return pages_needed(request.prompt_len, request.kv_tokens, request.assign.num_choices, self.engine.page_size)
-
-    def _reserve(self) -> None:
-        """Oldest first. Who lacks job credit lets others pass; who lacks pages or rows holds the rest back."""
-        waiting: list[DecodeRequest] = []
-        for index, request in enumerate(self._reserving):
-            peer = self._peers.get(request.prefill.instance)
-            if peer is None or not peer.takes_jobs:
-                waiting.append(request)
-                continue
-            if not self._try_reserve(request):
-                waiting.extend(self._reserving[index:])
-                break
-            peer.credit -= request.prompt_len
-        self._reserving = waiting
-
-    def _try_reserve(self, request: DecodeRequest) -> bool:
-        assign = request.assign
-        if request.kv_tokens:
-            if self.engine.rows.num_free < assign.num_choices:
-                return False
-            choices = allocate_choices(
-                self.engine.pages,
-                request.prompt_len,
-                request.kv_tokens,
+    def _send_jobs(self) -> None:
+        for request in self._reservations.admit():
+            request.move(DecodeState.REQUESTED)
+            request.deadline = self._clock.now() + HANDOVER_DEADLINE_S
+            self._stamp(request, "reserved, job sent")
+            assign = request.assign
+            job = PrefillJob(
+                *request.key,
+                request.reservation,
+                assign.prompt_ids,
+                assign.sampling,
                 assign.num_choices,
-                self.engine.page_size,
-                PageState.RESERVED,
+                assign.timeline,
             )
-            if choices is None:
-                return False
-            for req, pages in zip(request.reqs, choices, strict=True):
-                self.engine.admit(req, pages)
-            prompt_pages = choices[0][: self.engine.kv.layout.num_pages(request.prompt_len)]
-            self._receiver.reserve(
-                request.reservation, assign.attempt, request.prefill.instance, prompt_pages, request.prompt_len
-            )
-        self._reserved[request.reservation] = request
-        request.move(DecodeState.REQUESTED)
-        request.deadline = self._clock.now() + HANDOVER_DEADLINE_S
-        self._stamp(request, "reserved, job sent")
-        job = PrefillJob(
-            assign.request_id,
-            assign.attempt,
-            request.reservation,
-            assign.prompt_ids,
-            assign.sampling,
-            assign.num_choices,
-            assign.timeline,
-        )
-        self.outbox.prefill.append((request.prefill, job))
-        return True
+            self.outbox.prefill.append((request.prefill, job))
 
     # ---- from the first frame to the running batch ----
 
@@ -269,11 +220,11 @@ class DecodeWorker:
                     self.outbox.prefill.append((peer.address, DataCredit(event.num_bytes)))
             elif (
                 isinstance(event, FirstFrame | Delivered | TransferFailed)
-                and (request := self._reserved.get(event.reservation)) is not None
+                and (request := self._reservations.get(event.reservation)) is not None
             ):
                 self._on_transfer(request, event)
         now = self._clock.now()
-        for request in [late for late in self._reserved.values() if late.deadline <= now]:
+        for request in self._reservations.late(now):
             self._fail(request, Unavailable(f"no KV from {request.prefill.worker_id} in {HANDOVER_DEADLINE_S:.0f} s"))
         return bool(events)
 
@@ -294,7 +245,7 @@ class DecodeWorker:
         """The KV is whole: acknowledge it, own its pages, give each choice its partial page, merge a PREBUILT batch."""
         request.move(DecodeState.DELIVERED)
         self._stamp(request, "KV delivered")
-        self._hand_over(request)
+        self._reservations.close(request)
         delivered = KvDelivered(*request.key, request.reservation)
         self.outbox.prefill.append((request.prefill, delivered))
         self.engine.pages.own(list(dict.fromkeys(page for req in request.reqs for page in req.pages)))
@@ -323,28 +274,17 @@ class DecodeWorker:
 
     def _on_finished_early(self, request: DecodeRequest, message: JobFinishedEarly) -> None:
         request.stamps.extend(message.stamps)
-        self._hand_over(request)
+        self._reservations.close(request)
         for req, token in zip(request.reqs, message.first_tokens, strict=False):
             if req.finish is None:
                 self._take_token(request, req, token)
         if request.key in self._requests:
             self._fail(request, InternalError("prefill ended a request whose first token does not end it"))
 
-    def _hand_over(self, request: DecodeRequest) -> None:
-        """Prefill has nothing more to say about this request; no frame lands any more."""
-        self._receiver.release(request.reservation)
-        del self._reserved[request.reservation]
-
     # ---- tokens and ends ----
 
     def _take_token(self, request: DecodeRequest, req: Req, token: int) -> None:
-        seq = len(req.outputs)
-        req.append(token)
-        self._tokens.append(
-            ChoiceTokens(
-                req.request_id, req.attempt, req.choice, seq, (token,), "" if req.finish is None else req.finish
-            )
-        )
+        seq = self._tokens.add(req, token)
         if seq == 1:
             self._stamp(request, "first decode")
         if req.finish is not None:
@@ -354,14 +294,9 @@ class DecodeWorker:
         self.engine.release(req)
         if all(other.finish is not None for other in request.reqs):
             self._stamp(request, "decode done")
-            self._token_stamps[request.assign.request_id] = tuple(request.stamps)
+            self._tokens.close(req.request_id, request.stamps)
             request.move(DecodeState.FINISHED)
             del self._requests[request.key]
-
-    def _flush_tokens(self) -> None:
-        if self._tokens:
-            self.outbox.gateway.append(Tokens(tuple(self._tokens), self._token_stamps))
-            self._tokens, self._token_stamps = [], {}
 
     def _on_cancel(self, message: CancelRequest) -> None:
         request = self._requests.get((message.request_id, message.attempt))
@@ -397,13 +332,8 @@ class DecodeWorker:
     def _end(self, request: DecodeRequest, state: DecodeState, cancel_job: bool = True) -> None:
         """The way out of a request that does not finish: stop the transfer, tell prefill, give everything back once."""
         request.move(state)
-        if request in self._reserving:
-            self._reserving.remove(request)
-        if request.reservation in self._reserved:
-            self._hand_over(request)
-            if cancel_job:
-                cancel: ToPrefill = CancelJob(*request.key, request.reservation)
-                self.outbox.prefill.append((request.prefill, cancel))
+        if self._reservations.close(request) and cancel_job:
+            self.outbox.prefill.append((request.prefill, CancelJob(*request.key, request.reservation)))
         for req in request.reqs:
             req.finish = req.finish or FinishReason.CANCELLED
             self.engine.release(req)

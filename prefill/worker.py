@@ -9,7 +9,7 @@ clock's. See job_states.py for a job's life.
 
 from prefill.job import Job
 from prefill.job_states import JobState
-from protocol.errors import BadRequest, BatonError, InternalError, WireError
+from protocol.errors import BadRequest, BatonError, InternalError, WireError, as_baton_error
 from protocol.kv_layout import KvLayout, mismatch
 from protocol.messages_gateway import (
     CancelRequest,
@@ -151,7 +151,7 @@ class PrefillWorker:
 
     def failed(self, launch: Launch, error: Exception) -> None:
         """The launch raised: its jobs fail."""
-        reason = error if isinstance(error, BatonError) else InternalError(f"{type(error).__name__}: {error}")
+        reason = as_baton_error(error)
         for chunk in launch.plan.chunks:
             if (job := self._job_of.get(chunk.req)) is not None:
                 self._fail(job, reason)

@@ -101,3 +101,8 @@ def error_from_code(code: str, message: str) -> BatonError:
     if kind is None or kind is BatonError:
         return InternalError(message if code == InternalError.code else f"{code}: {message}")
     return kind(message)
+
+
+def as_baton_error(error: Exception) -> BatonError:
+    """`error` itself, or an InternalError that names what was raised."""
+    return error if isinstance(error, BatonError) else InternalError(f"{type(error).__name__}: {error}")

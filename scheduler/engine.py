@@ -198,6 +198,9 @@ class Engine:
                     launch.tokens_L = self._forward.to_host(tokens_L)
         except Exception as error:  # noqa: BLE001 - the top of the forward loop: fails this launch's requests and goes on
             launch.error = error
+            # The launch behind this one is enqueued already, and others than the failed requests may have joined it:
+            # they must not fail because these rows hold no token. What is drawn from the zeros is ignored.
+            self.future_map.stash(batch.stash_rows_L, torch.zeros_like(batch.stash_rows_L), batch.stash_generations)
 
     def _layer_written(self, launch: Launch, layer: int) -> None:
         if isinstance(self.kv, MirroredKv):

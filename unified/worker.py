@@ -7,14 +7,12 @@ It composes what scheduler/ has. What it does not know: sockets, threads, text, 
 
 from dataclasses import dataclass, field
 
-from protocol.errors import BadRequest, BatonError, InternalError
+from protocol.errors import BadRequest, BatonError, as_baton_error
 from protocol.messages_gateway import (
     Assign,
     CancelRequest,
-    ChoiceTokens,
     RequestFailed,
     Stamp,
-    Tokens,
     ToWorker,
     WorkerStats,
 )
@@ -30,6 +28,7 @@ from scheduler.page_allocator import PageState
 from scheduler.req import Req
 from scheduler.running import Running
 from scheduler.schedule_batch import ScheduleBatch
+from scheduler.token_stream import TokenStream
 
 
 @dataclass(eq=False)
@@ -65,8 +64,7 @@ class UnifiedWorker:
         self._requests: dict[tuple[str, int], UnifiedRequest] = {}
         self._waiting: list[UnifiedRequest] = []
         self._computing: list[UnifiedRequest] = []
-        self._tokens: list[ChoiceTokens] = []
-        self._token_stamps: dict[str, tuple[Stamp, ...]] = {}
+        self._tokens = TokenStream()
 
     # ---- messages ----
 
@@ -87,9 +85,7 @@ class UnifiedWorker:
         self._admit()
         progressed = self._loop.step()
         self.engine.collect()
-        if self._tokens:
-            self.outbox.gateway.append(Tokens(tuple(self._tokens), self._token_stamps))
-            self._tokens, self._token_stamps = [], {}
+        self._tokens.flush(self.outbox)
         return progressed
 
     @property
@@ -137,7 +133,7 @@ class UnifiedWorker:
 
     def failed(self, launch: Launch, error: Exception) -> None:
         """The launch raised: its requests fail."""
-        reason = error if isinstance(error, BatonError) else InternalError(f"{type(error).__name__}: {error}")
+        reason = as_baton_error(error)
         for req in (*(chunk.req for chunk in launch.plan.chunks), *launch.batch.samples):
             if (request := self._requests.get((req.request_id, req.attempt))) is not None:
                 self._fail(request, reason)
@@ -202,20 +198,14 @@ class UnifiedWorker:
             self._running.join(ScheduleBatch.launched(going_on, self.engine.device))
 
     def _take_token(self, request: UnifiedRequest, req: Req, token: int) -> None:
-        seq = len(req.outputs)
-        req.append(token)
-        self._tokens.append(
-            ChoiceTokens(
-                req.request_id, req.attempt, req.choice, seq, (token,), "" if req.finish is None else req.finish
-            )
-        )
+        seq = self._tokens.add(req, token)
         if seq < 2:
             self._stamp(request, ("first token", "first decode")[seq])
         if req.finish is not None:
             self.engine.release(req)
             if all(other.finish is not None for other in request.reqs):
                 self._stamp(request, "decode done")
-                self._token_stamps[req.request_id] = tuple(request.stamps)
+                self._tokens.close(req.request_id, request.stamps)
                 del self._requests[request.key]
 
     def _on_cancel(self, message: CancelRequest) -> None:

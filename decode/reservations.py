@@ -1,0 +1,103 @@
+"""Who gets rows and pages, when, and which requests are on their way from prefill.
+
+    queue -> (pages, rows and job credit are there) -> reserved: frames may land -> close
+
+What it does not know: messages, tokens, what is decoded.
+"""
+
+from decode.prefill_peers import PrefillPeers
+from decode.request import DecodeRequest
+from scheduler.choice_pages import allocate_choices, pages_needed
+from scheduler.engine import Engine
+from scheduler.page_allocator import PageState
+from transfer.interface import KvReceiver
+
+
+class Reservations:
+    """Requests in RESERVING, and by reservation those in REQUESTED and RECEIVING."""
+
+    def __init__(self, engine: Engine, receiver: KvReceiver, peers: PrefillPeers) -> None:
+        self._engine = engine
+        self._receiver = receiver
+        self._peers = peers
+        self._waiting: list[DecodeRequest] = []
+        self._reserved: dict[int, DecodeRequest] = {}
+
+    def get(self, reservation: int) -> DecodeRequest | None:
+        """The request that is on its way under `reservation`."""
+        return self._reserved.get(reservation)
+
+    def never_fits(self, request: DecodeRequest) -> str | None:
+        """Why the request could not even run alone, or None."""
+        needed, total = self._pages_needed(request), self._engine.pages.num_pages - 1
+        if needed > total:
+            return f"the request needs {needed} KV pages, this decode worker has {total}"
+        rows = self._engine.rows.num_rows - 1
+        if request.assign.num_choices > rows:
+            return f"n: got {request.assign.num_choices}, this decode worker runs at most {rows} choices"
+        return None
+
+    def queue(self, request: DecodeRequest) -> None:
+        """The request waits for its turn."""
+        self._waiting.append(request)
+
+    def admit(self) -> list[DecodeRequest]:
+        """Reserves for those whose turn it is, oldest first, and returns them.
+
+        Who lacks job credit lets others pass; who lacks pages or rows holds the rest back, so that nobody starves.
+        """
+        admitted: list[DecodeRequest] = []
+        waiting: list[DecodeRequest] = []
+        for index, request in enumerate(self._waiting):
+            peer = self._peers.get(request.prefill.instance)
+            if peer is None or not peer.takes_jobs:
+                waiting.append(request)
+                continue
+            if not self._reserve(request):
+                waiting.extend(self._waiting[index:])
+                break
+            peer.credit -= request.prompt_len
+            admitted.append(request)
+        self._waiting = waiting
+        return admitted
+
+    def late(self, now: float) -> list[DecodeRequest]:
+        """Reserved requests whose deadline has passed."""
+        return [request for request in self._reserved.values() if request.deadline <= now]
+
+    def close(self, request: DecodeRequest) -> bool:
+        """Nothing more is expected for the request: no frame lands any more. False if it was not reserved yet."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        if self._reserved.pop(request.reservation, None) is None:
+            return False
+        self._receiver.release(request.reservation)
+        return True
+
+    def _pages_needed(self, request: DecodeRequest) -> int:
+        num_choices = request.assign.num_choices
+        return pages_needed(request.prompt_len, request.kv_tokens, num_choices, self._engine.page_size)
+
+    def _reserve(self, request: DecodeRequest) -> bool:
+        assign, engine = request.assign, self._engine
+        if request.kv_tokens:
+            if engine.rows.num_free < assign.num_choices:
+                return False
+            choices = allocate_choices(
+                engine.pages,
+                request.prompt_len,
+                request.kv_tokens,
+                assign.num_choices,
+                engine.page_size,
+                PageState.RESERVED,
+            )
+            if choices is None:
+                return False
+            for req, pages in zip(request.reqs, choices, strict=True):
+                engine.admit(req, pages)
+            prompt_pages = choices[0][: engine.kv.layout.num_pages(request.prompt_len)]
+            self._receiver.reserve(
+                request.reservation, assign.attempt, request.prefill.instance, prompt_pages, request.prompt_len
+            )
+        self._reserved[request.reservation] = request
+        return True
