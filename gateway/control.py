@@ -123,6 +123,7 @@ class Control:
             prefill.address if prefill else None,
             timeline,
         )
+        assigned_at = self._clock.now()
         if not self._send(key, assign):
             self.requests.remove(request_id)
             raise Unavailable(f"worker {key.worker_id!r} cannot be reached; try again")
@@ -130,7 +131,7 @@ class Control:
         self._loads.add(key, decode_load(job.need))
         if prefill is not None:
             self._loads.add(prefill.key, prefill_load(job.need))
-        record.stamps.append(Stamp("assigned", self._clock.now(), GATEWAY))
+        record.stamps.append(Stamp("assigned", assigned_at, GATEWAY))
         return Ticket(request_id, record, lambda number: self._cancel(request_id, number))
 
     def _cancel(self, request_id: str, number: int, error: BatonError | None = None) -> None:
@@ -186,7 +187,7 @@ class Control:
             self._apply(self.membership.heartbeat(message, now))
         elif isinstance(message, Leaving):
             _check_sender(identity, WorkerKey(message.worker_id, message.instance))
-            self._apply(self.membership.leaving(message))
+            self._apply(self.membership.leaving(message), is_orderly=True)
         elif not self._is_member(identity):
             raise WireError(f"{type(message).__name__} from a worker that is not a member")
         elif isinstance(message, FirstToken):
@@ -236,7 +237,7 @@ class Control:
 
     # ---- members ----
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: Change, is_orderly: bool = False) -> None:
         for outgoing in change.outgoing:
             self._send(outgoing.to, outgoing.message)
         if change.joined is not None:
@@ -244,8 +245,10 @@ class Control:
             log.info("worker joined", worker=change.joined.key.worker_id, role=str(change.joined.role))
         for member in change.lost:
             self._limits = None
-            why = self.membership.why_lost(member.key)
-            log.warning("worker lost", worker=member.key.worker_id, why=why)
+            if is_orderly:
+                log.info("worker left", worker=member.key.worker_id)
+            else:
+                log.warning("worker lost", worker=member.key.worker_id, why=self.membership.why_lost(member.key))
             for record in self.requests.running_on(member.key):
                 self._fail(record, WorkerLost(f"{member.role} worker {member.key.worker_id!r} is lost"))
 

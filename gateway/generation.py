@@ -130,7 +130,8 @@ class Generation:
 
     def timeline(self) -> list[dict[str, Any]]:
         """All stamps in order, in milliseconds since the request arrived."""
-        stamps = [*self._stamps, *(stamp for ticket in self._tickets for stamp in ticket.record.stamps)]
+        workers = (stamp for ticket in self._tickets for stamp in ticket.record.stamps)
+        stamps = dict.fromkeys((*self._stamps, *workers))  # several workers may tell of the same moment
         return [
             {"name": each.name, "at_ms": round((each.at - self._received_at) * 1e3, 3), "worker": each.worker_id}
             for each in sorted(stamps, key=lambda each: each.at)

@@ -195,7 +195,8 @@ def _add_status(app: FastAPI, service: Service) -> None:
             f"see /health, /workers, /metrics, /openapi.json\n"
         )
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
     async def health() -> Response:
         """200 when requests can be served: a prefill and a decode worker, or a unified one, are ready."""
         if service.control.membership.can_serve:
@@ -225,8 +226,8 @@ def _add_status(app: FastAPI, service: Service) -> None:
         """For Prometheus."""
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.post("/flush_cache")
-    @app.post("/reset_prefix_cache")
+    @app.post("/flush_cache", operation_id="flush_cache")
+    @app.post("/reset_prefix_cache", operation_id="reset_prefix_cache")
     async def flush_cache() -> Response:
         """Benchmarks call this before a run. No prefix is cached, so there is nothing to drop."""
         return json_response({"status": "ok"})

@@ -1,7 +1,7 @@
 """A real gateway on a free port, with fake workers that dial it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -42,17 +42,18 @@ class Setting:
         return await self.client.post("/v1/completions", json={"prompt": prompt, **fields})
 
 
-async def wait_for(happened: Callable[[], bool]) -> None:
+async def wait_until(happened: Callable[[], bool]) -> None:
     """Lets the loop turn until `happened()`."""
     async with asyncio.timeout(10):
-        while not happened():
+        while not happened():  # noqa: ASYNC110  # what is waited for has no event
             await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
 async def running(folder: Path, **options: Any) -> AsyncIterator[Setting]:
     """A gateway that serves `folder` as "story"."""
-    settings = GatewaySettings(**{"port": 0, "model": str(folder), "served_model_name": "story"} | options)
+    wanted: dict[str, Any] = {"port": 0, "model": str(folder), "served_model_name": "story", **options}
+    settings = GatewaySettings(**wanted)
     gateway = Gateway(settings, MonotonicClock())
     serving = asyncio.create_task(gateway.serve())
     async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as client:
@@ -77,6 +78,3 @@ async def setting(folder: Path) -> AsyncIterator[Setting]:
     """A gateway without workers yet."""
     async with running(folder) as found:
         yield found
-
-
-Post = Callable[..., Awaitable[httpx.Response]]

@@ -6,8 +6,9 @@ It can send first tokens late, everything twice, out of order, several at once; 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -152,10 +153,10 @@ class FakeWorker:
                 self._news.clear()
                 await self._news.wait()
 
-    def _spawn(self, work: "asyncio.Future[None] | object") -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
-        self._tasks.add(task)  # type: ignore[arg-type]
-        task.add_done_callback(self._tasks.discard)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _beat(self) -> None:
         while True:
@@ -186,7 +187,7 @@ class FakeWorker:
         )
         if self.prefill is not None and not how.first_token_late:
             await self.prefill.send(first)
-        steps = [step for step in itertools.zip_longest(*plan)]
+        steps = list(itertools.zip_longest(*plan))
         for step in reversed(steps) if how.reverse else steps:
             going_on = [each for each in step if each is not None and not self._is_cancelled(each)]
             if how.fail_after is not None and going_on and going_on[0].seq >= how.fail_after:
@@ -196,7 +197,9 @@ class FakeWorker:
                 return
             if going_on:
                 is_end = any(each.finish for each in going_on)
-                stamps = {assign.request_id: (Stamp("decode done", 0.7, self.worker_id),)} if is_end else {}
+                stamps: dict[str, tuple[Stamp, ...]] = {}
+                if is_end:
+                    stamps[assign.request_id] = (Stamp("decode done", 0.7, self.worker_id),)
                 for _ in range(2 if how.twice else 1):
                     await self.send(Tokens(tuple(going_on), stamps))
             await asyncio.sleep(how.pause_s)

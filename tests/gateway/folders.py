@@ -18,7 +18,7 @@ TEMPLATE = (
 
 def byte_tokenizer(add_bos: bool = False) -> Tokenizer:
     """Byte-level: the id of a byte is the byte; 256.. are special tokens; 259.. are a few merges."""
-    vocab = {char: byte for char, byte in byte_alphabet().items()}
+    vocab = dict(byte_alphabet())
     merges = [("h", "e"), ("l", "l"), ("Ġ", "w")]
     vocab |= {"".join(pair): 259 + place for place, pair in enumerate(merges)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab | {"<|bos|>": BOS, "<|eos|>": EOS, "<|end|>": END}, merges=merges))

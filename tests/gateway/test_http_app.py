@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import pytest
@@ -51,8 +52,6 @@ async def test_each_token_once_and_in_order(setting: Setting, behaviour: Behavio
 
 
 def texts_of_stream(content: str) -> list[str]:
-    import json
-
     lines = [line for line in content.split("\n\n") if line]
     assert lines[-1] == "data: [DONE]"
     texts: dict[int, str] = {}

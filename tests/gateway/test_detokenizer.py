@@ -1,0 +1,58 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.detokenizer import ByteDetokenizer, Detokenizer, NoText, TokenBytes, WindowDetokenizer, is_byte_level
+from tests.gateway.folders import BOS, END, VOCAB_SIZE, byte_tokenizer, piece_tokenizer
+
+BYTES = byte_tokenizer()
+PIECES = piece_tokenizer()
+SPECIAL = frozenset(range(256, 259))
+
+
+def new_bytes(skip_special: bool = True) -> Detokenizer:
+    return ByteDetokenizer(TokenBytes(BYTES, SPECIAL), skip_special)
+
+
+def run(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
+    return [*(detokenizer.feed(token_id) for token_id in ids), detokenizer.flush()]
+
+
+def test_kinds_are_told_apart() -> None:
+    assert is_byte_level(BYTES) and not is_byte_level(PIECES)
+
+
+@pytest.mark.parametrize("text", ["hello world", "naïve – 🙂 é", "日本語", "🙂🙂"])
+def test_characters_come_whole(text: str) -> None:
+    shown = run(new_bytes(), BYTES.encode(text).ids)
+    assert "".join(shown) == text
+    assert not any("\ufffd" in each for each in shown)
+
+
+def test_special_tokens() -> None:
+    ids = [BOS, 72, END, 105]
+    assert "".join(run(new_bytes(), ids)) == "Hi"
+    assert "".join(run(new_bytes(False), ids)) == "<|bos|>H<|end|>i"
+
+
+@given(st.lists(st.integers(0, VOCAB_SIZE + 20), max_size=30), st.booleans())
+def test_byte_level_equals_decoding_at_once(ids: list[int], skip: bool) -> None:
+    assert "".join(run(new_bytes(skip), ids)) == BYTES.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("text", ["hello world", "he e 🙂 é", "日本"])
+def test_window_keeps_spaces_and_whole_characters(text: str) -> None:
+    ids = PIECES.encode("▁" + text.replace(" ", "▁")).ids
+    shown = run(WindowDetokenizer(PIECES, True), ids)
+    assert "".join(shown) == PIECES.decode(ids) == text
+    assert not any("\ufffd" in each for each in shown)
+
+
+def test_window_does_not_wait_for_ever() -> None:
+    detokenizer = WindowDetokenizer(PIECES, True)
+    shown = [detokenizer.feed(3 + 0xFF) for _ in range(100)]
+    assert "".join(shown).count("\ufffd") >= 64
+
+
+def test_no_text() -> None:
+    assert run(NoText(), [1, 2]) == ["", "", ""]
