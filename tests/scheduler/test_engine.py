@@ -1,0 +1,216 @@
+import pytest
+import torch
+
+from model.fake import FakeRunner
+from model.inputs import ModelInput
+from scheduler.engine import Engine, Launch
+from scheduler.forward_batch import ExtendChunk, LaunchPlan
+from scheduler.req import Req
+from scheduler.schedule_batch import ScheduleBatch
+from scheduler.streams_host import HostStream
+from tests.scheduler.building import CPU, ManualStream, admitted, greedy, make_engine
+
+
+def finish(engine: Engine, stream: ManualStream) -> Launch:
+    """Runs the oldest launch and takes it."""
+    assert engine.take_completed() is None
+    copy_done = engine.in_flight[0].copy_done
+    assert copy_done is not None
+    copy_done.synchronize()
+    launch = engine.take_completed()
+    assert launch is not None
+    return launch
+
+
+def prompt_plan(req: Req, start: int = 0, end: int | None = None) -> LaunchPlan:
+    end = req.prompt_len if end is None else end
+    return LaunchPlan((ExtendChunk(req, start, end, (req,) if end == req.prompt_len else ()),), None)
+
+
+class FailAt:
+    """Raises in the chosen forwards, counted from 1."""
+
+    def __init__(self, *failing: int) -> None:
+        self.failing = failing
+        self.count = 0
+
+    def __call__(self, inp: ModelInput) -> None:
+        self.count += 1
+        if self.count in self.failing:
+            raise RuntimeError(f"forward {self.count} is broken")
+
+
+def test_tokens_relayed_on_the_device_are_those_of_the_model() -> None:
+    stream = ManualStream()
+    engine = make_engine(stream)
+    runner = FakeRunner(vocab_size=97, context_length=64)
+    prompt = tuple(range(10))
+    req = admitted(engine, prompt, greedy(6))
+    engine.launch(prompt_plan(req, 0, 7))
+    engine.launch(prompt_plan(req, 7))
+    batch = ScheduleBatch.launched([req], CPU)
+    for _ in range(5):  # nothing has run yet: every input is a sentinel
+        engine.launch(LaunchPlan((), batch))
+    assert (req.num_computed, req.num_sampled, engine.num_launches) == (10, 6, 7)
+    got = [token for _ in range(7) for _, token in engine.tokens(finish(engine, stream))]
+    assert got == runner.expected_tokens(prompt, 6)
+    assert not engine.in_flight and engine.take_completed() is None
+    engine.close()
+    assert stream.closed
+
+
+def test_a_failed_launch_gives_its_error_and_no_tokens_and_the_engine_goes_on() -> None:
+    stream = ManualStream()
+    engine = make_engine(stream, runner=FakeRunner(vocab_size=97, context_length=64, before_forward=FailAt(1)))
+    bad, good = admitted(engine, (1, 2), name="bad"), admitted(engine, (3, 4), name="good")
+    engine.launch(prompt_plan(bad))
+    engine.launch(prompt_plan(good))
+    failed = finish(engine, stream)
+    assert isinstance(failed.error, RuntimeError) and engine.tokens(failed) == []
+    fine = finish(engine, stream)
+    assert fine.error is None
+    assert engine.tokens(fine) == [(good, FakeRunner(vocab_size=97).expected_tokens((3, 4), 1)[0])]
+
+
+@pytest.mark.parametrize("debug", [True, False])
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_failed_launch_does_not_fail_those_who_join_the_next(debug: bool, failing: int) -> None:
+    """The next launch is enqueued already, with the failed requests still in it, and with new ones."""
+    stream = ManualStream()
+    runner = FakeRunner(vocab_size=97, context_length=64, before_forward=FailAt(failing))
+    engine = make_engine(stream, runner=runner, debug=debug)
+    old, new = admitted(engine, (1, 2), name="old"), admitted(engine, (3, 4, 5), name="new")
+    engine.launch(prompt_plan(old))
+    running = ScheduleBatch.launched([old], CPU)
+    if failing > 2:
+        engine.launch(LaunchPlan((), running))
+    engine.launch(LaunchPlan((), running))
+    new.outputs = runner.expected_tokens((3, 4, 5), 1)
+    engine.launch(LaunchPlan((ExtendChunk(new, 0, 3),), None))
+    running.merge(ScheduleBatch.prebuilt([new], CPU))
+    engine.launch(LaunchPlan((), running))
+    launches = [finish(engine, stream) for _ in range(len(engine.in_flight))]
+    assert [launch.error is not None for launch in launches] == [n == failing for n in range(1, len(launches) + 1)]
+    assert dict(engine.tokens(launches[-1]))[new] == runner.expected_tokens((3, 4, 5), 2)[1]
+
+
+def test_what_is_released_in_flight_is_reused_after_the_launch() -> None:
+    stream = ManualStream()
+    engine = make_engine(stream, num_pages=8, max_requests=1)
+    req = admitted(engine, (1, 2, 3), greedy(4))
+    num_pages, row = len(req.pages), req.row
+    engine.launch(prompt_plan(req))
+    engine.launch(LaunchPlan((), ScheduleBatch.launched([req], CPU)))
+    engine.release(req)
+    assert (req.row, req.pages) == (0, [])
+    engine.release(req)  # the second time does nothing
+    for _ in range(2):
+        engine.collect()
+        assert engine.pages.counts().quarantined == num_pages
+        assert engine.rows.num_free == 0
+        finish(engine, stream)
+    engine.pages.check()
+    assert (engine.pages.counts().free, engine.rows.num_free) == (7, 1)
+    assert admitted(engine, (4,), greedy(4)).row == row
+
+
+def test_an_idle_engine_reuses_at_once() -> None:
+    engine = make_engine(ManualStream(), num_pages=8)
+    req = admitted(engine)
+    engine.release(req)
+    assert engine.pages.counts().free == 7
+
+
+def test_a_transfer_that_reads_holds_pages_and_row_back() -> None:
+    engine = make_engine(ManualStream(), num_pages=8)
+    req = admitted(engine)
+    num_pages = len(req.pages)
+    reading = [True]
+    engine.release(req, lambda: reading[0])
+    engine.collect()
+    assert engine.pages.counts().quarantined == num_pages
+    reading[0] = False
+    engine.collect()
+    assert (engine.pages.counts().quarantined, engine.rows.num_free) == (0, 8)
+
+
+def filled(engine: Engine, page: int, value: float) -> None:
+    engine.kv.layer(0)[page] = value
+
+
+def test_a_copy_runs_behind_the_launches_before_it_and_ahead_of_the_next() -> None:
+    stream = ManualStream()
+    seen: list[float] = []
+    engine = make_engine(stream)
+    req = admitted(engine, (1, 2, 3, 4), greedy(4))
+    source, target, free = req.pages[0], req.pages[1], engine.pages.num_free
+    filled(engine, target, -7.0)
+    engine.launch(prompt_plan(req))
+    engine.copy_pages([source], [target])
+    stream.launch(lambda: seen.append(float(engine.kv.layer(0)[target].sum())))
+    assert float(engine.kv.layer(0)[target].mean()) == -7.0
+    engine.release(req)
+    finish(engine, stream)
+    engine.collect()
+    assert engine.pages.num_free == free  # the copy has not run: its pages are not reused
+    written = engine.kv.layer(0)[source].clone()
+    assert written.abs().sum() > 0
+    stream.synchronize()
+    assert torch.equal(engine.kv.layer(0)[target], written)
+    assert seen == [float(written.sum())]
+    engine.collect()
+    assert engine.pages.counts().free == engine.pages.counts().total
+
+
+def test_copying_nothing_enqueues_nothing() -> None:
+    stream = ManualStream()
+    make_engine(stream).copy_pages([], [])
+    assert not stream.queue
+
+
+def test_layers_are_told_as_they_are_written() -> None:
+    stream = ManualStream()
+    engine = make_engine(stream)
+    launch = engine.launch(prompt_plan(admitted(engine)))
+    assert not launch.layers
+    finish(engine, stream)
+    assert [layer for layer, _ in launch.layers] == [0, 1]
+    assert all(event.done() for _, event in launch.layers)
+
+
+def test_a_leaked_sentinel_fails_the_launch() -> None:
+    stream = ManualStream()
+    engine = make_engine(stream)
+    req = admitted(engine)
+    engine.launch(LaunchPlan((), ScheduleBatch.launched([req], CPU)))  # its prompt was never launched
+    launch = finish(engine, stream)
+    assert launch.error is not None and "which no launch has stashed" in str(launch.error)
+
+
+def test_a_launch_without_rows_to_sample_has_no_tokens() -> None:
+    stream = ManualStream()
+    engine = make_engine(stream)
+    req = admitted(engine)
+    engine.launch(prompt_plan(req, 0, 2))
+    launch = finish(engine, stream)
+    assert (engine.tokens(launch), launch.error, req.num_sampled) == ([], None, 0)
+
+
+def test_on_a_thread_too() -> None:
+    engine = make_engine(HostStream("forward"))
+    runner = FakeRunner(vocab_size=97, context_length=64)
+    req = admitted(engine, (9, 8, 7), greedy(5))
+    engine.launch(prompt_plan(req))
+    batch = ScheduleBatch.launched([req], CPU)
+    got: list[int] = []
+    for _ in range(4):
+        engine.launch(LaunchPlan((), batch))
+    while engine.in_flight:
+        copy_done = engine.in_flight[0].copy_done
+        assert copy_done is not None
+        copy_done.synchronize()
+        launch = engine.take_completed()
+        assert launch is not None
+        got += [token for _, token in engine.tokens(launch)]
+    assert got == runner.expected_tokens((9, 8, 7), 5)
+    engine.close()

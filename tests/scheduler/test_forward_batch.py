@@ -1,0 +1,156 @@
+import pytest
+import torch
+
+from model.sampler import SamplingInput
+from scheduler.forward_batch import ExtendChunk, ForwardBatch, LaunchPlan
+from scheduler.req import Req
+from scheduler.row_pool import RowPool
+from scheduler.schedule_batch import ScheduleBatch
+from tests.scheduler.building import CPU, greedy, make_req
+
+
+class Pool:
+    """Rows, with requests whose pages are easy to recognise: page i of the k-th request is 10 * k + i."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.rows = RowPool(8, 64, CPU)
+        self.count = 0
+
+    def req(self, prompt_len: int, outputs: tuple[int, ...] = (), choice: int = 0) -> Req:
+        self.count += 1
+        req = make_req(tuple(range(1000 * self.count, 1000 * self.count + prompt_len)), greedy(20), choice)
+        req.pages = [100 * self.count + i for i in range(-(-(prompt_len + 20) // self.page_size))]
+        row = self.rows.allocate(req.pages)
+        assert row is not None
+        req.row, req.row_generation, req.outputs = row, self.rows.generation(row), list(outputs)
+        return req
+
+    def slots(self, req: Req, start: int, end: int) -> list[int]:
+        size = self.page_size
+        return [req.pages[position // size] * size + position % size for position in range(start, end)]
+
+    def launch(self, plan: LaunchPlan) -> ForwardBatch:
+        return ForwardBatch.init_new(plan, self.rows, self.page_size, CPU)
+
+
+@pytest.fixture(params=[1, 16])
+def pool(request: pytest.FixtureRequest) -> Pool:
+    return Pool(request.param)
+
+
+def sampling_of(batch: ForwardBatch) -> SamplingInput:
+    assert batch.sampling is not None
+    return batch.sampling
+
+
+def test_extend(pool: Pool) -> None:
+    a, b = pool.req(20), pool.req(5)
+    plan = LaunchPlan((ExtendChunk(a, 7, 18), ExtendChunk(b, 0, 5, (b,))), None, relay=False)
+    batch = pool.launch(plan)
+    inp = batch.input
+    assert inp.input_ids_T.tolist() == [*range(1007, 1018), *range(2000, 2005)]
+    assert inp.positions_T.tolist() == [*range(7, 18), *range(5)]
+    assert inp.slots_T.tolist() == pool.slots(a, 7, 18) + pool.slots(b, 0, 5)
+    assert inp.seq_lens_B.tolist() == [18, 5]
+    assert (inp.extend_lens, inp.extend_seq_lens, inp.num_decodes, inp.max_decode_seq_len) == ((11, 5), (18, 5), 0, 0)
+    assert inp.logit_indices_L.tolist() == [15]  # the middle chunk wants no logits
+    pages = -(-18 // pool.page_size)
+    assert inp.page_table_BP.shape == (2, pages)
+    assert inp.page_table_BP[0].tolist() == a.pages[:pages]
+    own = -(-5 // pool.page_size)
+    assert inp.page_table_BP[1, :own].tolist() == b.pages[:own]
+    assert (batch.samples, batch.has_sentinels) == ((b,), False)
+    assert sampling_of(batch).position_L.tolist() == [5]
+    assert (batch.stash_rows_L.tolist(), batch.stash_generations) == ([], ())  # no relay
+
+
+def test_only_middle_chunks_sample_nothing(pool: Pool) -> None:
+    a = pool.req(20)
+    batch = pool.launch(LaunchPlan((ExtendChunk(a, 0, 9),), None))
+    assert (batch.sampling, batch.samples, batch.input.logit_indices_L.tolist()) == (None, (), [])
+    assert batch.stash_rows_L.tolist() == []  # a middle chunk does not stash
+
+
+def test_n_choices_read_the_same_logits(pool: Pool) -> None:
+    a = pool.req(6)
+    choices = tuple(pool.req(6, choice=choice) for choice in range(3))
+    batch = pool.launch(LaunchPlan((ExtendChunk(a, 2, 6, choices),), None))
+    assert batch.input.logit_indices_L.tolist() == [3, 3, 3]
+    assert batch.samples == choices
+    assert sampling_of(batch).choice_L.tolist() == [0, 1, 2]
+    assert sampling_of(batch).position_L.tolist() == [6, 6, 6]
+    assert batch.stash_rows_L.tolist() == [req.row for req in choices]
+
+
+def test_decode(pool: Pool) -> None:
+    a, b = pool.req(16, (50,)), pool.req(3, (60, 61))
+    running = ScheduleBatch.prebuilt([a, b], CPU)
+    running.advance()
+    batch = pool.launch(LaunchPlan((), running))
+    inp = batch.input
+    assert inp.input_ids_T.tolist() == [50, 61]
+    assert inp.positions_T.tolist() == [16, 4]
+    assert inp.slots_T.tolist() == pool.slots(a, 16, 17) + pool.slots(b, 4, 5)
+    assert inp.seq_lens_B.tolist() == [17, 5]
+    assert (inp.num_decodes, inp.max_decode_seq_len, inp.extend_lens) == (2, 17, ())
+    assert inp.logit_indices_L.tolist() == [0, 1]
+    assert sampling_of(batch).position_L.tolist() == [17, 5]
+    assert batch.samples == (a, b)
+    assert batch.decode_generations == (a.row_generation, b.row_generation)
+    assert batch.stash_rows_L.tolist() == [a.row, b.row]
+    assert batch.has_sentinels
+
+
+def test_mixed(pool: Pool) -> None:
+    a, b, c = pool.req(9), pool.req(30, (70,)), pool.req(4)
+    running = ScheduleBatch.prebuilt([b], CPU)
+    running.merge(ScheduleBatch.launched([c], CPU))
+    running.advance()
+    batch = pool.launch(LaunchPlan((ExtendChunk(a, 0, 9, (a,)),), running))
+    inp = batch.input
+    assert inp.input_ids_T.tolist() == [*range(1000, 1009), 70, -c.row]
+    assert inp.positions_T.tolist() == [*range(9), 30, 4]
+    assert inp.slots_T.tolist() == pool.slots(a, 0, 9) + pool.slots(b, 30, 31) + pool.slots(c, 4, 5)
+    assert inp.seq_lens_B.tolist() == [9, 31, 5]
+    assert (inp.extend_lens, inp.num_decodes, inp.max_decode_seq_len) == ((9,), 2, 31)
+    assert inp.logit_indices_L.tolist() == [8, 9, 10]
+    pages = -(-31 // pool.page_size)
+    assert inp.page_table_BP.shape == (3, pages)
+    assert inp.page_table_BP[1].tolist() == b.pages[:pages]
+    assert batch.samples == (a, b, c)
+    assert sampling_of(batch).position_L.tolist() == [9, 31, 5]
+    assert batch.decode_generations == (b.row_generation, c.row_generation)
+
+
+@pytest.mark.parametrize("prompt_len", [15, 16, 17, 31, 32])
+def test_page_edges(prompt_len: int) -> None:
+    pool = Pool(16)
+    req = pool.req(prompt_len, (5,))
+    running = ScheduleBatch.prebuilt([req], CPU)
+    running.advance()
+    inp = pool.launch(LaunchPlan((), running)).input
+    assert inp.page_table_BP.shape == (1, prompt_len // 16 + 1)
+    assert inp.slots_T.tolist() == pool.slots(req, prompt_len, prompt_len + 1)
+
+
+def test_a_launch_owns_its_tensors(pool: Pool) -> None:
+    a, b = pool.req(5, (50,)), pool.req(5, (51,))
+    running = ScheduleBatch.prebuilt([a, b], CPU)
+    running.advance()
+    batch = pool.launch(LaunchPlan((), running))
+    held = [batch.input.seq_lens_B, batch.input.page_table_BP, batch.input.input_ids_T, sampling_of(batch).position_L]
+    before = [tensor.clone() for tensor in held]
+    running.advance()
+    running.filter([1])
+    pool.rows.req_to_page[a.row] = 0  # its next owner's table
+    assert all(torch.equal(tensor, old) for tensor, old in zip(held, before, strict=True))
+
+
+def test_min_tokens_bans_endings_of_the_row_that_asks(pool: Pool) -> None:
+    a, b = pool.req(5, (50,)), pool.req(5)
+    b.sampling = greedy(9, min_tokens=1, eos=(7,))
+    running = ScheduleBatch.prebuilt([a], CPU)
+    running.advance()
+    batch = pool.launch(LaunchPlan((ExtendChunk(b, 0, 5, (b,)),), running))
+    assert sampling_of(batch).banned == ((0, (7,)),)

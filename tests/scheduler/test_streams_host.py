@@ -1,0 +1,115 @@
+import threading
+
+import torch
+
+from scheduler.streams_host import HostStream, InlineStream
+
+
+def test_segments_run_in_order_on_one_other_thread() -> None:
+    stream = HostStream("test")
+    seen: list[tuple[int, int]] = []
+    for index in range(50):
+        stream.launch(lambda index=index: seen.append((index, threading.get_ident())))  # type: ignore[misc]
+    stream.synchronize()
+    assert [index for index, _ in seen] == list(range(50))
+    assert {ident for _, ident in seen} != {threading.get_ident()} and len({ident for _, ident in seen}) == 1
+    stream.close()
+
+
+def test_an_event_is_done_when_what_came_before_it_is() -> None:
+    stream = HostStream("test")
+    gate = threading.Event()
+    ran: list[str] = []
+    before = stream.record()
+    stream.launch(lambda: (gate.wait(), ran.append("segment"))[1])
+    after = stream.record()
+    before.synchronize()
+    assert before.done() and not after.done() and ran == []
+    gate.set()
+    after.synchronize()
+    assert after.done() and ran == ["segment"]
+    stream.close()
+
+
+def test_one_stream_waits_for_an_event_of_another() -> None:
+    first, second = HostStream("first"), HostStream("second")
+    gate = threading.Event()
+    ran: list[str] = []
+    first.launch(lambda: (gate.wait(), ran.append("first"))[1])
+    second.wait(first.record())
+    second.launch(lambda: ran.append("second"))
+    end = second.record()
+    assert not end.done() and ran == []
+    gate.set()
+    end.synchronize()
+    assert ran == ["first", "second"]
+    first.close()
+    second.close()
+
+
+def test_waiting_for_what_is_done_costs_nothing() -> None:
+    stream = HostStream("test")
+    event = stream.record()
+    event.synchronize()
+    stream.wait(event)
+    stream.wait(InlineStream().record())
+    stream.synchronize()
+    assert event.done()
+    stream.close()
+
+
+def test_events_and_marks_wake_the_polling_loop() -> None:
+    calls: list[str] = []
+    stream = HostStream("test", on_event=lambda: calls.append("wake"))
+    stream.launch(lambda: calls.append("marked") if stream.mark().done() else None)
+    event = stream.record()
+    stream.synchronize()
+    assert event.done()
+    assert calls == ["wake", "marked", "wake"]
+    stream.close()
+
+
+def test_an_event_is_done_before_the_loop_is_woken() -> None:
+    seen: list[bool] = []
+    events: list[object] = []
+    stream = HostStream("test", on_event=lambda: seen.append(event.done()))
+    gate = threading.Event()
+    stream.launch(lambda: gate.wait() and None)
+    event = stream.record()
+    events.append(event)
+    gate.set()
+    stream.synchronize()
+    assert seen == [True]
+    stream.close()
+
+
+def test_close_finishes_what_was_launched() -> None:
+    stream = HostStream("test")
+    ran: list[int] = []
+    for index in range(20):
+        stream.launch(lambda index=index: ran.append(index))  # type: ignore[misc]
+    stream.close()
+    assert ran == list(range(20))
+
+
+def test_results_are_copies() -> None:
+    for stream in (HostStream("test"), InlineStream()):
+        source = torch.tensor([1, 2])
+        copy = stream.to_host(source)
+        source += 1
+        assert stream.read_host(copy) == [1, 2]
+        stream.close()
+
+
+def test_inline_runs_at_once() -> None:
+    stream = InlineStream()
+    ran: list[int] = []
+    stream.launch(lambda: ran.append(threading.get_ident()))
+    assert ran == [threading.get_ident()]
+    assert stream.record().done() and stream.mark().done()
+    host = HostStream("test")
+    host.launch(lambda: ran.append(0))
+    stream.wait(host.record())
+    assert ran[-1] == 0
+    stream.synchronize()
+    host.close()
