@@ -157,6 +157,7 @@ class Launcher:
             pass
 
     def _report(self, child: ChildProcess) -> Ended:
+        child.kill_group()  # what it started ends with it
         self._drain(child)
         self._reported.add(child.name)
         code = child.exit_code()

@@ -90,6 +90,7 @@ class ChildProcess:
         self.pid = self._popen.pid
         self.exit_fd = os.pidfd_open(self.pid)  # readable once the process has ended
         self._status, self._log = LineReader(status_read), LineReader(log_read)
+        self._group_killed = False
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
 
     def descriptors(self) -> tuple[int, ...]:
@@ -124,7 +125,10 @@ class ChildProcess:
             self._popen.terminate()
 
     def kill_group(self) -> None:
-        """SIGKILL to the process and whatever it started."""
+        """SIGKILL to the process and whatever it started. Only the first call acts: later the number may be another's."""
+        if self._group_killed:
+            return
+        self._group_killed = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
