@@ -125,7 +125,7 @@ class ChildProcess:
             self._popen.terminate()
 
     def kill_group(self) -> None:
-        """SIGKILL to the process and whatever it started. Only the first call acts: later the number may be another's."""
+        """SIGKILL to the process and whatever it started. Acts once: later the number may be another's."""
         if self._group_killed:
             return
         self._group_killed = True
