@@ -52,9 +52,13 @@ def main() -> int:
         TimeRemainingColumn(),
     ) as progress:
         bar = progress.add_task("train", total=recipe.num_steps, loss=float("nan"))
-        model, losses = train(
-            recipe, tokenizer, recipe.num_steps, lambda loss: progress.update(bar, advance=1, loss=loss)
-        )
+
+        def on_step(step: int, loss: float) -> None:
+            progress.update(bar, advance=1, loss=loss)
+            if (step + 1) % 60 == 0:
+                progress.console.print(f"step {step + 1}: loss {loss:.3f}, {time.monotonic() - started_s:.0f} s")
+
+        model, losses = train(recipe, tokenizer, recipe.num_steps, on_step)
     write_model(model, tokenizer, recipe, arguments.out)
     mean_loss = sum(losses[-50:]) / len(losses[-50:])
     print(
@@ -66,7 +70,7 @@ def main() -> int:
 
 def check(recipe: Recipe, num_steps: int) -> dict[str, object]:
     """The first steps of the recipe: their losses, and a hash of the weights they lead to."""
-    model, losses = train(recipe, train_tokenizer(recipe.shape.vocab_size), num_steps, lambda _: None)
+    model, losses = train(recipe, train_tokenizer(recipe.shape.vocab_size), num_steps, lambda _step, _loss: None)
     return {
         "machine": machine(),
         "losses": [round(loss, 4) for loss in losses],
@@ -84,7 +88,7 @@ def machine() -> str:
 
 
 def train(
-    recipe: Recipe, tokenizer: Tokenizer, num_steps: int, on_step: Callable[[float], object]
+    recipe: Recipe, tokenizer: Tokenizer, num_steps: int, on_step: Callable[[int, float], object]
 ) -> tuple[Qwen3ForCausalLM, list[float]]:
     """The model after the first `num_steps` of the recipe, in float32, and the loss of every step."""
     _keep_freed_memory()
@@ -110,7 +114,7 @@ def train(
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.item())
-        on_step(losses[-1])
+        on_step(step, losses[-1])
     return model, losses
 
 
@@ -140,7 +144,9 @@ def write_model(model: nn.Module, tokenizer: Tokenizer, recipe: Recipe, folder: 
     write_tokenizer(tokenizer, folder, recipe.shape.max_position_embeddings)
     for name, value in (("config", config_json(recipe.shape)), ("generation_config", generation_config_json())):
         (folder / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    save_file(_stored_weights(model), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(_stored_weights(model), weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # readable by whoever serves it
 
 
 def weights_hash(model: nn.Module) -> str:
