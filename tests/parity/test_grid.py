@@ -1,0 +1,12 @@
+"""The subset that is run more often covers what it says."""
+
+from tests.parity.grid import GRID, PAIRWISE, pairs_of
+
+
+def test_the_grid_is_whole() -> None:
+    assert len(set(GRID)) == 4 * 3 * 2 * 2 * 2
+
+
+def test_each_pair_of_values_occurs() -> None:
+    assert set().union(*map(pairs_of, PAIRWISE)) == set().union(*map(pairs_of, GRID))
+    assert len(PAIRWISE) <= 16

@@ -1,0 +1,56 @@
+"""Greedy tokens equal transformers' generate, token for token, through whole deployments in one process.
+
+All prompts of a combination run at the same time, so chunks, joins and departures mix.
+"""
+
+from functools import cache
+
+import pytest
+
+from model.runner import ModelRunner
+from protocol.request import SamplingParams
+from tests.checkpoints import Architecture
+from tests.cluster import Cluster
+from tests.parity.grid import GRID, PAIRWISE, Combination
+from tests.reference import NUM_TOKENS, reference
+
+NUM_KV_TOKENS = 1600  # the eight requests need some 800
+
+
+@cache
+def runner_of(arch: Architecture) -> ModelRunner:
+    return ModelRunner.load(reference(arch).folder, device="cpu", dtype="float32")
+
+
+def check_parity(combination: Combination) -> None:
+    expected = reference(combination.arch)
+    cluster = Cluster(
+        runner_of(combination.arch),
+        combination.topology,
+        overlap=combination.overlap,
+        page_size=combination.page_size,
+        chunk_size=combination.chunk_size,
+        num_pages=NUM_KV_TOKENS // combination.page_size,
+    )
+    greedy = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+    for index, prompt in enumerate(expected.prompts):
+        cluster.assign(f"r{index}", list(prompt), greedy)
+    cluster.run()
+    cluster.check()
+    cluster.close()
+    assert not cluster.failures
+    for index, continuation in enumerate(expected.continuations):
+        answer = cluster.answers[f"r{index}", 0]
+        assert tuple(answer.ids) == continuation, f"prompt {index}"
+        assert answer.finish == "length"
+
+
+@pytest.mark.parametrize("combination", [each for each in PAIRWISE if each.arch == "qwen3"], ids=str)
+def test_a_few_combinations(combination: Combination) -> None:
+    check_parity(combination)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combination", GRID, ids=str)
+def test_every_combination(combination: Combination) -> None:
+    check_parity(combination)

@@ -1,0 +1,49 @@
+"""What transformers generates, once per test process: a tiny checkpoint per architecture, prompts, continuations.
+
+The seeds are chosen so that the two best logits of every step lie well apart: equality of greedy tokens is then a
+matter of being right, not of luck with rounding. What it does not know: Baton.
+"""
+
+import random
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.checkpoints import Architecture, greedy_reference, make_checkpoint
+
+VOCAB_SIZE = 307
+NUM_TOKENS = 64
+MIN_MARGIN = 1e-3
+# One token, less than a page, a page and its neighbours, a chunk of 32 and its neighbours, several chunks.
+PROMPT_LENS = (1, 7, 15, 16, 33, 48, 90, 121)
+_SEEDS: dict[Architecture, int] = {"llama": 3, "mistral": 13, "qwen2": 1, "qwen3": 2}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A checkpoint folder with the greedy continuation of each prompt, NUM_TOKENS long."""
+
+    folder: Path
+    prompts: tuple[tuple[int, ...], ...]
+    continuations: tuple[tuple[int, ...], ...]
+
+
+def random_prompts(seed: int = 0) -> tuple[tuple[int, ...], ...]:
+    """One prompt per entry of PROMPT_LENS."""
+    rng = random.Random(seed)
+    return tuple(tuple(rng.randrange(VOCAB_SIZE) for _ in range(length)) for length in PROMPT_LENS)
+
+
+@cache
+def _scratch() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="baton-reference-")  # removed when this process ends
+
+
+@cache
+def reference(arch: Architecture) -> Reference:
+    """The reference of one architecture, in float32; a couple of seconds the first time in a process."""
+    folder = make_checkpoint(Path(_scratch().name) / arch, arch, seed=_SEEDS[arch])
+    prompts = random_prompts()
+    continuations = greedy_reference(folder, prompts, NUM_TOKENS, min_margin=MIN_MARGIN)
+    return Reference(folder, prompts, tuple(map(tuple, continuations)))
