@@ -1,7 +1,16 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from hypothesis.stateful import (
+    run_state_machine_as_test as check_state_machine,
+)
 
 from scheduler.page_allocator import PageAllocator, PageState
 
@@ -101,8 +110,8 @@ class Pages(RuleBasedStateMachine):
         assert all(self.pages.generation(page) == number for page, number in self.generation.items())
 
 
-class TestPages(Pages.TestCase):
-    settings = settings(max_examples=30, stateful_step_count=25)
+def test_pages_against_the_model() -> None:
+    check_state_machine(Pages, settings=settings(max_examples=30, stateful_step_count=25))
 
 
 def test_the_page_given_back_last_is_handed_out_first() -> None:

@@ -1,8 +1,16 @@
 import threading
+from collections.abc import Callable
 
 import torch
 
 from scheduler.streams_host import HostStream, InlineStream
+
+
+def gated(gate: threading.Event) -> Callable[[], None]:
+    def wait() -> None:
+        assert gate.wait(60)
+
+    return wait
 
 
 def test_segments_run_in_order_on_one_other_thread() -> None:
@@ -21,7 +29,8 @@ def test_an_event_is_done_when_what_came_before_it_is() -> None:
     gate = threading.Event()
     ran: list[str] = []
     before = stream.record()
-    stream.launch(lambda: (gate.wait(), ran.append("segment"))[1])
+    stream.launch(gated(gate))
+    stream.launch(lambda: ran.append("segment"))
     after = stream.record()
     before.synchronize()
     assert before.done() and not after.done() and ran == []
@@ -35,7 +44,8 @@ def test_one_stream_waits_for_an_event_of_another() -> None:
     first, second = HostStream("first"), HostStream("second")
     gate = threading.Event()
     ran: list[str] = []
-    first.launch(lambda: (gate.wait(), ran.append("first"))[1])
+    first.launch(gated(gate))
+    first.launch(lambda: ran.append("first"))
     second.wait(first.record())
     second.launch(lambda: ran.append("second"))
     end = second.record()
@@ -71,12 +81,10 @@ def test_events_and_marks_wake_the_polling_loop() -> None:
 
 def test_an_event_is_done_before_the_loop_is_woken() -> None:
     seen: list[bool] = []
-    events: list[object] = []
     stream = HostStream("test", on_event=lambda: seen.append(event.done()))
     gate = threading.Event()
-    stream.launch(lambda: gate.wait() and None)
+    stream.launch(gated(gate))
     event = stream.record()
-    events.append(event)
     gate.set()
     stream.synchronize()
     assert seen == [True]
