@@ -128,7 +128,11 @@ def load_runner(settings: WorkerSettings) -> Runner:
     if settings.fake_model:
         return FakeRunner(context_length=settings.context_length or 4096)
     return ModelRunner.load(
-        settings.model, device=settings.device, dtype=settings.dtype, context_length=settings.context_length
+        settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        context_length=settings.context_length,
+        page_size=settings.page_size,
     )
 
 
@@ -144,7 +148,7 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
     budget = KvBudget(
         available_bytes=available,
         workers_on_host=settings.workers_on_host,
-        weight_bytes=0,
+        weight_bytes=runner.mapped_weight_bytes,
         activation_bytes=activation_bytes(
             config,
             layout.dtype,
