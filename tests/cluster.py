@@ -24,7 +24,7 @@ from protocol.messages_gateway import (
     WorkerAddress,
 )
 from protocol.request import SamplingParams
-from runtime.clock import MonotonicClock
+from runtime.clock import Clock, MonotonicClock
 from scheduler.boot import open_streams
 from scheduler.engine import Engine
 from transfer.backend_inproc import InprocNetwork
@@ -72,6 +72,8 @@ class Cluster:
         network: InprocNetwork | None = None,
         max_context: int | None = None,
         mirrored: bool = False,
+        clock: Clock | None = None,
+        decode_page_size: int | None = None,
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -85,10 +87,10 @@ class Cluster:
         self.assigned: dict[str, Worker] = {}
         self.on_message: Callable[[ToGateway], None] = lambda message: None
         self._next = 0
-        clock = MonotonicClock()
+        clock = clock or MonotonicClock()
         counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
 
-        def engine() -> Engine:
+        def engine(page_size: int = page_size) -> Engine:
             layout, device = runner.kv_layout(page_size), runner.device
             forward, schedule = open_streams(device, wake=lambda: None)
             return Engine(
@@ -117,7 +119,7 @@ class Cluster:
             )
         for index in range(counts.get("D", 0)):
             instance = 200 + index
-            e = engine()
+            e = engine(decode_page_size or page_size)
             receiver = self.network.receiver(e.kv)
             address = WorkerAddress(f"decode-{index}", instance, data=receiver.address)
             self.addresses[instance] = address
@@ -157,6 +159,13 @@ class Cluster:
         worker.engine.close()
         for decode in self.decodes.values():
             decode.on_gateway(PeerLost(self.addresses[instance].worker_id, instance))
+
+    def lose_decode(self, instance: int) -> None:
+        """The gateway declares a decode worker lost; it is not stepped any more."""
+        worker = self.decodes.pop(instance)
+        worker.engine.close()
+        for prefill in self.prefills.values():
+            prefill.on_gateway(PeerLost(self.addresses[instance].worker_id, instance))
 
     def step(self) -> bool:
         """One turn of every worker, then of the network."""
@@ -213,7 +222,8 @@ class Cluster:
         outbox.prefill.clear()
         for instance, to_decode in outbox.decode:
             assert isinstance(worker, PrefillWorker)
-            self.decodes[instance].on_peer(self._instance_of(worker), to_decode)
+            if (decode := self.decodes.get(instance)) is not None:
+                decode.on_peer(self._instance_of(worker), to_decode)
         outbox.decode.clear()
 
     def _instance_of(self, worker: Worker) -> int:

@@ -1,0 +1,134 @@
+from dataclasses import dataclass
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import codec
+from protocol.codec import VERSION, Boundary
+from protocol.errors import WireError
+from protocol.message import Message
+
+
+@dataclass(frozen=True)
+class Point(Message):
+    """Two numbers."""
+
+    x: int
+    y: float = 0.0
+
+
+@dataclass(frozen=True)
+class Path(Message):
+    """Messages within a message."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Elsewhere(Message):
+    """Of another boundary."""
+
+    x: int
+
+
+PATHS: Boundary[Point | Path] = Boundary("a to b", (Point, Path))
+
+
+@given(st.text(), st.lists(st.builds(Point, st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False))))
+def test_round_trip(name: str, points: list[Point]) -> None:
+    finite = tuple(point for point in points if abs(point.y) != float("inf"))
+    path = Path(name, finite)
+    assert PATHS.decode(PATHS.encode(path)) == path
+    assert PATHS.decode(memoryview(PATHS.encode(path))) == path
+
+
+def packed(*parts: object) -> bytes:
+    raw: bytes = msgpack.packb(list(parts))
+    return raw
+
+
+@pytest.mark.parametrize(
+    "raw,says",
+    [
+        (b"", "a to b: not a msgpack message"),
+        (b"\xc1", "a to b: not a msgpack message"),
+        (packed(VERSION, "Point", {"x": 1})[:-1], "a to b: not a msgpack message"),
+        (packed(VERSION, "Point", {"x": 1}) + b"\x00", "a to b: not a msgpack message"),
+        (b"\x93\x01\xa1\xff\x80", "a to b: not a msgpack message"),  # a name that is not UTF-8
+        (b"\x91" * 5000 + b"\x01", "a to b: not a msgpack message"),
+        (msgpack.packb({"x": 1}), "a to b: got dict, expected [version, name, fields]"),
+        (msgpack.packb(7), "a to b: got int, expected [version, name, fields]"),
+        (packed(VERSION, "Point"), "expected [version, name, fields]"),
+        (packed(2, "Point", {"x": 1}), "a to b: message version 2, expected 1"),
+        (packed("1", "Point", {"x": 1}), "a to b: message version '1', expected 1"),
+        (packed(VERSION, "Elsewhere", {"x": 1}), "unknown message 'Elsewhere', expected one of ['Path', 'Point']"),
+        (packed(VERSION, 5, {"x": 1}), "unknown message '5'"),
+        (packed(VERSION, "Point", [1, 2]), "a to b: Point carries tuple, expected a map"),
+        (packed(VERSION, "Point", {"y": 1.0}), "a to b: Point.x: got {'y': 1.0}, Field required"),
+        (packed(VERSION, "Point", {"x": "one"}), "a to b: Point.x: got 'one', Input should be a valid integer"),
+        (packed(VERSION, "Point", {"x": 1.5}), "a to b: Point.x: got 1.5"),
+        (packed(VERSION, "Point", {"x": None}), "a to b: Point.x: got None"),
+        (packed(VERSION, "Point", {"x": 1, "z": 2}), "a to b: Point.z: got 2, Unexpected keyword argument"),
+        (packed(VERSION, "Point", {"x": 1, "y": float("nan")}), "a to b: Point.y: got nan"),
+        (packed(VERSION, "Point", {"x": 1, "y": float("inf")}), "a to b: Point.y: got inf"),
+        (packed(VERSION, "Path", {"name": "p", "points": [{"x": 1}, {"x": []}]}), "a to b: Path.points.1.x: got ()"),
+        (packed(VERSION, "Point", {b"x": 1}), "a to b: Point."),
+    ],
+)
+def test_what_is_wrong_is_named(raw: bytes, says: str) -> None:
+    with pytest.raises(WireError) as caught:
+        PATHS.decode(raw)
+    assert says in caught.value.message
+
+
+def test_a_long_value_is_cut_in_the_error() -> None:
+    with pytest.raises(WireError) as caught:
+        PATHS.decode(packed(VERSION, "Point", {"x": "a" * 10_000}))
+    assert len(caught.value.message) < 300
+
+
+def test_a_huge_message_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 10)
+    with pytest.raises(WireError, match="message of 11 bytes, expected at most 10"):
+        PATHS.decode(b"\xc1" * 11)
+
+
+@given(st.binary(max_size=60))
+def test_random_bytes_never_do_more_than_a_wire_error(raw: bytes) -> None:
+    with pytest.raises(WireError):
+        PATHS.decode(raw)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(["Point", "Path"]), VALUES)
+def test_random_fields_never_do_more_than_a_wire_error(kind: str, fields: object) -> None:
+    try:
+        message = PATHS.decode(packed(VERSION, kind, fields))
+    except WireError:
+        return
+    assert isinstance(message, Point | Path)
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_a_damaged_message_is_a_message_or_a_wire_error(at: int, value: int) -> None:
+    raw = bytearray(PATHS.encode(Path("name", tuple(Point(i, i / 2) for i in range(4)))))
+    raw[at % len(raw)] = value
+    try:
+        message = PATHS.decode(bytes(raw))
+    except WireError:
+        return
+    assert isinstance(message, Point | Path)

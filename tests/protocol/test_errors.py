@@ -1,0 +1,49 @@
+import pytest
+
+from protocol import errors
+from protocol.errors import BatonError, InternalError, as_baton_error, error_from_code
+
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, BatonError) and kind is not BatonError
+]
+
+
+def test_every_code_is_its_own() -> None:
+    codes = [kind.code for kind in KINDS]
+    assert len(set(codes)) == len(codes) == 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_survives_its_code(kind: type[BatonError]) -> None:
+    error = error_from_code(kind.code, "what happened")
+    assert type(error) is kind
+    assert (error.message, error.code, str(error)) == ("what happened", kind.code, "what happened")
+
+
+def test_an_unknown_code_keeps_its_word() -> None:
+    error = error_from_code("quota_exceeded", "too much")
+    assert type(error) is InternalError
+    assert error.message == "quota_exceeded: too much"
+
+
+@pytest.mark.parametrize("name", ["BadRequest", "UnknownModel", "ConfigError", "CheckpointError", "WireError"])
+def test_what_users_can_get_wrong_is_a_value_error(name: str) -> None:
+    assert issubclass(getattr(errors, name), ValueError)
+
+
+@pytest.mark.parametrize(
+    "child,parent", [("UnknownModel", "BadRequest"), ("WorkerLost", "Unavailable"), ("LayoutMismatch", "WireError")]
+)
+def test_the_tree_is_as_drawn(child: str, parent: str) -> None:
+    assert issubclass(getattr(errors, child), getattr(errors, parent))
+    assert child in (errors.__doc__ or "") and parent in (errors.__doc__ or "")
+
+
+def test_any_exception_becomes_ours_and_ours_stays() -> None:
+    ours = errors.Overloaded("full", param="n")
+    assert as_baton_error(ours) is ours
+    assert ours.param == "n"
+    made = as_baton_error(KeyError("x"))
+    assert (type(made), made.message) == (InternalError, "KeyError: 'x'")

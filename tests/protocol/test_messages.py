@@ -1,0 +1,121 @@
+"""Every message of every boundary crosses it and comes back equal; no boundary takes a message of another."""
+
+from dataclasses import fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.codec import VERSION, Boundary
+from protocol.errors import WireError
+from protocol.kv_layout import ITEM_BYTES, KvLayout
+from protocol.messages_gateway import (
+    TO_GATEWAY,
+    TO_WORKER,
+    Assign,
+    ChoiceTokens,
+    KvPages,
+    Role,
+    ToGateway,
+    ToWorker,
+    WorkerAddress,
+)
+from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, ToDecode, ToPrefill
+from protocol.request import SamplingParams
+
+BOUNDARIES: list[tuple[Boundary[Any], tuple[type[Any], ...]]] = [
+    (TO_GATEWAY, get_args(ToGateway)),
+    (TO_WORKER, get_args(ToWorker)),
+    (TO_PREFILL, get_args(ToPrefill)),
+    (TO_DECODE, get_args(ToDecode)),
+]
+KINDS = [(boundary, kind) for boundary, kinds in BOUNDARIES for kind in kinds]
+
+SIZE = st.integers(1, 2**20)
+SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    str: st.text(max_size=20),
+    bool: st.booleans(),
+    type(None): st.none(),
+    Role: st.sampled_from(Role),
+    KvLayout: st.builds(KvLayout, SIZE, SIZE, SIZE, SIZE, st.sampled_from(sorted(ITEM_BYTES))),
+}
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Values of a type that a message field may have."""
+    if kind in SIMPLE:
+        return SIMPLE[kind]
+    inner = get_args(kind)
+    if get_origin(kind) is tuple:
+        return st.lists(values_of(inner[0]), max_size=4).map(tuple)
+    if get_origin(kind) is dict:
+        return st.dictionaries(values_of(inner[0]), values_of(inner[1]), max_size=4)
+    if inner:  # a union
+        return st.one_of(*map(values_of, inner))
+    return st.builds(
+        kind, **{name: values_of(hint) for name, hint in get_type_hints(kind).items() if name in fields_of(kind)}
+    )
+
+
+def fields_of(kind: type[Any]) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
+def name(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else ""
+
+
+@pytest.mark.parametrize("boundary,kind", KINDS, ids=name)
+def test_round_trip(boundary: Boundary[Any], kind: type[Any]) -> None:
+    @given(values_of(kind))
+    def check_round_trip(message: Any) -> None:
+        raw = boundary.encode(message)
+        back = boundary.decode(raw)
+        assert back == message and type(back) is kind
+        for field in fields(message):
+            assert type(getattr(back, field.name)) is type(getattr(message, field.name))
+
+    check_round_trip()
+
+
+@pytest.mark.parametrize("boundary,kind", KINDS, ids=name)
+def test_another_boundary_refuses_it_by_name(boundary: Boundary[Any], kind: type[Any]) -> None:
+    raw: bytes = msgpack.packb([VERSION, kind.__name__, {}])
+    for other, kinds in BOUNDARIES:
+        if kind not in kinds:
+            with pytest.raises(WireError, match=f"{other.name}: unknown message '{kind.__name__}'"):
+                other.decode(raw)
+
+
+@pytest.mark.parametrize("kinds", [kinds for _, kinds in BOUNDARIES], ids=[b.name for b, _ in BOUNDARIES])
+def test_messages_are_frozen_and_documented(kinds: tuple[type[Any], ...]) -> None:
+    for kind in kinds:
+        assert kind.__dataclass_params__.frozen, kind
+        assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("), kind
+
+
+def test_a_layout_that_cannot_be_is_refused_on_arrival() -> None:
+    layout = KvLayout(2, 1, 4, 16, "float32")
+    raw = TO_PREFILL.encode(Hello(WorkerAddress("d", 1), layout, "print"))
+    with pytest.raises(WireError, match="num_layers: got 0, expected at least 1"):
+        TO_PREFILL.decode(raw.replace(b"num_layers\x02", b"num_layers\x00"))
+
+
+def test_strings_of_an_enum_stay_an_enum() -> None:
+    assert [Role(role.value) for role in Role] == list(Role)
+    assert {role.value for role in Role} == {"prefill", "decode", "unified"}
+
+
+def test_seeds_use_all_64_bits() -> None:
+    for seed in (0, -1, -(2**63), 2**63, 2**64 - 1):
+        assign = Assign("r", 0, (1,), SamplingParams(1, seed=seed), 1, None)
+        assert TO_WORKER.decode(TO_WORKER.encode(assign)) == assign
+
+
+def test_defaults_are_harmless() -> None:
+    assert KvPages(total=5, free=5) == KvPages(5, 5, 0, 0, 0, 0)
+    assert ChoiceTokens("r", 0, 0, 0, ()).finish == ""
