@@ -175,6 +175,9 @@ class UnifiedWorker:
             self._waiting.pop(0)
             for req, pages in zip(request.reqs, choices, strict=True):
                 self.engine.admit(req, pages)
+            for req in request.reqs[1:]:
+                if req.finish is not None:  # cancelled while it waited
+                    self.engine.release(req)
             self._computing.append(request)
 
     def _chunk(self, request: UnifiedRequest, size: int) -> ExtendChunk:
