@@ -21,6 +21,9 @@ class ControlSocket:
 
     def __init__(self, endpoint: str) -> None:
         check_endpoint(endpoint)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_message: Callable[[bytes, bytes], None] | None = None
+        self._is_scheduled = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -40,9 +43,6 @@ class ControlSocket:
         bound = self._socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes), "the option is bytes"
         self.endpoint = bound.rstrip(b"\0").decode("ascii")
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_message: Callable[[bytes, bytes], None] | None = None
-        self._is_scheduled = False
 
     def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
         """Calls `on_message(identity, raw)` on the loop for everything that arrives."""

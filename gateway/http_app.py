@@ -83,15 +83,17 @@ def build_app(service: Service) -> FastAPI:
     """The ASGI application."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(RequestIdMiddleware)
-    _add_error_handlers(app)
+    _add_error_handlers(app, service)
     _add_generation(app, service)
     _add_status(app, service)
     return app
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI, service: Service) -> None:
     @app.exception_handler(BatonError)
-    async def ours(_request: Request, error: BatonError) -> Response:
+    async def ours(request: Request, error: BatonError) -> Response:
+        if request.method == "POST" and request.url.path.startswith("/v1/"):
+            service.metrics.requests.labels(error.code).inc()
         return error_response(error)
 
     @app.exception_handler(HTTPException)

@@ -18,6 +18,7 @@ from protocol.errors import BadRequest, UnknownModel
 from protocol.request import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
+MAX_TOTAL_CHOICES = 2048  # of one client request
 T = TypeVar("T")
 
 
@@ -104,6 +105,11 @@ class Translator:
         if limits.max_choices is not None and num_choices > limits.max_choices:
             raise BadRequest(
                 f"n: got {num_choices}, expected at most {limits.max_choices}, the requests a worker runs at once",
+                param="n",
+            )
+        if num_choices * len(prompts) > MAX_TOTAL_CHOICES:
+            raise BadRequest(
+                f"n: got {num_choices} for each of {len(prompts)} prompts, expected at most {MAX_TOTAL_CHOICES} in all",
                 param="n",
             )
         rules = self._sampling(request, limits)

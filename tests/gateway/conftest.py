@@ -56,15 +56,17 @@ async def running(folder: Path, **options: Any) -> AsyncIterator[Setting]:
     settings = GatewaySettings(**wanted)
     gateway = Gateway(settings, MonotonicClock())
     serving = asyncio.create_task(gateway.serve())
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as client:
-        setting = Setting(gateway, client)
-        try:
+    workers: list[FakeWorker] = []
+    try:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as client:
+            setting = Setting(gateway, client)
+            workers = setting.workers
             yield setting
-        finally:
-            for worker in setting.workers:
-                await worker.stop()
-            gateway.stop()
-            await serving
+    finally:
+        for worker in workers:
+            await worker.stop()
+        gateway.stop()
+        await serving
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from protocol.messages_gateway import Role
-from tests.gateway.conftest import Setting
+from tests.gateway.conftest import Setting, running
 from tests.gateway.fake_worker import Behaviour
+from tests.gateway.folders import EOS, write_folder
 
 
 def expected_text(prompt_ids: list[int], num_tokens: int, choice: int = 0) -> str:
@@ -42,13 +44,14 @@ async def test_completion(setting: Setting) -> None:
     ],
     ids=["twice", "reverse", "first-late", "burst", "all"],
 )
-@pytest.mark.parametrize("stream", [False, True])
-async def test_each_token_once_and_in_order(setting: Setting, behaviour: Behaviour, stream: bool) -> None:
+async def test_each_token_once_and_in_order(setting: Setting, behaviour: Behaviour) -> None:
     await setting.add_pair(behaviour)
-    fields: dict[str, Any] = {"max_tokens": 12, "n": 3, "stream": stream, "return_token_ids": True}
-    response = await setting.complete([[9], [4, 4]], **fields)
-    texts = texts_of_stream(response.text) if stream else [each["text"] for each in response.json()["choices"]]
-    assert texts == [expected_text(prompt, 12, choice) for prompt in ([9], [4, 4]) for choice in range(3)]
+    fields: dict[str, Any] = {"max_tokens": 12, "n": 3, "return_token_ids": True}
+    expected = [expected_text(prompt, 12, choice) for prompt in ([9], [4, 4]) for choice in range(3)]
+    streamed = await setting.complete([[9], [4, 4]], stream=True, **fields)
+    assert texts_of_stream(streamed.text) == expected
+    whole = await setting.complete([[9], [4, 4]], **fields)
+    assert [each["text"] for each in whole.json()["choices"]] == expected
 
 
 def texts_of_stream(content: str) -> list[str]:
@@ -68,3 +71,233 @@ async def test_unified_worker(setting: Setting) -> None:
     response = await setting.complete([7], max_tokens=3)
     assert response.json()["choices"][0]["text"] == expected_text([7], 3)
     assert worker.assigned[0].prefill is None
+
+
+def events(content: str) -> list[Any]:
+    """The events of a stream, DONE as None."""
+    lines = content.split("\n\n")
+    assert lines[-1] == "" and all(line.startswith("data: ") for line in lines[:-1])
+    return [None if line == "data: [DONE]" else json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def script(text: str, *after: int) -> Behaviour:
+    return Behaviour(lambda assign, choice: [*text.encode(), *after][: assign.sampling.max_tokens])
+
+
+async def test_stop_string_cuts_the_text_and_cancels(setting: Setting) -> None:
+    behaviour = Behaviour(lambda assign, choice: list(b"one two three four"), pause_s=0.002)
+    decode = await setting.add_pair(behaviour)
+    response = await setting.complete("x", max_tokens=18, stop=["four", " thr"], return_token_ids=True)
+    [choice] = response.json()["choices"]
+    assert choice["text"] == "one two" and choice["finish_reason"] == "stop"
+    assert choice["token_ids"] == list(b"one two thr")
+    assert response.json()["usage"]["completion_tokens"] == 11
+    await decode.until(lambda: bool(decode.cancelled))
+    assert (decode.cancelled[0].request_id, decode.cancelled[0].choice) == (decode.assigned[0].request_id, -1)
+
+
+async def test_stop_string_of_one_choice_leaves_the_others(setting: Setting) -> None:
+    texts = (b"abSTOPcdef", b"ghijklmnop")
+    decode = await setting.add_pair(Behaviour(lambda assign, choice: list(texts[choice]), pause_s=0.002))
+    response = await setting.complete("x", max_tokens=10, stop="STOP", n=2)
+    found = [(each["text"], each["finish_reason"]) for each in response.json()["choices"]]
+    assert found == [("ab", "stop"), ("ghijklmnop", "length")]
+    assert [message.choice for message in decode.cancelled] == [0]
+
+
+async def test_stop_string_is_the_same_streamed(setting: Setting) -> None:
+    await setting.add_pair(script("one two three"))
+    response = await setting.complete("x", max_tokens=13, stop="tw", stream=True)
+    chunks = events(response.text)
+    assert chunks[-1] is None
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "one "
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_eos_has_no_text(setting: Setting) -> None:
+    await setting.add_pair(script("done", EOS, 65))
+    response = await setting.complete("x", max_tokens=20, return_token_ids=True)
+    [choice] = response.json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("done", "stop")
+    assert choice["token_ids"] == [*b"done", EOS]
+
+
+async def test_what_the_worker_is_told(setting: Setting) -> None:
+    decode = await setting.add_pair()
+    await setting.complete(
+        "Hi", max_tokens=3, n=2, seed=5, temperature=0, top_k=4, stop_token_ids=[7, 7], ignore_eos=True, min_tokens=1
+    )
+    [assign] = decode.assigned
+    assert assign.prompt_ids == (72, 105) and assign.num_choices == 2 and assign.attempt == 0
+    assert assign.prefill is not None and assign.prefill.peer == "tcp://127.0.0.1:1"
+    sampling = assign.sampling
+    assert (sampling.max_tokens, sampling.seed, sampling.temperature, sampling.top_k) == (3, 5, 0.0, 4)
+    assert sampling.stop_token_ids == (7,) and sampling.ignore_eos and sampling.min_tokens == 1
+
+
+async def test_chat_stream(setting: Setting) -> None:
+    await setting.add_pair(script("héy", EOS))
+    body = {"model": "story", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 9}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    response = await setting.client.post("/v1/chat/completions", json=body | {"stream_options": options})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *chunks, last, done = events(response.text)
+    assert done is None and last["choices"] == [] and last["usage"]["completion_tokens"] == 5
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": "h"}
+    assert [delta["content"] for delta in deltas] == ["h", "", "é", "y", ""]
+    assert all("role" not in delta for delta in deltas[1:])
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 4 + ["stop"]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert chunks[0]["usage"]["prompt_tokens"] == 20
+
+
+async def test_no_usage_unless_asked(setting: Setting) -> None:
+    await setting.add_pair()
+    chunks = events((await setting.complete("x", max_tokens=2, stream=True)).text)
+    assert len(chunks) == 3 and all("usage" not in chunk for chunk in chunks[:-1])
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+async def test_timeline(setting: Setting, include_usage: bool) -> None:
+    await setting.add_pair(Behaviour(pause_s=0.02))  # prefill's message is there before decode's last
+    fields: dict[str, Any] = {"max_tokens": 3, "timeline": True}
+    whole = (await setting.complete("x", **fields)).json()["timeline"]
+    options = {"stream": True, "stream_options": {"include_usage": include_usage}}
+    chunks = events((await setting.complete("x", **fields, **options)).text)[:-1]
+    assert [chunk for chunk in chunks if "timeline" in chunk] == chunks[-1:]
+    for timeline in (whole, chunks[-1]["timeline"]):
+        by_name = {each["name"]: each for each in timeline}
+        assert {"received", "tokenised", "assigned", "first token", "first token out", "decode done"} <= set(by_name)
+        assert by_name["received"] == {"name": "received", "at_ms": 0.0, "worker": "gateway"}
+        assert by_name["decode done"]["worker"].startswith("decode")
+        assert [each["at_ms"] for each in timeline] == sorted(each["at_ms"] for each in timeline)
+
+
+async def test_without_workers(setting: Setting) -> None:
+    for response in (await setting.complete("x"), await setting.client.get("/health")):
+        assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("service_unavailable", "unavailable")
+    await setting.add(Role.PREFILL)
+    assert (await setting.client.get("/health")).status_code == 503
+    await setting.add(Role.DECODE)
+    assert (await setting.client.get("/health")).status_code == 200
+    assert (await setting.client.head("/health")).status_code == 200
+
+
+REFUSALS: list[tuple[bytes, int, str | None, str]] = [
+    (b"{", 400, None, "not valid JSON"),
+    (b'{"prompt": "a", "temperature": NaN}', 400, None, "not valid JSON"),
+    (b'{"prompt": "a", "temperature": 1e999}', 400, None, "not valid JSON"),
+    (b'{"prompt": "\\ud800"}', 400, None, "not valid JSON"),
+    (b'"a"', 400, None, "JSON object"),
+    (b"{}", 400, "prompt", "missing"),
+    (b'{"prompt": ""}', 400, "prompt", "empty"),
+    (b'{"prompt": [300]}', 400, "prompt", "300"),
+    (b'{"prompt": "a", "model": "gpt"}', 404, "model", "'story'"),
+    (b'{"prompt": "a", "temperature": -1}', 400, "temperature", "got -1"),
+    (b'{"prompt": "a", "logprobs": 5}', 400, "logprobs", "not supported"),
+    (b'{"prompt": "abc", "max_tokens": 510}', 400, "max_tokens", "513"),
+]
+
+
+async def test_refusals(setting: Setting) -> None:
+    await setting.add_pair()
+    for body, status, param, words in REFUSALS:
+        response = await setting.client.post("/v1/completions", content=body)
+        assert response.status_code == status
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["param"] == param and words in error["message"] and error["type"] == "invalid_request_error"
+
+
+async def test_faults_of_http_have_the_same_shape(setting: Setting) -> None:
+    for method, path, status in (("GET", "/nope", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405)):
+        response = await setting.client.request(method, path)
+        assert response.status_code == status
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_request_id_is_echoed_or_made(setting: Setting) -> None:
+    assert (await setting.client.get("/", headers={"x-request-id": "mine-1"})).headers["x-request-id"] == "mine-1"
+    for unreasonable in ("a b", "x" * 200):
+        made = (await setting.client.get("/", headers={"x-request-id": unreasonable})).headers["x-request-id"]
+        assert made.startswith("req-")
+    assert (await setting.complete("x")).headers["x-request-id"].startswith("req-")
+
+
+async def test_models_and_lookups(setting: Setting) -> None:
+    body = (await setting.client.get("/v1/models")).json()
+    assert body["object"] == "list" and body["data"][0]["id"] == "story" and body["data"][0]["max_model_len"] == 512
+    assert (await setting.client.get("/v1/models/story")).json()["id"] == "story"
+    assert (await setting.client.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"
+    for path in ("/flush_cache", "/reset_prefix_cache"):
+        assert (await setting.client.post(path)).status_code == 200
+    assert "story" in (await setting.client.get("/")).text
+    document = (await setting.client.get("/openapi.json")).json()
+    schema = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["$ref"].rsplit("/", 1)[1] in document["components"]["schemas"]
+
+
+async def test_workers(setting: Setting) -> None:
+    decode = await setting.add_pair()
+    rows = (await setting.client.get("/workers")).json()
+    assert [row["role"] for row in rows] == ["decode", "prefill"]
+    row = rows[0]
+    assert (row["id"], row["pid"], row["state"], row["running"], row["waiting"]) == ("decode-1", 4242, "ready", 1, 0)
+    assert row["instance"] == decode.instance and row["heartbeat_age_s"] < 2
+    expected = {"total": 256, "free": 250, "cached": 0, "owned": 6, "reserved": 0, "quarantined": 0}
+    assert row["kv_pages"] == expected
+
+
+async def test_metrics(setting: Setting) -> None:
+    await setting.add_pair()
+    await setting.complete("x", max_tokens=5)
+    await setting.complete("x", temperature=-1)
+    text = (await setting.client.get("/metrics")).text
+    for line in (
+        "baton_time_to_first_token_seconds_count 1.0",
+        "baton_inter_token_latency_seconds_count 4.0",
+        "baton_e2e_request_latency_seconds_count 1.0",
+        'baton_requests_total{outcome="ok"} 1.0',
+        'baton_requests_total{outcome="bad_request"} 1.0',
+        "baton_generation_tokens_total 5.0",
+        "baton_requests_in_flight 0.0",
+        'baton_running_requests{role="decode",worker="decode-1"} 1.0',
+        'baton_kv_pages{role="decode",state="free",worker="decode-1"} 250.0',
+        'baton_worker_bytes_sent_total{role="prefill",worker="prefill-0"} 5.0',
+    ):
+        assert line in text, line
+
+
+async def test_a_body_that_is_too_long(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.http_app.MAX_BODY_BYTES", 100)
+    response = await setting.complete("x" * 200)
+    assert response.status_code == 413 and response.json()["error"]["code"] == "request_too_large"
+
+
+async def test_a_long_text_is_tokenised_apart(setting: Setting) -> None:
+    await setting.add_pair()
+    response = await setting.complete("x" * 20_000)
+    assert response.status_code == 400 and "20000 tokens" in response.json()["error"]["message"]
+
+
+async def test_text_of_a_model_without_tokenizer(tmp_path: Path) -> None:
+    async with running(write_folder(tmp_path / "bare")) as setting:
+        await setting.add_pair()
+        refused = await setting.complete("text")
+        assert refused.status_code == 400 and "no tokenizer" in refused.json()["error"]["message"]
+        [choice] = (await setting.complete([1, 2, 3], max_tokens=3, return_token_ids=True)).json()["choices"]
+        assert choice["text"] == "" and len(choice["token_ids"]) == 3
+
+
+async def test_settings_and_workers_bound_the_context(folder: Path) -> None:
+    async with running(folder, context_length=40) as setting:
+        await setting.add_pair()
+        assert (await setting.client.get("/v1/models")).json()["data"][0]["max_model_len"] == 40
+        await setting.add(Role.UNIFIED, context_length=30)
+        error = (await setting.complete([1] * 20, max_tokens=11)).json()["error"]
+        assert "20" in error["message"] and "11" in error["message"] and "30" in error["message"]
+        response = await setting.client.post("/v1/chat/completions", json={"messages": [{"role": "u", "content": ""}]})
+        assert response.json()["usage"]["total_tokens"] == 30

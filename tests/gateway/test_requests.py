@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,8 +100,7 @@ def test_any_order_and_any_repetition_give_the_same_tokens(data: st.DataObject) 
     tokens = list(range(100, 100 + data.draw(st.integers(1, 12))))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(tokens)), max_size=5)) | {0, len(tokens)})
     parts = [
-        news(start, *tokens[start:end], finish="length" if end == len(tokens) else "")
-        for start, end in zip(cuts, cuts[1:], strict=False)
+        news(start, *tokens[start:end], finish="length" if end == len(tokens) else "") for start, end in pairwise(cuts)
     ]
     parts.append(news(0, tokens[0], finish="length" if len(tokens) == 1 else ""))  # prefill's copy
     sent = data.draw(st.permutations([*parts, *data.draw(st.lists(st.sampled_from(parts), max_size=4))]))

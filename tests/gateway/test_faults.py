@@ -1,0 +1,182 @@
+"""What clients see when workers fail, and what workers see when clients leave."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from protocol.messages_gateway import (
+    ChoiceTokens,
+    Heartbeat,
+    PeerLost,
+    Refused,
+    Register,
+    RegisterAgain,
+    Role,
+    Tokens,
+    Welcome,
+)
+from tests.gateway.conftest import Setting, wait_until
+from tests.gateway.fake_worker import STATS, Behaviour, FakeWorker
+
+
+async def first_line(response: httpx.Response) -> str:
+    async for line in response.aiter_lines():
+        if line:
+            return line
+    raise AssertionError("an empty stream")
+
+
+async def test_failure_before_the_first_token_is_a_status(setting: Setting) -> None:
+    for code, status in (("unavailable", 503), ("overloaded", 429), ("bad_request", 400), ("internal_error", 500)):
+        worker = await setting.add(Role.UNIFIED, "u", behaviour=Behaviour(fail_after=0, fail_code=code))
+        for stream in (False, True):
+            response = await setting.complete("x", stream=stream)
+            assert response.status_code == status
+            assert response.json()["error"]["code"] == code
+            assert ("retry-after" in response.headers) == (status in (429, 503))
+        await worker.stop()
+
+
+async def test_failure_in_mid_stream_is_an_event_and_no_done(setting: Setting) -> None:
+    await setting.add_pair(Behaviour(fail_after=3, fail_code="worker_lost"))
+    response = await setting.complete("x", stream=True, max_tokens=9)
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert response.status_code == 200 and len(lines) == 4
+    error = json.loads(lines[-1].removeprefix("data: "))["error"]
+    assert (error["type"], error["code"]) == ("service_unavailable", "worker_lost")
+    whole = await setting.complete("x", max_tokens=9)
+    assert whole.status_code == 503 and whole.json()["error"]["code"] == "worker_lost"
+
+
+async def test_a_silent_decode_worker_fails_its_requests(setting: Setting) -> None:
+    decode = await setting.add_pair(Behaviour(stop_after=2))
+    prefill = setting.workers[0]
+    waiting = asyncio.create_task(setting.complete("x", max_tokens=9))
+    await decode.until(lambda: bool(decode.assigned))
+    decode.silent = True
+    response = await waiting
+    assert response.status_code == 503 and response.json()["error"]["code"] == "worker_lost"
+    assert "'decode-1'" in response.json()["error"]["message"]
+    await prefill.until(lambda: any(isinstance(each, PeerLost) for each in prefill.received))
+    assert (await setting.client.get("/health")).status_code == 503
+    decode.silent = False
+    await decode.until(lambda: any(isinstance(each, Refused) for each in decode.received))
+    assert [row["id"] for row in (await setting.client.get("/workers")).json()] == ["prefill-0"]
+
+
+async def test_a_lost_prefill_worker_is_decodes_affair(setting: Setting) -> None:
+    decode = await setting.add_pair(Behaviour(pause_s=0.05))
+    waiting = asyncio.create_task(setting.complete("x", max_tokens=9))
+    await decode.until(lambda: bool(decode.assigned))
+    prefill = setting.workers[0]
+    prefill.silent = True
+    response = await waiting
+    assert response.status_code == 200
+    await decode.until(lambda: any(isinstance(each, PeerLost) for each in decode.received))
+    lost = next(each for each in decode.received if isinstance(each, PeerLost))
+    assert lost == PeerLost("prefill-0", prefill.instance)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_is_cancelled(setting: Setting, stream: bool) -> None:
+    decode = await setting.add_pair(Behaviour(stop_after=1))
+    body: dict[str, Any] = {"prompt": ["x", "y"], "max_tokens": 9, "stream": stream}
+    async with httpx.AsyncClient(base_url=setting.gateway.url) as client:
+        leaving = asyncio.create_task(_post_and_read(client, body))
+        await decode.until(lambda: len(decode.assigned) == 2)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+    await decode.until(lambda: len(decode.cancelled) == 2)
+    assert {each.request_id for each in decode.cancelled} == {each.request_id for each in decode.assigned}
+    assert {each.choice for each in decode.cancelled} == {-1}
+    await wait_until(lambda: len(setting.gateway.control.requests) == 0)
+    assert 'outcome="cancelled"} 1.0' in (await setting.client.get("/metrics")).text
+
+
+async def _post_and_read(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        await response.aread()
+
+
+async def test_a_failed_prompt_cancels_the_others(setting: Setting) -> None:
+    worker = await setting.add(Role.UNIFIED, behaviour=Behaviour(fail_after=1))
+    response = await setting.complete(["x", "y", "z"], max_tokens=4)
+    assert response.status_code == 500
+    await worker.until(lambda: len(worker.cancelled) >= 2)
+    assert len(setting.gateway.control.requests) == 0
+
+
+async def test_tokens_that_make_no_sense_fail_only_their_request(setting: Setting) -> None:
+    worker = await setting.add(Role.UNIFIED, behaviour=Behaviour(stop_after=0))
+    first = asyncio.create_task(setting.complete("x", max_tokens=4))
+    await worker.until(lambda: len(worker.assigned) == 1)
+    bad = ChoiceTokens(worker.assigned[0].request_id, 0, 5, 0, (1,))
+    await worker.send(Tokens((bad,)))
+    assert (await first).status_code == 500
+    second = asyncio.create_task(setting.complete("x", max_tokens=1))
+    await worker.until(lambda: len(worker.assigned) == 2)
+    good = ChoiceTokens(worker.assigned[1].request_id, 0, 0, 0, (65,), "length")
+    await worker.send(Tokens((bad, good)))
+    assert (await second).json()["choices"][0]["text"] == "A"
+
+
+async def test_an_unknown_finish_fails_the_request(setting: Setting) -> None:
+    worker = await setting.add(Role.UNIFIED, behaviour=Behaviour(stop_after=0))
+    for finish in ("bored", "cancelled"):
+        waiting = asyncio.create_task(setting.complete("x", max_tokens=4))
+        count = len(worker.assigned) + 1
+        await worker.until(lambda count=count: len(worker.assigned) == count)  # type: ignore[misc]
+        await worker.send(Tokens((ChoiceTokens(worker.assigned[-1].request_id, 0, 0, 0, (65,), finish),)))
+        assert (await waiting).status_code == 500
+
+
+async def test_malformed_and_foreign_messages_are_counted_and_dropped(setting: Setting) -> None:
+    worker = await setting.add(Role.UNIFIED)
+    stranger = FakeWorker(Role.UNIFIED, setting.gateway.control_endpoint, "stranger")
+    setting.workers.append(stranger)
+    await worker.send_raw(b"\xff nonsense")
+    await worker.send_raw(b"")
+    await worker.send(Heartbeat("someone-else", 5, STATS))
+    await stranger.send(Tokens((ChoiceTokens("r", 0, 0, 0, (1,)),)))
+    await wait_until(lambda: setting.gateway.control.num_refused_messages == 4)
+    assert (await setting.complete("x")).status_code == 200
+
+
+async def test_a_restarted_gateway_asks_workers_to_register(setting: Setting) -> None:
+    worker = FakeWorker(Role.UNIFIED, setting.gateway.control_endpoint, "u")
+    setting.workers.append(worker)
+    await worker.send(Heartbeat("u", worker.instance, STATS))
+    receiving = asyncio.create_task(worker.start())
+    await receiving
+    await worker.until(lambda: any(isinstance(each, RegisterAgain) for each in worker.received))
+    assert any(isinstance(each, Welcome) for each in worker.received)
+
+
+async def test_a_worker_with_another_model_is_refused(setting: Setting) -> None:
+    await setting.add(Role.PREFILL)
+    other = FakeWorker(Role.DECODE, setting.gateway.control_endpoint, "other", fingerprint="tale")
+    setting.workers.append(other)
+    starting = asyncio.create_task(other.start())
+    await other.until(lambda: bool(other.received))
+    [refused] = other.received
+    assert isinstance(refused, Refused) and "'story'" in refused.reason and "'tale'" in refused.reason
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert isinstance(other.registration(), Register)
+
+
+async def test_stopping_ends_what_is_in_flight(setting: Setting) -> None:
+    worker = await setting.add(Role.UNIFIED, behaviour=Behaviour(stop_after=1))
+    request = setting.client.build_request("POST", "/v1/completions", json={"prompt": "x", "stream": True})
+    response = await setting.client.send(request, stream=True)
+    assert (await first_line(response)).startswith("data: ")
+    setting.gateway.stop()
+    rest = (await response.aread()).decode() if not response.is_stream_consumed else ""
+    await worker.until(lambda: bool(worker.cancelled))
+    assert "[DONE]" not in rest
+    await response.aclose()

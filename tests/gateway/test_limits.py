@@ -1,0 +1,60 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.limits import UNKNOWN_REST, Limits, check_ids, max_tokens
+from gateway.pairing import Need
+from protocol.errors import BadRequest
+
+LIMITS = Limits(context_length=100, vocab_size=50, pool_tokens=160, prefill_pool_tokens=160, page_size=16)
+
+
+def test_what_is_asked_is_given() -> None:
+    assert max_tokens(60, 40, 16, 1, "prompt", LIMITS) == 40
+
+
+def test_beyond_the_context_names_both_and_the_limit() -> None:
+    with pytest.raises(BadRequest) as caught:
+        max_tokens(60, 41, 16, 1, "prompt", LIMITS)
+    assert caught.value.param == "max_tokens"
+    assert all(number in caught.value.message for number in ("60", "41", "101", "100")), caught.value.message
+
+
+def test_a_prompt_that_fills_the_context() -> None:
+    with pytest.raises(BadRequest) as caught:
+        max_tokens(100, None, 16, 1, "prompt[3]", LIMITS)
+    assert caught.value.param == "prompt" and caught.value.message.startswith("prompt[3] has 100 tokens")
+
+
+def test_defaults_shrink_to_what_is_left() -> None:
+    assert max_tokens(60, None, 16, 1, "prompt", LIMITS) == 16
+    assert max_tokens(90, None, 16, 1, "prompt", LIMITS) == 10
+    assert max_tokens(60, None, None, 1, "messages", LIMITS) == 40
+    assert max_tokens(60, None, None, 1, "messages", Limits()) == UNKNOWN_REST
+    assert max_tokens(60, None, None, 4, "messages", LIMITS) == 16 - 12 + 1  # one page each
+
+
+def test_more_than_the_pool() -> None:
+    with pytest.raises(BadRequest, match=r"4 choices.*160 tokens"):
+        max_tokens(60, 40, 16, 4, "prompt", LIMITS)
+    with pytest.raises(BadRequest, match="KV memory"):
+        max_tokens(60, None, 16, 1, "prompt", Limits(context_length=100, pool_tokens=32, page_size=16))
+    with pytest.raises(BadRequest, match="KV memory"):
+        max_tokens(60, None, 16, 1, "prompt", Limits(pool_tokens=320, prefill_pool_tokens=32, page_size=16))
+
+
+@given(st.integers(1, 200), st.integers(1, 5), st.sampled_from([1, 4, 16]), st.integers(1, 40))
+def test_room_is_exactly_what_the_pages_hold(num_prompt: int, num_choices: int, page_size: int, pages: int) -> None:
+    room = Limits(pool_tokens=pages * page_size, page_size=page_size).room(num_prompt, num_choices)
+    assert room is not None
+    if room >= 1:
+        assert Need(num_prompt, num_choices, room).total_pages(page_size) <= pages
+    assert Need(num_prompt, num_choices, max(1, room + 1)).total_pages(page_size) > pages or room == 0
+
+
+def test_ids() -> None:
+    check_ids([0, 49], "prompt", LIMITS)
+    with pytest.raises(BadRequest, match="token id 50"):
+        check_ids([50], "prompt", LIMITS)
+    with pytest.raises(BadRequest, match="empty"):
+        check_ids([], "prompt[0]", LIMITS)

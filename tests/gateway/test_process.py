@@ -1,0 +1,77 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.control_socket import check_endpoint
+from gateway.process import Gateway
+from protocol.errors import CheckpointError, ConfigError
+from runtime.clock import MonotonicClock
+from runtime.settings import GatewaySettings
+
+
+def settings(folder: Path, **fields: Any) -> GatewaySettings:
+    wanted: dict[str, Any] = {"port": 0, "model": str(folder), "served_model_name": "story", **fields}
+    return GatewaySettings(**wanted)
+
+
+def start(found: GatewaySettings) -> tuple[subprocess.Popen[bytes], list[dict[str, Any]]]:
+    """A gateway process and its status events until it is ready or has failed."""
+    read_fd, write_fd = os.pipe()
+    command = [sys.executable, "-m", "gateway", "--settings", found.to_json(), "--status-fd", str(write_fd)]
+    process = subprocess.Popen(command, pass_fds=[write_fd], stderr=subprocess.DEVNULL)
+    os.close(write_fd)
+    events = []
+    with os.fdopen(read_fd) as pipe:
+        for line in pipe:
+            events.append(json.loads(line))
+            if events[-1]["event"] in ("ready", "failed"):
+                break
+    return process, events
+
+
+def test_starts_tells_where_and_stops(folder: Path) -> None:
+    process, events = start(settings(folder))
+    try:
+        assert events[-1]["event"] == "ready" and events[-1]["control"].startswith("tcp://127.0.0.1:")
+        assert httpx.get(events[-1]["http"] + "/v1/models").json()["data"][0]["id"] == "story"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_failed_start_says_why(tmp_path: Path) -> None:
+    process, events = start(settings(tmp_path / "nowhere"))
+    assert process.wait(20) == 2
+    assert events[-1]["event"] == "failed" and "does not exist" in events[-1]["error"]
+
+
+def test_wrong_folders_and_addresses(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(ConfigError, match="cannot listen"):
+            Gateway(settings(folder, port=taken.getsockname()[1]), MonotonicClock())
+        with pytest.raises(ConfigError, match="control"):
+            Gateway(settings(folder, control=f"tcp://127.0.0.1:{taken.getsockname()[1]}"), MonotonicClock())
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        Gateway(settings(folder), MonotonicClock())
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:5", "ipc:///x", "tcp://127.0.0.1", "tcp://127.0.0.1:99999"])
+def test_endpoints(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
+        check_endpoint(endpoint)
+    check_endpoint("tcp://127.0.0.1:0")
+
+
+def test_the_gateway_never_imports_torch() -> None:
+    code = "import sys, gateway.__main__; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "torch" not in found.stdout and "transformers" not in found.stdout, found.stdout

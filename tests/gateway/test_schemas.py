@@ -1,0 +1,119 @@
+from typing import Any
+
+import pytest
+
+from gateway.schemas import ChatRequest, CompletionRequest, parse
+from protocol.errors import BadRequest
+
+
+def refusal(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        parse(kind, body)
+    return caught.value
+
+
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1], [2, 3]], ""])
+def test_prompts(prompt: Any) -> None:
+    assert parse(CompletionRequest, {"prompt": prompt}).prompt == prompt
+
+
+@pytest.mark.parametrize("prompt", [None, 5, [], [1, "a"], [True], [1.5], [-1], {"a": 1}, [[1], "a"], [[1.5]]])
+def test_wrong_prompts(prompt: Any) -> None:
+    error = refusal(CompletionRequest, {"prompt": prompt})
+    assert error.param == "prompt" and error.message.startswith("prompt: got ") and "list of token ids" in error.message
+
+
+def test_a_missing_prompt() -> None:
+    assert refusal(CompletionRequest, {}).message == "prompt: is missing"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("max_tokens", "5"),
+        ("max_completion_tokens", -1),
+        ("min_tokens", -1),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", float("nan")),
+        ("temperature", True),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_p", float("inf")),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", 1.5),
+        ("seed", 1.5),
+        ("seed", 2**63),
+        ("n", 0),
+        ("n", 129),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", 5),
+        ("stop", ["a"] * 65),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", 5),
+        ("ignore_eos", 1),
+        ("stream", "true"),
+        ("stream_options", True),
+        ("return_token_ids", "yes"),
+        ("model", 5),
+        ("user", 5),
+    ],
+)
+def test_wrong_values_are_named(field: str, value: Any) -> None:
+    error = refusal(CompletionRequest, {"prompt": "a", field: value})
+    assert error.param == field
+    assert error.message.startswith(field) and "got " in error.message, error.message
+
+
+def test_null_and_unknown_fields_mean_nothing() -> None:
+    body = {"prompt": "a", "unheard_of": {"x": 1}, **dict.fromkeys(CompletionRequest.model_fields, None)}
+    assert parse(CompletionRequest, body | {"prompt": "a"}).model_dump(exclude_none=True) == {"prompt": "a"}
+
+
+def test_whole_numbers_are_temperatures() -> None:
+    assert parse(CompletionRequest, {"prompt": "a", "temperature": 1}).temperature == 1.0
+
+
+@pytest.mark.parametrize("body", [None, [], "a", 5, True])
+def test_the_body_is_an_object(body: Any) -> None:
+    assert "expected a JSON object" in refusal(CompletionRequest, body).message
+
+
+def test_content_is_text_or_text_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "x": 1}]
+    request = parse(ChatRequest, {"messages": [{"role": "user", "content": parts, "name": "me"}, {"role": "x"}]})
+    assert [message.for_template() for message in request.messages] == [
+        {"role": "user", "content": "ab", "name": "me"},
+        {"role": "x", "content": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        None,
+        [],
+        "hi",
+        [{"content": "a"}],
+        [{"role": 5, "content": "a"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        ["hi"],
+    ],
+)
+def test_wrong_messages(messages: Any) -> None:
+    error = refusal(ChatRequest, {"messages": messages})
+    assert error.param == "messages" and error.message.startswith("messages")
+
+
+def test_a_wrong_part_is_located() -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "image_url"}]
+    message = refusal(ChatRequest, {"messages": [{"role": "user", "content": content}]}).message
+    assert message.startswith("messages.0.content.1.type: got 'image_url'"), message

@@ -1,0 +1,88 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.tokenizer import TextTokenizer, load_tokenizer
+from protocol.errors import CheckpointError
+from tests.gateway.folders import BOS, EOS, byte_tokenizer, write_folder
+
+
+def load(path: Path, add_bos: bool = False, **config: Any) -> TextTokenizer:
+    found = load_tokenizer(write_folder(path, byte_tokenizer(add_bos), config))
+    assert found is not None
+    return found
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    assert load_tokenizer(write_folder(tmp_path)) is None
+
+
+def test_damaged_tokenizer(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+@pytest.mark.parametrize("configured", [None, False, True])
+def test_bos_as_configured_else_as_the_file_says(tmp_path: Path, in_file: bool, configured: bool | None) -> None:
+    config = {} if configured is None else {"add_bos_token": configured}
+    tokenizer = load(tmp_path, in_file, **config)
+    expected = in_file if configured is None else configured
+    assert tokenizer.encode_prompt("Hi") == [*([BOS] if expected else []), 72, 105]
+    assert tokenizer.encode_plain("Hi") == [72, 105]
+
+
+@pytest.mark.parametrize("configured", [None, True])
+def test_bos_never_twice(tmp_path: Path, configured: bool | None) -> None:
+    tokenizer = load(tmp_path, True, add_bos_token=configured)
+    assert tokenizer.encode_prompt("<|bos|>Hi") == [BOS, 72, 105]
+
+
+def test_eos_when_configured(tmp_path: Path) -> None:
+    assert load(tmp_path, add_eos_token=True).encode_prompt("Hi") == [72, 105, EOS]
+
+
+def test_special_tokens_as_text(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, extra_special_tokens={"image_token": "<|img|>"}, pad_token=None)
+    texts = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "image_token": "<|img|>"}
+    assert tokenizer.special.texts == texts
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (BOS, EOS)
+
+
+def test_older_special_tokens_map(tmp_path: Path) -> None:
+    write_folder(tmp_path, byte_tokenizer(), {"bos_token": None})
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<|bos|>"}}))
+    found = load_tokenizer(tmp_path)
+    assert found is not None and found.bos_id == BOS
+
+
+def test_a_wrong_flag_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="add_bos_token: got 'yes'"):
+        load(tmp_path, add_bos_token="yes")
+
+
+def test_truncation_in_the_file_is_ignored(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=8)
+    found = load_tokenizer(write_folder(tmp_path, tokenizer))
+    assert found is not None and found.encode_prompt("abcdef") == list(b"abcdef")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("add_bos", [None, False, True])
+@pytest.mark.parametrize("in_file", [False, True])
+def test_agrees_with_transformers(tmp_path: Path, in_file: bool, add_bos: bool | None) -> None:
+    from transformers import AutoTokenizer  # noqa: PLC0415  # takes seconds
+
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if add_bos is not None:
+        config["add_bos_token"] = add_bos
+    ours = load(tmp_path, in_file, **config)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("hello world", "naïve 🙂"):
+        assert ours.encode_prompt(text) == theirs(text)["input_ids"]

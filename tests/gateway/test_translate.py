@@ -1,0 +1,142 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.chat_template import ChatTemplates, read_template_sources
+from gateway.limits import Limits
+from gateway.model_folder import read_model_folder
+from gateway.schemas import ChatRequest, CompletionRequest
+from gateway.tokenizer import load_tokenizer
+from gateway.translate import Job, Translator
+from protocol.errors import BadRequest, UnknownModel
+from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, write_folder
+
+LIMITS = Limits(context_length=64, vocab_size=300)
+
+
+def translator(path: Path) -> Translator:
+    tokenizer = load_tokenizer(path)
+    texts = {} if tokenizer is None else tokenizer.special.texts
+    return Translator("story", read_model_folder(path), tokenizer, ChatTemplates(read_template_sources(path), texts))
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return CompletionRequest(**{"prompt": [1], **fields})
+
+
+def chat(content: str = "Hi", **fields: Any) -> ChatRequest:
+    messages: Any = [{"role": "user", "content": content}]
+    return ChatRequest(messages=messages, **fields)
+
+
+def job(path: Path, request: CompletionRequest | ChatRequest, limits: Limits = LIMITS) -> Job:
+    found = translator(path)
+    if isinstance(request, ChatRequest):
+        prompts = [found.chat_prompt(request)]
+    else:
+        prompts = found.completion_prompts(request)
+    [only] = found.jobs(request, prompts, limits)
+    return only
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path, byte_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [("Hi", [[72, 105]]), (["H", "i"], [[72], [105]]), ([72, 105], [[72, 105]]), ([[72], [105]], [[72], [105]])],
+)
+def test_prompts_of_every_kind(folder: Path, prompt: Any, ids: list[list[int]]) -> None:
+    assert translator(folder).completion_prompts(completion(prompt=prompt)) == ids
+
+
+def test_bos_once(tmp_path: Path) -> None:
+    source = "{{ bos_token }}{{ messages[0].content }}"
+    found = translator(write_folder(tmp_path, byte_tokenizer(add_bos=True), template=source))
+    assert found.chat_prompt(chat("Hi")) == [BOS, 72, 105]
+    assert found.completion_prompts(completion(prompt="Hi")) == [[BOS, 72, 105]]
+    assert found.completion_prompts(completion(prompt="")) == [[BOS]]
+    assert found.completion_prompts(completion(prompt="Hi", add_special_tokens=False)) == [[72, 105]]
+
+
+def test_chat_ends_where_the_answer_begins(folder: Path) -> None:
+    assert translator(folder).chat_prompt(chat("Hi")) == [*b"<user>Hi", END, *b"<assistant>"]
+
+
+def test_without_tokenizer_only_ids(tmp_path: Path) -> None:
+    found = translator(write_folder(tmp_path))
+    assert found.completion_prompts(completion(prompt=[5])) == [[5]]
+    with pytest.raises(BadRequest, match="no tokenizer") as caught:
+        found.completion_prompts(completion(prompt="a"))
+    assert caught.value.param == "prompt"
+    with pytest.raises(BadRequest, match="no tokenizer"):
+        found.chat_prompt(chat())
+    with pytest.raises(BadRequest, match="stop_token_ids"):
+        found.text_rules(completion(stop="a"))
+
+
+def test_the_model_must_be_the_one_served(folder: Path) -> None:
+    found = translator(folder)
+    found.check_model(completion(model="story"))
+    found.check_model(completion())
+    with pytest.raises(UnknownModel, match=r"'other'.*'story'"):
+        found.check_model(completion(model="other"))
+
+
+def test_plain_defaults(folder: Path) -> None:
+    sampling = job(folder, completion()).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
+    assert sampling.max_tokens == 16 and sampling.eos_token_ids == (EOS,) and not sampling.ignore_eos
+    assert 0 <= sampling.seed < 2**63 and sampling.seed != job(folder, completion()).sampling.seed
+
+
+def test_defaults_of_the_model_and_of_the_client(tmp_path: Path) -> None:
+    generation = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "eos_token_id": [END, EOS]}
+    path = write_folder(tmp_path, byte_tokenizer(), generation=generation | {"do_sample": True})
+    sampling = job(path, completion()).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 0.9, 20, 0.1)
+    assert sampling.eos_token_ids == (END, EOS)
+    asked = job(path, completion(temperature=0, top_k=-1, top_p=1, min_p=0, seed=-5)).sampling
+    assert (asked.temperature, asked.top_p, asked.top_k, asked.min_p, asked.seed) == (0.0, 1.0, 0, 0.0, -5)
+
+
+def test_eos_from_the_tokenizer_when_nothing_else_says(tmp_path: Path) -> None:
+    path = write_folder(tmp_path, byte_tokenizer(), config={"eos_token_id": None})
+    assert job(path, completion()).sampling.eos_token_ids == (EOS,)
+
+
+def test_max_tokens(folder: Path) -> None:
+    assert job(folder, completion(max_tokens=5, max_completion_tokens=7)).sampling.max_tokens == 7
+    assert job(folder, chat(), Limits(context_length=64)).sampling.max_tokens == 64 - 20
+    with pytest.raises(BadRequest, match="min_tokens: got 6"):
+        job(folder, completion(max_tokens=5, min_tokens=6))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": [300]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"stop_token_ids": [300]}, "stop_token_ids"),
+        ({"max_tokens": 64}, "max_tokens"),
+        ({"n": 5}, "n"),
+        ({"n": 4, "prompt": [[1]] * 1000}, "n"),
+    ],
+)
+def test_refusals(folder: Path, fields: dict[str, Any], param: str) -> None:
+    found = translator(folder)
+    prompts = fields.pop("prompt", [1])
+    limits = Limits(context_length=64, vocab_size=300, max_choices=4)
+    with pytest.raises(BadRequest) as caught:
+        found.jobs(completion(**fields), prompts if prompts and isinstance(prompts[0], list) else [prompts], limits)
+    assert caught.value.param == param
+
+
+def test_stop_rules(folder: Path) -> None:
+    rules = translator(folder).text_rules(completion(stop=["a", "b"], min_tokens=3, skip_special_tokens=False))
+    assert rules.stops == ("a", "b") and rules.min_tokens == 3 and not rules.skip_special
+    assert translator(folder).text_rules(completion(stop="a")).stops == ("a",)
