@@ -140,7 +140,7 @@ class DecodeWorker:
         waiting = [request for request in self._requests.values() if not request.is_handed_over]
         return WorkerStats(
             kv_pages=self.engine.pages.counts(),
-            running=len(self._running.reqs),
+            running=self._running.num_going_on,
             waiting=len(waiting),
             queued_prompt_tokens=sum(request.prompt_len for request in waiting),
             num_launches=self.engine.num_launches,

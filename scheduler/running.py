@@ -3,7 +3,6 @@
 Shared by decode and unified. What it does not know: where its requests came from, or what their tokens mean.
 """
 
-from scheduler.req import Req
 from scheduler.schedule_batch import ScheduleBatch
 
 
@@ -14,9 +13,9 @@ class Running:
         self.batch: ScheduleBatch | None = None
 
     @property
-    def reqs(self) -> list[Req]:
-        """The requests that decode now."""
-        return [] if self.batch is None else self.batch.reqs
+    def num_going_on(self) -> int:
+        """Choices that still decode; those that have ended stay in the batch until the next launch is chosen."""
+        return 0 if self.batch is None else sum(req.finish is None for req in self.batch.reqs)
 
     def join(self, batch: ScheduleBatch) -> None:
         """`batch` decodes from the next launch on."""

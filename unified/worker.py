@@ -98,7 +98,7 @@ class UnifiedWorker:
         queued = self._waiting + self._computing
         return WorkerStats(
             kv_pages=self.engine.pages.counts(),
-            running=len(self._running.reqs),
+            running=self._running.num_going_on,
             waiting=len(queued),
             queued_prompt_tokens=sum(r.reqs[0].prompt_len - r.reqs[0].num_computed for r in queued),
             num_launches=self.engine.num_launches,
