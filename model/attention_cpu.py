@@ -1,8 +1,8 @@
-"""Paged attention on the CPU: pages are gathered whole, then torch's blocked attention runs over them.
+"""Paged attention on the CPU: pages are gathered whole; chunks use torch's blocked attention, decodes batched products.
 
 Decides how decodes are grouped so that padding stays small and memory bounded. Query heads that share a kv head become
-rows of one product, so K and V are never repeated. Slots past a context's end may hold anything, NaN included: they are
-zeroed in the gathered copy, because a mask alone does not stop NaN (NaN - inf and 0 * NaN are NaN).
+rows of one product, so K and V are never repeated. Slots past a context's end may hold anything, NaN included: decodes
+overwrite their scores and zero their V, because adding a mask does not stop NaN (NaN - inf and 0 * NaN are NaN).
 What it does not know: how KV got there.
 Shapes: T tokens, H query heads, K kv heads, G = H / K, D head_dim, S context, N requests of a group,
 C tokens of a chunk.
@@ -57,8 +57,8 @@ class _Extend:
 class _DecodeGroup:
     rows_N: Tensor  # into T
     pages: _Pages
-    seq_lens: tuple[int, ...]
-    mask_N11S: Tensor  # additive
+    past_end_N11S: Tensor  # True in the slots behind a request's context
+    past_end_rows: Tensor  # the same slots, into N * S
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class CpuAttention:
             num_pages = layout.num_pages(seq_lens[0])
             pages = _pages(inp.page_table_BP[first + members_N, :num_pages].flatten())
             past_end_NS = torch.arange(num_pages * layout.page_size) >= torch.tensor(seq_lens)[:, None]
-            mask_NS = torch.zeros(past_end_NS.shape, dtype=dtype).masked_fill_(past_end_NS, float("-inf"))
-            groups.append(_DecodeGroup(start + members_N, pages, seq_lens, mask_NS[:, None, None]))
+            past_end_rows = past_end_NS.flatten().nonzero()[:, 0]
+            groups.append(_DecodeGroup(start + members_N, pages, past_end_NS[:, None, None], past_end_rows))
         return CpuPlan(tuple(extends), tuple(groups))
 
     def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: CpuPlan) -> Tensor:
@@ -131,14 +131,13 @@ class CpuAttention:
         shape = (count, -1, num_kv_heads, head_dim)
         k_NSKD = flat.index_select(0, group.pages.k_rows).view(shape)
         v_NSKD = flat.index_select(0, group.pages.v_rows).view(shape)
-        for index, seq_len in enumerate(group.seq_lens):
-            k_NSKD[index, seq_len:].zero_()
-            v_NSKD[index, seq_len:].zero_()
-        q_NKGD = q_NHD.view(count, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        out_NKGD = F.scaled_dot_product_attention(
-            q_NKGD, k_NSKD.transpose(1, 2), v_NSKD.transpose(1, 2), attn_mask=group.mask_N11S
-        )
-        return out_NKGD.reshape(q_NHD.shape)
+        v_NSKD.view(-1, num_kv_heads * head_dim).index_fill_(0, group.past_end_rows, 0.0)
+        # Products of contiguous matrices; strided ones take three times as long, copies included.
+        k_NKSD, v_NKSD = k_NSKD.transpose(1, 2).contiguous(), v_NSKD.transpose(1, 2).contiguous()
+        q_NKGD = (q_NHD * head_dim**-0.5).view(count, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        scores_NKGS = torch.matmul(q_NKGD, k_NKSD.transpose(2, 3)).float()
+        weights_NKGS = torch.softmax(scores_NKGS.masked_fill_(group.past_end_N11S, float("-inf")), dim=-1)
+        return torch.matmul(weights_NKGS.to(q_NHD.dtype), v_NKSD).reshape(q_NHD.shape)
 
 
 def group_by_length(seq_lens: list[int], max_tokens: int) -> Iterator[list[int]]:
