@@ -188,7 +188,7 @@ class Control:
         elif isinstance(message, Leaving):
             _check_sender(identity, WorkerKey(message.worker_id, message.instance))
             self._apply(self.membership.leaving(message), is_orderly=True)
-        elif not self._is_member(identity):
+        elif not self.membership.has_identity(identity):
             raise WireError(f"{type(message).__name__} from a worker that is not a member")
         elif isinstance(message, FirstToken):
             first = message.choices[0] if message.choices else None
@@ -251,14 +251,6 @@ class Control:
                 log.warning("worker lost", worker=member.key.worker_id, why=self.membership.why_lost(member.key))
             for record in self.requests.running_on(member.key):
                 self._fail(record, WorkerLost(f"{member.role} worker {member.key.worker_id!r} is lost"))
-
-    def _is_member(self, identity: bytes) -> bool:
-        worker_id, _, instance = identity.decode("utf-8", "replace").rpartition("#")
-        return (
-            instance.isascii()
-            and instance.isdigit()
-            and (self.membership.find(WorkerKey(worker_id, int(instance))) is not None)
-        )
 
     def _send(self, key: WorkerKey, message: ToWorker) -> bool:
         return self._socket.send(key.identity, TO_WORKER.encode(message))

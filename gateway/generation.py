@@ -152,6 +152,8 @@ class Generation:
             self._tickets[prompt].cancel(delivery.choice)
         if pieces and pieces[-1].finish_reason is not None:
             self._num_open -= 1
+            if self._num_open == 0:
+                self.stamp("done")
         self._news.set()
 
     def on_failed(self, error: BatonError) -> None:
@@ -175,7 +177,6 @@ class Generation:
         if self._ended:
             return
         self._ended = True
-        self.stamp("done")
         self._metrics.generation_tokens.inc(self.usage.completion_tokens)
         outcome = "cancelled" if self._is_abandoned else "ok" if self.error is None else self.error.code
         self._metrics.requests.labels(outcome).inc()

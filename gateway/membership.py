@@ -95,6 +95,7 @@ class Membership:
     def __init__(self, gateway_instance: int) -> None:
         self.gateway_instance = gateway_instance
         self._members: dict[str, Member] = {}  # by worker id
+        self._identities: set[bytes] = set()  # of the members
         self._lost: dict[WorkerKey, str] = {}  # why
 
     @property
@@ -110,6 +111,10 @@ class Membership:
         """The member that is exactly this process."""
         member = self._members.get(key.worker_id)
         return member if member is not None and member.key == key else None
+
+    def has_identity(self, identity: bytes) -> bool:
+        """Whether a socket with this routing id belongs to a member."""
+        return identity in self._identities
 
     @property
     def can_serve(self) -> bool:
@@ -131,6 +136,7 @@ class Membership:
         gone = self._lose(known, f"worker {key.worker_id!r} was started again") if known is not None else Change()
         member = Member(message, message.stats, now)
         self._members[key.worker_id] = member
+        self._identities.add(key.identity)
         return Change((welcome, *gone.outgoing), gone.lost, member)
 
     def heartbeat(self, message: Heartbeat, now: float) -> Change:
@@ -171,6 +177,7 @@ class Membership:
 
     def _lose(self, member: Member, reason: str) -> Change:
         del self._members[member.key.worker_id]
+        self._identities.discard(member.key.identity)
         self._lost[member.key] = f"{reason}; this instance may not return"
         news = PeerLost(member.key.worker_id, member.key.instance)
         return Change(tuple(Outgoing(other.key, news) for other in self.members), (member,))

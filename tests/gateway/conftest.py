@@ -58,7 +58,7 @@ async def running(folder: Path, **options: Any) -> AsyncIterator[Setting]:
     serving = asyncio.create_task(gateway.serve())
     workers: list[FakeWorker] = []
     try:
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=20, verify=False) as client:
             setting = Setting(gateway, client)
             workers = setting.workers
             yield setting

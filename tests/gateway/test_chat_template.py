@@ -85,3 +85,26 @@ def test_a_wrong_entry_is_named(tmp_path: Path, wrong: Any) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": wrong}))
     with pytest.raises(CheckpointError, match="chat_template"):
         read_template_sources(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source",
+    [
+        TEMPLATE,
+        "{{- bos_token }}\n{%- for m in messages %}\n  {{- '<|' + m['role'] + '|>' }}\n  {{- m.content | trim }}\n"
+        "{%- endfor %}\n  {%- if add_generation_prompt %}\n  {{- '<|assistant|>' }}\n{%- endif %}\n",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ m | tojson(indent=2) }}"
+        "{% endfor %}{{ ns.n }}{% if tools is none %}-{% endif %}{% if tools is not none %}+{% endif %}",
+    ],
+)
+def test_agrees_with_transformers(tmp_path: Path, source: str) -> None:
+    from transformers import AutoTokenizer  # noqa: PLC0415  # takes seconds
+
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|eos|>"}
+    folder = write_folder(tmp_path, byte_tokenizer(), config, template=source)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "system", "content": " é <b> \n"}, {"role": "user", "content": "Hi"}]
+    expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ours = ChatTemplates(read_template_sources(folder), {"bos_token": "<|bos|>", "eos_token": "<|eos|>"})
+    assert ours.render(messages, None, {}) == expected

@@ -168,7 +168,9 @@ async def test_timeline(setting: Setting, include_usage: bool) -> None:
     assert [chunk for chunk in chunks if "timeline" in chunk] == chunks[-1:]
     for timeline in (whole, chunks[-1]["timeline"]):
         by_name = {each["name"]: each for each in timeline}
-        assert {"received", "tokenised", "assigned", "first token", "first token out", "decode done"} <= set(by_name)
+        assert {"received", "tokenised", "assigned", "first token", "first token out", "decode done", "done"} <= set(
+            by_name
+        )
         assert by_name["received"] == {"name": "received", "at_ms": 0.0, "worker": "gateway"}
         assert by_name["decode done"]["worker"].startswith("decode")
         assert [each["at_ms"] for each in timeline] == sorted(each["at_ms"] for each in timeline)

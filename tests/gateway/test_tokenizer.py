@@ -74,12 +74,12 @@ def test_truncation_in_the_file_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("add_bos", [None, False, True])
-@pytest.mark.parametrize("in_file", [False, True])
+@pytest.mark.parametrize(("in_file", "add_bos"), [(False, None), (True, None), (False, False), (True, True)])
 def test_agrees_with_transformers(tmp_path: Path, in_file: bool, add_bos: bool | None) -> None:
+    """Where tokenizer.json and tokenizer_config.json contradict each other, versions of transformers differ."""
     from transformers import AutoTokenizer  # noqa: PLC0415  # takes seconds
 
-    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|eos|>"}
     if add_bos is not None:
         config["add_bos_token"] = add_bos
     ours = load(tmp_path, in_file, **config)
