@@ -260,9 +260,7 @@ class DecodeWorker:
 
     def _prebuild(self, request: DecodeRequest, first_tokens: tuple[int, ...]) -> None:
         """First tokens count as outputs; the choices that go on are decoded in the very next launch."""
-        for req in request.reqs:
-            if req.finish is not None:  # cancelled during the transfer, which wrote into its pages
-                self.engine.release(req)
+        self._release_cancelled(request)
         for req, token in zip(request.reqs, first_tokens, strict=True):
             if req.finish is None:
                 req.num_sampled = 1
@@ -275,11 +273,18 @@ class DecodeWorker:
     def _on_finished_early(self, request: DecodeRequest, message: JobFinishedEarly) -> None:
         request.stamps.extend(message.stamps)
         self._reservations.close(request)
+        self._release_cancelled(request)
         for req, token in zip(request.reqs, message.first_tokens, strict=False):
             if req.finish is None:
                 self._take_token(request, req, token)
         if request.key in self._requests:
             self._fail(request, InternalError("prefill ended a request whose first token does not end it"))
+
+    def _release_cancelled(self, request: DecodeRequest) -> None:
+        """Choices that were cancelled during the transfer, which wrote into their pages."""
+        for req in request.reqs:
+            if req.finish is not None:
+                self.engine.release(req)
 
     # ---- tokens and ends ----
 

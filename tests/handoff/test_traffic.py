@@ -153,7 +153,7 @@ def draw_arrival(rng: random.Random, index: int, max_pause: int) -> Arrival:
 
 def run_traffic(rng: random.Random, num_requests: int, topology: str, page_size: int) -> Traffic:
     """A deployment with room for the largest request and little more."""
-    largest = pages_needed(MAX_PROMPT, MAX_PROMPT + MAX_TOKENS - 1, MAX_N, page_size)
+    largest = max(pages_needed(p, p + MAX_TOKENS - 1, MAX_N, page_size) for p in range(1, MAX_PROMPT + 1))
     cluster = Cluster(
         RUNNER,
         topology,
@@ -172,6 +172,29 @@ def run_traffic(rng: random.Random, num_requests: int, topology: str, page_size:
         cluster.close()
     traffic.check()
     return traffic
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+@pytest.mark.parametrize("choice", [0, 1])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 8])
+@pytest.mark.parametrize("ends_at_once", [True, False])
+def test_one_choice_of_two_leaves(topology: str, choice: int, turns: int, ends_at_once: bool) -> None:
+    """While it waits for pages, for its prompt or in the batch; the other may end at the very first token."""
+    prompt = list(range(20))
+    first, *_ = RUNNER.expected_tokens(prompt, 1)
+    long = SamplingParams(max_tokens=20, temperature=0.0)
+    stopping = SamplingParams(max_tokens=6, temperature=0.0, stop_token_ids=(first,) if ends_at_once else ())
+    for before in (0, 1):  # with one before it, there are no pages for it at first
+        arrivals = [Arrival("before", [1] * 60, long, 1, 0, ())] * before
+        cancel = Cancel(choice, turns, 0)
+        arrivals.append(Arrival("it", prompt, stopping, 2, 0, (cancel,)))
+        cluster = Cluster(RUNNER, topology, page_size=16, chunk_size=8, num_pages=1 + 5 + (1 - before))
+        traffic = Traffic(cluster, arrivals)
+        try:
+            traffic.run()
+        finally:
+            cluster.close()
+        traffic.check()
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
