@@ -1,0 +1,161 @@
+"""Drives a cluster step by step to a state that a test names, and says what a cluster at rest looks like."""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from decode.request_states import DecodeState
+from model.fake import FakeRunner
+from prefill.job_states import JobState
+from prefill.worker import JOB_TOKENS
+from protocol.messages_gateway import FirstToken, ToGateway, Tokens
+from protocol.request import FinishReason, SamplingParams, finish_reason
+from runtime.clock import VirtualClock
+from tests.cluster import Cluster
+
+VOCAB = 211
+
+
+def greedy(max_tokens: int, **more: Any) -> SamplingParams:
+    """Greedy parameters."""
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, **more)
+
+
+def prompt_of(name: str, length: int, vocab: int = VOCAB) -> list[int]:
+    """A prompt that belongs to `name`."""
+    rng = random.Random(name)
+    return [rng.randrange(vocab) for _ in range(length)]
+
+
+def make_cluster(topology: str = "1P1D", runner: FakeRunner | None = None, **more: Any) -> Cluster:
+    """Small pages and chunks, so that a prompt of 60 tokens takes many launches and frames."""
+    options: dict[str, Any] = {"page_size": 4, "chunk_size": 7, "num_pages": 256, **more}
+    return Cluster(runner or FakeRunner(vocab_size=VOCAB, context_length=256), topology, **options)
+
+
+def reference(prompt: Sequence[int], params: SamplingParams, vocab: int = VOCAB) -> tuple[list[int], FinishReason]:
+    """What a choice must be, to its end. The fake's other logits are equal: the first that is not banned wins."""
+    outputs: list[int] = []
+    foreseen: list[int] = []
+    while True:
+        if len(foreseen) <= len(outputs):
+            foreseen = outputs + list(_continuation((*prompt, *outputs), params.max_tokens - len(outputs), vocab))
+        token = foreseen[len(outputs)]
+        if len(outputs) < params.min_tokens and token in params.ending_ids:
+            token = min(set(range(vocab)) - params.ending_ids)
+            foreseen = []  # the model goes on from another token
+        outputs.append(token)
+        reason = finish_reason(params, len(outputs), token)
+        if reason is not None:
+            return outputs, reason
+
+
+@cache
+def _continuation(prompt: tuple[int, ...], num_tokens: int, vocab: int) -> tuple[int, ...]:
+    return tuple(FakeRunner(vocab_size=vocab).expected_tokens(prompt, num_tokens))
+
+
+def expect_exact(cluster: Cluster, name: str, prompt: Sequence[int], params: SamplingParams, n: int = 1) -> None:
+    """Every choice of the request is what the model says, to its end."""
+    tokens, reason = reference(prompt, params, cluster.runner.config.vocab_size)
+    assert name not in cluster.failures, cluster.failures[name]
+    for choice in range(n):
+        answer = cluster.answers[name, choice]
+        assert (answer.ids, answer.finish) == (tokens, reason)
+
+
+def expect_prefix(cluster: Cluster, name: str, prompt: Sequence[int], params: SamplingParams, choice: int = 0) -> None:
+    """What was sent of an answer that was cut short is right as far as it goes, and does not claim to be whole."""
+    tokens, _ = reference(prompt, params, cluster.runner.config.vocab_size)
+    answer = cluster.answers[name, choice]
+    assert answer.ids == tokens[: len(answer.ids)]
+    assert answer.finish == ""
+
+
+def decode_state(cluster: Cluster, name: str) -> DecodeState | None:
+    """The state of a request on its decode worker, or None when the worker knows it no more."""
+    for worker in cluster.decodes.values():
+        if (request := worker._requests.get((name, 0))) is not None:
+            return request.state
+    return None
+
+
+def job_state(cluster: Cluster, name: str) -> JobState | None:
+    """The state of a request's job on its prefill worker, or None when there is none."""
+    for worker in cluster.prefills.values():
+        for job in worker._jobs.values():
+            if job.message.request_id == name:
+                return job.state
+    return None
+
+
+def drive_to(cluster: Cluster, name: str, state: DecodeState | JobState) -> None:
+    """Steps until `name` is observed in `state`."""
+    observe = decode_state if isinstance(state, DecodeState) else job_state
+    cluster.run(lambda: observe(cluster, name) is state)
+    assert observe(cluster, name) is state
+
+
+class Recorder:
+    """Every piece of an answer since `start`, and who sent it: ("first" | "tokens", request, choice, seq)."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.pieces: list[tuple[str, str, int, int]] = []
+        cluster.on_message = self._take
+
+    def start(self) -> None:
+        """Forgets what came so far."""
+        self.pieces.clear()
+
+    def of(self, name: str, choice: int | None = None) -> list[tuple[str, int, int]]:
+        """(sender, choice, seq) of one request or choice."""
+        return [(who, c, seq) for who, request, c, seq in self.pieces if request == name and choice in (None, c)]
+
+    def _take(self, message: ToGateway) -> None:
+        if isinstance(message, FirstToken | Tokens):
+            who = "first" if isinstance(message, FirstToken) else "tokens"
+            self.pieces += [(who, piece.request_id, piece.choice, piece.seq) for piece in message.choices]
+
+
+def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
+    """Nothing is owned, queued, remembered or owed anywhere."""
+    for _ in range(4):  # acknowledgements and credit that are still under way
+        cluster.step()
+    assert cluster.at_rest()
+    cluster.check()
+    for worker in cluster.workers:
+        assert len(worker.engine.retired) == len(worker.engine._keep_alive) == 0
+    for prefill in cluster.prefills.values():
+        assert (prefill._jobs, prefill._job_of, prefill._waiting, prefill._computing) == ({}, {}, [], [])
+        counters = prefill._sender.counters
+        assert counters["transfers_now"] == counters["frames_waiting_now"] == 0
+        assert credit_bytes_lost or counters["bytes_in_flight_now"] == 0
+    for decode in cluster.decodes.values():
+        assert decode._requests == {} and decode._receiver.counters["reservations_now"] == 0
+        for instance in cluster.prefills:
+            peer = decode._peers.get(instance)
+            assert peer is None or not peer.accepted or peer.credit == JOB_TOKENS
+    cluster.close()
+
+
+def run_past_deadlines(cluster: Cluster, clock: VirtualClock, seconds: float) -> None:
+    """Runs to rest; whenever nothing moves any more, time does."""
+    idle = 0
+
+    def is_done() -> bool:
+        nonlocal idle
+        idle = 0 if any(worker.engine.in_flight for worker in cluster.workers) else idle + 1
+        if idle > 100:
+            clock.advance(seconds)
+            idle = 0
+        return cluster.at_rest()
+
+    cluster.run(is_done)
+
+
+def counter(cluster: Cluster, name: str) -> float:
+    """The sum of a transfer counter over every prefill and decode worker."""
+    owners: list[Callable[[], Any]] = [lambda w=worker: w._sender for worker in cluster.prefills.values()]  # type: ignore[misc]
+    owners += [lambda w=worker: w._receiver for worker in cluster.decodes.values()]  # type: ignore[misc]
+    return sum(owner().counters.get(name, 0) for owner in owners)
