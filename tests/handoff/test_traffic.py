@@ -205,8 +205,18 @@ def test_a_little_traffic(topology: str, page_size: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_five_hundred_requests(seed: int) -> None:
+    check_five_hundred(seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(6, 60))
+def test_five_hundred_requests_again(seed: int) -> None:
+    check_five_hundred(seed)
+
+
+def check_five_hundred(seed: int) -> None:
     rng = random.Random(seed)
     traffic = run_traffic(rng, 500, TOPOLOGIES[seed % len(TOPOLOGIES)], rng.choice((1, 5, 16)))
     assert sum(map(bool, traffic.left.values())) > 50

@@ -1,0 +1,150 @@
+"""`baton` as a user starts it: real processes, real sockets. It waits for the ready line, and leaves no process behind.
+
+What it does not know: what the model should say.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import psutil
+
+PROJECT = Path(__file__).resolve().parents[2]
+SERVE_FAKE = str(Path(__file__).with_name("serve_fake.py"))
+PATIENCE_S = 60.0  # for what should take moments; only a failure takes so long
+BATON = ("-P", "-m", "deploy")
+FAKE = (SERVE_FAKE,)  # the same flags, with workers that serve the model of hashes
+
+
+class BatonProcess:
+    """One `baton` command, ready. `pieces` are the words of the ready line."""
+
+    def __init__(self, *argv: str, log: Path, program: Sequence[str] = BATON) -> None:
+        self._log = log
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, *program, *argv],
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        self.ready = self.process.stdout.readline()
+        assert self.ready.startswith("Ready: "), f"not ready: {self.log_text()[-3000:]}"
+        found = re.search(r"http://[0-9.]+:\d+", self.ready)
+        self.url = found.group() if found else ""
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+
+    def log_text(self) -> str:
+        """What it and its children wrote to stderr."""
+        return self._log.read_text(errors="replace")
+
+    # ---- processes ----
+
+    def children(self) -> list[psutil.Process]:
+        """Gateway and workers."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def worker(self, worker_id: str) -> psutil.Process:
+        """The process of a worker."""
+        pid = next(row["pid"] for row in self.workers() if row["id"] == worker_id)
+        return psutil.Process(pid)
+
+    def end(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Sends a signal, asserts that no process is left, and returns the exit status."""
+        self.http.close()
+        children = self.children()
+        self.process.send_signal(number)
+        status = self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        _, alive = psutil.wait_procs(children, PATIENCE_S)
+        for child in alive:
+            child.kill()
+        assert not alive, f"left behind: {alive}"
+        return status
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.returncode is None:
+            status = self.end()
+            assert status == 0 or kind is not None, self.log_text()[-3000:]
+
+    # ---- HTTP ----
+
+    def get(self, path: str) -> Any:
+        """The JSON at `path`."""
+        return self.http.get(path).raise_for_status().json()
+
+    def complete(self, **body: Any) -> Any:
+        """A completion that is not streamed; the choices of prompt and n by index."""
+        response = self.http.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def tokens(self, prompt: Sequence[int], **body: Any) -> list[int]:
+        """Token ids in, token ids out."""
+        answer = self.complete(prompt=list(prompt), return_token_ids=True, **body)
+        found: list[int] = answer["choices"][0]["token_ids"]
+        return found
+
+    def stream(self, **body: Any) -> Iterator[dict[str, Any]]:
+        """The chunks of a streamed completion, {"done": True} for [DONE]. Closing the iterator disconnects."""
+        with self.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            assert response.status_code == 200, response.read()
+            yield from map(read_event, filter(None, response.iter_lines()))
+
+    def workers(self) -> list[dict[str, Any]]:
+        """`/workers`."""
+        found: list[dict[str, Any]] = self.get("/workers")
+        return found
+
+    def wait_until(self, what: Callable[[], bool]) -> bool:
+        """Asks again and again, without hurry; False when patience is over."""
+        tries = int(PATIENCE_S / 0.02)
+        # A poll of the process's end doubles as the pause between two looks.
+        return any(what() or not self._pause() for _ in range(tries)) and what()
+
+    def wait_for_rest(self) -> bool:
+        """Whether every worker comes to hold nothing: no page, nobody running or waiting."""
+        return self.wait_until(lambda: all(map(is_at_rest, self.workers())))
+
+    def _pause(self) -> bool:
+        try:
+            self.process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            return True
+        raise AssertionError(f"it ended: {self.log_text()[-3000:]}")
+
+
+def environment() -> dict[str, str]:
+    """Ours, with this project importable, and without what tests set for themselves."""
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("OMP_")}, "PYTHONPATH": str(PROJECT)}
+
+
+def read_event(line: str) -> dict[str, Any]:
+    """The JSON of one event; {"done": True} for [DONE]."""
+    assert line.startswith("data: "), line
+    text = line.removeprefix("data: ")
+    found: dict[str, Any] = {"done": True} if text == "[DONE]" else json.loads(text)
+    return found
+
+
+def is_at_rest(worker: Mapping[str, Any]) -> bool:
+    """Whether one row of /workers holds nothing."""
+    pages = worker["kv_pages"]
+    held = [pages[name] for name in ("owned", "reserved", "quarantined")]
+    return pages["free"] == pages["total"] and not any(held) and worker["running"] == worker["waiting"] == 0

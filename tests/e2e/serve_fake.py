@@ -1,0 +1,34 @@
+"""`baton serve` whose workers serve the model of hashes: python serve_fake.py FOLDER [flags of baton serve].
+
+FOLDER holds a config.json and no tokenizer. Everything but the workers' `fake_model` setting is as in `baton serve`.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from dataclasses import replace
+
+from deploy.cli import find_config
+from deploy.command_line import parse
+from deploy.console import make_console
+from deploy.host import count_cores
+from deploy.layout import serve_plan
+from deploy.serve import run_plan
+
+
+def main(folder: str, flags: list[str]) -> int:
+    config = find_config(parse(["serve", "--model", folder, *flags], "test"), os.environ)
+    plan = serve_plan(config, Path(folder), "fake", count_cores())
+    fakes = tuple(replace(settings, fake_model=True) for settings in plan.worker_settings)
+    console = make_console()
+    try:
+        return run_plan(replace(plan, worker_settings=fakes), console, "fake", with_text=False)
+    finally:
+        console.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
