@@ -67,6 +67,7 @@ class Generation:
         self._news = asyncio.Event()
         self._ended = False  # counted in the metrics
         self._is_abandoned = False
+        self._has_token = False  # of any choice
         self._stamps: list[Stamp] = []
         self._received_at = clock.now()
 
@@ -169,7 +170,8 @@ class Generation:
         if last is not None:
             for _ in range(num_tokens):
                 self._metrics.inter_token_latency_s.observe((now - last) / num_tokens)
-        elif len(self._stamps) == 2:  # the first token of the first choice that has one
+        elif not self._has_token:
+            self._has_token = True
             self.stamp("first token out", now)
             self._metrics.time_to_first_token_s.observe(now - self._received_at)
 

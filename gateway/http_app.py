@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
 from gateway.answering import StreamedAnswer, answer_whole
@@ -102,6 +103,11 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
         response = json_response(status_object(error.status_code, message), error.status_code)
         response.headers.update(error.headers or {})
         return response
+
+    @app.exception_handler(ClientDisconnect)
+    async def client_left(_request: Request, _error: ClientDisconnect) -> Response:
+        service.metrics.requests.labels("cancelled").inc()
+        return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -97,6 +97,23 @@ async def test_a_client_that_leaves_is_cancelled(setting: Setting, stream: bool)
     assert 'outcome="cancelled"} 1.0' in (await setting.client.get("/metrics")).text
 
 
+async def test_a_client_that_leaves_in_mid_request_is_no_fault(setting: Setting) -> None:
+    host, port = setting.gateway.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+    async def counted() -> bool:
+        return 'baton_requests_total{outcome="cancelled"} 1.0' in (await setting.client.get("/metrics")).text
+
+    async with asyncio.timeout(10):
+        while not await counted():  # noqa: ASYNC110  # a metric has no event
+            await asyncio.sleep(0)
+    assert (await setting.client.get("/")).status_code == 200
+
+
 async def _post_and_read(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
     async with client.stream("POST", "/v1/completions", json=body) as response:
         await response.aread()

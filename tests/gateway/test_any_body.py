@@ -1,0 +1,69 @@
+"""Whatever JSON a client sends, the answer is a job or a BadRequest, never another exception."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.chat_template import ChatTemplates
+from gateway.limits import Limits
+from gateway.model_folder import ModelFolder, SamplingDefaults
+from gateway.schemas import ChatRequest, CompletionRequest, parse
+from gateway.tokenizer import SpecialTokens, TextTokenizer
+from gateway.translate import Job, Translator
+from gateway.unsupported import NEUTRAL, refuse_unsupported
+from protocol.errors import BadRequest
+from tests.gateway.folders import EOS, TEMPLATE, byte_tokenizer
+
+LIMITS = Limits(context_length=64, vocab_size=300, pool_tokens=48, prefill_pool_tokens=64, page_size=4, max_choices=8)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+scalars = st.none() | st.booleans() | st.integers(-(2**64), 2**64) | st.integers(-2, 9) | st.floats(0, 2) | text
+anything = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3), max_leaves=6
+)
+messages = st.lists(
+    st.fixed_dictionaries({}, optional={"role": text | anything, "content": text | anything, "name": anything}),
+    max_size=3,
+)
+names = [*CompletionRequest.model_fields, *ChatRequest.model_fields, *NEUTRAL, "best_of", "unheard_of"]
+fields = st.dictionaries(st.sampled_from(sorted({*names} - {"messages", "prompt", "model"})), anything, max_size=4)
+
+
+@cache
+def translator() -> Translator:
+    tokenizer = TextTokenizer(byte_tokenizer(), SpecialTokens({"eos_token": "<|eos|>"}, None, None))
+    folder = ModelFolder(Path("story"), 64, 300, (EOS,), SamplingDefaults())
+    return Translator("story", folder, tokenizer, ChatTemplates({"default": TEMPLATE}, {}))
+
+
+def jobs_of(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> list[Job]:
+    """What the route does before it assigns."""
+    try:
+        refuse_unsupported(body)
+        request = parse(kind, body)
+        translator().check_model(request)
+        translator().text_rules(request)
+        if isinstance(request, ChatRequest):
+            prompts = [translator().chat_prompt(request)]
+        else:
+            assert isinstance(request, CompletionRequest)
+            prompts = translator().completion_prompts(request)
+        return translator().jobs(request, prompts, LIMITS)
+    except BadRequest:
+        return []
+
+
+@given(anything | text | st.lists(st.integers(0, 299), max_size=70), fields)
+def test_completions(prompt: Any, rest: dict[str, Any]) -> None:
+    for job in jobs_of(CompletionRequest, {"prompt": prompt, **rest}):
+        assert job.prompt_ids and len(job.prompt_ids) + job.sampling.max_tokens <= 64
+        assert job.need.total_pages(4) <= 12 and 1 <= job.num_choices <= 8
+
+
+@given(messages | anything, fields)
+def test_chat(conversation: Any, rest: dict[str, Any]) -> None:
+    for job in jobs_of(ChatRequest, {"messages": conversation, **rest}):
+        assert job.prompt_ids and len(job.prompt_ids) + job.sampling.max_tokens <= 64
+        assert job.need.total_pages(4) <= 12
