@@ -7,7 +7,7 @@ What it does not know: messages, tokens, what is decoded.
 
 from decode.prefill_peers import PrefillPeers
 from decode.request import DecodeRequest
-from scheduler.choice_pages import allocate_choices, pages_needed
+from scheduler.choice_pages import allocate_choices
 from scheduler.engine import Engine
 from scheduler.page_allocator import PageState
 from transfer.interface import KvReceiver
@@ -29,13 +29,7 @@ class Reservations:
 
     def never_fits(self, request: DecodeRequest) -> str | None:
         """Why the request could not even run alone, or None."""
-        needed, total = self._pages_needed(request), self._engine.pages.num_pages - 1
-        if needed > total:
-            return f"the request needs {needed} KV pages, this decode worker has {total}"
-        rows = self._engine.rows.num_rows - 1
-        if request.assign.num_choices > rows:
-            return f"n: got {request.assign.num_choices}, this decode worker runs at most {rows} choices"
-        return None
+        return self._engine.never_fits(request.prompt_len, request.kv_tokens, request.assign.num_choices)
 
     def queue(self, request: DecodeRequest) -> None:
         """The request waits for its turn."""
@@ -73,10 +67,6 @@ class Reservations:
             return False
         self._receiver.release(request.reservation)
         return True
-
-    def _pages_needed(self, request: DecodeRequest) -> int:
-        num_choices = request.assign.num_choices
-        return pages_needed(request.prompt_len, request.kv_tokens, num_choices, self._engine.page_size)
 
     def _reserve(self, request: DecodeRequest) -> bool:
         assign, engine = request.assign, self._engine

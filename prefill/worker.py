@@ -12,7 +12,6 @@ from prefill.job_states import JobState
 from protocol.errors import BadRequest, BatonError, InternalError, WireError, as_baton_error
 from protocol.kv_layout import KvLayout, mismatch
 from protocol.messages_gateway import (
-    CancelRequest,
     ChoiceTokens,
     FirstToken,
     PeerLost,
@@ -76,11 +75,9 @@ class PrefillWorker:
     # ---- messages ----
 
     def on_gateway(self, message: ToWorker) -> None:
-        """PeerLost drops every job of a decode worker; requests come from decode, never from here."""
+        """PeerLost drops every job of a decode worker; jobs and their cancels come from decode, never from here."""
         if isinstance(message, PeerLost):
             self._lose_peer(message.instance)
-        elif isinstance(message, CancelRequest):
-            raise InternalError("a prefill worker takes cancels from decode, as CancelJob")
 
     def on_peer(self, instance: int, message: ToPrefill) -> None:
         """A message from the decode worker `instance`."""
@@ -178,9 +175,9 @@ class PrefillWorker:
         self._job_of.update(dict.fromkeys((job.prompt, *job.choices), job))
         self._waiting.append(job)
         self._stamp(job, "job received")
-        needed, total = self.engine.kv.layout.num_pages(job.prompt.prompt_len), self.engine.pages.num_pages - 1
-        if needed > total:
-            self._fail(job, BadRequest(f"the prompt needs {needed} KV pages, this prefill worker has {total}"))
+        reason = self.engine.never_fits(job.prompt.prompt_len, job.prompt.prompt_len, 1)
+        if reason is not None:
+            self._fail(job, BadRequest(reason))
 
     def _on_end(self, job: Job, message: CancelJob | KvDelivered) -> None:
         if isinstance(message, CancelJob):

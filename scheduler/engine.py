@@ -18,6 +18,7 @@ from model.inputs import ModelInput
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.sampler import sample
+from scheduler.choice_pages import pages_needed
 from scheduler.forward_batch import ForwardBatch, LaunchPlan
 from scheduler.future_map import FutureMap
 from scheduler.keep_alive import KeepAliveRing
@@ -84,6 +85,20 @@ class Engine:
         self._copies: deque[tuple[int, Event]] = deque()
 
     # ---- memory ----
+
+    def never_fits(self, prompt_len: int, num_tokens: int, num_choices: int) -> str | None:
+        """Why `num_choices` contexts of `num_tokens` tokens with one prompt could not even run alone, or None."""
+        needed, total = pages_needed(prompt_len, num_tokens, num_choices, self.page_size), self.pages.num_pages - 1
+        longest, rows = self.rows.req_to_page.shape[1] * self.page_size, self.rows.num_rows - 1
+        if prompt_len == 0:
+            return "prompt: got no tokens, expected at least 1"
+        if num_tokens > longest:
+            return f"the request needs a context of {num_tokens} tokens, this worker takes at most {longest}"
+        if needed > total:
+            return f"the request needs {needed} KV pages, this worker has {total}"
+        if num_choices > rows:
+            return f"n: got {num_choices}, this worker runs at most {rows} choices"
+        return None
 
     def admit(self, req: Req, pages: list[int]) -> None:
         """Gives `req` a row whose table names `pages`; the caller has checked that a row is free."""

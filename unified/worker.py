@@ -18,7 +18,7 @@ from protocol.messages_gateway import (
 )
 from protocol.request import FinishReason
 from runtime.clock import Clock
-from scheduler.choice_pages import allocate_choices, pages_needed, partial_page_copies
+from scheduler.choice_pages import allocate_choices, partial_page_copies
 from scheduler.chunk_plan import plan_chunks
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import ExtendChunk, LaunchPlan
@@ -151,12 +151,9 @@ class UnifiedWorker:
         self._requests[request.key] = request
         self._waiting.append(request)
         self._stamp(request, "queued")
-        needed = pages_needed(len(assign.prompt_ids), request.num_tokens, len(reqs), self.engine.page_size)
-        total, rows = self.engine.pages.num_pages - 1, self.engine.rows.num_rows - 1
-        if needed > total:
-            self._fail(request, BadRequest(f"the request needs {needed} KV pages, this worker has {total}"))
-        elif len(reqs) > rows:
-            self._fail(request, BadRequest(f"n: got {len(reqs)}, this worker runs at most {rows} choices"))
+        reason = self.engine.never_fits(len(assign.prompt_ids), request.num_tokens, len(reqs))
+        if reason is not None:
+            self._fail(request, BadRequest(reason))
 
     def _admit(self) -> None:
         """Oldest first; a request that does not fit yet holds back the ones behind it."""

@@ -1,0 +1,117 @@
+"""How answers end: at the first token, by EOS, stop tokens, min_tokens and max_tokens, in both topologies."""
+
+import random
+from typing import Any
+
+import pytest
+
+from model.fake import FakeRunner
+from protocol.request import FinishReason, SamplingParams
+from tests.decode.driving import VOCAB, counter, expect_exact, expect_rest, greedy, make_cluster, prompt_of, reference
+
+PROMPT = prompt_of("ends", 18)
+KNOWN = FakeRunner(vocab_size=VOCAB).expected_tokens(PROMPT, 12)
+ABSENT = next(token for token in range(VOCAB) if token not in KNOWN)
+
+
+def test_the_known_tokens_differ() -> None:
+    assert len(set(KNOWN)) == len(KNOWN)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_single_token_needs_no_kv_and_reserves_nothing(n: int, overlap: bool) -> None:
+    cluster = make_cluster(overlap=overlap)
+    (decode,) = cluster.decodes.values()
+    cluster.assign("r", PROMPT, greedy(1), n)
+    used: set[int] = set()
+    cluster.run(lambda: used.add(decode.engine.pages.counts().reserved) or ("r", 0) in cluster.first_tokens)
+    cluster.run(lambda: all(cluster.answers["r", choice].finish for choice in range(n)) and cluster.at_rest())
+    assert used == {0}
+    assert decode.engine.num_launches == 0
+    assert [counter(cluster, name) for name in ("frames", "bytes", "rejected_unknown_reservation")] == [0, 0, 0]
+    expect_exact(cluster, "r", PROMPT, greedy(1), n)
+    expect_rest(cluster)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("chunk_size", [0, 7])
+def test_a_first_token_that_ends_the_answer_stops_the_transfer(chunk_size: int, overlap: bool) -> None:
+    cluster = make_cluster(overlap=overlap, chunk_size=chunk_size)
+    params = greedy(9, eos_token_ids=(KNOWN[0],))
+    cluster.assign("r", PROMPT, params)
+    cluster.assign("other", PROMPT[:9], greedy(9))
+    cluster.run()
+    assert reference(PROMPT, params) == ([KNOWN[0]], FinishReason.STOP)
+    expect_exact(cluster, "r", PROMPT, params)
+    expect_exact(cluster, "other", PROMPT[:9], greedy(9))
+    (prefill,), (decode,) = cluster.prefills.values(), cluster.decodes.values()
+    assert prefill._sender.counters["transfers_cancelled"] == 1
+    assert prefill._sender.counters["transfers_delivered"] == 1
+    assert decode._receiver.counters["reservations_cancelled"] == 1
+    assert decode._receiver.counters["reservations_delivered"] == 1
+    expect_rest(cluster)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "eos": {"eos_token_ids": (ABSENT, KNOWN[3])},
+    "eos at the last token": {"eos_token_ids": (KNOWN[11],)},
+    "ignore_eos": {"eos_token_ids": (KNOWN[3],), "ignore_eos": True},
+    "stop token": {"stop_token_ids": (KNOWN[5],), "eos_token_ids": (KNOWN[2],), "ignore_eos": True},
+    "min_tokens below": {"eos_token_ids": (KNOWN[3],), "min_tokens": 3},
+    "min_tokens above": {"eos_token_ids": (KNOWN[3],), "min_tokens": 4},
+    "min_tokens at the first": {"eos_token_ids": (KNOWN[0],), "min_tokens": 1},
+    "min_tokens is max_tokens": {"eos_token_ids": tuple(KNOWN), "min_tokens": 12},
+    "min_tokens with nothing to ban": {"min_tokens": 5},
+}
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+@pytest.mark.parametrize("case", CASES)
+def test_endings(case: str, topology: str) -> None:
+    cluster = make_cluster(topology)
+    params = greedy(12, **CASES[case])
+    cluster.assign("r", PROMPT, params, 2)
+    cluster.run()
+    expect_exact(cluster, "r", PROMPT, params, 2)
+    expect_rest(cluster)
+
+
+def test_what_the_cases_say() -> None:
+    ends = {case: reference(PROMPT, greedy(12, **fields)) for case, fields in CASES.items()}
+    assert ends["eos"] == (KNOWN[:4], FinishReason.STOP)
+    assert ends["eos at the last token"] == (KNOWN, FinishReason.STOP)
+    assert ends["ignore_eos"] == (KNOWN, FinishReason.LENGTH)
+    assert ends["stop token"] == (KNOWN[:6], FinishReason.STOP)
+    assert ends["min_tokens below"] == (KNOWN[:4], FinishReason.STOP)
+    assert ends["min_tokens above"][0][:4] != KNOWN[:4] and ends["min_tokens above"][0][:3] == KNOWN[:3]
+    assert ends["min_tokens at the first"][0][0] != KNOWN[0]
+    assert len(ends["min_tokens is max_tokens"][0]) == 12
+
+
+@pytest.mark.parametrize("topology,seed", [("1P1D", 1), ("2P2D", 2), ("1U", 3)])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_many_that_end_anywhere(topology: str, seed: int, overlap: bool) -> None:
+    """Eleven tokens in all, so that endings are met often and in the same launches."""
+    vocab, rng = 11, random.Random(seed)
+    runner = FakeRunner(vocab_size=vocab, context_length=256)
+    cluster = make_cluster(topology, runner, overlap=overlap, max_requests=6)
+    requests = {}
+    for index in range(24):
+        prompt = prompt_of(f"{seed}-{index}", rng.randint(1, 30), vocab)
+        most = rng.randint(1, 12)
+        params = SamplingParams(
+            most,
+            min_tokens=rng.choice([0, 0, 1, 3, most]),
+            temperature=0.0,
+            eos_token_ids=tuple(rng.sample(range(vocab), rng.randint(0, 2))),
+            stop_token_ids=tuple(rng.sample(range(vocab), rng.randint(0, 1))),
+            ignore_eos=rng.random() < 0.2,
+        )
+        requests[f"r{index}"] = (prompt, params, rng.choice([1, 1, 2, 3]))
+        cluster.assign(f"r{index}", *requests[f"r{index}"])
+    cluster.run()
+    for name, (prompt, params, n) in requests.items():
+        expect_exact(cluster, name, prompt, params, n)
+    assert not cluster.failures
+    expect_rest(cluster)
