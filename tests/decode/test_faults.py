@@ -1,0 +1,272 @@
+"""What breaks fails its own requests, clearly, and never makes a token wrong: raising forwards, lossy networks."""
+
+import random
+
+import pytest
+
+from decode.request_states import DecodeState
+from decode.worker import HANDOVER_DEADLINE_S
+from model.fake import FakeRunner
+from model.inputs import ModelInput
+from protocol.frame import HEADER_BYTES
+from runtime.clock import VirtualClock
+from tests.cluster import Cluster
+from tests.decode.driving import (
+    VOCAB,
+    decode_state,
+    drive_to,
+    expect_exact,
+    expect_prefix,
+    expect_rest,
+    greedy,
+    job_state,
+    make_cluster,
+    prompt_of,
+    run_past_deadlines,
+)
+from transfer.backend_inproc import InprocNetwork, Parcel
+
+PARAMS = greedy(12)
+POISON = VOCAB - 1  # no other prompt has it
+NAMES = [f"r{index}" for index in range(8)]
+
+
+def poisoned(name: str) -> list[int]:
+    prompt = [token % POISON for token in prompt_of(name, 20)]
+    prompt[11] = POISON
+    return prompt
+
+
+class RaiseOn:
+    """Raises in every forward that computes the poisoned prompt token, or decodes at `position`."""
+
+    def __init__(self, position: int | None = None) -> None:
+        self.position = position
+        self.count = 0
+
+    def __call__(self, inp: ModelInput) -> None:
+        num_prompt = sum(inp.extend_lens)
+        if self.position is None:
+            bad = bool((inp.input_ids_T[:num_prompt] == POISON).any())
+        else:
+            bad = bool((inp.positions_T[num_prompt:] == self.position).any())
+        if bad:
+            self.count += 1
+            raise RuntimeError("broken kernel")
+
+
+def expect_clear(cluster: Cluster, names: set[str]) -> None:
+    assert set(cluster.failures) == names
+    for failure in cluster.failures.values():
+        assert (failure.code, failure.message) == ("internal_error", "RuntimeError: broken kernel")
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "2P2D", "1U"])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("chunk_size", [0, 7])
+def test_a_forward_that_raises_on_a_prompt(topology: str, overlap: bool, chunk_size: int) -> None:
+    """With whole prompts or small chunks a launch computes one prompt at a time, so only that one fails."""
+    hook = RaiseOn()
+    runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=hook)
+    cluster = make_cluster(topology, runner, overlap=overlap, chunk_size=chunk_size)
+    prompts = {name: [token % POISON for token in prompt_of(name, 21)] for name in NAMES}
+    cluster.assign("bad", poisoned("bad"), PARAMS, 2)
+    for name in NAMES[:4]:
+        cluster.assign(name, prompts[name], PARAMS, 2)
+    if topology == "1U":  # who decodes beside the poisoned prompt fails with it; who comes later does not
+        cluster.run()
+        shared = set(cluster.failures)
+        assert "bad" in shared
+        expect_clear(cluster, shared)
+    else:
+        cluster.run()
+        shared = {"bad"}
+        expect_clear(cluster, shared)
+    assert hook.count == 1
+    for name in NAMES[4:]:
+        cluster.assign(name, prompts[name], PARAMS, 2)
+    cluster.run()
+    expect_clear(cluster, shared)
+    for name in set(NAMES) - shared:
+        expect_exact(cluster, name, prompts[name], PARAMS, 2)
+    expect_rest(cluster)
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("ahead", [0, 1, 5, 10])
+def test_a_forward_that_raises_while_decoding(topology: str, overlap: bool, ahead: int) -> None:
+    """The launch at which `bad` is decoding its output number `ahead + 1` raises."""
+    hook = RaiseOn(position=100 + ahead)
+    runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=hook)
+    cluster = make_cluster(topology, runner, overlap=overlap)
+    for name in NAMES[:3]:
+        cluster.assign(name, prompt_of(name, 9), PARAMS)
+    cluster.assign("bad", prompt_of("bad", 100), PARAMS, 2)
+    for name in NAMES[3:]:
+        cluster.assign(name, prompt_of(name, 9), PARAMS)
+    cluster.run()
+    assert "bad" in cluster.failures and hook.count == 1
+    expect_clear(cluster, set(cluster.failures))
+    for name in NAMES:
+        if name in cluster.failures:
+            expect_prefix(cluster, name, prompt_of(name, 9), PARAMS)
+        else:
+            expect_exact(cluster, name, prompt_of(name, 9), PARAMS)
+    cluster.assign("later", prompt_of("later", 30), PARAMS)
+    cluster.run()
+    expect_exact(cluster, "later", prompt_of("later", 30), PARAMS)
+    expect_rest(cluster)
+
+
+# ---- the network ----
+
+
+class Once:
+    """Does something to the frame number `index` (from 0), and nothing to the others."""
+
+    def __init__(self, index: int, fault: str, offset: int = 0) -> None:
+        self.index, self.fault, self.offset = index, fault, offset
+        self.count = 0
+
+    def __call__(self, parcel: Parcel) -> list[Parcel]:
+        self.count += 1
+        if self.count - 1 != self.index:
+            return [parcel]
+        if self.fault == "drop":
+            return []
+        if self.fault == "twice":
+            return [parcel, parcel.copy()]
+        if self.fault == "late":
+            return [parcel.delayed(9)]
+        return [parcel.corrupted(self.offset)]
+
+
+def lossy(fault: Once) -> tuple[Cluster, VirtualClock]:
+    clock = VirtualClock()
+    cluster = make_cluster(network=InprocNetwork(fault), clock=clock)
+    cluster.assign("r", prompt_of("r", 30), PARAMS, 2)
+    cluster.assign("other", prompt_of("other", 9), PARAMS)
+    return cluster, clock
+
+
+@pytest.mark.parametrize("index", [0, 3, 8])
+@pytest.mark.parametrize("offset", [HEADER_BYTES, HEADER_BYTES + 5])
+def test_a_corrupted_payload_fails_the_request_at_once(index: int, offset: int) -> None:
+    cluster, _ = lossy(Once(index, "corrupt", offset))
+    cluster.run()
+    (name,) = cluster.failures
+    assert cluster.failures[name].message.startswith("KV transfer failed: frame")
+    for each, length, n in (("r", 30, 2), ("other", 9, 1)):
+        if each == name:
+            expect_prefix(cluster, each, prompt_of(each, length), PARAMS)
+        else:
+            expect_exact(cluster, each, prompt_of(each, length), PARAMS, n)
+    expect_rest(cluster)
+
+
+@pytest.mark.parametrize("offset", range(0, HEADER_BYTES, 5))
+def test_a_corrupted_header_never_makes_a_wrong_token(offset: int) -> None:
+    cluster, clock = lossy(Once(4, "corrupt", offset))
+    run_past_deadlines(cluster, clock, HANDOVER_DEADLINE_S + 1)
+    assert len(cluster.failures) == 1
+    for name, length, n in (("r", 30, 2), ("other", 9, 1)):
+        if name in cluster.failures:
+            expect_prefix(cluster, name, prompt_of(name, length), PARAMS)
+        else:
+            expect_exact(cluster, name, prompt_of(name, length), PARAMS, n)
+    expect_rest(cluster, credit_bytes_lost=True)
+
+
+def test_a_dropped_frame_ends_at_the_deadline_and_not_before() -> None:
+    cluster, clock = lossy(Once(2, "drop"))
+    cluster.run(lambda: bool(cluster.answers["other", 0].finish) and len(cluster.first_tokens) == 3)
+    (name,) = {"r", "other"} - {name for name, choice in cluster.answers if cluster.answers[name, choice].finish}
+    clock.advance(HANDOVER_DEADLINE_S - 1)
+    for _ in range(50):
+        cluster.step()
+    assert not cluster.failures and decode_state(cluster, name) is DecodeState.RECEIVING
+    assert job_state(cluster, name) is not None
+    clock.advance(1.5)
+    cluster.run()
+    assert cluster.failures[name].code == "unavailable"
+    assert cluster.failures[name].message == "no KV from prefill-0 in 120 s"
+    expect_prefix(cluster, name, prompt_of(name, 30), PARAMS)
+    expect_rest(cluster, credit_bytes_lost=True)
+
+
+@pytest.mark.parametrize("fault", ["twice", "late"])
+@pytest.mark.parametrize("index", range(0, 12, 3))
+def test_what_comes_twice_or_late_changes_nothing(fault: str, index: int) -> None:
+    cluster, _ = lossy(Once(index, fault))
+    cluster.run()
+    assert not cluster.failures
+    expect_exact(cluster, "r", prompt_of("r", 30), PARAMS, 2)
+    expect_exact(cluster, "other", prompt_of("other", 9), PARAMS)
+    expect_rest(cluster)
+
+
+class Storm:
+    """Drops, doubles, delays and damages frames at random."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def __call__(self, parcel: Parcel) -> list[Parcel]:
+        what = self.rng.random()
+        if what < 0.02:
+            return []
+        if what < 0.12:
+            return [parcel, parcel.copy().delayed(self.rng.randrange(4))]
+        if what < 0.25:
+            return [parcel.delayed(self.rng.randrange(6))]
+        if what < 0.27:
+            size = sum(len(part) for part in parcel.parts)
+            return [parcel.corrupted(self.rng.randrange(size), 1 << self.rng.randrange(8))]
+        return [parcel]
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "2P2D"])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+def test_a_storm_with_cancels(topology: str, overlap: bool, seed: int) -> None:
+    rng, clock = random.Random(f"{topology}{overlap}{seed}"), VirtualClock()
+    cluster = make_cluster(topology, overlap=overlap, network=InprocNetwork(Storm(rng)), clock=clock, num_pages=80)
+    names = [f"s{index}" for index in range(20)]
+    lengths = {name: rng.randint(1, 60) for name in names}
+    cancelled = set(rng.sample(names, 5))
+    for name in names:
+        cluster.assign(name, prompt_of(name, lengths[name]), PARAMS, rng.choice([1, 2]))
+        for _ in range(rng.randrange(8)):
+            cluster.step()
+            cluster.check()
+    for name in cancelled:
+        cluster.cancel(name)
+    run_past_deadlines(cluster, clock, HANDOVER_DEADLINE_S + 1)
+    done = 0
+    for name, choice in cluster.answers:
+        prompt = prompt_of(name, lengths[name])
+        if cluster.answers[name, choice].finish:
+            tokens = FakeRunner(vocab_size=VOCAB).expected_tokens(prompt, 12)
+            assert cluster.answers[name, choice].ids == tokens
+            done += 1
+        else:
+            assert name in cancelled or name in cluster.failures
+            expect_prefix(cluster, name, prompt, PARAMS, choice)
+    assert done > 0 and cluster.failures
+    expect_rest(cluster, credit_bytes_lost=True)
+
+
+def test_the_deadline_begins_with_the_job_not_with_the_request() -> None:
+    """Waiting for pages may take as long as it takes."""
+    clock = VirtualClock()
+    cluster = make_cluster(num_pages=24, clock=clock)
+    cluster.assign("first", prompt_of("first", 61), PARAMS)
+    cluster.assign("waits", prompt_of("waits", 61), PARAMS)
+    drive_to(cluster, "first", DecodeState.RUNNING)
+    assert decode_state(cluster, "waits") is DecodeState.RESERVING
+    clock.advance(10 * HANDOVER_DEADLINE_S)
+    cluster.run()
+    for name in ("first", "waits"):
+        expect_exact(cluster, name, prompt_of(name, 61), PARAMS)
+    expect_rest(cluster)

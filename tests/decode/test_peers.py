@@ -1,0 +1,206 @@
+"""Workers that do not match, and workers that are lost in the middle of something."""
+
+import pytest
+
+from decode.request_states import DecodeState
+from model.fake import FakeRunner
+from prefill.job_states import JobState
+from protocol.messages_gateway import Assign, PeerLost
+from protocol.messages_handoff import JobFinishedEarly
+from tests.cluster import Cluster
+from tests.decode.driving import (
+    Recorder,
+    decode_state,
+    drive_to,
+    expect_exact,
+    expect_prefix,
+    expect_rest,
+    greedy,
+    job_state,
+    make_cluster,
+    prompt_of,
+)
+from tests.decode.test_cancel import slow_network
+
+PARAMS = greedy(15)
+PROMPT = prompt_of("r", 61)
+
+
+def test_another_kv_layout_is_refused_with_both_values() -> None:
+    cluster = make_cluster(page_size=4, decode_page_size=16)
+    cluster.assign("a", PROMPT, PARAMS)
+    cluster.assign("b", PROMPT, PARAMS)
+    cluster.run()
+    cluster.assign("c", PROMPT, PARAMS)  # the refusal is remembered
+    cluster.run(lambda: len(cluster.failures) == 3)
+    for failure in cluster.failures.values():
+        assert failure.code == "layout_mismatch"
+        assert failure.message == "KV layout differs in page_size: 4 here, 16 there"
+    (prefill,) = cluster.prefills.values()
+    assert prefill.engine.num_launches == 0
+    expect_rest(cluster)
+
+
+def test_another_model_is_refused_with_both_fingerprints() -> None:
+    cluster = make_cluster()
+    (decode,) = cluster.decodes.values()
+    ours, decode._fingerprint = decode._fingerprint, "another"
+    cluster.assign("a", PROMPT, PARAMS)
+    cluster.run()
+    failure = cluster.failures["a"]
+    assert failure.code == "layout_mismatch"
+    assert failure.message == f"model differs: fingerprint {ours} here, another there"
+    expect_rest(cluster)
+
+
+def test_one_that_does_not_match_does_not_hold_up_the_others() -> None:
+    cluster = make_cluster("2P1D")
+    bad, good = cluster.prefills.values()
+    bad._fingerprint = "another"
+    for name in ("a", "b", "c", "d"):
+        cluster.assign(name, PROMPT, PARAMS)
+    cluster.run()
+    assert 0 < len(cluster.failures) < 4
+    for name in {"a", "b", "c", "d"} - set(cluster.failures):
+        expect_exact(cluster, name, PROMPT, PARAMS)
+    assert (bad.engine.num_launches, good.engine.num_launches > 0) == (0, True)
+    expect_rest(cluster)
+
+
+LOSSES = [
+    (DecodeState.RESERVING, True),
+    (DecodeState.REQUESTED, True),
+    (DecodeState.RECEIVING, True),
+    (JobState.WAITING, True),
+    (JobState.COMPUTING, True),
+    (JobState.SENDING, True),
+    (DecodeState.RUNNING, False),
+]
+
+
+def two_pairs() -> Cluster:
+    """`r` on the first prefill worker and `other` on the second, one decode worker."""
+    cluster = make_cluster("2P1D", network=slow_network())
+    cluster.assign("r", PROMPT, PARAMS, 2)
+    cluster.assign("other", prompt_of("other", 40), PARAMS)
+    (decode,) = cluster.decodes.values()
+    assert decode._requests["r", 0].prefill != decode._requests["other", 0].prefill
+    return cluster
+
+
+@pytest.mark.parametrize("state,fails", LOSSES, ids=str)
+def test_prefill_is_lost_in_every_state(state: DecodeState | JobState, fails: bool) -> None:
+    cluster = two_pairs()
+    (decode,) = cluster.decodes.values()
+    instance = decode._requests["r", 0].prefill.instance
+    drive_to(cluster, "r", state)
+    cluster.lose_prefill(instance)
+    assert (decode_state(cluster, "r") is None) == fails
+    cluster.run()
+    if fails:
+        assert set(cluster.failures) == {"r"}
+        assert cluster.failures["r"].code == "worker_lost"
+        assert f"prefill-{instance - 100}" in cluster.failures["r"].message
+        for choice in range(2):
+            expect_prefix(cluster, "r", PROMPT, PARAMS, choice)
+    else:
+        expect_exact(cluster, "r", PROMPT, PARAMS, 2)
+    expect_exact(cluster, "other", prompt_of("other", 40), PARAMS)
+    expect_rest(cluster)
+
+
+@pytest.mark.parametrize(
+    "state", [JobState.WAITING, JobState.COMPUTING, JobState.SENDING, DecodeState.RUNNING], ids=str
+)
+def test_prefill_drops_every_job_of_a_lost_decode_worker(state: DecodeState | JobState) -> None:
+    cluster = make_cluster("1P2D", network=slow_network())
+    cluster.assign("r", PROMPT, PARAMS)
+    cluster.assign("other", prompt_of("other", 40), PARAMS)
+    drive_to(cluster, "r", state)
+    instance = next(i for i, worker in cluster.decodes.items() if ("r", 0) in worker._requests)
+    cluster.lose_decode(instance)
+    assert job_state(cluster, "r") is None
+    cluster.run()
+    expect_prefix(cluster, "r", PROMPT, PARAMS)
+    expect_exact(cluster, "other", prompt_of("other", 40), PARAMS)
+    assert not cluster.failures
+    expect_rest(cluster)
+
+
+def test_a_strange_loss_is_nobodys_business() -> None:
+    cluster = make_cluster()
+    cluster.assign("r", PROMPT, PARAMS)
+    drive_to(cluster, "r", DecodeState.RECEIVING)
+    for worker in cluster.workers:
+        worker.on_gateway(PeerLost("stranger", 999))
+    cluster.run()
+    expect_exact(cluster, "r", PROMPT, PARAMS)
+    expect_rest(cluster)
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+@pytest.mark.parametrize("num_steps", [0, 1, 3, 6, 10, 15, 25])
+def test_a_new_gateway_finds_empty_workers(num_steps: int, topology: str) -> None:
+    cluster = make_cluster(topology)
+    record = Recorder(cluster)
+    for index in range(4):
+        cluster.assign(f"r{index}", prompt_of(f"r{index}", 20 + index), PARAMS, 2)
+    for _ in range(num_steps):
+        cluster.step()
+    for worker in cluster.workers:
+        worker.reset()
+    record.start()
+    cluster.run()
+    assert [piece for piece in record.pieces if piece[0] == "tokens"] == []
+    cluster.failures.clear()
+    cluster.assign("again", PROMPT, PARAMS)
+    cluster.run()
+    expect_exact(cluster, "again", PROMPT, PARAMS)
+    expect_rest(cluster)
+
+
+def test_another_prefill_worker_cannot_end_a_request() -> None:
+    cluster = make_cluster("2P1D")
+    (decode,) = cluster.decodes.values()
+    cluster.assign("r", PROMPT, PARAMS)
+    cluster.assign("other", PROMPT, PARAMS)
+    request = decode._requests["r", 0]
+    stranger = next(instance for instance in cluster.prefills if instance != request.prefill.instance)
+    drive_to(cluster, "r", DecodeState.RECEIVING)
+    decode.on_peer(stranger, JobFinishedEarly("r", 0, request.reservation, (1,)))
+    decode.on_peer(999, JobFinishedEarly("r", 0, request.reservation, (1,)))
+    cluster.run()
+    expect_exact(cluster, "r", PROMPT, PARAMS)
+    expect_exact(cluster, "other", PROMPT, PARAMS)
+    expect_rest(cluster)
+
+
+def test_an_early_end_that_is_none_fails_the_request() -> None:
+    cluster = make_cluster()
+    (decode,) = cluster.decodes.values()
+    cluster.assign("r", PROMPT, PARAMS)
+    drive_to(cluster, "r", DecodeState.RECEIVING)
+    request = decode._requests["r", 0]
+    token = FakeRunner(vocab_size=211).expected_tokens(PROMPT, 1)[0]
+    decode.on_peer(request.prefill.instance, JobFinishedEarly("r", 0, request.reservation, (token,)))
+    (prefill,) = cluster.prefills.values()
+    assert decode_state(cluster, "r") is None
+    cluster.run(lambda: "r" in cluster.failures)
+    assert cluster.failures["r"].code == "internal_error"
+    prefill.on_gateway(PeerLost("decode-0", next(iter(cluster.decodes))))  # what a gateway would do about such a pair
+    cluster.run()
+    assert job_state(cluster, "r") is None
+    cluster.close()
+
+
+def test_the_same_request_again_is_a_new_attempt() -> None:
+    cluster = make_cluster()
+    (decode,) = cluster.decodes.values()
+    cluster.assign("r", PROMPT, PARAMS)
+    prefill = decode._requests["r", 0].prefill
+    drive_to(cluster, "r", DecodeState.RECEIVING)
+    cluster.cancel("r")
+    decode.on_gateway(Assign("r", 1, tuple(PROMPT), PARAMS, 1, prefill))
+    cluster.run()
+    expect_exact(cluster, "r", PROMPT, PARAMS)
+    expect_rest(cluster)
