@@ -17,6 +17,8 @@ from typing import Any, Self
 import httpx
 import psutil
 
+from runtime.clock import MonotonicClock
+
 PROJECT = Path(__file__).resolve().parents[2]
 SERVE_FAKE = str(Path(__file__).with_name("serve_fake.py"))
 PATIENCE_S = 60.0  # for what should take moments; only a failure takes so long
@@ -119,8 +121,18 @@ class BatonProcess:
         return any(what() or not self._pause() for _ in range(tries)) and what()
 
     def wait_for_rest(self) -> bool:
-        """Whether every worker comes to hold nothing: no page, nobody running or waiting."""
-        return self.wait_until(lambda: all(map(is_at_rest, self.workers())))
+        """Whether every worker comes to hold nothing, by its own word of after this call."""
+        called = MonotonicClock().now()
+
+        def rests(worker: dict[str, Any]) -> bool:
+            said = MonotonicClock().now() - worker["heartbeat_age_s"]
+            return said > called and is_at_rest(worker)
+
+        return self.wait_until(lambda: all(map(rests, self.workers())))
+
+    def wait_for_work(self) -> bool:
+        """Whether some worker comes to hold something."""
+        return self.wait_until(lambda: not all(map(is_at_rest, self.workers())))
 
     def _pause(self) -> bool:
         try:
