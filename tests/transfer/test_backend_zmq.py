@@ -12,7 +12,7 @@ from protocol.errors import ConfigError
 from protocol.frame import FrameHeader, pack_header, seal
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
-from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair, closed_address
+from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backend_zmq import zmq_receiver, zmq_sender
 from transfer.backends import open_receiver, open_sender
@@ -121,9 +121,16 @@ def test_a_damaged_payload_fails_its_transfer(pair: Pair, stranger: "zmq.Socket[
     assert pair.pool.pool == pair.before
 
 
-def test_pages_stay_in_use_while_an_unreachable_peer_may_still_get_them(network: ZmqNetwork) -> None:
+@pytest.fixture
+def mute_address() -> Iterator[str]:
+    """Takes connections and never says a word, so that frames wait in the sender's queue."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_pages_stay_in_use_while_a_mute_peer_may_still_get_them(network: ZmqNetwork, mute_address: str) -> None:
     pair = Pair(network, LARGE)
-    transfer = Target(WorkerAddress("gone", 99, data=closed_address(network)), 1, 0)
+    transfer = Target(WorkerAddress("mute", 99, data=mute_address), 1, 0)
     pair.sender.open(transfer, [1, 2], 128)
     pair.send_all(transfer, 128)
     pair.sender.cancel(transfer)
