@@ -1,7 +1,7 @@
 """Drives a cluster step by step to a state that a test names, and says what a cluster at rest looks like."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -156,6 +156,6 @@ def run_past_deadlines(cluster: Cluster, clock: VirtualClock, seconds: float) ->
 
 def counter(cluster: Cluster, name: str) -> float:
     """The sum of a transfer counter over every prefill and decode worker."""
-    owners: list[Callable[[], Any]] = [lambda w=worker: w._sender for worker in cluster.prefills.values()]  # type: ignore[misc]
-    owners += [lambda w=worker: w._receiver for worker in cluster.decodes.values()]  # type: ignore[misc]
-    return sum(owner().counters.get(name, 0) for owner in owners)
+    totals = [worker._sender.counters for worker in cluster.prefills.values()]
+    totals += [worker._receiver.counters for worker in cluster.decodes.values()]
+    return sum(counters.get(name, 0) for counters in totals)

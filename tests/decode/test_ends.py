@@ -24,10 +24,13 @@ def test_a_single_token_needs_no_kv_and_reserves_nothing(n: int, overlap: bool) 
     cluster = make_cluster(overlap=overlap)
     (decode,) = cluster.decodes.values()
     cluster.assign("r", PROMPT, greedy(1), n)
-    used: set[int] = set()
-    cluster.run(lambda: used.add(decode.engine.pages.counts().reserved) or ("r", 0) in cluster.first_tokens)
-    cluster.run(lambda: all(cluster.answers["r", choice].finish for choice in range(n)) and cluster.at_rest())
-    assert used == {0}
+
+    def is_done() -> bool:
+        counts = decode.engine.pages.counts()
+        assert (counts.free, decode.engine.rows.num_free) == (counts.total, 32)
+        return bool(cluster.answers["r", 0].finish) and cluster.at_rest()
+
+    cluster.run(is_done)
     assert decode.engine.num_launches == 0
     assert [counter(cluster, name) for name in ("frames", "bytes", "rejected_unknown_reservation")] == [0, 0, 0]
     expect_exact(cluster, "r", PROMPT, greedy(1), n)

@@ -59,7 +59,7 @@ def test_rows_bound_what_runs(topology: str) -> None:
     cluster = make_cluster(topology, max_requests=3)
     lengths = {f"r{index}": 5 + index for index in range(5)}
     assign_many(cluster, lengths, n=2)
-    worker = (*cluster.decodes.values(), *cluster.unifieds)[0]
+    worker = cluster.workers[-1]
     most = 0
 
     def is_done() -> bool:

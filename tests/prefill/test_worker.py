@@ -1,0 +1,311 @@
+"""The prefill core by itself: messages in, messages and frames out. Its life beside decode is in tests/decode/."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from model.fake import FakeRunner
+from prefill.worker import JOB_TOKENS, PrefillWorker
+from protocol.messages_gateway import CancelRequest, FirstToken, PeerLost, WorkerAddress
+from protocol.messages_handoff import (
+    CancelJob,
+    Hello,
+    HelloAccepted,
+    HelloRefused,
+    JobCredit,
+    JobFailed,
+    JobFinishedEarly,
+    KvDelivered,
+    PrefillJob,
+)
+from protocol.request import SamplingParams
+from runtime.clock import VirtualClock
+from scheduler.engine import Engine
+from tests.scheduler.building import ManualStream, greedy, make_engine
+from transfer.interface import Pollable, Target
+
+DECODE = WorkerAddress("decode-0", 7, data="somewhere")
+PREFILL = WorkerAddress("prefill-0", 3, peer="here")
+PROMPT = tuple(range(10))
+
+
+class Sender:
+    """A KvSender that notes what it is told, and reads pages for as long as `reading` says."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.open_targets: dict[Target, list[int]] = {}
+        self.reading: set[Target] = set()
+        self.counters: dict[str, float] = {}
+
+    def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
+        self.calls.append(("open", target.reservation, num_tokens))
+        self.open_targets[target] = list(source_pages)
+
+    def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
+        self.calls.append(("layer", target.reservation, layer, num_tokens))
+
+    def finish(self, target: Target, first_tokens: tuple[int, ...], stamps: object = ()) -> None:
+        self.calls.append(("finish", target.reservation, first_tokens))
+
+    def cancel(self, target: Target) -> None:
+        if self.open_targets.pop(target, None) is not None:
+            self.calls.append(("cancel", target.reservation))
+
+    def delivered(self, target: Target) -> None:
+        del self.open_targets[target]
+        self.calls.append(("delivered", target.reservation))
+
+    def add_credit(self, instance: int, num_bytes: int) -> None:
+        self.calls.append(("credit", instance, num_bytes))
+
+    def drop_peer(self, instance: int) -> None:
+        self.calls.append(("drop", instance))
+        for target in [target for target in self.open_targets if target.peer.instance == instance]:
+            del self.open_targets[target]
+
+    def pump(self) -> None:
+        return
+
+    def is_reading(self, target: Target) -> bool:
+        return target in self.reading
+
+    def pollables(self) -> list[Pollable]:
+        return []
+
+    def close(self) -> None:
+        return
+
+
+class Bench:
+    """One prefill worker that has greeted one decode worker; launches run on command."""
+
+    def __init__(self, *, chunk_size: int = 4, overlap: bool = True, greeted: bool = True, **options: int) -> None:
+        self.stream = ManualStream()
+        self.sender = Sender()
+        self.runner = FakeRunner(vocab_size=97, context_length=64)
+        self.engine: Engine = make_engine(self.stream, runner=self.runner, **options)  # type: ignore[arg-type]
+        self.worker = PrefillWorker(
+            self.engine, self.sender, PREFILL, "print", VirtualClock(), overlap=overlap, chunk_size=chunk_size
+        )
+        if greeted:
+            self.worker.on_peer(7, Hello(DECODE, self.engine.kv.layout, "print"))
+            self.worker.outbox.decode.clear()
+
+    def job(
+        self, reservation: int = 1, prompt: tuple[int, ...] = PROMPT, sampling: SamplingParams | None = None, n: int = 1
+    ) -> PrefillJob:
+        made = PrefillJob(f"r{reservation}", 0, reservation, prompt, sampling or greedy(5), n)
+        self.worker.on_peer(7, made)
+        return made
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Steps and completes launches until there is nothing to do, or `until`."""
+        while not (until and until()):
+            if not self.worker.step():
+                if not self.engine.in_flight:
+                    return
+                copy_done = self.engine.in_flight[0].copy_done
+                assert copy_done is not None
+                copy_done.synchronize()
+
+    def sent(self, kind: type) -> list[object]:
+        return [message for _, message in self.worker.outbox.decode if isinstance(message, kind)]
+
+    def at_rest(self) -> bool:
+        counts = self.engine.pages.counts()
+        self.engine.pages.check()
+        return counts.free == counts.total and self.engine.rows.num_free == self.engine.rows.num_rows - 1
+
+
+def first(prompt: tuple[int, ...] = PROMPT) -> int:
+    return FakeRunner(vocab_size=97).expected_tokens(prompt, 1)[0]
+
+
+def test_a_greeting_is_answered_with_credit() -> None:
+    bench = Bench(greeted=False)
+    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print"))
+    assert bench.worker.outbox.decode == [(7, HelloAccepted(PREFILL, JOB_TOKENS))]
+
+
+def test_another_layout_or_model_is_refused_with_both_values() -> None:
+    bench = Bench(greeted=False)
+    layout = bench.engine.kv.layout
+    bench.worker.on_peer(7, Hello(DECODE, replace(layout, head_dim=64), "print"))
+    bench.worker.on_peer(7, Hello(DECODE, layout, "other"))
+    bench.job()  # a stranger's: no state is created for it
+    assert [message for _, message in bench.worker.outbox.decode] == [
+        HelloRefused("KV layout differs in head_dim: 4 here, 64 there"),
+        HelloRefused("model differs: fingerprint print here, other there"),
+    ]
+    assert not bench.worker.step() and bench.worker.stats().waiting == 0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_job_in_chunks(overlap: bool) -> None:
+    bench = Bench(overlap=overlap)
+    job = bench.job(n=2)
+    bench.run()
+    calls = bench.sender.calls
+    assert calls[0] == ("open", 1, 10)
+    assert calls[-1] == ("finish", 1, (first(), first()))
+    layers = [call[2:] for call in calls if call[0] == "layer"]
+    assert sorted(layers) == [(layer, end) for layer in (0, 1) for end in (4, 8, 10)]
+    assert [end for layer, end in layers if layer == 1] == [4, 8, 10]
+    (token,) = bench.worker.outbox.gateway
+    assert isinstance(token, FirstToken)
+    assert [(piece.choice, piece.seq, piece.token_ids, piece.finish) for piece in token.choices] == [
+        (0, 0, (first(),), ""),
+        (1, 0, (first(),), ""),
+    ]
+    assert bench.sent(JobCredit) == [JobCredit(10)]
+    assert bench.engine.num_launches == 3
+    assert not bench.at_rest()  # decode has not said that it has everything
+    bench.worker.on_peer(7, KvDelivered("r1", 0, 1))
+    assert bench.sender.calls[-1] == ("delivered", 1)
+    assert bench.at_rest()
+    bench.worker.on_peer(7, KvDelivered("r1", 0, 1))
+    bench.worker.on_peer(7, CancelJob(job.request_id, 0, 1))
+    assert bench.sent(JobCredit) == [JobCredit(10)] and bench.at_rest()
+
+
+def test_a_layer_leaves_while_a_later_one_is_computed() -> None:
+    """Layers are shipped from launches in flight, in the order in which they were written."""
+    bench = Bench(chunk_size=0)
+    bench.job()
+    assert bench.worker.step()
+    (launch,) = bench.engine.in_flight
+    launch.layers.append((0, bench.stream.mark()))
+    assert not bench.worker.step()
+    assert bench.sender.calls[-1] == ("layer", 1, 0, 10)
+    assert not launch.layers
+
+
+def test_pages_stay_owned_while_the_transport_reads_them() -> None:
+    bench = Bench()
+    bench.job()
+    bench.run()
+    (target,) = bench.sender.open_targets
+    bench.sender.reading.add(target)
+    bench.worker.on_peer(7, KvDelivered("r1", 0, 1))
+    bench.worker.step()
+    assert bench.engine.pages.counts().quarantined == 3
+    bench.sender.reading.clear()
+    bench.worker.step()
+    assert bench.at_rest()
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_a_cancel_at_any_step_gives_everything_back_once(steps: int) -> None:
+    bench = Bench()
+    bench.job(1)
+    bench.job(2, PROMPT[::-1])
+    for _ in range(steps):
+        if not bench.worker.step():
+            bench.stream.synchronize()
+    bench.worker.on_peer(7, CancelJob("r1", 0, 1))
+    bench.worker.on_peer(7, CancelJob("r1", 0, 1))
+    bench.run()
+    bench.worker.on_peer(7, KvDelivered("r2", 0, 2))
+    bench.run()
+    assert bench.at_rest()
+    assert bench.sent(JobCredit) == [JobCredit(10), JobCredit(10)]
+    assert bench.sent(JobFailed) == []
+    assert ("finish", 2, (first(PROMPT[::-1]),)) in bench.sender.calls
+    assert bench.worker.stats().waiting == bench.worker.stats().running == 0
+
+
+def test_a_first_token_that_ends_everything() -> None:
+    bench = Bench()
+    bench.job(1, sampling=greedy(5, eos=(first(),)), n=2)
+    bench.job(2, sampling=greedy(1))
+    bench.run()
+    assert bench.sent(JobFinishedEarly) == [
+        JobFinishedEarly("r1", 0, 1, (first(), first())),
+        JobFinishedEarly("r2", 0, 2, (first(),)),
+    ]
+    finishes = [piece.finish for token in bench.worker.outbox.gateway for piece in getattr(token, "choices", ())]
+    assert finishes == ["stop", "stop", "length"]
+    assert not [call for call in bench.sender.calls if call[0] == "finish"]
+    assert not [call for call in bench.sender.calls if call[1] == 2]  # max_tokens=1: not a byte
+    assert ("cancel", 1) in bench.sender.calls
+    assert bench.at_rest()
+
+
+def test_a_repeated_job_is_one_job() -> None:
+    bench = Bench()
+    bench.worker.on_peer(7, bench.job())
+    assert bench.worker.stats().waiting == 1
+
+
+def test_jobs_are_computed_in_order_and_share_a_launch() -> None:
+    bench = Bench(chunk_size=16)
+    for reservation in (1, 2, 3):
+        bench.job(reservation)
+    bench.run(lambda: bool(bench.engine.in_flight))
+    (launch,) = bench.engine.in_flight
+    assert [(chunk.req.request_id, chunk.start, chunk.end) for chunk in launch.plan.chunks] == [
+        ("r1", 0, 10),
+        ("r2", 0, 6),
+    ]
+    bench.run()
+    assert [call[1] for call in bench.sender.calls if call[0] == "finish"] == [1, 2, 3]
+
+
+def test_a_tight_pool_makes_jobs_wait_in_order() -> None:
+    bench = Bench(num_pages=4)  # three pages: one prompt of ten tokens
+    for reservation in (1, 2):
+        bench.job(reservation)
+    bench.run()
+    assert bench.worker.stats().waiting == 1
+    bench.worker.on_peer(7, KvDelivered("r1", 0, 1))
+    bench.run()
+    assert [call for call in bench.sender.calls if call[0] == "open"] == [("open", 1, 10), ("open", 2, 10)]
+    bench.worker.on_peer(7, KvDelivered("r2", 0, 2))
+    bench.run()
+    assert bench.at_rest()
+
+
+@pytest.mark.parametrize(
+    "prompt,says",
+    [
+        ((), "prompt: got no tokens, expected at least 1"),
+        (tuple(range(65)), "the request needs a context of 65 tokens, this worker takes at most 64"),
+        (tuple(range(40)), "the request needs 10 KV pages, this worker has 7"),
+    ],
+)
+def test_what_never_fits_fails_at_once(prompt: tuple[int, ...], says: str) -> None:
+    bench = Bench(num_pages=8)
+    bench.job(1, prompt)
+    assert bench.sent(JobFailed) == [JobFailed("r1", 0, 1, "bad_request", says)]
+    assert bench.sent(JobCredit) == [JobCredit(len(prompt))]
+    assert bench.at_rest()
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_lost_decode_worker_takes_its_jobs_along(steps: int) -> None:
+    bench = Bench()
+    bench.job(1)
+    bench.job(2)
+    for _ in range(steps):
+        if not bench.worker.step():
+            bench.stream.synchronize()
+    bench.worker.on_gateway(PeerLost("decode-0", 7))
+    bench.worker.on_peer(7, PrefillJob("r3", 0, 3, PROMPT, greedy(5), 1))  # it is a stranger now
+    bench.run()
+    assert ("drop", 7) in bench.sender.calls and bench.at_rest()
+    assert bench.worker.stats().waiting == bench.worker.stats().running == 0
+
+
+def test_what_does_not_concern_it_is_ignored() -> None:
+    bench = Bench()
+    bench.worker.on_gateway(CancelRequest("r1", 0))
+    bench.worker.on_peer(7, CancelJob("r1", 0, 99))
+    bench.worker.on_peer(7, KvDelivered("r1", 0, 99))
+    bench.job()
+    bench.worker.on_peer(8, CancelJob("r1", 0, 1))  # another decode worker's reservation 1
+    assert bench.worker.stats().waiting == 1
+    bench.worker.on_peer(7, KvDelivered("r1", 0, 1))  # before anything was sent
+    bench.run()
+    assert bench.sender.calls[-1][0] == "finish"

@@ -1,0 +1,128 @@
+"""The unified worker: mixed launches, cancels at every step, forks of a prompt, late results."""
+
+from collections.abc import Callable
+
+import pytest
+
+from scheduler.req import Req
+from tests.cluster import Cluster
+from tests.decode.driving import Recorder, expect_exact, expect_prefix, expect_rest, greedy, make_cluster, prompt_of
+from unified.worker import UnifiedWorker
+
+PARAMS = greedy(12)
+VICTIM = prompt_of("victim", 33)
+
+
+def unified(cluster: Cluster) -> UnifiedWorker:
+    (worker,) = cluster.unifieds
+    return worker
+
+
+def assign_three(cluster: Cluster, n: int) -> None:
+    cluster.assign("before", prompt_of("before", 9), PARAMS)
+    cluster.assign("victim", VICTIM, PARAMS, n)
+    cluster.assign("after", prompt_of("after", 21), PARAMS, 2)
+
+
+def expect_others(cluster: Cluster) -> None:
+    expect_exact(cluster, "before", prompt_of("before", 9), PARAMS)
+    expect_exact(cluster, "after", prompt_of("after", 21), PARAMS, 2)
+    assert not cluster.failures
+    expect_rest(cluster)
+
+
+def decoding(worker: UnifiedWorker) -> list[Req]:
+    return [] if worker._running.batch is None else worker._running.batch.reqs
+
+
+def is_waiting(worker: UnifiedWorker) -> bool:
+    return any(request.assign.request_id == "victim" for request in worker._waiting)
+
+
+def is_computing(worker: UnifiedWorker) -> bool:
+    return any(r.assign.request_id == "victim" and r.reqs[0].num_computed > 0 for r in worker._computing)
+
+
+def is_relayed(worker: UnifiedWorker) -> bool:
+    """In the running batch, while the first tokens are still on their way."""
+    return any(req.request_id == "victim" and not req.outputs for req in decoding(worker))
+
+
+def is_running(worker: UnifiedWorker) -> bool:
+    return any(req.request_id == "victim" and len(req.outputs) > 2 for req in decoding(worker))
+
+
+STAGES = [is_waiting, is_computing, is_relayed, is_running]
+
+
+@pytest.mark.parametrize("choice", [-1, 0, 1, 2])
+@pytest.mark.parametrize(
+    "stage,overlap",
+    # Without overlap the first tokens are there before the next step: nothing is relayed.
+    [(stage, overlap) for stage in STAGES for overlap in (True, False) if overlap or stage is not is_relayed],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_cancel_at_every_stage(stage: Callable[[UnifiedWorker], bool], choice: int, overlap: bool) -> None:
+    cluster = make_cluster("1U", overlap=overlap)
+    record = Recorder(cluster)
+    assign_three(cluster, 3)
+    cluster.run(lambda: stage(unified(cluster)))
+    record.start()
+    cluster.cancel("victim", choice)
+    cluster.cancel("victim", choice)
+    cluster.run()
+    gone = [0, 1, 2] if choice == -1 else [choice]
+    for c in range(3):
+        if c in gone:
+            assert record.of("victim", c) == []
+            expect_prefix(cluster, "victim", VICTIM, PARAMS, c)
+        else:
+            answer = cluster.answers["victim", c]
+            assert (answer.ids, answer.finish) == (cluster.runner.expected_tokens(VICTIM, 12), "length")  # type: ignore[attr-defined]
+    expect_others(cluster)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
+def test_cancel_of_the_choices_one_by_one(stage: Callable[[UnifiedWorker], bool]) -> None:
+    cluster = make_cluster("1U")
+    assign_three(cluster, 3)
+    cluster.run(lambda: stage(unified(cluster)))
+    for choice in (0, 2, 1):
+        assert ("victim", 0) in unified(cluster)._requests
+        cluster.cancel("victim", choice)
+        cluster.step()
+    assert ("victim", 0) not in unified(cluster)._requests
+    cluster.run()
+    expect_others(cluster)
+
+
+def test_prompts_and_decodes_share_a_launch_within_the_budget() -> None:
+    cluster = make_cluster("1U", chunk_size=7)
+    worker = unified(cluster)
+    assign_three(cluster, 1)
+    mixed = 0
+
+    def is_done() -> bool:
+        nonlocal mixed
+        for launch in worker.engine.in_flight:
+            sizes = launch.batch.input.extend_lens
+            assert sum(sizes) + launch.batch.input.num_decodes <= 7
+            mixed += bool(sizes) and launch.batch.input.num_decodes > 0
+        return cluster.at_rest()
+
+    cluster.run(is_done)
+    assert mixed > 0
+    expect_exact(cluster, "victim", VICTIM, PARAMS)
+    expect_others(cluster)
+
+
+def test_full_prompt_pages_are_counted_once() -> None:
+    cluster = make_cluster("1U", page_size=4)
+    worker = unified(cluster)
+    cluster.assign("victim", VICTIM, PARAMS, 3)
+    cluster.step()
+    # 33 + 12 - 1 tokens are 11 pages; 8 of them are full prompt pages, which the other two choices share.
+    assert worker.engine.pages.counts().owned == 11 + 2 * 3
+    cluster.run()
+    expect_exact(cluster, "victim", VICTIM, PARAMS, 3)
+    expect_rest(cluster)
