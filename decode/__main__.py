@@ -3,6 +3,7 @@
 from decode.prefill_link import PrefillLink
 from decode.worker import DecodeWorker
 from protocol.messages_gateway import WorkerAddress
+from runtime.process_life import end_process
 from scheduler.boot import Started, main
 from transfer.backends import open_receiver
 
@@ -18,4 +19,4 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(build))
+    end_process(main(build))

@@ -4,6 +4,7 @@ from prefill.decode_link import DecodeLink
 from prefill.worker import PrefillWorker
 from protocol.messages_gateway import WorkerAddress
 from runtime.bus import Router
+from runtime.process_life import end_process
 from scheduler.boot import Started, main
 from transfer.backends import open_sender
 
@@ -27,4 +28,4 @@ def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(build))
+    end_process(main(build))

@@ -1,6 +1,7 @@
 """`python -m unified --settings JSON`: one unified worker process. See scheduler/boot.py for what happens."""
 
 from protocol.messages_gateway import WorkerAddress
+from runtime.process_life import end_process
 from scheduler.boot import Started, main
 from scheduler.worker_loop import NoPeers
 from unified.worker import UnifiedWorker
@@ -20,4 +21,4 @@ def build(started: Started) -> tuple[UnifiedWorker, NoPeers, WorkerAddress]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(build))
+    end_process(main(build))
