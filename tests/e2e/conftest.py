@@ -24,7 +24,7 @@ def fake_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatonProcess]:
     """The bundled model on a pair."""
     log = tmp_path_factory.mktemp("story") / "log"
-    with BatonProcess("serve", "--port", "0", "--max-total-tokens", "8192", log=log) as baton:
+    with BatonProcess("serve", "--port", "0", "--max-total-tokens", "8192", "--dtype", "float32", log=log) as baton:
         yield baton
 
 
