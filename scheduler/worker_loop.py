@@ -131,7 +131,8 @@ class WorkerLoop:
     clock: Clock
     on_ready: Callable[[], None]
     spin: bool = False
-    _gateway_instance: int = 0
+    _gateway_instance: int = 0  # 0: not a member now
+    _join_deadline: float = 0.0
     _next_beat: float = 0.0
     _next_register: float = 0.0
     _launch: int = -1
@@ -139,14 +140,14 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serves until a stop signal; RefusedByGateway or Unavailable when it cannot join."""
-        deadline = self.clock.now() + JOIN_DEADLINE_S
+        self._join_deadline = self.clock.now() + JOIN_DEADLINE_S
         progressed = True
         while not self.stop.is_set():
             self._wait(progressed)
             self._receive()
             progressed = self.core.step()
             self._send()
-            if not self._gateway_instance and self.clock.now() > deadline:
+            if not self._gateway_instance and self.clock.now() > self._join_deadline:
                 raise Unavailable(f"no answer from the gateway in {JOIN_DEADLINE_S:.0f} s")
         self._leave()
 
@@ -180,6 +181,7 @@ class WorkerLoop:
             if isinstance(message, RegisterAgain):
                 self._next_register = 0.0
                 self._gateway_instance = 0
+                self._join_deadline = self.clock.now() + JOIN_DEADLINE_S
             elif not self._gateway_instance:
                 self._gateway_instance = message.gateway_instance
                 self.on_ready()

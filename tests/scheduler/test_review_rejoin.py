@@ -1,0 +1,172 @@
+"""A worker that has served for long joins a gateway that was started again."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import zmq
+
+from protocol.errors import Unavailable
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import (
+    TO_GATEWAY,
+    TO_WORKER,
+    Heartbeat,
+    KvPages,
+    Leaving,
+    Register,
+    RegisterAgain,
+    Role,
+    ToGateway,
+    ToWorker,
+    Welcome,
+    WorkerAddress,
+    WorkerStats,
+)
+from runtime.bus import Dealer, Router, Wake
+from runtime.clock import VirtualClock
+from runtime.process_life import StopSignal
+from scheduler.outbox import Outbox
+from scheduler.worker_loop import JOIN_DEADLINE_S, NoPeers, WorkerLoop
+
+STATS = WorkerStats(KvPages(total=1, free=1), running=0, waiting=0)
+IDENTITY = b"unified-0#5"
+
+
+class Core:
+    """A core that does nothing but call `on_step`."""
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self.outbox = Outbox()
+        self.busy = False
+        self.num_resets = 0
+        self._on_step = on_step
+
+    def on_gateway(self, message: ToWorker) -> None:
+        return
+
+    def reset(self) -> None:
+        self.num_resets += 1
+
+    def step(self) -> bool:
+        self._on_step()
+        return False
+
+    def stats(self) -> WorkerStats:
+        return STATS
+
+
+class Stop:
+    """A StopSignal that a test sets."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        self.received: signal.Signals | None = None
+
+    def is_set(self) -> bool:
+        return self.received is not None
+
+    def clear_wakeup(self) -> None:
+        return
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+
+class Bench:
+    """One worker loop on a virtual clock; `play` is the gateway, called at every turn with what has arrived."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", play: Callable[["Bench", list[ToGateway]], None]):
+        self.router = Router(context, "127.0.0.1")
+        self.clock = VirtualClock()
+        self.core = Core(lambda: play(self, [TO_GATEWAY.decode(raw) for _, raw in self.router.receive()]))
+        self.num_ready = 0
+        self._stop, self._wake = Stop(), Wake()
+        self._dealer = Dealer(context, self.router.endpoint, IDENTITY)
+        register = Register(
+            WorkerAddress("unified-0", 5),
+            Role.UNIFIED,
+            1,
+            "host",
+            KvLayout(1, 1, 1, 1, "float32"),
+            "print",
+            9,
+            9,
+            9,
+            9,
+            STATS,
+            "",
+        )
+        self.loop = WorkerLoop(
+            self.core,
+            NoPeers(),
+            self._dealer,
+            register,
+            self._wake,
+            cast(StopSignal, self._stop),
+            self.clock,
+            self._ready,
+        )
+
+    def send(self, message: ToWorker) -> None:
+        assert self.router.send(IDENTITY, TO_WORKER.encode(message))
+
+    def stop(self) -> None:
+        self._stop.received = signal.SIGTERM
+
+    def close(self) -> None:
+        self._dealer.close()
+        self.router.close()
+        self._stop.close()
+        self._wake.close()
+
+    def _ready(self) -> None:
+        self.num_ready += 1
+
+
+@pytest.fixture
+def context() -> Iterator[Any]:
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+def test_a_gateway_that_restarts_after_long_service_learns_the_worker_again(context: Any) -> None:
+    seen: list[str] = []
+    gateway = 1
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal gateway
+        bench.clock.advance(0.05)
+        for message in arrived:
+            seen.append(type(message).__name__)
+            if isinstance(message, Register):
+                bench.send(Welcome(gateway))
+                if gateway == 2:
+                    bench.stop()
+            elif isinstance(message, Heartbeat) and gateway == 1:
+                bench.clock.advance(10 * JOIN_DEADLINE_S)  # it has served for long
+                gateway = 2
+                bench.send(RegisterAgain(gateway))
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    assert seen[0] == "Register" and seen.count("Register") == 2 and "Heartbeat" in seen
+    assert bench.core.num_resets == 1
+    last = [TO_GATEWAY.decode(raw) for _, raw in bench.router.receive()]
+    bench.close()
+    assert not last or isinstance(last[-1], Leaving)
+
+
+def test_a_gateway_that_never_answers_is_given_up(context: Any) -> None:
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        bench.clock.advance(JOIN_DEADLINE_S / 4)
+
+    bench = Bench(context, play)
+    with pytest.raises(Unavailable, match="no answer from the gateway in 60 s"):
+        bench.loop.run()
+    bench.close()
+    assert bench.num_ready == 0
