@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -103,7 +103,7 @@ class BatonProcess:
         found: list[int] = answer["choices"][0]["token_ids"]
         return found
 
-    def stream(self, **body: Any) -> Iterator[dict[str, Any]]:
+    def stream(self, **body: Any) -> Generator[dict[str, Any], None, None]:
         """The chunks of a streamed completion, {"done": True} for [DONE]. Closing the iterator disconnects."""
         with self.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
             assert response.status_code == 200, response.read()
