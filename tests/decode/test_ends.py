@@ -5,9 +5,20 @@ from typing import Any
 
 import pytest
 
+from decode.request_states import DecodeState
 from model.fake import FakeRunner
 from protocol.request import FinishReason, SamplingParams
-from tests.decode.driving import VOCAB, counter, expect_exact, expect_rest, greedy, make_cluster, prompt_of, reference
+from tests.decode.driving import (
+    VOCAB,
+    counter,
+    drive_to,
+    expect_exact,
+    expect_rest,
+    greedy,
+    make_cluster,
+    prompt_of,
+    reference,
+)
 
 PROMPT = prompt_of("ends", 18)
 KNOWN = FakeRunner(vocab_size=VOCAB).expected_tokens(PROMPT, 12)
@@ -53,6 +64,20 @@ def test_a_first_token_that_ends_the_answer_stops_the_transfer(chunk_size: int, 
     assert prefill._sender.counters["transfers_delivered"] == 1
     assert decode._receiver.counters["reservations_cancelled"] == 1
     assert decode._receiver.counters["reservations_delivered"] == 1
+    expect_rest(cluster)
+
+
+@pytest.mark.parametrize("choice", [0, 2])
+@pytest.mark.parametrize("state", [DecodeState.RESERVING, DecodeState.REQUESTED, DecodeState.RECEIVING], ids=str)
+def test_a_choice_is_cancelled_and_the_others_end_at_the_first_token(state: DecodeState, choice: int) -> None:
+    cluster = make_cluster()
+    params = greedy(9, eos_token_ids=(KNOWN[0],))
+    cluster.assign("r", PROMPT, params, 3)
+    drive_to(cluster, "r", state)
+    cluster.cancel("r", choice)
+    cluster.run()
+    for other in {0, 1, 2} - {choice}:
+        assert (cluster.answers["r", other].ids, cluster.answers["r", other].finish) == ([KNOWN[0]], "stop")
     expect_rest(cluster)
 
 

@@ -9,6 +9,7 @@ from tests.decode.driving import (
     VOCAB,
     Recorder,
     decode_state,
+    drive_to,
     expect_exact,
     expect_rest,
     greedy,
@@ -172,6 +173,25 @@ def test_credit_comes_back_from_jobs_that_were_cancelled(monkeypatch: pytest.Mon
         cluster.cancel(f"r{index}")
     cluster.run()
     expect_exact(cluster, "r4", prompt_of("r4", 40), PARAMS)
+    expect_rest(cluster)
+
+
+def test_pages_are_reserved_until_their_kv_is_there_and_owned_from_then_on() -> None:
+    cluster = make_cluster()
+    (decode,) = cluster.decodes.values()
+    cluster.assign("r", prompt_of("r", 33), PARAMS, 2)
+    # 33 + 6 - 1 tokens are 10 pages; the second choice shares the 8 full ones of the prompt.
+    for state, reserved, owned in (
+        (DecodeState.RESERVING, 0, 0),
+        (DecodeState.REQUESTED, 12, 0),
+        (DecodeState.RECEIVING, 12, 0),
+        (DecodeState.RUNNING, 0, 12),
+    ):
+        drive_to(cluster, "r", state)
+        counts = decode.engine.pages.counts()
+        assert (counts.reserved, counts.owned) == (reserved, owned)
+    cluster.run()
+    expect_exact(cluster, "r", prompt_of("r", 33), PARAMS, 2)
     expect_rest(cluster)
 
 
