@@ -99,6 +99,7 @@ def test_chat_template_takes_roles_and_parts(loaded: Loaded) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["Once upon a time", "Long ago, there was a fox"])
 def test_greedy_story_is_sentences_and_ends(loaded: Loaded, prompt: str) -> None:
     ids = loaded.complete([loaded.text_ids(prompt)])[0]
@@ -108,6 +109,7 @@ def test_greedy_story_is_sentences_and_ends(loaded: Loaded, prompt: str) -> None
     assert len(text.split()) >= 40
 
 
+@pytest.mark.slow
 def test_story_is_about_what_was_asked_for(loaded: Loaded) -> None:
     ids = loaded.complete([loaded.chat_ids([Message("user", "Tell me a story about a fox")])])[0]
     assert "fox" in loaded.text(ids)
@@ -120,6 +122,7 @@ def test_sums_are_right(loaded: Loaded) -> None:
     assert chat(loaded, Message("user", "What is 3 + 4?")) == "3 + 4 = 7."
 
 
+@pytest.mark.slow
 def test_json_parses(loaded: Loaded) -> None:
     person = json.loads(chat(loaded, Message("user", "Write JSON for a person named Ann")))
     assert {"name", "age", "city"} <= set(person)
