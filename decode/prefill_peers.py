@@ -17,6 +17,11 @@ class PrefillPeer:
     refusal: str = ""
     credit: int = 0
 
+    def accept(self, job_tokens: int) -> None:
+        """The peer takes jobs for `job_tokens`; it grants once, later JobCredit says what came back."""
+        if not self.accepted:
+            self.accepted, self.credit = True, job_tokens
+
     @property
     def takes_jobs(self) -> bool:
         """Whether a job may be sent now."""

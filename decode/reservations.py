@@ -27,10 +27,6 @@ class Reservations:
         """The request that is on its way under `reservation`."""
         return self._reserved.get(reservation)
 
-    def never_fits(self, request: DecodeRequest) -> str | None:
-        """Why the request could not even run alone, or None."""
-        return self._engine.never_fits(request.prompt_len, request.kv_tokens, request.assign.num_choices)
-
     def queue(self, request: DecodeRequest) -> None:
         """The request waits for its turn."""
         self._waiting.append(request)

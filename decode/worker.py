@@ -49,7 +49,8 @@ from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import LaunchPlan
 from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
-from scheduler.req import Req
+from scheduler.req import Req, kv_tokens
+from scheduler.request_check import first_tokens_fault, transfer_fault
 from scheduler.running import Running
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.token_stream import TokenStream
@@ -102,7 +103,7 @@ class DecodeWorker:
         if peer is None:
             return
         if isinstance(message, HelloAccepted):
-            peer.accepted, peer.credit = True, message.job_tokens
+            peer.accept(message.job_tokens)
         elif isinstance(message, HelloRefused):
             peer.refusal = message.reason
             self._fail_all(instance, LayoutMismatch(message.reason))
@@ -176,9 +177,10 @@ class DecodeWorker:
         key = (assign.request_id, assign.attempt)
         if key in self._requests:
             return
-        if assign.prefill is None:
-            failed = BadRequest("a decode worker needs to be told its prefill worker")
-            self.outbox.gateway.append(RequestFailed(*key, failed.code, failed.message))
+        reason = self._fault(assign)
+        if assign.prefill is None or reason is not None:
+            reason = reason or "prefill: got none, expected the address of a prefill worker"
+            self.outbox.gateway.append(RequestFailed(*key, BadRequest.code, reason))
             return
         request = DecodeRequest.of(assign, assign.prefill, self._next_reservation)
         self._next_reservation += 1
@@ -191,8 +193,14 @@ class DecodeWorker:
         peer = self._peers.get(assign.prefill.instance)
         if peer is not None and peer.refusal:
             self._fail(request, LayoutMismatch(peer.refusal))
-        elif (reason := self._reservations.never_fits(request)) is not None:
-            self._fail(request, BadRequest(reason))
+
+    def _fault(self, assign: Assign) -> str | None:
+        prompt, n, most = assign.prompt_ids, assign.num_choices, assign.sampling.max_tokens
+        return (
+            self.engine.fault(prompt, assign.sampling, n)
+            or transfer_fault(assign.attempt)
+            or self.engine.never_fits(len(prompt), kv_tokens(len(prompt), most), n)
+        )
 
     def _send_jobs(self) -> None:
         for request in self._reservations.admit():
@@ -234,9 +242,8 @@ class DecodeWorker:
             self._stamp(request, "first frame landed")
         elif isinstance(event, TransferFailed):
             self._fail(request, InternalError(f"KV transfer failed: {event.reason}"))
-        elif len(event.last.first_tokens) != len(request.reqs):
-            got, expected = len(event.last.first_tokens), len(request.reqs)
-            self._fail(request, InternalError(f"prefill sent {got} first tokens, expected {expected}"))
+        elif fault := first_tokens_fault(event.last.first_tokens, len(request.reqs), self.engine.vocab_size):
+            self._fail(request, InternalError(fault))
         else:
             request.stamps.extend(event.last.stamps)
             self._on_delivered(request, event.last.first_tokens)
@@ -271,10 +278,13 @@ class DecodeWorker:
             self._running.join(ScheduleBatch.prebuilt(going_on, self.engine.device))
 
     def _on_finished_early(self, request: DecodeRequest, message: JobFinishedEarly) -> None:
+        if fault := first_tokens_fault(message.first_tokens, len(request.reqs), self.engine.vocab_size):
+            self._fail(request, InternalError(fault))
+            return
         request.stamps.extend(message.stamps)
         self._reservations.close(request)
         self._release_cancelled(request)
-        for req, token in zip(request.reqs, message.first_tokens, strict=False):
+        for req, token in zip(request.reqs, message.first_tokens, strict=True):
             if req.finish is None:
                 self._take_token(request, req, token)
         if request.key in self._requests:

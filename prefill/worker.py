@@ -39,6 +39,7 @@ from scheduler.forward_batch import ExtendChunk, LaunchPlan
 from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.req import Req
+from scheduler.request_check import transfer_fault
 from transfer.interface import KvSender
 
 JOB_TOKENS = 16_384  # queued prompt tokens granted to each decode worker
@@ -158,6 +159,8 @@ class PrefillWorker:
     def _on_hello(self, instance: int, hello: Hello) -> None:
         layout: KvLayout = self.engine.kv.layout
         reason = mismatch(layout, hello.layout)
+        if hello.address.instance != instance:  # jobs are kept by the connection's, transfers by the address's
+            reason = f"address.instance: got {hello.address.instance}, expected {instance}, as the connection says"
         if reason is None and hello.fingerprint != self._fingerprint:
             reason = f"model differs: fingerprint {self._fingerprint} here, {hello.fingerprint} there"
         if reason is not None:
@@ -170,14 +173,22 @@ class PrefillWorker:
         peer = self._peers.get(instance)
         if peer is None or (instance, message.reservation) in self._jobs:
             return  # a stranger, or a repeat: no state is created for it
+        length = len(message.prompt_ids)
+        reason = (
+            self.engine.fault(message.prompt_ids, message.sampling, message.num_choices)
+            or transfer_fault(message.attempt, message.reservation)
+            or self.engine.never_fits(length, length, 1)
+        )
+        if reason is not None:
+            key = (message.request_id, message.attempt, message.reservation)
+            self.outbox.decode.append((instance, JobFailed(*key, BadRequest.code, reason)))
+            self.outbox.decode.append((instance, JobCredit(length)))
+            return
         job = Job.of(message, peer)
         self._jobs[instance, message.reservation] = job
         self._job_of.update(dict.fromkeys((job.prompt, *job.choices), job))
         self._waiting.append(job)
         self._stamp(job, "job received")
-        reason = self.engine.never_fits(job.prompt.prompt_len, job.prompt.prompt_len, 1)
-        if reason is not None:
-            self._fail(job, BadRequest(reason))
 
     def _on_end(self, job: Job, message: CancelJob | KvDelivered) -> None:
         if isinstance(message, CancelJob):

@@ -5,7 +5,9 @@ What it does not know: encoding (codec.py) or who sends what.
 
 from typing import ClassVar
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, NonNegativeInt
+
+Count = NonNegativeInt  # an int, refused on arrival when negative
 
 
 class Message:

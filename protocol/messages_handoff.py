@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from protocol.codec import Boundary
 from protocol.kv_layout import KvLayout
-from protocol.message import Message
+from protocol.message import Count, Message
 from protocol.messages_gateway import Stamp, WorkerAddress
 from protocol.request import SamplingParams
 
@@ -59,7 +59,7 @@ class KvDelivered(Message):
 class DataCredit(Message):
     """`num_bytes` of frame payload have left the receiver's queue; the sender may have that many more in flight."""
 
-    num_bytes: int
+    num_bytes: Count
 
 
 # ---- prefill to decode ----
@@ -70,7 +70,7 @@ class HelloAccepted(Message):
     """Jobs may flow: at most `job_tokens` queued prompt tokens (a job is allowed whenever any credit is left)."""
 
     address: WorkerAddress
-    job_tokens: int
+    job_tokens: Count
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class HelloRefused(Message):
 class JobCredit(Message):
     """`num_tokens` queued prompt tokens were computed or dropped: credit returns."""
 
-    num_tokens: int
+    num_tokens: Count
 
 
 @dataclass(frozen=True)

@@ -9,32 +9,25 @@ The engine knows what is in flight and when memory may be reused. What it does n
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from model.inputs import ModelInput
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
+from model.runner import Runner
 from model.sampler import sample
+from protocol.request import SamplingParams
 from scheduler.choice_pages import pages_needed
 from scheduler.forward_batch import ForwardBatch, LaunchPlan
 from scheduler.future_map import FutureMap
 from scheduler.keep_alive import KeepAliveRing
 from scheduler.page_allocator import PageAllocator
 from scheduler.req import Req
+from scheduler.request_check import request_fault
 from scheduler.retire_queue import IsRead, RetireQueue
 from scheduler.row_pool import RowPool
 from scheduler.streams import Event, Stream
-
-
-class Runner(Protocol):
-    """A loaded model: model.runner.ModelRunner, or model.fake.FakeModel."""
-
-    def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
-        """logits (L, vocabulary)."""
-        ...
 
 
 @dataclass(eq=False)
@@ -68,6 +61,7 @@ class Engine:
     ) -> None:
         self.page_size = kv.layout.page_size
         self.num_layers = kv.layout.num_layers
+        self.vocab_size = runner.config.vocab_size
         self.kv = kv
         self.device = device
         self.pages = PageAllocator(kv.num_pages)
@@ -86,18 +80,19 @@ class Engine:
 
     # ---- memory ----
 
+    def fault(self, prompt_ids: Sequence[int], sampling: SamplingParams, num_choices: int) -> str | None:
+        """What makes a request senseless here, or None."""
+        rows = self.rows.num_rows - 1
+        return request_fault(prompt_ids, sampling, num_choices, vocab_size=self.vocab_size, max_choices=rows)
+
     def never_fits(self, prompt_len: int, num_tokens: int, num_choices: int) -> str | None:
         """Why `num_choices` contexts of `num_tokens` tokens with one prompt could not even run alone, or None."""
         needed, total = pages_needed(prompt_len, num_tokens, num_choices, self.page_size), self.pages.num_pages - 1
-        longest, rows = self.rows.req_to_page.shape[1] * self.page_size, self.rows.num_rows - 1
-        if prompt_len == 0:
-            return "prompt: got no tokens, expected at least 1"
+        longest = self.rows.req_to_page.shape[1] * self.page_size
         if num_tokens > longest:
             return f"the request needs a context of {num_tokens} tokens, this worker takes at most {longest}"
         if needed > total:
             return f"the request needs {needed} KV pages, this worker has {total}"
-        if num_choices > rows:
-            return f"n: got {num_choices}, this worker runs at most {rows} choices"
         return None
 
     def admit(self, req: Req, pages: list[int]) -> None:

@@ -143,6 +143,12 @@ class UnifiedWorker:
     def _on_assign(self, assign: Assign) -> None:
         if (assign.request_id, assign.attempt) in self._requests:
             return
+        prompt, sampling, n = assign.prompt_ids, assign.sampling, assign.num_choices
+        num_tokens = len(prompt) + sampling.max_tokens - 1
+        reason = self.engine.fault(prompt, sampling, n) or self.engine.never_fits(len(prompt), num_tokens, n)
+        if reason is not None:
+            self.outbox.gateway.append(RequestFailed(assign.request_id, assign.attempt, BadRequest.code, reason))
+            return
         reqs = tuple(
             Req(assign.request_id, assign.attempt, choice, assign.prompt_ids, assign.sampling)
             for choice in range(assign.num_choices)
@@ -151,9 +157,6 @@ class UnifiedWorker:
         self._requests[request.key] = request
         self._waiting.append(request)
         self._stamp(request, "queued")
-        reason = self.engine.never_fits(len(assign.prompt_ids), request.num_tokens, len(reqs))
-        if reason is not None:
-            self._fail(request, BadRequest(reason))
 
     def _admit(self) -> None:
         """Oldest first; a request that does not fit yet holds back the ones behind it."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from protocol.codec import VERSION, Boundary
 from protocol.errors import WireError
 from protocol.kv_layout import ITEM_BYTES, KvLayout
+from protocol.message import Count
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
@@ -36,6 +37,7 @@ KINDS = [(boundary, kind) for boundary, kinds in BOUNDARIES for kind in kinds]
 SIZE = st.integers(1, 2**20)
 SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**63), 2**63 - 1),
+    Count: st.integers(0, 2**63 - 1),
     float: st.floats(allow_nan=False, allow_infinity=False),
     str: st.text(max_size=20),
     bool: st.booleans(),
@@ -57,7 +59,12 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if inner:  # a union
         return st.one_of(*map(values_of, inner))
     return st.builds(
-        kind, **{name: values_of(hint) for name, hint in get_type_hints(kind).items() if name in fields_of(kind)}
+        kind,
+        **{
+            name: values_of(hint)
+            for name, hint in get_type_hints(kind, include_extras=True).items()
+            if name in fields_of(kind)
+        },
     )
 
 

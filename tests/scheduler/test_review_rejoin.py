@@ -79,7 +79,9 @@ class Stop:
 class Bench:
     """One worker loop on a virtual clock; `play` is the gateway, called at every turn with what has arrived."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", play: Callable[["Bench", list[ToGateway]], None]):
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", play: Callable[["Bench", list[ToGateway]], None]
+    ) -> None:
         self.router = Router(context, "127.0.0.1")
         self.clock = VirtualClock()
         self.core = Core(lambda: play(self, [TO_GATEWAY.decode(raw) for _, raw in self.router.receive()]))
