@@ -74,7 +74,8 @@ def uniform(seed_L: Tensor, choice_L: Tensor, position_L: Tensor) -> Tensor:
 def _without_banned(logits_LV: Tensor, banned: tuple[tuple[int, tuple[int, ...]], ...]) -> Tensor:
     if not banned:
         return logits_LV
-    pairs = [(row, token) for row, tokens in banned for token in tokens]
+    known = range(logits_LV.shape[-1])  # a folder may name an ending that its model does not have
+    pairs = [(row, token) for row, tokens in banned for token in tokens if token in known]
     rows_N, tokens_N = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).to(logits_LV.device).unbind(1)
     return logits_LV.index_put((rows_N, tokens_N), torch.tensor(_NEG_INF, device=logits_LV.device))
 
