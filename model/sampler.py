@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model.splitmix import mix, shift_right
 
+GREEDY_BELOW: Final = 1e-30  # a temperature so low that logits divided by it would leave float32
 _NEG_INF: Final = float("-inf")
 
 
@@ -43,7 +44,7 @@ def sample(logits_LV: Tensor, s: SamplingInput) -> Tensor:
     greedy_L = logits_LV.argmax(dim=-1)
     if s.all_greedy:
         return greedy_L
-    is_greedy_L = s.temperature_L <= 0
+    is_greedy_L = s.temperature_L < GREEDY_BELOW
     scaled_LV = logits_LV / torch.where(is_greedy_L, 1.0, s.temperature_L)[:, None]
     masked_LV = mask_logits(scaled_LV, s)
     uniform_L = uniform(s.seed_L, s.choice_L, s.position_L)

@@ -1,4 +1,4 @@
-"""Endings that lie outside the vocabulary (a folder may name such an EOS) ban nothing and fail nobody."""
+"""What a request or a folder may say without harm: endings outside the vocabulary, a vanishing temperature."""
 
 from dataclasses import replace
 
@@ -21,3 +21,12 @@ def test_an_ending_outside_the_vocabulary_bans_nothing(outside: int) -> None:
     assert sample(logits_LV, inputs).tolist() == [4, 4]
     logits_LV = torch.tensor([[0.0, 0, 1, 2, 0], [0.0, 0, 1, 2, 0]])
     assert sample(logits_LV, inputs).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("temperature", [1e-20, 1e-30, 1e-37, 1e-40, 1e-300])
+def test_a_vanishing_temperature_is_greedy(temperature: float) -> None:
+    reqs = [Req("r", 0, 0, (1,), SamplingParams(max_tokens=4, temperature=temperature, seed=seed)) for seed in range(8)]
+    columns = SamplingColumns.of(reqs, torch.device("cpu"))
+    inputs = columns.input(reqs, SamplingFlags.of(reqs), torch.ones(8, dtype=torch.int64))
+    logits_LV = torch.tensor([[9.0, 30, 20, -5, 29.5]]).repeat(8, 1)
+    assert sample(logits_LV, inputs).tolist() == [1] * 8
