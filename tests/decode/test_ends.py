@@ -117,7 +117,7 @@ def test_what_the_cases_say() -> None:
     assert len(ends["min_tokens is max_tokens"][0]) == 12
 
 
-@pytest.mark.parametrize("topology,seed", [("1P1D", 1), ("2P2D", 2), ("1U", 3)])
+@pytest.mark.parametrize("topology,seed", [("1P1D", 1), pytest.param("2P2D", 2, marks=pytest.mark.slow), ("1U", 3)])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_many_that_end_anywhere(topology: str, seed: int, overlap: bool) -> None:
     """Eleven tokens in all, so that endings are met often and in the same launches."""

@@ -139,7 +139,7 @@ def test_a_strange_loss_is_nobodys_business() -> None:
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
-@pytest.mark.parametrize("num_steps", [0, 1, 3, 6, 10, 15, 25])
+@pytest.mark.parametrize("num_steps", [0, 3, 8, 15])
 def test_a_new_gateway_finds_empty_workers(num_steps: int, topology: str) -> None:
     cluster = make_cluster(topology)
     record = Recorder(cluster)

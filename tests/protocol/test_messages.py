@@ -5,7 +5,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.codec import VERSION, Boundary
@@ -78,6 +78,7 @@ def name(value: object) -> str:
 
 @pytest.mark.parametrize("boundary,kind", KINDS, ids=name)
 def test_round_trip(boundary: Boundary[Any], kind: type[Any]) -> None:
+    @settings(max_examples=20)
     @given(values_of(kind))
     def check_round_trip(message: Any) -> None:
         raw = boundary.encode(message)
