@@ -1,4 +1,4 @@
-"""What a decode worker knows of its prefill workers: who was greeted, who refused, and how much job credit is left.
+"""What a decode worker knows of its prefill workers: who was greeted, who answered, and how much job credit is left.
 
 What it does not know: sockets, requests.
 """
@@ -13,14 +13,21 @@ class PrefillPeer:
     """`credit` is in queued prompt tokens; a job may go whenever any is left, so that long prompts go too."""
 
     address: WorkerAddress
+    answer_by: float  # seconds of the worker's clock; a greeting that nobody answers is given up then
     accepted: bool = False
     refusal: str = ""
+    granted: int = 0
     credit: int = 0
 
     def accept(self, job_tokens: int) -> None:
         """The peer takes jobs for `job_tokens`; it grants once, later JobCredit says what came back."""
         if not self.accepted:
-            self.accepted, self.credit = True, job_tokens
+            self.accepted, self.granted, self.credit = True, job_tokens, job_tokens
+
+    @property
+    def tokens_queued(self) -> int:
+        """Prompt tokens of the jobs sent to it that it has not yet computed."""
+        return self.granted - self.credit
 
     @property
     def takes_jobs(self) -> bool:
@@ -38,12 +45,20 @@ class PrefillPeers:
         """The peer, if it was greeted and is not lost."""
         return self._peers.get(instance)
 
-    def meet(self, address: WorkerAddress) -> bool:
+    def meet(self, address: WorkerAddress, answer_by: float) -> bool:
         """Notes a peer; True when it is new and is to be greeted."""
         if address.instance in self._peers:
             return False
-        self._peers[address.instance] = PrefillPeer(address)
+        self._peers[address.instance] = PrefillPeer(address, answer_by)
         return True
+
+    def silent(self, now: float) -> list[PrefillPeer]:
+        """Those that were greeted and have not answered in time."""
+        return [peer for peer in self._peers.values() if peer.answer_by <= now and not (peer.accepted or peer.refusal)]
+
+    def forget_all(self) -> None:
+        """Whoever is named from now on is greeted again."""
+        self._peers.clear()
 
     def lose(self, instance: int) -> PrefillPeer | None:
         """Forgets a peer that is lost."""

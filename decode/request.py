@@ -20,7 +20,8 @@ class DecodeRequest:
     reservation: int
     reqs: tuple[Req, ...]
     state: DecodeState = DecodeState.RESERVING
-    deadline: float = float("inf")  # when the hand-over must be complete, in seconds of the worker's clock
+    handover_s: float = 0.0  # how long the hand-over may take, from the job to its last frame
+    deadline: float = float("inf")  # when that is over, in seconds of the worker's clock
     stamps: list[Stamp] = field(default_factory=list)
 
     @staticmethod

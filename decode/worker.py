@@ -56,7 +56,9 @@ from scheduler.schedule_batch import ScheduleBatch
 from scheduler.token_stream import TokenStream
 from transfer.interface import CreditReturned, Delivered, FirstFrame, KvReceiver, TransferFailed
 
-HANDOVER_DEADLINE_S = 120.0  # from the job to its last frame; a long queue at prefill is bounded by job credit
+HANDOVER_DEADLINE_S = 120.0  # from the job to its last frame, at least
+HANDOVER_S_PER_TOKEN = 0.1  # of the prompts ahead at prefill and its own: long prompts on a slow core are no fault
+HELLO_DEADLINE_S = 30.0  # for prefill to answer a greeting
 
 
 class DecodeWorker:
@@ -121,10 +123,12 @@ class DecodeWorker:
         """The gateway is a new one: nobody waits for what is under way."""
         for request in list(self._requests.values()):
             self._end(request, DecodeState.CANCELLED)
+        self._peers.forget_all()  # of a peer that died with the gateway nobody tells
 
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         received = self._receive()
+        self._fail_late(self._clock.now())
         self._send_jobs()
         progressed = self._loop.step()
         self.engine.collect()
@@ -187,7 +191,7 @@ class DecodeWorker:
         self._requests[key] = request
         self._reservations.queue(request)
         self._stamp(request, "queued at decode")
-        if self._peers.meet(assign.prefill):
+        if self._peers.meet(assign.prefill, self._clock.now() + HELLO_DEADLINE_S):
             hello = Hello(self._address, self.engine.kv.layout, self._fingerprint)
             self.outbox.prefill.append((assign.prefill, hello))
         peer = self._peers.get(assign.prefill.instance)
@@ -205,7 +209,10 @@ class DecodeWorker:
     def _send_jobs(self) -> None:
         for request in self._reservations.admit():
             request.move(DecodeState.REQUESTED)
-            request.deadline = self._clock.now() + HANDOVER_DEADLINE_S
+            peer = self._peers.get(request.prefill.instance)
+            ahead = peer.tokens_queued if peer is not None else 0
+            request.handover_s = max(HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN * ahead)
+            request.deadline = self._clock.now() + request.handover_s
             self._stamp(request, "reserved, job sent")
             assign = request.assign
             job = PrefillJob(
@@ -231,10 +238,15 @@ class DecodeWorker:
                 and (request := self._reservations.get(event.reservation)) is not None
             ):
                 self._on_transfer(request, event)
-        now = self._clock.now()
-        for request in self._reservations.late(now):
-            self._fail(request, Unavailable(f"no KV from {request.prefill.worker_id} in {HANDOVER_DEADLINE_S:.0f} s"))
         return bool(events)
+
+    def _fail_late(self, now: float) -> None:
+        for request in self._reservations.late(now):
+            self._fail(request, Unavailable(f"no KV from {request.prefill.worker_id} in {request.handover_s:.0f} s"))
+        for peer in self._peers.silent(now):
+            self._peers.lose(peer.address.instance)  # the next request greets it again
+            reason = f"prefill worker {peer.address.worker_id} did not answer in {HELLO_DEADLINE_S:.0f} s"
+            self._fail_all(peer.address.instance, Unavailable(reason))
 
     def _on_transfer(self, request: DecodeRequest, event: FirstFrame | Delivered | TransferFailed) -> None:
         if isinstance(event, FirstFrame):

@@ -23,6 +23,7 @@ class Job:
     choices: tuple[Req, ...]
     state: JobState = JobState.WAITING
     credit_returned: bool = False
+    deadline: float = float("inf")  # for KvDelivered, in seconds of the worker's clock
     stamps: list[Stamp] = field(default_factory=list)
 
     @staticmethod

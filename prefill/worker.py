@@ -9,7 +9,7 @@ clock's. See job_states.py for a job's life.
 
 from prefill.job import Job
 from prefill.job_states import JobState
-from protocol.errors import BadRequest, BatonError, InternalError, WireError, as_baton_error
+from protocol.errors import BadRequest, BatonError, Unavailable, WireError, as_baton_error
 from protocol.kv_layout import KvLayout, mismatch
 from protocol.messages_gateway import (
     ChoiceTokens,
@@ -43,6 +43,7 @@ from scheduler.request_check import transfer_fault
 from transfer.interface import KvSender
 
 JOB_TOKENS = 16_384  # queued prompt tokens granted to each decode worker
+DELIVERY_DEADLINE_S = 600.0  # from the last frame's making to KvDelivered; decode gives up long before
 
 
 class PrefillWorker:
@@ -92,13 +93,15 @@ class PrefillWorker:
             self._on_end(job, message)
 
     def reset(self) -> None:
-        """The gateway is a new one: nobody waits for what is under way."""
-        for job in list(self._jobs.values()):
-            self._fail(job, InternalError("the gateway restarted"))
+        """The gateway is a new one: nobody waits for what is under way, and of a peer that died with the old one nobody
+        tells. Those that live greet again."""
+        for instance in list(self._peers):
+            self._lose_peer(instance)
 
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         self._sender.pump()
+        self._fail_late(self._clock.now())
         self._admit()
         for launch in self.engine.in_flight:
             self._ship_layers(launch)
@@ -268,6 +271,11 @@ class PrefillWorker:
         else:
             self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps))
             job.move(JobState.SENDING)
+            job.deadline = self._clock.now() + DELIVERY_DEADLINE_S
+
+    def _fail_late(self, now: float) -> None:
+        for job in [job for job in self._jobs.values() if job.deadline <= now]:
+            self._fail(job, Unavailable(f"no KvDelivered from {job.peer.worker_id} in {DELIVERY_DEADLINE_S:.0f} s"))
 
     def _fail(self, job: Job, error: BatonError) -> None:
         message = job.message

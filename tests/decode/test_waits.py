@@ -1,0 +1,114 @@
+"""Nothing waits for ever: silent peers, lost acknowledgements, gateways that take a worker with them."""
+
+import pytest
+
+from decode.request_states import DecodeState
+from decode.worker import HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN, HELLO_DEADLINE_S
+from model.fake import FakeRunner
+from prefill.job_states import JobState
+from prefill.worker import DELIVERY_DEADLINE_S
+from protocol.messages_handoff import JobFailed, KvDelivered
+from runtime.clock import VirtualClock
+from tests.cluster import Cluster
+from tests.decode.driving import (
+    VOCAB,
+    decode_state,
+    drive_to,
+    expect_exact,
+    expect_rest,
+    greedy,
+    job_state,
+    make_cluster,
+    prompt_of,
+)
+from tests.decode.test_cancel import slow_network
+from transfer.backend_inproc import InprocNetwork
+
+PARAMS = greedy(9)
+PROMPT = prompt_of("r", 30)
+
+
+def step(cluster: Cluster, times: int = 30) -> None:
+    for _ in range(times):
+        cluster.step()
+
+
+def test_a_greeting_that_nobody_answers_fails_what_waits_for_it() -> None:
+    clock = VirtualClock()
+    cluster = make_cluster(clock=clock)
+    (decode,) = cluster.decodes.values()
+    cluster.assign("r", PROMPT, PARAMS)
+    decode.outbox.prefill.clear()  # the greeting goes nowhere, and nobody calls the worker lost
+    clock.advance(HELLO_DEADLINE_S - 1)
+    step(cluster)
+    assert decode_state(cluster, "r") is DecodeState.RESERVING
+    clock.advance(1)
+    step(cluster)
+    assert cluster.failures["r"].message == "prefill worker prefill-0 did not answer in 30 s"
+    cluster.assign("again", PROMPT, PARAMS)  # it is greeted again
+    cluster.run()
+    expect_exact(cluster, "again", PROMPT, PARAMS)
+    expect_rest(cluster)
+
+
+def test_a_lost_acknowledgement_does_not_keep_prefills_pages() -> None:
+    clock = VirtualClock()
+    cluster = make_cluster(clock=clock, network=slow_network())
+    (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills.values()
+    cluster.assign("r", PROMPT, PARAMS)
+    drive_to(cluster, "r", JobState.SENDING)
+    while decode_state(cluster, "r") is not DecodeState.RUNNING:
+        decode.step()
+        decode.outbox.prefill[:] = [each for each in decode.outbox.prefill if not isinstance(each[1], KvDelivered)]
+    cluster.run(lambda: bool(cluster.answers["r", 0].finish))
+    clock.advance(DELIVERY_DEADLINE_S - 1)
+    step(cluster)
+    assert job_state(cluster, "r") is JobState.SENDING
+    clock.advance(1)
+    prefill.step()
+    assert isinstance(prefill.outbox.decode[0][1], JobFailed)
+    cluster.run()
+    assert not cluster.failures
+    expect_exact(cluster, "r", PROMPT, PARAMS)
+    expect_rest(cluster)
+
+
+def test_a_long_prompt_on_a_slow_core_is_no_fault() -> None:
+    clock = VirtualClock()
+    runner = FakeRunner(vocab_size=VOCAB, context_length=4096)
+    cluster = make_cluster(runner=runner, clock=clock, num_pages=2048, chunk_size=512)
+    long = prompt_of("long", 3000)
+    cluster.assign("long", long, PARAMS)
+    drive_to(cluster, "long", DecodeState.REQUESTED)
+    clock.advance(max(HANDOVER_DEADLINE_S + 1, HANDOVER_S_PER_TOKEN * 3000 - 1))
+    cluster.run()
+    expect_exact(cluster, "long", long, PARAMS)
+    cluster.assign("stuck", long, PARAMS)
+    drive_to(cluster, "stuck", DecodeState.REQUESTED)
+    clock.advance(HANDOVER_S_PER_TOKEN * 3000)
+    cluster.run()
+    assert cluster.failures["stuck"].message == "no KV from prefill-0 in 300 s"
+    expect_rest(cluster)
+
+
+@pytest.mark.parametrize("state", [JobState.COMPUTING, JobState.SENDING])
+def test_a_decode_worker_that_dies_with_the_gateway_leaves_nothing_at_prefill(state: JobState) -> None:
+    cluster = make_cluster("1P2D", network=InprocNetwork(lambda parcel: [parcel.delayed(10**6)]))
+    cluster.assign("r", PROMPT, PARAMS)
+    drive_to(cluster, "r", state)
+    (prefill,) = cluster.prefills.values()
+    dead = next(instance for instance, worker in cluster.decodes.items() if ("r", 0) in worker._requests)
+    cluster.decodes.pop(dead).engine.close()
+    assert (state is JobState.COMPUTING) == (prefill._sender.counters.get("frames", 0) == 0)
+    for worker in cluster.workers:
+        worker.reset()
+    cluster.network.fault = None
+    cluster.run()
+    assert prefill._sender.counters["bytes_in_flight_now"] == 0
+    (alive,) = cluster.decodes
+    for name in ("a", "b"):  # pairs go on
+        cluster.assign(name, PROMPT, PARAMS)
+        cluster.run()
+        expect_exact(cluster, name, PROMPT, PARAMS)
+    assert set(prefill._peers) == {alive}
+    expect_rest(cluster)
