@@ -12,37 +12,54 @@ from contextlib import asynccontextmanager
 
 from protocol.errors import ConfigError
 
+SERVE = (sys.executable, "-m", "deploy", "serve", "--port", "0")
 START_S = 180.0
 STOP_S = 20.0
-_URL = re.compile(rb"(http://[0-9.]+:\d+)")
+_READY = re.compile(rb"^Ready: .* at (http://\S+)")  # earlier lines name the URL too, before any worker serves
 
 
 @asynccontextmanager
-async def deployed(arguments: Sequence[str]) -> AsyncIterator[str]:
-    """The base URL of `baton serve` with `arguments`, ended afterwards. ConfigError with its words when it fails."""
+async def deployed(arguments: Sequence[str], command: Sequence[str] = SERVE) -> AsyncIterator[str]:
+    """The base URL of `command` with `arguments` once every worker serves, ended afterwards. ConfigError with its words
+    when it does not come up in time."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "deploy", "serve", "--port", "0", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=None,
+        *command, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     assert child.stdout is not None
-    said: list[bytes] = []
     drain: asyncio.Task[bytes] | None = None
     try:
-        async with asyncio.timeout(START_S):
-            while line := await child.stdout.readline():
-                said.append(line)
-                if found := _URL.search(line):
-                    drain = asyncio.create_task(child.stdout.read())
-                    yield found[1].decode()
-                    return
-        raise ConfigError("baton serve did not start:\n" + b"".join(said[-20:]).decode(errors="replace"))
+        url = await _ready_url(child.stdout)
+        drain = asyncio.create_task(child.stdout.read())
+        yield url
     finally:
-        if child.returncode is None:
-            child.send_signal(signal.SIGINT)
-            async with asyncio.timeout(STOP_S):
-                await child.wait()
+        await _stop(child)
         if drain is not None:
             await drain
+
+
+async def _ready_url(output: asyncio.StreamReader) -> str:
+    """The URL in the ready line."""
+    said: list[bytes] = []
+    try:
+        async with asyncio.timeout(START_S):
+            while line := await output.readline():
+                said.append(line)
+                if found := _READY.search(line):
+                    return found[1].decode()
+        why = "did not start"
+    except TimeoutError:
+        why = f"was not ready within {START_S:g} s"
+    raise ConfigError(f"baton serve {why}:\n" + b"".join(said[-20:]).decode(errors="replace"))
+
+
+async def _stop(child: asyncio.subprocess.Process) -> None:
+    """Ctrl-C; SIGKILL for one that does not obey (its own children die with it)."""
+    if child.returncode is not None:
+        return
+    child.send_signal(signal.SIGINT)
+    try:
+        async with asyncio.timeout(STOP_S):
+            await child.wait()
+    except TimeoutError:
+        child.kill()
+        await child.wait()
