@@ -14,7 +14,7 @@ from tests.e2e.baton_process import FAKE, BatonProcess
 
 pytestmark = pytest.mark.slow
 RUNNER = FakeRunner()
-LONG: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 3000, "temperature": 0, "return_token_ids": True}
+LONG: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 1500, "temperature": 0, "return_token_ids": True}
 
 
 def roles(baton: BatonProcess) -> list[str]:
