@@ -5,8 +5,13 @@ know: what the bytes mean, or who is a member.
 """
 
 import os
+import socket as sockets
+from typing import Any
 
 import zmq
+
+from protocol.codec import MAX_MESSAGE_BYTES
+from protocol.errors import ConfigError
 
 QUEUE_LIMIT = 100_000  # messages; beyond it the peer counts as gone
 MAX_RECEIVE = 1_000  # messages taken in one go, so that a loop keeps turning
@@ -16,19 +21,42 @@ def _prepare(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, QUEUE_LIMIT)
     socket.setsockopt(zmq.RCVHWM, QUEUE_LIMIT)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)  # who sends more is cut off before it fills our memory
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     return socket
 
 
+def bind_on_host(socket: "zmq.Socket[Any]", host: str) -> str:
+    """Binds a port that the system chooses on `host`, a name or an IPv4 or IPv6 address of this machine; returns what
+    peers dial. ConfigError if it is none; the socket is closed then."""
+    try:
+        family, *_, where = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0]
+        is_v6 = family == sockets.AF_INET6
+        socket.setsockopt(zmq.IPV6, int(is_v6))
+        socket.bind(f"tcp://[{where[0]}]:0" if is_v6 else f"tcp://{where[0]}:0")
+    except (OSError, UnicodeError, zmq.ZMQError) as error:
+        socket.close(0)
+        raise ConfigError(f"host: got {host!r}, expected an address of this machine ({error})") from error
+    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return endpoint.rstrip(b"\0").decode()
+
+
 class Dealer:
-    """One ordered connection to a Router. Messages sent before the peer answers wait in the queue."""
+    """One ordered connection to a Router. Messages sent before the peer answers wait in the queue. zmq.ZMQError when
+    `endpoint` is no address."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, identity: bytes) -> None:
         self.socket = _prepare(context.socket(zmq.DEALER))
         self.socket.setsockopt(zmq.ROUTING_ID, identity)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        self.socket.connect(endpoint)
+        self.socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        try:
+            self.socket.connect(endpoint)
+        except zmq.ZMQError:
+            self.socket.close(0)
+            raise
 
     def send(self, raw: bytes) -> bool:
         """Queues `raw`; False when the queue is full because the peer takes nothing."""
@@ -54,15 +82,16 @@ class Dealer:
 
 
 class Router:
-    """A bound socket that many Dealers dial; `endpoint` is what they dial."""
+    """A bound socket that many Dealers dial; `endpoint` is what they dial. ConfigError if `host` is not ours.
+
+    A peer that dials again under its name replaces its old connection, which the network may have lost unnoticed.
+    """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", host: str) -> None:
         self.socket = _prepare(context.socket(zmq.ROUTER))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.bind(f"tcp://{host}:0")
-        endpoint = self.socket.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(endpoint, bytes)
-        self.endpoint = endpoint.rstrip(b"\0").decode()
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.endpoint = bind_on_host(self.socket, host)
 
     def send(self, identity: bytes, raw: bytes) -> bool:
         """Queues `raw` for a peer; False when that peer is unknown or takes nothing."""

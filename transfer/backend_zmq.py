@@ -5,13 +5,13 @@ Credit bounds what is in flight, so the sending side has no other limit; the rec
 What it does not know: what a frame means.
 """
 
-import socket
 from collections.abc import Sequence
 from typing import Any
 
 import zmq
 
-from protocol.errors import ConfigError, WireError
+from protocol.errors import WireError
+from runtime.bus import bind_on_host
 from transfer.interface import FRAME_BYTES, WINDOW_BYTES, PageMemory, Pollable
 from transfer.landing import FrameReceiver
 from transfer.sending import FrameSender, Part, Reading
@@ -76,15 +76,7 @@ class _ZmqArrivals:
         self._pull.setsockopt(zmq.RCVHWM, RECEIVE_FRAMES)
         self._pull.setsockopt(zmq.MAXMSGSIZE, max_part_bytes)
         self._pull.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        try:
-            family, *_, where = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-            bracketed = f"[{where[0]}]" if family == socket.AF_INET6 else str(where[0])
-            self._pull.setsockopt(zmq.IPV6, int(family == socket.AF_INET6))
-            self._pull.bind(f"{SCHEME}{bracketed}:0")
-        except (OSError, zmq.ZMQError) as error:
-            self._pull.close(0)
-            raise ConfigError(f"host: got {host!r}, expected an address of this machine ({error})") from error
-        self.address = self._pull.last_endpoint.rstrip(b"\0").decode()
+        self.address = bind_on_host(self._pull, host)
 
     def receive(self) -> Sequence[memoryview] | None:
         try:
