@@ -87,16 +87,20 @@ class WindowDetokenizer:
 
     ids   [ shown ... | start ... shown_end | shown_end ... end )
                         ^ context, whose text is known   ^ new
+
+    Tokens that no text can come from never enter the window: a model may repeat them for ever.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int], skip_special: bool) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._skipped_ids = special_ids if skip_special else frozenset()
         self._window: list[int] = []
         self._num_shown = 0
 
     def feed(self, token_id: int) -> str:
         """See Detokenizer."""
+        if token_id in self._skipped_ids or self._tokenizer.id_to_token(token_id) is None:
+            return ""
         self._window.append(token_id)
         before, after = self._texts()
         num_new = len(self._window) - self._num_shown
@@ -113,10 +117,10 @@ class WindowDetokenizer:
         return after[len(before) :]
 
     def _texts(self) -> tuple[str, str]:
-        shown, skip = self._window[: self._num_shown], self._skip_special
+        shown = self._window[: self._num_shown]
         return (
-            self._tokenizer.decode(shown, skip_special_tokens=skip) if shown else "",
-            self._tokenizer.decode(self._window, skip_special_tokens=skip),
+            self._tokenizer.decode(shown, skip_special_tokens=False) if shown else "",
+            self._tokenizer.decode(self._window, skip_special_tokens=False),
         )
 
 

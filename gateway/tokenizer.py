@@ -76,7 +76,7 @@ class TextTokenizer:
         """For the outputs of one choice."""
         if self._token_bytes is not None:
             return ByteDetokenizer(self._token_bytes, skip_special)
-        return WindowDetokenizer(self._tokenizer, skip_special)
+        return WindowDetokenizer(self._tokenizer, self._special_ids, skip_special)
 
     def _id_of(self, name: str) -> int | None:
         text = self.special.texts.get(name)

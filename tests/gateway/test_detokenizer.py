@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,10 +10,15 @@ from tests.gateway.folders import BOS, END, VOCAB_SIZE, byte_tokenizer, piece_to
 BYTES = byte_tokenizer()
 PIECES = piece_tokenizer()
 SPECIAL = frozenset(range(256, 259))
+PIECES_SPECIAL = frozenset(range(3))
 
 
 def new_bytes(skip_special: bool = True) -> Detokenizer:
     return ByteDetokenizer(TokenBytes(BYTES, SPECIAL), skip_special)
+
+
+def new_window(skip_special: bool = True, tokenizer: Any = PIECES) -> Detokenizer:
+    return WindowDetokenizer(tokenizer, PIECES_SPECIAL, skip_special)
 
 
 def run(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
@@ -43,15 +50,42 @@ def test_byte_level_equals_decoding_at_once(ids: list[int], skip: bool) -> None:
 @pytest.mark.parametrize("text", ["hello world", "he e 🙂 é", "日本"])
 def test_window_keeps_spaces_and_whole_characters(text: str) -> None:
     ids = PIECES.encode("▁" + text.replace(" ", "▁")).ids
-    shown = run(WindowDetokenizer(PIECES, True), ids)
+    shown = run(new_window(), ids)
     assert "".join(shown) == PIECES.decode(ids) == text
     assert not any("\ufffd" in each for each in shown)
 
 
 def test_window_does_not_wait_for_ever() -> None:
-    detokenizer = WindowDetokenizer(PIECES, True)
+    detokenizer = new_window()
     shown = [detokenizer.feed(3 + 0xFF) for _ in range(100)]
     assert "".join(shown).count("\ufffd") >= 64
+
+
+@given(st.lists(st.integers(0, 2) | st.integers(259, 290), max_size=30), st.booleans())
+def test_window_equals_decoding_at_once(ids: list[int], skip: bool) -> None:
+    assert "".join(run(new_window(skip), ids)) == PIECES.decode(ids, skip_special_tokens=skip)
+
+
+class Counted:
+    """A tokenizer that notes the longest decode."""
+
+    def __init__(self) -> None:
+        self.longest = 0
+
+    def id_to_token(self, token_id: int) -> str | None:
+        return PIECES.id_to_token(token_id)
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        self.longest = max(self.longest, len(ids))
+        return PIECES.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize("token_id", [2, 100_000], ids=["special", "no-token"])
+def test_window_stays_short_when_no_text_comes(token_id: int) -> None:
+    tokenizer = Counted()
+    shown = run(new_window(tokenizer=tokenizer), [260, *[token_id] * 500, 262])
+    assert "".join(shown) == "he wor"
+    assert tokenizer.longest <= 2
 
 
 def test_no_text() -> None:
