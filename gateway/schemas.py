@@ -15,6 +15,7 @@ MAX_PROMPTS = 1024
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 INT64 = 2**63
+PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists, none of them empty"
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -115,31 +116,28 @@ def parse(kind: type[R], body: Any) -> R:
         raise _bad_request(error) from error
 
 
+def short(value: Any) -> str:
+    """A value as an error message shows it."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
 def _bad_request(error: ValidationError) -> BadRequest:
     """The failure nearest to what the client meant: of a union, the member that got furthest."""
     first = max(error.errors(include_url=False), key=lambda each: sum(isinstance(part, int) for part in each["loc"]))
     top = str(first["loc"][0])
-    if first["type"] == "missing":
-        path = ".".join(str(part) for part in first["loc"] if not _is_variant(part))
-        return BadRequest(f"{path}: is missing", param=top)
-    if top == "prompt":
-        return BadRequest(
-            f"prompt: got {_short(first['input'])}: {first['msg']}; expected a string, a list of strings, a list of "
-            f"token ids, or a list of such lists, none of them empty",
-            param=top,
-        )
     path = ".".join(str(part) for part in first["loc"] if not _is_variant(part))
-    return BadRequest(f"{path}: got {_short(first['input'])}: {_lower(first['msg'])}", param=top)
+    if first["type"] == "missing":
+        expected = f", expected {PROMPTS}" if top == "prompt" else ""
+        return BadRequest(f"{path}: is missing{expected}", param=top)
+    if top == "prompt":
+        return BadRequest(f"prompt: got {short(first['input'])}, expected {PROMPTS}", param=top)
+    return BadRequest(f"{path}: got {short(first['input'])}: {_lower(first['msg'])}", param=top)
 
 
 def _is_variant(part: int | str) -> bool:
     """Pydantic names the member of a union in the path: "list[constrained-str]", "str", "TextPart"."""
     return isinstance(part, str) and (not part.islower() or not part.isidentifier() or part in ("str", "int"))
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
 def _lower(sentence: str) -> str:

@@ -3,101 +3,78 @@
 What it does not know: any other field.
 """
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from typing import Any
 
+from gateway.schemas import short
 from protocol.errors import BadRequest
 
-Neutral = Callable[[Any], bool]
+EMPTY: tuple[Any, ...] = ({}, [], "")
+OFF = (False,)
 
-
-def _equals(*values: Any) -> Neutral:
-    def check(value: Any) -> bool:
-        return any(type(value) in (type(each), float) and value == each for each in values)
-
-    return check
-
-
-def _empty(value: Any) -> bool:
-    return value in ({}, [], "")
-
-
-def _off(value: Any) -> bool:
-    return value is False
-
-
-def _choice_of_tool(value: Any) -> bool:
-    return value in ("none", "auto")  # auto without tools means none
-
-
-def _text_format(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value.get("type") == "text")
-
-
-def _text_modality(value: Any) -> bool:
-    return bool(value == ["text"])
-
-
-NEUTRAL: Mapping[str, Neutral] = {
-    "logprobs": _off,
-    "top_logprobs": _equals(0),
-    "prompt_logprobs": _off,
-    "echo": _off,
-    "suffix": _empty,
-    "frequency_penalty": _equals(0),
-    "presence_penalty": _equals(0),
-    "repetition_penalty": _equals(1),
-    "length_penalty": _equals(1),
-    "logit_bias": _empty,
-    "tools": _empty,
-    "tool_choice": _choice_of_tool,
-    "functions": _empty,
-    "function_call": _choice_of_tool,
-    "response_format": _text_format,
-    "structured_outputs": _empty,
-    "guided_json": _empty,
-    "guided_regex": _empty,
-    "guided_choice": _empty,
-    "guided_grammar": _empty,
-    "guided_decoding_backend": _empty,
-    "json_schema": _empty,
-    "regex": _empty,
-    "ebnf": _empty,
-    "use_beam_search": _off,
-    "bad_words": _empty,
-    "allowed_token_ids": _empty,
-    "logits_processors": _empty,
-    "typical_p": _equals(1),
-    "min_new_tokens": _equals(0),
-    "include_stop_str_in_output": _off,
-    "no_stop_trim": _off,
-    "truncate_prompt_tokens": _off,
-    "prompt_embeds": _empty,
-    "add_generation_prompt": lambda value: value is True,
-    "continue_final_message": _off,
-    "documents": _empty,
-    "audio": _empty,
-    "modalities": _text_modality,
-    "web_search_options": _empty,
-    "prediction": _empty,
-    "lora_path": _empty,
+# the values, beside null, that change nothing
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "logprobs": OFF,
+    "top_logprobs": (0,),
+    "prompt_logprobs": OFF,
+    "echo": OFF,
+    "suffix": EMPTY,
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": EMPTY,
+    "tools": EMPTY,
+    "tool_choice": ("none", "auto"),  # auto without tools means none
+    "functions": EMPTY,
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": EMPTY,
+    "guided_json": EMPTY,
+    "guided_regex": EMPTY,
+    "guided_choice": EMPTY,
+    "guided_grammar": EMPTY,
+    "guided_decoding_backend": EMPTY,
+    "json_schema": EMPTY,
+    "regex": EMPTY,
+    "ebnf": EMPTY,
+    "use_beam_search": OFF,
+    "bad_words": EMPTY,
+    "allowed_token_ids": EMPTY,
+    "logits_processors": EMPTY,
+    "typical_p": (1,),
+    "min_new_tokens": (0,),
+    "include_stop_str_in_output": OFF,
+    "no_stop_trim": OFF,
+    "truncate_prompt_tokens": OFF,
+    "prompt_embeds": EMPTY,
+    "add_generation_prompt": (True,),
+    "continue_final_message": OFF,
+    "documents": EMPTY,
+    "audio": EMPTY,
+    "modalities": (["text"],),
+    "web_search_options": EMPTY,
+    "prediction": EMPTY,
+    "lora_path": EMPTY,
 }
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
     """BadRequest for the first field that would change the answer and is not supported."""
-    for name, is_neutral in NEUTRAL.items():
-        value = body.get(name)
-        if value is not None and not is_neutral(value):
-            raise BadRequest(f"{name}: got {_short(value)}, which is not supported", param=name)
-    best_of = body.get("best_of")
-    num_choices = body.get("n") or 1
-    if best_of is not None and not _equals(1)(best_of) and best_of != num_choices:
-        raise BadRequest(
-            f"best_of: got {_short(best_of)}, which is not supported beside n={num_choices}", param="best_of"
-        )
+    for name, neutral in NEUTRAL.items():
+        _refuse_unless(body, name, neutral)
+    _refuse_unless(body, "best_of", (1, body.get("n") or 1))
 
 
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."
+def _refuse_unless(body: Mapping[str, Any], name: str, neutral: tuple[Any, ...]) -> None:
+    value = body.get(name)
+    if value is None or any(_same(value, each) for each in neutral):
+        return
+    expected = " or ".join(dict.fromkeys(json.dumps(each) for each in (None, *neutral)))
+    raise BadRequest(f"{name}: got {short(value)}, which is not supported; expected {expected}", param=name)
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equal, where 1 and 1.0 are one number and `true` is none."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)

@@ -15,6 +15,7 @@ from protocol.errors import BadRequest
         {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}},
         {"repetition_penalty": 1.0, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}},
         {"best_of": 1, "n": 3},
+        {"best_of": 1.0, "modalities": ["text"]},
         {"best_of": 3, "n": 3},
         {"use_beam_search": False, "continue_final_message": False, "add_generation_prompt": True},
     ],
@@ -50,3 +51,18 @@ def test_others_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(BadRequest, match="not supported") as caught:
         refuse_unsupported({field: value})
     assert caught.value.param == field and caught.value.message.startswith(f"{field}: got ")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"logprobs": 5}, "logprobs: got 5, which is not supported; expected null or false"),
+        ({"repetition_penalty": True}, "repetition_penalty: got True, which is not supported; expected null or 1"),
+        ({"best_of": 2, "n": 3}, "best_of: got 2, which is not supported; expected null or 1 or 3"),
+        ({"suffix": "x"}, "suffix: got 'x', which is not supported; expected null or {} or [] or \"\""),
+    ],
+)
+def test_the_message_says_what_would_pass(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        refuse_unsupported(body)
+    assert caught.value.message == message
