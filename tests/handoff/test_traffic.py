@@ -182,7 +182,7 @@ def draw_arrival(rng: random.Random, index: int, max_pause: int) -> Arrival:
     return Arrival(f"r{index}", prompt, sampling, n, rng.randint(0, max_pause), tuple(cancels))
 
 
-def run_traffic(rng: random.Random, num_requests: int, topology: str, page_size: int) -> Traffic:
+def check_random_traffic(rng: random.Random, num_requests: int, topology: str, page_size: int) -> Traffic:
     """A deployment with room for the largest request and little more."""
     largest = max(pages_needed(p, p + MAX_TOKENS - 1, MAX_N, page_size) for p in range(1, MAX_PROMPT + 1))
     cluster = Cluster(
@@ -196,10 +196,10 @@ def run_traffic(rng: random.Random, num_requests: int, topology: str, page_size:
     )
     max_pause = rng.choice((0, 3, 30))
     arrivals = [draw_arrival(rng, index, max_pause) for index in range(num_requests)]
-    return finish(Traffic(cluster, arrivals))
+    return check_traffic(Traffic(cluster, arrivals))
 
 
-def finish(traffic: Traffic) -> Traffic:
+def check_traffic(traffic: Traffic) -> Traffic:
     """Runs and checks."""
     try:
         traffic.run()
@@ -226,7 +226,7 @@ def test_one_choice_of_two_leaves(topology: str, choice: int, turns: int, ends_a
         cancel = Cancel(choice, turns, 0)
         arrivals.append(Arrival("it", prompt, stopping, 2, 0, (cancel,)))
         cluster = Cluster(RUNNER, topology, page_size=16, chunk_size=8, num_pages=1 + 5 + (1 - before))
-        finish(Traffic(cluster, arrivals))
+        check_traffic(Traffic(cluster, arrivals))
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "2P2D", "1U"])
@@ -239,13 +239,13 @@ def test_memory_is_not_reused_under_a_slow_launch(topology: str, page_size: int,
     largest = max(pages_needed(p, p + MAX_TOKENS - 1, MAX_N, page_size) for p in range(1, MAX_PROMPT + 1))
     cluster = Cluster(runner, topology, page_size=page_size, chunk_size=0, num_pages=largest + 1, max_requests=8)
     arrivals = [draw_arrival(rng, index, 3) for index in range(40)]
-    finish(Traffic(cluster, arrivals, slow=slow))
+    check_traffic(Traffic(cluster, arrivals, slow=slow))
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_little_traffic(topology: str, page_size: int) -> None:
-    traffic = run_traffic(random.Random(f"{topology}{page_size}"), 40, topology, page_size)
+    traffic = check_random_traffic(random.Random(f"{topology}{page_size}"), 40, topology, page_size)
     assert any(traffic.left.values()), "nobody left: the test has lost its point"
 
 
@@ -263,11 +263,11 @@ def test_five_hundred_requests_again(seed: int) -> None:
 
 def check_five_hundred(seed: int) -> None:
     rng = random.Random(seed)
-    traffic = run_traffic(rng, 500, TOPOLOGIES[seed % len(TOPOLOGIES)], rng.choice((1, 5, 16)))
+    traffic = check_random_traffic(rng, 500, TOPOLOGIES[seed % len(TOPOLOGIES)], rng.choice((1, 5, 16)))
     assert sum(map(bool, traffic.left.values())) > 50
 
 
 @settings(max_examples=15)
 @given(rng=st.randoms(use_true_random=False), topology=st.sampled_from(TOPOLOGIES), page_size=st.integers(1, 20))
 def test_any_traffic(rng: random.Random, topology: str, page_size: int) -> None:
-    run_traffic(rng, 12, topology, page_size)
+    check_random_traffic(rng, 12, topology, page_size)
