@@ -69,7 +69,10 @@ class ChatTemplates:
         template = self._pick(name)
         for key in extra:
             if key in RESERVED:
-                raise BadRequest(f"chat_template_kwargs: got {key!r}, which the request itself sets", param=key)
+                raise BadRequest(
+                    f"chat_template_kwargs: got {key!r}, expected other names than {', '.join(sorted(RESERVED))}",
+                    param="chat_template_kwargs",
+                )
         variables = {**self._special_tokens, "tools": None, "documents": None, **extra}
         try:
             return template.render(variables, messages=list(messages), add_generation_prompt=True)

@@ -23,7 +23,7 @@ from gateway.detokenizer import Detokenizer, NoText
 from gateway.generation import Generation
 from gateway.http_errors import error_response, json_response, status_object
 from gateway.limits import Limits
-from gateway.membership import Member, WorkerState
+from gateway.membership import Member
 from gateway.metrics import Metrics
 from gateway.openapi import add_schemas, body_of
 from gateway.request_id import RequestIdMiddleware
@@ -33,7 +33,7 @@ from gateway.tokenizer import TextTokenizer
 from gateway.translate import Translator
 from gateway.unsupported import refuse_unsupported
 from gateway.whole_answer import WholeAnswer
-from protocol.errors import BadRequest, BatonError, InternalError, Unavailable, UnknownModel
+from protocol.errors import BadRequest, BatonError, InternalError, Unavailable
 from runtime.clock import Clock
 from runtime.log import get_log
 
@@ -121,7 +121,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         """Continues a prompt: text, token ids, or a list of either."""
         received_at = service.clock.now()
         parsed, size = await _parsed(CompletionRequest, request)
-        service.translator.check_model(parsed)
+        service.translator.check_name(parsed.model)
         prompts = await _maybe_in_thread(size, lambda: service.translator.completion_prompts(parsed))
         return await _answer(service, request, parsed, prompts, received_at)
 
@@ -130,7 +130,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         """Answers a conversation."""
         received_at = service.clock.now()
         parsed, size = await _parsed(ChatRequest, request)
-        service.translator.check_model(parsed)
+        service.translator.check_name(parsed.model)
         prompts = await _maybe_in_thread(size, lambda: [service.translator.chat_prompt(parsed)])
         return await _answer(service, request, parsed, prompts, received_at)
 
@@ -211,6 +211,8 @@ def _add_status(app: FastAPI, service: Service) -> None:
             return json_response({"status": "ok"})
         raise Unavailable("no prefill and decode worker (or unified worker) are ready yet")
 
+    @app.get("/v1/models/", include_in_schema=False)  # else a model without a name
+    @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> Response:
         """The one model that is served."""
@@ -219,8 +221,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         """One model by its name."""
-        if name != service.served_name:
-            raise UnknownModel(f"model: got {name[:200]!r}, expected {service.served_name!r}", param="model")
+        service.translator.check_name(name)
         return json_response(_model(service))
 
     @app.get("/workers")
@@ -252,7 +253,7 @@ def worker_row(member: Member, now: float) -> dict[str, Any]:
         "id": member.key.worker_id,
         "role": str(member.role),
         "pid": registered.pid,
-        "state": str(WorkerState.READY),
+        "state": "ready",  # whoever cannot serve yet, or no longer, is no member
         "instance": member.key.instance,
         "host": registered.host,
         "peer": registered.address.peer,

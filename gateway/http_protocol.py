@@ -26,6 +26,7 @@ class BoundedHttp(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
+        self._tail = b""  # the last bytes that were counted
         self._num_headers = 0
         self._in_headers = True
         self._is_refused = False
@@ -46,7 +47,9 @@ class BoundedHttp(HttpToolsProtocol):
         if self._is_refused:
             return
         if self._in_headers:
-            self._header_bytes += len(data) if b"\r\n\r\n" not in data else data.index(b"\r\n\r\n")
+            seen = (self._tail + data).find(b"\r\n\r\n")  # the end of the headers may come in two pieces
+            self._tail = data[-3:]
+            self._header_bytes += len(data) if seen < 0 else seen
             if self._header_bytes > MAX_HEADER_BYTES:
                 self._refuse(431, f"the headers are longer than {MAX_HEADER_BYTES} bytes")
                 return
@@ -70,7 +73,7 @@ class BoundedHttp(HttpToolsProtocol):
         """The headers are in: the clock stops."""
         self._disarm()
         self._in_headers = False
-        self._header_bytes = 0
+        self._header_bytes, self._tail = 0, b""
         if self._num_headers > MAX_HEADERS:
             self._refuse(431, f"there are {self._num_headers} headers, expected at most {MAX_HEADERS}")
             return

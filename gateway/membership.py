@@ -6,7 +6,6 @@ Pure: messages and times in, messages to send and members lost out. What it does
 """
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from protocol.kv_layout import mismatch
 from protocol.messages_gateway import (
@@ -24,14 +23,6 @@ from protocol.messages_gateway import (
 )
 
 LOST_AFTER_S = 2.0  # of silence
-
-
-class WorkerState(StrEnum):
-    """What `/workers` calls a worker. LOADING: started, not yet able to serve (it has not registered)."""
-
-    LOADING = "loading"
-    READY = "ready"
-    LOST = "lost"
 
 
 @dataclass(frozen=True)
@@ -102,10 +93,6 @@ class Membership:
     def members(self) -> tuple[Member, ...]:
         """Workers that serve, in the order of their ids."""
         return tuple(self._members[worker_id] for worker_id in sorted(self._members))
-
-    def of_role(self, role: Role) -> list[Member]:
-        """Workers that serve in `role`."""
-        return [member for member in self.members if member.role is role]
 
     def find(self, key: WorkerKey) -> Member | None:
         """The member that is exactly this process."""

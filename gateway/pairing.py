@@ -61,11 +61,6 @@ class Choice:
     decode: Member
     prefill: Member | None
 
-    @property
-    def workers(self) -> tuple[Member, ...]:
-        """Those that the request runs on."""
-        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
-
 
 class LoadBook:
     """Load by worker, of the requests in flight."""

@@ -56,11 +56,11 @@ class Translator:
         self._tokenizer = tokenizer
         self._templates = templates
 
-    def check_model(self, request: GenerationRequest) -> None:
-        """UnknownModel unless the request names the model served here, or none."""
-        if request.model is not None and request.model != self._served_name:
+    def check_name(self, model: str | None) -> None:
+        """UnknownModel unless `model` is the one served here, or None."""
+        if model is not None and model != self._served_name:
             raise UnknownModel(
-                f"model: got {request.model[:200]!r}, expected {self._served_name!r}, which is served here",
+                f"model: got {model[:200]!r}, expected {self._served_name!r}, which is served here",
                 param="model",
             )
 

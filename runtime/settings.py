@@ -88,5 +88,4 @@ class GatewaySettings(Settings):
     served_model_name: str
     context_length: Positive | None = None
     pairing: Pairing = "least_loaded"
-    max_attempts: Positive = 1  # times a request is tried
     log_level: LogLevel = "info"

@@ -43,7 +43,7 @@ def jobs_of(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> lis
     try:
         refuse_unsupported(body)
         request = parse(kind, body)
-        translator().check_model(request)
+        translator().check_name(request.model)
         translator().text_rules(request)
         if isinstance(request, ChatRequest):
             prompts = [translator().chat_prompt(request)]

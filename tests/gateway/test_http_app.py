@@ -232,6 +232,8 @@ async def test_request_id_is_echoed_or_made(setting: Setting) -> None:
 async def test_models_and_lookups(setting: Setting) -> None:
     body = (await setting.client.get("/v1/models")).json()
     assert body["object"] == "list" and body["data"][0]["id"] == "story" and body["data"][0]["max_model_len"] == 512
+    assert (await setting.client.get("/v1/models/")).json() == body
+    assert (await setting.client.head("/v1/models")).status_code == 200
     assert (await setting.client.get("/v1/models/story")).json()["id"] == "story"
     assert (await setting.client.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"
     for path in ("/flush_cache", "/reset_prefix_cache"):

@@ -58,6 +58,22 @@ async def test_a_long_body_is_no_header(setting: Setting) -> None:
     assert "context length" in error_of(await exchange(setting, head + body[:1000], body[1000:]), 400)
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3])
+async def test_a_body_is_no_header_when_their_end_comes_in_two_pieces(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    monkeypatch.setattr("gateway.http_protocol.MAX_HEADER_BYTES", 100)
+    body = b'{"prompt": "' + b"x" * 1000 + b'"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    host, port = setting.gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head[:-cut])
+    await setting.client.get("/")  # the gateway has read the first piece meanwhile
+    writer.write(head[-cut:] + body)
+    assert "context length" in error_of(await reader.read(), 400)
+    writer.close()
+
+
 async def test_requests_on_one_connection(setting: Setting) -> None:
     get = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n"
     last = b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"

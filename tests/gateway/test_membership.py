@@ -46,7 +46,6 @@ def test_admits_and_knows_the_roles(table: Membership) -> None:
     table.register(register("d", 2), 0.0)
     assert table.can_serve
     assert [member.key.worker_id for member in table.members] == ["d", "p"]
-    assert [member.key.worker_id for member in table.of_role(Role.PREFILL)] == ["p"]
 
 
 def test_a_unified_worker_serves_alone(table: Membership) -> None:

@@ -80,10 +80,10 @@ def test_without_tokenizer_only_ids(tmp_path: Path) -> None:
 
 def test_the_model_must_be_the_one_served(folder: Path) -> None:
     found = translator(folder)
-    found.check_model(completion(model="story"))
-    found.check_model(completion())
+    found.check_name("story")
+    found.check_name(None)
     with pytest.raises(UnknownModel, match=r"'other'.*'story'"):
-        found.check_model(completion(model="other"))
+        found.check_name("other")
 
 
 def test_plain_defaults(folder: Path) -> None:
