@@ -118,17 +118,17 @@ class BatonProcess:
         """Asks again and again, without hurry; False when patience is over."""
         tries = int(PATIENCE_S / 0.02)
         # A poll of the process's end doubles as the pause between two looks.
-        return any(what() or not self._pause() for _ in range(tries)) and what()
+        return any(what() or not self._pause() for _ in range(tries))
 
     def wait_for_rest(self) -> bool:
         """Whether every worker comes to hold nothing, by its own word of after this call."""
         called = MonotonicClock().now()
 
-        def rests(worker: dict[str, Any]) -> bool:
-            said = MonotonicClock().now() - worker["heartbeat_age_s"]
-            return said > called and is_at_rest(worker)
+        def all_rest() -> bool:
+            asked = MonotonicClock().now()  # the answer's ages are counted from a later moment
+            return all(asked - each["heartbeat_age_s"] > called and is_at_rest(each) for each in self.workers())
 
-        return self.wait_until(lambda: all(map(rests, self.workers())))
+        return self.wait_until(all_rest)
 
     def wait_for_work(self) -> bool:
         """Whether some worker comes to hold something."""
