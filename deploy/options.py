@@ -73,7 +73,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="dtype", default="auto", metavar="TYPE", group=MODEL, commands=_COMPUTE,
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="numbers of weights and KV, auto is the checkpoint's on a GPU and float32 on a CPU",
+        help="numbers of weights and KV, auto is the checkpoint's",
     ),
     Option(
         name="context-length", kind=Kind.INTEGER, minimum=1, metavar="N", group=MODEL, commands=(*_FRONT, "worker"),

@@ -41,6 +41,13 @@ FAMILIES: Final[Mapping[str, _Family]] = {
     ),
 }
 
+UNSUPPORTED: Final[Mapping[str, str]] = {  # fields that change results whatever they say, unless null
+    "quantization_config": "quantised checkpoints are",
+    "compression_config": "quantised checkpoints are",
+    "attn_logit_softcapping": "capped attention scores are",
+    "final_logit_softcapping": "capped logits are",
+}
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -75,8 +82,9 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
     """
     config = JsonFields(read_json_object(folder / "config.json"), "config.json")
     family = _family(config)
-    if config.has("quantization_config"):
-        raise config.refuse("quantization_config", "none (quantised checkpoints are not supported)")
+    for name, what in UNSUPPORTED.items():
+        if config.has(name):
+            raise config.refuse(name, f"none ({what} not supported)")
     if config.text("hidden_act", "silu") != "silu":
         raise config.refuse("hidden_act", "'silu'")
     max_position_embeddings = config.integer("max_position_embeddings")

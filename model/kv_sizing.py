@@ -11,6 +11,7 @@ from model.config import ModelConfig
 from protocol.errors import ConfigError
 from protocol.kv_layout import ITEM_BYTES, KvLayout
 
+PACKED_SHARE: Final = 0.1  # of available memory that all workers together may spend on weights of their own
 SAFETY_SHARE: Final = 0.1  # of available memory, left for everything nobody counted
 _MIB: Final = 1 << 20
 
@@ -89,3 +90,8 @@ def activation_bytes(config: ModelConfig, dtype: str, *, tokens_per_forward: int
     # Logits, their sorted copy and order, probabilities, and the cumulative sum in float64.
     per_row = config.vocab_size * (4 * 4 + 3 * 8)
     return tokens_per_forward * per_token + gathered + mask + logit_rows * per_row
+
+
+def worth_packing(weight_bytes: int, available_bytes: int, workers_on_host: int) -> bool:
+    """Whether each worker may hold packed weights of its own: faster, but no longer shared through the mapped file."""
+    return weight_bytes * workers_on_host <= PACKED_SHARE * available_bytes

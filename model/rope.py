@@ -29,7 +29,8 @@ class RopeConfig:
 
 def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     """Rope of a config.json, in the old spelling (`rope_theta` and `rope_scaling`) or the new (`rope_parameters`)."""
-    fields = config.nested("rope_scaling") or config.nested("rope_parameters") or JsonFields({}, config.where)
+    nested = (config.nested(name) for name in ("rope_scaling", "rope_parameters"))
+    fields = next((found for found in nested if found and found.values), JsonFields({}, config.where))
     for name, value in fields.values.items():
         if isinstance(value, dict):
             raise fields.refuse(name, "one rope for all layers (rope by layer type is not supported)")

@@ -16,7 +16,9 @@ from torch import Tensor
 from model.attention import AttentionBackend, choose_attention
 from model.checkpoint import SERVED_DTYPES, open_checkpoint
 from model.config import ModelConfig, load_config, model_fingerprint
+from model.host_memory import available_bytes
 from model.inputs import ModelInput
+from model.kv_sizing import worth_packing
 from model.paged_kv import PagedKv, torch_dtype
 from model.transformer import Decoder, load_decoder
 from protocol.errors import ConfigError
@@ -69,6 +71,7 @@ class ModelRunner:
     decoder: Decoder
     attention: AttentionBackend
     tensors: dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape) in the checkpoint
+    packed: bool = False  # linears hold weights of this worker's own, laid out for oneDNN
 
     @classmethod
     def load(
@@ -80,22 +83,27 @@ class ModelRunner:
         context_length: int | None = None,
         attention: str = "auto",
         page_size: int = 16,
+        workers_on_host: int = 1,
     ) -> "ModelRunner":
         """Loads a Hugging Face folder.
 
         `device` auto: CUDA if there is one. `dtype` auto: the checkpoint's. `context_length`: longest prompt plus
-        output (tokens), the model's own limit if None. `page_size`: what the attention backend is tried with. Raises
-        CheckpointError or ConfigError, each with one sentence.
+        output (tokens), the model's own limit if None. `page_size`: what the attention backend is tried with.
+        `workers_on_host`: how many share this host's memory, which decides whether each packs weights of its own.
+        Raises CheckpointError or ConfigError, each with one sentence.
         """
         folder = Path(folder)
         on = _device(device)
         config = load_config(folder, context_length=context_length)
         checkpoint = open_checkpoint(folder)
         name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
-        decoder = load_decoder(checkpoint, config, to_dtype=torch_dtype(name), to_device=on)
+        weight_bytes = sum(math.prod(shape) * ITEM_BYTES[name] for _, shape in checkpoint.tensors.values())
+        can = on.type == "cpu" and name == "bfloat16"
+        packed = can and worth_packing(weight_bytes, available_bytes(on), workers_on_host)
+        decoder = load_decoder(checkpoint, config, to_dtype=torch_dtype(name), to_device=on, packed=packed)
         layout = _kv_layout(config, page_size, name)
         backend = choose_attention(attention, on, layout, config.num_heads)
-        return cls(config, on, name, decoder, backend, checkpoint.tensors)
+        return cls(config, on, name, decoder, backend, checkpoint.tensors, packed)
 
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens)."""
@@ -107,8 +115,8 @@ class ModelRunner:
 
     @property
     def mapped_weight_bytes(self) -> int:
-        """Weights that stay in the mapped file, because neither device nor dtype asks for a copy."""
-        if self.device.type != "cpu":
+        """Weights that stay in the mapped file, because neither device, dtype nor packing asks for a copy."""
+        if self.device.type != "cpu" or self.packed:
             return 0
         kept = ((kind, shape) for kind, shape in self.tensors.values() if SERVED_DTYPES.get(kind) == self.dtype)
         return sum(math.prod(shape) * ITEM_BYTES[self.dtype] for _, shape in kept)

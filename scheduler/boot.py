@@ -133,6 +133,7 @@ def load_runner(settings: WorkerSettings) -> Runner:
         dtype=settings.dtype,
         context_length=settings.context_length,
         page_size=settings.page_size,
+        workers_on_host=settings.workers_on_host,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model.checkpoint import INDEX_FILE, open_checkpoint
+from model.layers import Linear
 from model.runner import ModelRunner
 from model.safetensors_file import SafetensorsFile
 from protocol.errors import CheckpointError, ConfigError
@@ -55,7 +56,9 @@ def test_a_loaded_model_shares_its_weights_with_the_page_cache(tmp_path: Path) -
     runner = ModelRunner.load(make_checkpoint(tmp_path, "qwen2"), device="cpu")
     size = (tmp_path / "model.safetensors").stat().st_size
     assert 0.9 * size < runner.mapped_weight_bytes < size
-    for weight in (runner.decoder.embedding_VE, runner.decoder.layers[1].qkv.linears[0].weight_OI):
+    query = runner.decoder.layers[1].qkv.linears[0]
+    assert isinstance(query, Linear)
+    for weight in (runner.decoder.embedding_VE, query.weight_OI):
         assert "model.safetensors" in mapped_files(weight.data_ptr())
     assert ModelRunner.load(tmp_path, device="cpu", dtype="bfloat16").mapped_weight_bytes == 0
 

@@ -46,6 +46,12 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, without=("architectures",), model_type="qwen2")).architecture == "qwen2"
 
 
+def test_an_empty_rope_scaling_leaves_the_new_spelling(tmp_path: Path) -> None:
+    new = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
+    config = load_config(write(tmp_path, rope_scaling={}, rope_parameters=new))
+    assert config.rope == RopeConfig(5e5, "linear", 2.0)
+
+
 def test_what_the_architectures_differ_by(tmp_path: Path) -> None:
     flags = {}
     for arch in ARCHITECTURE:
@@ -91,6 +97,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"architectures": None, "model_type": "gpt2"}, "architectures: got None"),
     ("llama", {"architectures": "LlamaForCausalLM"}, "architectures: got 'LlamaForCausalLM', expected a list"),
     ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: got {'quant_method': 'fp8'}"),
+    ("llama", {"compression_config": {}}, "compression_config: got {}, expected none"),
+    ("mistral", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: got 50.0, expected none"),
+    ("qwen3", {"final_logit_softcapping": 30}, "final_logit_softcapping: got 30, expected none"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling: rope_type: got 'yarn'"),
     ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling: type: got 'dynamic'"),

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.layers import Linear, parallel_linears
+from model.kv_sizing import worth_packing
+from model.layers import Linear, PackedLinear, can_pack, pack, parallel_linears
 from model.runner import ModelRunner, Runner
 from protocol.kv_layout import KvLayout
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
@@ -76,3 +77,30 @@ def test_the_device_gives_the_tokens_of_the_cpu(tmp_path: Path, page_size: int) 
             for device in ("cpu", "cuda")
         ]
         assert tokens[0] == tokens[1]
+
+
+def test_packed_weights_compute_the_same_bits(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    for bias in (None, torch.randn(48).bfloat16()):
+        linear = Linear(torch.randn(48, 32).bfloat16(), bias)
+        packed = pack(linear)
+        assert isinstance(packed, PackedLinear) == can_pack(linear.weight_OI)
+        for rows in (1, 3, 16, 200):
+            x_TI = torch.randn(rows, 32).bfloat16()
+            assert torch.equal(packed(x_TI), linear(x_TI))
+
+
+def test_only_bfloat16_on_a_cpu_is_packed_and_only_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path / "m", "qwen3")
+    assert not ModelRunner.load(folder, device="cpu", dtype="float32").packed
+    assert ModelRunner.load(folder, device="cpu", dtype="bfloat16").packed
+    monkeypatch.setattr("model.runner.available_bytes", lambda _: 1 << 20)
+    tight = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
+    assert not tight.packed and isinstance(tight.decoder.head, Linear)
+
+
+def test_packing_is_worth_a_tenth_of_memory_for_all_workers() -> None:
+    assert worth_packing(50, 1000, 2)
+    assert not worth_packing(51, 1000, 2)
