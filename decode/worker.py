@@ -6,6 +6,8 @@ It is the authority for a request from Assign on. It decides who is admitted and
 sockets, threads, text, time other than its clock's. See request_states.py for a request's life.
 """
 
+from collections.abc import Sequence
+
 from decode.prefill_peers import PrefillPeers
 from decode.request import DecodeRequest
 from decode.request_states import DecodeState
@@ -168,10 +170,10 @@ class DecodeWorker:
             if req.finish is None:
                 self._take_token(self._requests[req.request_id, req.attempt], req, token)
 
-    def failed(self, launch: Launch, error: Exception) -> None:
+    def failed(self, reqs: Sequence[Req], error: Exception) -> None:
         """The launch raised: its requests fail."""
         reason = as_baton_error(error)
-        for req in launch.batch.samples:
+        for req in reqs:
             if (request := self._requests.get((req.request_id, req.attempt))) is not None:
                 self._fail(request, reason)
 

@@ -7,6 +7,8 @@ It decides what to compute next and when pages may go. What it does not know: so
 clock's. See job_states.py for a job's life.
 """
 
+from collections.abc import Sequence
+
 from prefill.job import Job
 from prefill.job_states import JobState
 from protocol.errors import BadRequest, BatonError, Unavailable, WireError, as_baton_error
@@ -150,11 +152,11 @@ class PrefillWorker:
         for job, first_tokens in firsts.items():
             self._on_first_tokens(job, first_tokens)
 
-    def failed(self, launch: Launch, error: Exception) -> None:
+    def failed(self, reqs: Sequence[Req], error: Exception) -> None:
         """The launch raised: its jobs fail."""
         reason = as_baton_error(error)
-        for chunk in launch.plan.chunks:
-            if (job := self._job_of.get(chunk.req)) is not None:
+        for req in reqs:
+            if (job := self._job_of.get(req)) is not None:
                 self._fail(job, reason)
 
     # ---- messages, one by one ----

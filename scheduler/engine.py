@@ -40,7 +40,7 @@ class Launch:
     written_pages: tuple[int, ...] = ()  # to be staged to the host, layer by layer
     copy_done: Event | None = None
     tokens_L: Tensor | None = None  # on the host
-    error: Exception | None = None
+    error: Exception | None = None  # of the forward
     layers: deque[tuple[int, Event]] = field(default_factory=deque)  # (layer, its KV is written), filled as it runs
 
 
@@ -77,6 +77,7 @@ class Engine:
         self._keep_alive = KeepAliveRing()
         self._newest_ticket = 0
         self._copies: deque[tuple[int, Event]] = deque()
+        self._copy_error: Exception | None = None
 
     # ---- memory ----
 
@@ -131,19 +132,22 @@ class Engine:
         """A copy on the forward stream, with a ticket of its own: pages it touches are not reused before it is done."""
         self._newest_ticket += 1
         self._forward.wait(self._schedule.record())
-        self._forward.launch(copy, *tensors)
+        self._forward.launch(lambda: self._copy(copy), *tensors)
         self._keep_alive.hold(self._newest_ticket, tensors)
         self._copies.append((self._newest_ticket, self._forward.record()))
+
+    def _copy(self, copy: Callable[[], None]) -> None:
+        """On the forward stream. Whose KV is incomplete after a failure cannot be said, so it ends the worker."""
+        try:
+            copy()
+        except Exception as error:  # noqa: BLE001 - raised again on the scheduler thread
+            self._copy_error = error
 
     # ---- launches ----
 
     def launch(self, plan: LaunchPlan) -> Launch:
         """Enqueues one forward. Its requests' progress is that of a launch that will succeed."""
-        if plan.running is not None:
-            plan.running.advance()
-            if self._debug:
-                plan.running.check_mirrors()
-        batch = ForwardBatch.init_new(plan, self.rows, self.page_size, self.device)
+        batch = self._build(plan)
         for chunk in plan.chunks:
             chunk.req.num_computed = chunk.end
         for req in batch.samples:
@@ -159,6 +163,20 @@ class Engine:
             self.future_map.set_input_ids_sentinel(plan.running)
         self.in_flight.append(launch)
         return launch
+
+    def _build(self, plan: LaunchPlan) -> ForwardBatch:
+        """The launch's inputs; if they cannot be built, the running batch is as it was before."""
+        if plan.running is None:
+            return ForwardBatch.init_new(plan, self.rows, self.page_size, self.device)
+        before = plan.running.seq_lens_B, plan.running.seq_lens_cpu
+        plan.running.advance()
+        try:
+            if self._debug:
+                plan.running.check_mirrors()
+            return ForwardBatch.init_new(plan, self.rows, self.page_size, self.device)
+        except Exception:
+            plan.running.seq_lens_B, plan.running.seq_lens_cpu = before
+            raise
 
     def take_completed(self) -> Launch | None:
         """The oldest launch, if it has completed; it is in flight no more."""
@@ -178,7 +196,9 @@ class Engine:
         return list(zip(launch.batch.samples, self._forward.read_host(launch.tokens_L), strict=True))
 
     def collect(self) -> None:
-        """Reuses what no launch, copy or transfer can touch any more."""
+        """Reuses what no launch, copy or transfer can touch any more. Raises if a copy has failed."""
+        if self._copy_error is not None:
+            raise RuntimeError("a copy of KV pages has failed") from self._copy_error
         while self._copies and self._copies[0][1].done():
             self._copies.popleft()
         oldest = [self.in_flight[0].ticket] if self.in_flight else []

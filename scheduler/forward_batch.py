@@ -41,6 +41,12 @@ class LaunchPlan:
     running: ScheduleBatch | None
     relay: bool = True
 
+    @property
+    def reqs(self) -> list[Req]:
+        """Everybody whom the launch concerns; the running batch as it is now."""
+        prompts = [req for chunk in self.chunks for req in (chunk.req, *chunk.samples)]
+        return prompts if self.running is None else prompts + self.running.reqs
+
 
 @dataclass(frozen=True)
 class ForwardBatch:

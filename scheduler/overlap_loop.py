@@ -8,6 +8,7 @@ the same code at depth 1. A step never blocks; the process loop polls sockets be
 what a role chooses, or what it does with results.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from scheduler.engine import Engine, Launch
@@ -30,8 +31,8 @@ class RoleSteps(Protocol):
         """Results of a completed launch: (request, token) pairs. Requests finished meanwhile are to be skipped."""
         ...
 
-    def failed(self, launch: Launch, error: Exception) -> None:
-        """A launch raised: its requests fail, and nothing else."""
+    def failed(self, reqs: Sequence[Req], error: Exception) -> None:
+        """A launch raised: its requests fail, and nothing else. A request may be named twice."""
         ...
 
 
@@ -52,12 +53,22 @@ class OverlapLoop:
         """Launches and processes what can be now; False when there was nothing to do."""
         progressed = False
         if len(self._engine.in_flight) < self._depth and (plan := self._role.choose()) is not None:
-            self._role.launched(self._engine.launch(plan))
+            self._launch(plan)
             progressed = True
         if (launch := self._engine.take_completed()) is not None:
             if launch.error is not None:
-                self._role.failed(launch, launch.error)
+                prompts = (chunk.req for chunk in launch.plan.chunks)
+                self._role.failed([*prompts, *launch.batch.samples], launch.error)
             else:
                 self._role.process(launch, self._engine.tokens(launch))
             progressed = True
         return progressed
+
+    def _launch(self, plan: LaunchPlan) -> None:
+        reqs = plan.reqs
+        try:
+            launch = self._engine.launch(plan)
+        except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails its own requests
+            self._role.failed(reqs, error)
+        else:
+            self._role.launched(launch)

@@ -5,6 +5,7 @@
 It composes what scheduler/ has. What it does not know: sockets, threads, text, time other than its clock's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import BadRequest, BatonError, as_baton_error
@@ -131,10 +132,10 @@ class UnifiedWorker:
             if req.finish is None:
                 self._take_token(self._requests[req.request_id, req.attempt], req, token)
 
-    def failed(self, launch: Launch, error: Exception) -> None:
+    def failed(self, reqs: Sequence[Req], error: Exception) -> None:
         """The launch raised: its requests fail."""
         reason = as_baton_error(error)
-        for req in (*(chunk.req for chunk in launch.plan.chunks), *launch.batch.samples):
+        for req in reqs:
             if (request := self._requests.get((req.request_id, req.attempt))) is not None:
                 self._fail(request, reason)
 

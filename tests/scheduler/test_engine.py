@@ -214,3 +214,18 @@ def test_on_a_thread_too() -> None:
         got += [token for _, token in engine.tokens(launch)]
     assert got == runner.expected_tokens((9, 8, 7), 5)
     engine.close()
+
+
+def test_a_failed_copy_ends_the_worker_instead_of_leaving_kv_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = ManualStream()
+    engine = make_engine(stream)
+
+    def broken(*_: object) -> None:
+        raise ValueError("no such page")
+
+    monkeypatch.setattr(engine.kv, "copy_pages", broken)
+    engine.copy_pages([1], [2])
+    engine.collect()
+    stream.synchronize()
+    with pytest.raises(RuntimeError, match="copy of KV pages has failed"):
+        engine.collect()

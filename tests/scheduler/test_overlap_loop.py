@@ -1,8 +1,11 @@
+from collections.abc import Sequence
+
 import pytest
 
 from model.fake import FakeRunner
+from protocol.request import FinishReason
 from scheduler.engine import Engine, Launch
-from scheduler.forward_batch import ExtendChunk, LaunchPlan
+from scheduler.forward_batch import ExtendChunk, ForwardBatch, LaunchPlan
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.req import Req
 from scheduler.running import Running
@@ -23,6 +26,8 @@ class OneRequest:
 
     def choose(self) -> LaunchPlan | None:
         number = len(self._numbers)
+        if self.req.finish is not None:
+            return None
         if number == 0:
             plan: LaunchPlan | None = LaunchPlan((ExtendChunk(self.req, 0, 3, (self.req,)),), None)
         else:
@@ -45,8 +50,10 @@ class OneRequest:
                 req.append(token)
                 self.tokens.append(token)
 
-    def failed(self, launch: Launch, error: Exception) -> None:
-        self.calls.append(f"failed {self._numbers[launch]}: {error}")
+    def failed(self, reqs: Sequence[Req], error: Exception) -> None:
+        assert set(reqs) == {self.req}
+        self.req.finish = FinishReason.CANCELLED
+        self.calls.append(f"failed: {error}")
 
 
 def drive(overlap: bool, max_tokens: int = 3, failing: int = 0) -> OneRequest:
@@ -105,5 +112,28 @@ def test_never_more_than_two_in_flight_and_a_step_never_blocks() -> None:
 
 def test_a_failed_launch_is_told_instead_of_processed() -> None:
     role = drive(overlap=False, max_tokens=1, failing=1)
-    assert role.calls == ["choose 0", "launched 0", "failed 0: forward 1 is broken"]
+    assert role.calls == ["choose 0", "launched 0", "failed: forward 1 is broken"]
     assert role.tokens == []
+
+
+def test_a_launch_that_cannot_be_built_fails_its_requests_and_leaves_the_batch_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(ManualStream())
+    role = OneRequest(engine, 4)
+    loop = OverlapLoop(engine, role, overlap=False)
+    assert loop.step()
+    engine.in_flight[0].copy_done.synchronize()  # type: ignore[union-attr]
+    assert loop.step()
+    batch = role._running.batch
+    assert batch is not None
+    before = batch.seq_lens_B, batch.seq_lens_cpu
+
+    def broken(*_: object) -> ForwardBatch:
+        raise RuntimeError("no inputs")
+
+    monkeypatch.setattr(ForwardBatch, "init_new", broken)
+    assert loop.step()
+    assert role.calls[-2:] == ["choose 1", "failed: no inputs"]
+    assert (batch.seq_lens_B, batch.seq_lens_cpu) == before
+    assert not loop.busy
