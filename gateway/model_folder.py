@@ -4,13 +4,35 @@ Absent files mean absent knowledge (workers bring their own limits); a damaged o
 not know: weights, tokenizers.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from protocol.errors import CheckpointError
+
+# what generation_config.json may ask for and Baton does not do, with the values that ask for nothing
+NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1,),
+    "encoder_repetition_penalty": (1,),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "guidance_scale": (1,),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({},),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +54,7 @@ class ModelFolder:
     vocab_size: int | None
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
+    not_applied: Mapping[str, Any] = field(default_factory=dict)  # what generation_config.json asks for in vain
 
 
 def read_model_folder(path: Path) -> ModelFolder:
@@ -54,6 +77,11 @@ def read_model_folder(path: Path) -> ModelFolder:
         _integer(config, "vocab_size", "config.json"),
         eos,
         defaults,
+        {
+            name: value
+            for name, neutral in NOT_APPLIED.items()
+            if (value := generation.get(name)) is not None and value not in neutral
+        },
     )
 
 

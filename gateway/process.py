@@ -72,6 +72,8 @@ class Gateway:
         lengths = [length for length in (settings.context_length, folder.context_length) if length is not None]
         if tokenizer is None:
             log.warning("the model folder has no tokenizer.json: only token ids can be served", model=settings.model)
+        if folder.not_applied:
+            log.warning("generation_config.json asks for what is not supported: ignored", **folder.not_applied)
         self._control_socket = ControlSocket(settings.control)
         self.control = Control(self._control_socket, clock, settings.pairing)
         try:
@@ -79,7 +81,7 @@ class Gateway:
         except ConfigError:
             self._control_socket.close()
             raise
-        self._service = Service(
+        service = Service(
             served_name=settings.served_model_name,
             control=self.control,
             translator=Translator(settings.served_model_name, folder, tokenizer, templates),
@@ -89,7 +91,19 @@ class Gateway:
             model_limits=Limits(context_length=min(lengths, default=None), vocab_size=folder.vocab_size),
             started_at=int(datetime.now(UTC).timestamp()),
         )
-        self._server: Server | None = None
+        config = uvicorn.Config(
+            build_app(service),
+            http=BoundedHttp,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        self._server = Server(config)
 
     @property
     def control_endpoint(self) -> str:
@@ -104,19 +118,6 @@ class Gateway:
 
     async def serve(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serves until `stop`. `on_ready` is called once clients and workers can connect."""
-        config = uvicorn.Config(
-            build_app(self._service),
-            http=BoundedHttp,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=GRACE_S,
-        )
-        self._server = Server(config)
         self.control.start()
         try:
             serving = asyncio.create_task(self._server.serve(sockets=[self._http_socket]))
@@ -127,10 +128,9 @@ class Gateway:
             self._http_socket.close()
 
     def stop(self) -> None:
-        """Ends `serve`: what is in flight fails, connections are closed."""
+        """Ends `serve`, also one that has yet to begin: what is in flight fails, connections are closed."""
         self.control.fail_all("the gateway is stopping")
-        if self._server is not None:
-            self._server.stop()
+        self._server.stop()
 
     def stop_on_signals(self) -> None:
         """SIGINT and SIGTERM call `stop`. Call it on the running loop of the main thread."""

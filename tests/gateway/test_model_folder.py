@@ -19,6 +19,11 @@ def test_eos_of_the_config_when_generation_is_silent(tmp_path: Path) -> None:
     assert read_model_folder(write_folder(tmp_path, generation={})).eos_token_ids == (EOS,)
 
 
+def test_what_is_not_applied_is_known(tmp_path: Path) -> None:
+    generation = {"repetition_penalty": 1.05, "no_repeat_ngram_size": 0, "num_beams": 1, "suppress_tokens": None}
+    assert read_model_folder(write_folder(tmp_path, generation=generation)).not_applied == {"repetition_penalty": 1.05}
+
+
 def test_an_empty_folder_knows_nothing(tmp_path: Path) -> None:
     found = read_model_folder(tmp_path)
     assert (found.context_length, found.vocab_size, found.eos_token_ids) == (None, None, ())

@@ -15,6 +15,8 @@ from gateway.process import Gateway
 from protocol.errors import CheckpointError, ConfigError
 from runtime.clock import MonotonicClock
 from runtime.settings import GatewaySettings
+from tests.gateway.conftest import running
+from tests.gateway.folders import write_folder
 
 
 def settings(folder: Path, **fields: Any) -> GatewaySettings:
@@ -70,3 +72,9 @@ def test_endpoints(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
         check_endpoint(endpoint)
     check_endpoint("tcp://127.0.0.1:0")
+
+
+async def test_what_generation_config_asks_in_vain_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(write_folder(tmp_path / "story", generation={"repetition_penalty": 1.1})):
+        [record] = [each for each in caplog.records if "generation_config.json" in each.getMessage()]
+    assert record.__dict__["baton_fields"] == {"repetition_penalty": 1.1}
