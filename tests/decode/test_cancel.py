@@ -94,7 +94,7 @@ def test_cancel_of_one_choice_in_every_state(state: DecodeState | JobState, choi
     assert [piece for piece in record.of("victim", choice) if piece[0] == "tokens"] == []
     expect_prefix(cluster, "victim", VICTIM, PARAMS, choice)
     tokens = {c: cluster.answers["victim", c] for c in range(3) if c != choice}
-    expected = cluster.runner.config and FakeRunner(vocab_size=VOCAB).expected_tokens(VICTIM, 15)
+    expected = FakeRunner(vocab_size=VOCAB).expected_tokens(VICTIM, 15)
     assert all((answer.ids, answer.finish) == (expected, "length") for answer in tokens.values())
     expect_company(cluster)
     expect_rest(cluster)

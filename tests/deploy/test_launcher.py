@@ -96,6 +96,7 @@ def test_everything_starts_and_ctrl_c_ends_it(serve: Starter) -> None:
     assert "info decode-0 leaving" in errors
 
 
+@pytest.mark.slow
 def test_killing_the_launcher_leaves_no_process(serve: Starter) -> None:
     running = serve("worker", "ignores_stop")
     running.ready_lines()
@@ -106,6 +107,7 @@ def test_killing_the_launcher_leaves_no_process(serve: Starter) -> None:
     assert wait_all_gone(gone)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_served_ends_all_with_status_2(serve: Starter) -> None:
     running = serve("worker", "refuses_model")
     assert running.end() == 2

@@ -51,6 +51,12 @@ async def test_failure_in_mid_stream_is_an_event_and_no_done(setting: Setting) -
     assert whole.status_code == 503 and whole.json()["error"]["code"] == "worker_lost"
 
 
+async def test_nothing_weighs_on_workers_after_a_failure(setting: Setting) -> None:
+    await setting.add_pair(Behaviour(fail_after=0, fail_code="unavailable"))
+    assert (await setting.complete("x")).status_code == 503
+    assert setting.gateway.control.loads == {}
+
+
 async def test_a_silent_decode_worker_fails_its_requests(setting: Setting) -> None:
     decode = await setting.add_pair(Behaviour(stop_after=2))
     prefill = setting.workers[0]

@@ -48,6 +48,12 @@ async def test_headers_that_do_not_come(setting: Setting, monkeypatch: pytest.Mo
     assert "0.05 s" in error_of(await exchange(setting), 408)
 
 
+async def test_a_body_that_does_not_come(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.http_app.BODY_DEADLINE_S", 0.05)
+    head = b"POST /v1/completions HTTP/1.1\r\ncontent-length: 100\r\n\r\n{"
+    assert "0.05 s" in error_of(await exchange(setting, head), 408)
+
+
 async def test_what_is_not_http(setting: Setting) -> None:
     assert "Invalid" in error_of(await exchange(setting, b"\x16\x03\x01 nonsense\r\n\r\n"), 400)
 

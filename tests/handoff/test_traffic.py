@@ -229,6 +229,7 @@ def test_one_choice_of_two_leaves(topology: str, choice: int, turns: int, ends_a
         check_traffic(Traffic(cluster, arrivals))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["1P1D", "2P2D", "1U"])
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("seed", range(2))
@@ -267,6 +268,7 @@ def check_five_hundred(seed: int) -> None:
     assert sum(map(bool, traffic.left.values())) > 50
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(rng=st.randoms(use_true_random=False), topology=st.sampled_from(TOPOLOGIES), page_size=st.integers(1, 20))
 def test_any_traffic(rng: random.Random, topology: str, page_size: int) -> None:

@@ -14,6 +14,8 @@ from model.runner import ModelRunner
 from tests.checkpoints import ARCHITECTURES, Architecture, greedy_reference, make_checkpoint
 from tests.model.driving import Lane, Lanes, random_prompt
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 307
 PROMPT_LENS = (1, 16, 45, 90)
 NUM_TOKENS = 24
@@ -62,7 +64,6 @@ def test_tokens_equal_transformers(case: tuple[ModelRunner, Reference], page_siz
         assert tuple(lanes.generate(prompt, NUM_TOKENS, chunk)) == continuation
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_long_continuations(tmp_path: Path, arch: Architecture) -> None:
     folder = make_checkpoint(tmp_path, arch, seed=2)

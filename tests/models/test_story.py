@@ -72,11 +72,13 @@ def test_any_text_survives_the_tokenizer(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["Zoë's café", "狐狸", "🦊👩‍👩‍👧", "a\r\n\tb  c ", " 12 + 345=", "e\u0301 \u00e9 \ufeff\x00"]
 )
+@pytest.mark.slow
 def test_unusual_text_survives_the_tokenizer_of_transformers(loaded: Loaded, text: str) -> None:
     ids = loaded.tokenizer.encode(text)
     assert loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
 
 
+@pytest.mark.slow
 def test_transformers_and_tokenizers_agree_on_a_conversation(loaded: Loaded, tokenizer: Tokenizer) -> None:
     text = "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n"
     assert loaded.chat_ids([Message("user", "What is 3 + 4?")]) == tokenizer.encode(text).ids
@@ -85,6 +87,7 @@ def test_transformers_and_tokenizers_agree_on_a_conversation(loaded: Loaded, tok
     )  # nothing is put in front
 
 
+@pytest.mark.slow
 def test_chat_template_takes_roles_and_parts(loaded: Loaded) -> None:
     turns = [
         {"role": "system", "content": "Be brief."},
@@ -116,6 +119,7 @@ def test_story_is_about_what_was_asked_for(loaded: Loaded) -> None:
     assert loaded.ends(ids[-1])
 
 
+@pytest.mark.slow
 def test_sums_are_right(loaded: Loaded) -> None:
     sums = [Sum(left, "+", right) for left in range(0, 10, 2) for right in range(1, 10, 2)]
     assert share_of_right_sums(loaded, sums) >= 0.9
@@ -129,6 +133,7 @@ def test_json_parses(loaded: Loaded) -> None:
     assert share_of_good_json(loaded, num_requests=12)[0] >= 0.9
 
 
+@pytest.mark.slow
 def test_system_prompt_and_earlier_turns_do_no_harm(loaded: Loaded) -> None:
     turns = (
         Message("system", "You are a helpful assistant. Answer every question as well as you can."),

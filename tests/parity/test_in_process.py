@@ -14,6 +14,8 @@ from tests.cluster import Cluster
 from tests.parity.grid import GRID, PAIRWISE, Combination
 from tests.reference import NUM_TOKENS, reference
 
+pytestmark = pytest.mark.slow
+
 NUM_KV_TOKENS = 1600  # the eight requests need some 800
 
 
@@ -50,7 +52,6 @@ def test_a_few_combinations(combination: Combination) -> None:
     check_parity(combination)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("combination", GRID, ids=str)
 def test_every_combination(combination: Combination) -> None:
     check_parity(combination)

@@ -12,6 +12,8 @@ from tests.cluster import Cluster
 from tests.parity.grid import TOPOLOGIES
 from tests.reference import VOCAB_SIZE, reference
 
+pytestmark = pytest.mark.slow
+
 NUM_TOKENS = 40
 PROMPT = [3, 14, 159, 26, 53, 58, 97, 93, 238, 46, 264, 33, 83, 279, 50, 288, 41]
 PLAIN = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=1234)
@@ -79,7 +81,6 @@ def test_company_and_topology_change_nothing(topology: str) -> None:
     assert sample(SAMPLED["all"], topology, company=16, chunk_size=32)[0] == alone("all")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLED)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("overlap, page_size, company", [(True, 1, 16), (True, 16, 0), (False, 16, 16)])

@@ -1,0 +1,41 @@
+"""A client request's hold on workers."""
+
+from typing import Any, cast
+
+import pytest
+
+from gateway.control import Control, Ticket
+from gateway.detokenizer import NoText
+from gateway.generation import Generation
+from gateway.metrics import Metrics
+from gateway.translate import Job, TextRules
+from protocol.errors import Unavailable
+from protocol.request import SamplingParams
+from runtime.clock import MonotonicClock
+
+
+class OnePlace:
+    """A control that takes one prompt and no more."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[tuple[str, int]] = []
+        self._is_full = False
+
+    def assign(self, request_id: str, *_: Any) -> Ticket:
+        if self._is_full:
+            raise Unavailable("full")
+        self._is_full = True
+        return Ticket(request_id, cast(Any, None), lambda number: self.cancelled.append((request_id, number)))
+
+
+async def test_all_prompts_are_assigned_or_none() -> None:
+    control = OnePlace()
+    job = Job((1, 2), SamplingParams(max_tokens=3), 1)
+    metrics = Metrics(lambda: (), lambda: 0)
+    rules = TextRules((), 0, True)
+    generation = Generation(
+        "r", [job, job], rules, lambda _: NoText(), cast(Control, control), MonotonicClock(), metrics
+    )
+    with pytest.raises(Unavailable, match="full"):
+        generation.start(0.0, timeline=False)
+    assert control.cancelled == [("r-0", -1)]
