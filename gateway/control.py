@@ -5,14 +5,14 @@ A thin loop around membership, pairing and requests. What it does not know: HTTP
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.control_socket import ControlSocket
 from gateway.limits import Limits
 from gateway.membership import LOST_AFTER_S, Change, Member, Membership, WorkerKey
-from gateway.pairing import LoadBook, Pairer, decode_load, prefill_load
+from gateway.pairing import Load, LoadBook, Pairer, decode_load, prefill_load
 from gateway.requests import Delivery, RequestRecord, Requests
 from gateway.translate import Job
 from protocol.errors import BatonError, InternalError, Unavailable, WireError, WorkerLost, error_from_code
@@ -103,11 +103,16 @@ class Control:
             self._limits = limits_of(self.membership.members)
         return self._limits
 
+    @property
+    def loads(self) -> Mapping[WorkerKey, Load]:
+        """What requests in flight weigh on each worker; nothing is left of those that have ended."""
+        return self._loads.loads
+
     # ---- requests ----
 
     def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> Ticket:
         """Gives a request to a pair of workers; Unavailable when there is none."""
-        choice = self._pairer.pick(self.membership.members, job.need, self._loads.loads)
+        choice = self._pairer.pick(self.membership.members, job.need, self.loads)
         if choice is None:
             missing = "no workers are ready that can hold this request" if self.membership.can_serve else None
             raise Unavailable(missing or "no prefill and decode worker (or unified worker) are ready yet; try again")
