@@ -52,7 +52,8 @@ async def test_failure_in_mid_stream_is_an_event_and_no_done(setting: Setting) -
 
 
 async def test_nothing_weighs_on_workers_after_a_failure(setting: Setting) -> None:
-    await setting.add_pair(Behaviour(fail_after=0, fail_code="unavailable"))
+    await setting.add(Role.PREFILL)  # which never sends a first token
+    await setting.add(Role.DECODE, behaviour=Behaviour(fail_after=0, fail_code="unavailable"))
     assert (await setting.complete("x")).status_code == 503
     assert setting.gateway.control.loads == {}
 
