@@ -91,16 +91,23 @@ def show(found: dict[str, list[Figures]], load: Load, console: Console) -> None:
     print(json.dumps({**medians, "ratio_1P1D_to_unified": ratio}))
 
 
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
+    return value
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 if any request failed."""
     parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__.partition("\n")[0])
-    parser.add_argument("--num", type=int, default=64, help="requests per round (default 64)")
-    parser.add_argument("--concurrency", type=int, default=16, help="requests at a time (default 16)")
-    parser.add_argument("--inp", type=int, default=256, help="prompt tokens (default 256)")
-    parser.add_argument("--out", type=int, default=64, help="output tokens (default 64)")
-    parser.add_argument("--vocab", type=int, default=512, help="prompt ids are below this (default 512)")
+    parser.add_argument("--num", type=_positive, default=64, help="requests per round (default 64)")
+    parser.add_argument("--concurrency", type=_positive, default=16, help="requests at a time (default 16)")
+    parser.add_argument("--inp", type=_positive, default=256, help="prompt tokens (default 256)")
+    parser.add_argument("--out", type=_positive, default=64, help="output tokens (default 64)")
+    parser.add_argument("--vocab", type=_positive, default=512, help="prompt ids are below this (default 512)")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (default 0)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each side (default 3)")
+    parser.add_argument("--rounds", type=_positive, default=3, help="rounds of each side (default 3)")
     parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
     asked = parser.parse_args(argv)
     load = Load(asked.num, asked.concurrency, asked.inp, asked.out, asked.vocab, asked.seed)

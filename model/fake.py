@@ -61,6 +61,11 @@ class FakeRunner:
             eos_token_ids=self.eos_token_ids,
         )
 
+    @property
+    def private_weight_bytes(self) -> int:
+        """It has no weights."""
+        return 0
+
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens); float32 always."""
         return KvLayout(self.num_layers, self.num_kv_heads, self.head_dim, page_size, "float32")

@@ -22,7 +22,7 @@ class KvBudget:
 
     available_bytes: int  # free on the host (or device) now
     workers_on_host: int  # sharing it, this one included
-    weight_bytes: int  # mapped weights that are read later, once for all workers; 0 when already loaded
+    weight_bytes: int  # weights still to come: mapped ones, read later once for all, and the other workers' copies
     activation_bytes: int  # of one worker's largest forward
 
 

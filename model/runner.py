@@ -44,6 +44,11 @@ class Runner(Protocol):
         """Weights that are still in the mapped file, and take memory (shared by the host's workers) only when read."""
         ...
 
+    @property
+    def private_weight_bytes(self) -> int:
+        """Weights in memory of this worker's own; every other worker of the host takes as much again."""
+        ...
+
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens)."""
         ...
@@ -120,6 +125,12 @@ class ModelRunner:
             return 0
         kept = ((kind, shape) for kind, shape in self.tensors.values() if SERVED_DTYPES.get(kind) == self.dtype)
         return sum(math.prod(shape) * ITEM_BYTES[self.dtype] for _, shape in kept)
+
+    @property
+    def private_weight_bytes(self) -> int:
+        """Weights that are copies of this worker's own, because device, dtype or packing asked for them."""
+        total = sum(math.prod(shape) for _, shape in self.tensors.values()) * ITEM_BYTES[self.dtype]
+        return total - self.mapped_weight_bytes
 
     @torch.no_grad()
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:

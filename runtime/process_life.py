@@ -139,7 +139,7 @@ class StatusPipe:
 
     def failed(self, error: str, **details: Any) -> None:
         """The process ends because of `error`, one sentence for a person."""
-        self.send("failed", error=error[:2000], **details)
+        self.send("failed", error=error[:500], **details)
 
     def send(self, event: str, **details: Any) -> None:
         """Writes one event. A launcher that is gone, or that no longer reads, is no error."""

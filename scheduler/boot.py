@@ -149,7 +149,7 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
     budget = KvBudget(
         available_bytes=available,
         workers_on_host=settings.workers_on_host,
-        weight_bytes=runner.mapped_weight_bytes,
+        weight_bytes=runner.mapped_weight_bytes + (settings.workers_on_host - 1) * runner.private_weight_bytes,
         activation_bytes=activation_bytes(
             config,
             layout.dtype,

@@ -94,8 +94,11 @@ def test_only_bfloat16_on_a_cpu_is_packed_and_only_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_checkpoint(tmp_path / "m", "qwen3")
-    assert not ModelRunner.load(folder, device="cpu", dtype="float32").packed
-    assert ModelRunner.load(folder, device="cpu", dtype="bfloat16").packed
+    shared = ModelRunner.load(folder, device="cpu", dtype="float32")
+    assert not shared.packed and shared.mapped_weight_bytes > 0 and shared.private_weight_bytes == 0
+    own = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
+    assert own.packed and own.mapped_weight_bytes == 0
+    assert own.private_weight_bytes == shared.mapped_weight_bytes // 2
     monkeypatch.setattr("model.runner.available_bytes", lambda _: 1 << 20)
     tight = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
     assert not tight.packed and isinstance(tight.decoder.head, Linear)
