@@ -133,9 +133,9 @@ class DecodeWorker:
         self._fail_late(self._clock.now())
         self._send_jobs()
         progressed = self._loop.step()
-        self.engine.collect()
+        reusable = self.engine.collect()
         self._tokens.flush(self.outbox)
-        return progressed or received
+        return progressed or received or reusable
 
     @property
     def busy(self) -> bool:

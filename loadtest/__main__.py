@@ -76,19 +76,28 @@ def show(found: dict[str, list[Figures]], load: Load, console: Console) -> None:
     medians = {name: median_figures(rounds) for name, rounds in found.items()}
     title = (
         f"{load.num_requests} requests, {load.concurrency} at a time, {load.prompt_tokens} tokens in, "
-        f"{load.output_tokens} out; medians of {len(found['1P1D'])} rounds"
+        f"{load.output_tokens} out"
     )
-    table = Table(title=title)
+    rounds = len(found["1P1D"])
+    console.print(title, "in 1 round" if rounds == 1 else f"(medians of {rounds} rounds)")
+    table = Table()
     table.add_column("figure")
     for name in medians:
         table.add_column(name, justify="right")
     table.add_column("1P1D / unified", justify="right")
     ratio = ratios(found["1P1D"], found["unified"])
     for figure in next(iter(medians.values())):
-        cells = [f"{values[figure]:g}" for values in medians.values()]
-        table.add_row(figure, *cells, f"{ratio[figure]:.2f}" if figure in ratio else "")
+        cells = [_cell(values[figure], "g") for values in medians.values()]
+        table.add_row(figure, *cells, _cell(ratio[figure], ".2f") if figure in ratio else "")
     console.print(table)
+    for name, figures_of_rounds in found.items():
+        if error := next((each.first_error for each in figures_of_rounds if each.first_error), ""):
+            console.print(f"{name}: {medians[name]['num_errors']:g} requests failed; the first: {error}")
     print(json.dumps({**medians, "ratio_1P1D_to_unified": ratio}))
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _positive(text: str) -> int:

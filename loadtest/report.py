@@ -5,6 +5,7 @@ What it does not know: where the timings came from.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from statistics import median
 
 from loadtest.client import Timing
@@ -23,6 +24,7 @@ class Figures:
     itl_p99_ms: float
     itl_max_ms: float
     e2e_p50_ms: float
+    first_error: str
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -49,24 +51,30 @@ def figures(timings: Sequence[Timing], duration_s: float) -> Figures:
         itl_p99_ms=percentile(itl, 0.99),
         itl_max_ms=max(itl, default=float("nan")),
         e2e_p50_ms=percentile([timing.e2e_s * 1e3 for timing in good], 0.5),
+        first_error=next((timing.error for timing in timings if timing.error), ""),
     )
 
 
-def median_figures(rounds: Sequence[Figures]) -> dict[str, float]:
-    """The median of each figure over rounds; errors are added up instead."""
+def median_figures(rounds: Sequence[Figures]) -> dict[str, float | None]:
+    """The median of each figure over rounds, None where there is none; errors are added up instead."""
     rows = [asdict(each) for each in rounds]
-    medians = {name: round(float(median(row[name] for row in rows)), 2) for name in rows[0]}
+    names = [name for name in rows[0] if name not in ("num_errors", "first_error")]
+    medians = {name: _rounded(median(row[name] for row in rows), 2) for name in names}
     return medians | {"num_errors": sum(row["num_errors"] for row in rows)}
 
 
-def ratios(ours: Sequence[Figures], baseline: Sequence[Figures]) -> dict[str, float]:
+def _rounded(value: float, digits: int) -> float | None:
+    return round(float(value), digits) if isfinite(value) else None
+
+
+def ratios(ours: Sequence[Figures], baseline: Sequence[Figures]) -> dict[str, float | None]:
     """Median over rounds of ours / baseline, round by round, so that a drift of the machine cancels out."""
-    found: dict[str, float] = {}
+    found: dict[str, float | None] = {}
     for name in ("output_tokens_per_s", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms"):
         pairs = [
             getattr(mine, name) / getattr(other, name)
             for mine, other in zip(ours, baseline, strict=True)
             if getattr(other, name)
         ]
-        found[name] = round(float(median(pairs)), 3) if pairs else float("nan")
+        found[name] = _rounded(median(pairs), 3) if pairs else None
     return found

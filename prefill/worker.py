@@ -108,8 +108,7 @@ class PrefillWorker:
         for launch in self.engine.in_flight:
             self._ship_layers(launch)
         progressed = self._loop.step()
-        self.engine.collect()
-        return progressed
+        return self.engine.collect() or progressed
 
     @property
     def busy(self) -> bool:

@@ -47,6 +47,7 @@ class Dealer:
     `endpoint` is no address."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, identity: bytes) -> None:
+        self.endpoint = endpoint
         self.socket = _prepare(context.socket(zmq.DEALER))
         self.socket.setsockopt(zmq.ROUTING_ID, identity)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)

@@ -195,8 +195,8 @@ class Engine:
             return []
         return list(zip(launch.batch.samples, self._forward.read_host(launch.tokens_L), strict=True))
 
-    def collect(self) -> None:
-        """Reuses what no launch, copy or transfer can touch any more. Raises if a copy has failed."""
+    def collect(self) -> bool:
+        """Reuses what no launch, copy or transfer can touch any more, if anything. Raises if a copy has failed."""
         if self._copy_error is not None:
             raise RuntimeError("a copy of KV pages has failed") from self._copy_error
         while self._copies and self._copies[0][1].done():
@@ -205,7 +205,7 @@ class Engine:
         oldest += [self._copies[0][0]] if self._copies else []
         completed = min(oldest) - 1 if oldest else self._newest_ticket
         self._keep_alive.release(completed)
-        self.retired.collect(completed)
+        return self.retired.collect(completed)
 
     def close(self) -> None:
         """Finishes what is in flight and ends the streams."""

@@ -43,10 +43,8 @@ class RetireQueue:
         if pages or rows:
             self._entries.append(_Entry(after_ticket, is_read, pages, rows))
 
-    def collect(self, completed_ticket: int) -> None:
-        """Every ticket up to `completed_ticket` has completed: hands back what nothing can touch any more."""
-        if not self._entries:
-            return
+    def collect(self, completed_ticket: int) -> bool:
+        """Every ticket up to `completed_ticket` has completed: hands back what nothing can touch any more, if anything."""
         waiting: deque[_Entry] = deque()
         for entry in self._entries:
             if entry.after_ticket <= completed_ticket and (entry.is_read is None or not entry.is_read()):
@@ -54,4 +52,6 @@ class RetireQueue:
                 self._reuse_rows(entry.rows)
             else:
                 waiting.append(entry)
+        found = len(waiting) < len(self._entries)
         self._entries = waiting
+        return found

@@ -35,6 +35,7 @@ from scheduler.outbox import Outbox
 
 HEARTBEAT_S = 0.25
 REGISTER_AGAIN_S = 1.0
+SILENT_GATEWAY_S = 5.0  # of dialling in vain, after which a person is told
 JOIN_DEADLINE_S = 60.0
 IDLE_POLL_S = 0.05  # transports that cannot be polled for "done reading" are looked at this often
 
@@ -133,6 +134,7 @@ class WorkerLoop:
     spin: bool = False
     _gateway_instance: int = 0  # 0: not a member now
     _join_deadline: float = 0.0
+    _tell_at: float = 0.0  # when to say that no gateway answers
     _next_beat: float = 0.0
     _next_register: float = 0.0
     _launch: int = -1
@@ -140,16 +142,27 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serves until a stop signal; RefusedByGateway or Unavailable when it cannot join."""
-        self._join_deadline = self.clock.now() + JOIN_DEADLINE_S
+        self._start_joining()
         progressed = True
         while not self.stop.is_set():
             self._wait(progressed)
             self._receive()
             progressed = self.core.step()
             self._send()
-            if not self._gateway_instance and self.clock.now() > self._join_deadline:
-                raise Unavailable(f"no answer from the gateway in {JOIN_DEADLINE_S:.0f} s")
+            if not self._gateway_instance:
+                self._check_joining(self.clock.now())
         self._leave()
+
+    def _start_joining(self) -> None:
+        now = self.clock.now()
+        self._join_deadline, self._tell_at = now + JOIN_DEADLINE_S, now + SILENT_GATEWAY_S
+
+    def _check_joining(self, now: float) -> None:
+        if now > self._join_deadline:
+            raise Unavailable(f"no gateway has answered at {self.gateway.endpoint} in {JOIN_DEADLINE_S:.0f} s")
+        if now > self._tell_at:
+            log.warning("no gateway answers yet, still trying", endpoint=self.gateway.endpoint)
+            self._tell_at = self._join_deadline
 
     def _wait(self, progressed: bool) -> None:
         busy = self.core.busy
@@ -181,7 +194,7 @@ class WorkerLoop:
             if isinstance(message, RegisterAgain):
                 self._next_register = 0.0
                 self._gateway_instance = 0
-                self._join_deadline = self.clock.now() + JOIN_DEADLINE_S
+                self._start_joining()
             elif not self._gateway_instance:
                 self._gateway_instance = message.gateway_instance
                 self.on_ready()

@@ -181,4 +181,4 @@ def test_every_test_asserts_and_every_test_file_has_tests() -> None:
         ]
         if not functions and "TestCase" not in path.read_text():
             silent.append(f"{name(path)} has no test")
-    assert silent == []
+    assert not silent, "no assertion in: " + ", ".join(silent)

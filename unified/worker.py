@@ -85,9 +85,9 @@ class UnifiedWorker:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         self._admit()
         progressed = self._loop.step()
-        self.engine.collect()
+        reusable = self.engine.collect()
         self._tokens.flush(self.outbox)
-        return progressed
+        return progressed or reusable
 
     @property
     def busy(self) -> bool:
