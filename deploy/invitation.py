@@ -15,7 +15,7 @@ def serve_lines(
 ) -> list[str]:
     """The ready line of `baton serve` and a curl that works. `workers` are roles."""
     url = local_url(http)
-    body: dict[str, object] = {"model": served_model_name, "prompt": PROMPT, "max_tokens": 64}
+    body: dict[str, object] = {"model": served_model_name, "prompt": PROMPT, "max_tokens": 64, "stream": True}
     if not with_text:  # nobody can read the answer but as token ids
         body |= {"prompt": [1, 2, 3], "return_token_ids": True}
     return [
@@ -40,16 +40,15 @@ def worker_lines(worker_id: str, endpoint: str) -> list[str]:
 
 
 def count_roles(workers: Sequence[str]) -> str:
-    """`2 prefill + 1 decode workers`."""
+    """`2 prefill workers + 1 decode worker`."""
     counts = {role: workers.count(role) for role in dict.fromkeys(workers)}
-    plural = "" if len(workers) == 1 else "s"
-    return " + ".join(f"{count} {role}" for role, count in counts.items()) + f" worker{plural}"
+    return " + ".join(f"{count} {role} worker{'' if count == 1 else 's'}" for role, count in counts.items())
 
 
 def curl(url: str, body: dict[str, object]) -> str:
     """A shell command that posts `body` to /v1/completions."""
     written = shlex.quote(json.dumps(body, ensure_ascii=False))
-    return f"curl -s {url}/v1/completions -H 'Content-Type: application/json' -d {written}"
+    return f"curl -N -s {url}/v1/completions -H 'Content-Type: application/json' -d {written}"
 
 
 def local_url(http: str) -> str:

@@ -2,14 +2,20 @@ import json
 import shlex
 
 from deploy.invitation import count_roles, curl, dialable, gateway_lines, local_url, serve_lines, worker_lines
+from deploy.model_folder import PROJECT
 
 
 def test_the_ready_line_and_a_curl_to_paste() -> None:
     ready, command = serve_lines("http://0.0.0.0:8000", "story", ["prefill", "decode"], 3.21, with_text=True)
-    assert ready.startswith("Ready: story at http://127.0.0.1:8000 with 1 prefill + 1 decode workers, in 3.2 s.")
+    assert ready.startswith("Ready: story at http://127.0.0.1:8000 with 1 prefill worker + 1 decode worker, in 3.2 s.")
     words = shlex.split(command)
-    assert words[:3] == ["curl", "-s", "http://127.0.0.1:8000/v1/completions"]
-    assert json.loads(words[-1]) == {"model": "story", "prompt": "Once upon a time", "max_tokens": 64}
+    assert words[:4] == ["curl", "-N", "-s", "http://127.0.0.1:8000/v1/completions"]
+    assert json.loads(words[-1]) == {"model": "story", "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
+
+
+def test_the_readme_shows_what_is_printed() -> None:
+    lines = serve_lines("http://127.0.0.1:8000", "story", ["prefill", "decode"], 2.2, with_text=True)
+    assert "\n".join(lines) in (PROJECT / "README.md").read_text()
 
 
 def test_a_model_without_tokenizer_is_asked_with_token_ids() -> None:
@@ -26,7 +32,7 @@ def test_a_name_with_quotes_survives_the_shell() -> None:
 
 def test_counts_of_roles() -> None:
     assert count_roles(["unified"]) == "1 unified worker"
-    assert count_roles(["prefill", "decode", "decode"]) == "1 prefill + 2 decode workers"
+    assert count_roles(["prefill", "decode", "decode"]) == "1 prefill worker + 2 decode workers"
 
 
 def test_the_gateway_says_how_to_join_it() -> None:

@@ -81,8 +81,8 @@ def child_named(serve: Serve, name: str) -> psutil.Process:
 def test_everything_starts_and_ctrl_c_ends_it(serve: Starter) -> None:
     running = serve("worker", "worker")
     ready, curl = running.ready_lines()
-    assert ready.startswith("Ready: story at http://127.0.0.1:54321 with 1 prefill + 1 decode workers")
-    assert curl.startswith("curl -s http://127.0.0.1:54321/v1/completions ")
+    assert ready.startswith("Ready: story at http://127.0.0.1:54321 with 1 prefill worker + 1 decode worker")
+    assert curl.startswith("curl -N -s http://127.0.0.1:54321/v1/completions ")
     children = running.children()
     gone = exit_fds(children)
     assert len(children) == 3

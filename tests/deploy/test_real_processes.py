@@ -58,12 +58,15 @@ def serving(model: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 def post(command: str) -> dict[str, Any]:
-    """What the printed curl would get."""
+    """The last chunk of the stream that the printed curl would get, with the usage."""
     words = shlex.split(command)
-    request = urllib.request.Request(words[2], words[-1].encode(), {"Content-Type": "application/json"})
+    body = {**json.loads(words[-1]), "stream_options": {"include_usage": True}}
+    request = urllib.request.Request(words[3], json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
-        answer: dict[str, Any] = json.load(response)
-    return answer
+        *_, last, done = [line.removeprefix(b"data: ") for line in response.read().split(b"\n") if line]
+    assert done == b"[DONE]"
+    chunk: dict[str, Any] = json.loads(last)
+    return chunk
 
 
 def test_the_printed_curl_answers_and_ctrl_c_leaves_nothing(serving: "subprocess.Popen[str]") -> None:
