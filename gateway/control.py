@@ -25,6 +25,7 @@ from protocol.messages_gateway import (
     FirstToken,
     Heartbeat,
     Leaving,
+    Refused,
     Register,
     RequestFailed,
     Role,
@@ -114,8 +115,7 @@ class Control:
         """Gives a request to a pair of workers; Unavailable when there is none."""
         choice = self._pairer.pick(self.membership.members, job.need, self.loads)
         if choice is None:
-            missing = "no workers are ready that can hold this request" if self.membership.can_serve else None
-            raise Unavailable(missing or "no prefill and decode worker (or unified worker) are ready yet; try again")
+            raise Unavailable(self.membership.missing or "no workers are ready that can hold this request")
         prefill = choice.prefill
         key = choice.decode.key
         record = self.requests.add(request_id, job.need, key, prefill.key if prefill else None)
@@ -245,6 +245,10 @@ class Control:
     def _apply(self, change: Change, is_orderly: bool = False) -> None:
         for outgoing in change.outgoing:
             self._send(outgoing.to, outgoing.message)
+            if isinstance(outgoing.message, Refused):
+                log.warning("worker refused", worker=outgoing.to.worker_id, why=outgoing.message.reason)
+        if change.kept_waiting:
+            log.warning("worker kept waiting", why=change.kept_waiting)
         if change.joined is not None:
             self._limits = None
             log.info("worker joined", worker=change.joined.key.worker_id, role=str(change.joined.role))

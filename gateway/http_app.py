@@ -207,9 +207,10 @@ def _add_status(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
         """200 when requests can be served: a prefill and a decode worker, or a unified one, are ready."""
-        if service.control.membership.can_serve:
+        missing = service.control.membership.missing
+        if missing is None:
             return json_response({"status": "ok"})
-        raise Unavailable("no prefill and decode worker (or unified worker) are ready yet")
+        raise Unavailable(missing)
 
     @app.get("/v1/models/", include_in_schema=False)  # else a model without a name
     @app.head("/v1/models", include_in_schema=False)

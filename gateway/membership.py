@@ -1,6 +1,9 @@
 """Who serves: admits workers, notes their heartbeats, declares them lost, tells the others.
 
-    (unknown) --Register--> READY --2 s of silence, Leaving, or replaced by a new instance--> LOST (refused for ever)
+    (unknown) --Register--> READY --2 s of silence, or Leaving--> LOST (refused for ever)
+
+A worker id belongs to its live holder: another process that asks for it gets no answer until the holder is lost, so that
+a restarted worker, which asks again every second, takes over; a process that cannot be the same worker is refused.
 
 Pure: messages and times in, messages to send and members lost out. What it does not know: sockets, requests, pairing.
 """
@@ -78,6 +81,7 @@ class Change:
     outgoing: tuple[Outgoing, ...] = ()
     lost: tuple[Member, ...] = ()
     joined: Member | None = None
+    kept_waiting: str = ""  # why a worker got no answer; said once
 
 
 class Membership:
@@ -88,6 +92,8 @@ class Membership:
         self._members: dict[str, Member] = {}  # by worker id
         self._identities: set[bytes] = set()  # of the members
         self._lost: dict[WorkerKey, str] = {}  # why
+        self._kept_waiting: dict[str, WorkerKey] = {}  # by worker id: who asked for it last
+        self._seen_roles: set[Role] = set()  # of all workers that ever joined
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -106,11 +112,21 @@ class Membership:
     @property
     def can_serve(self) -> bool:
         """Whether a unified worker, or a prefill and a decode worker, are ready."""
+        return self.missing is None
+
+    @property
+    def missing(self) -> str | None:
+        """One sentence naming the role that is missing, or None when requests can be served."""
         roles = {member.role for member in self._members.values()}
-        return Role.UNIFIED in roles or {Role.PREFILL, Role.DECODE} <= roles
+        if Role.UNIFIED in roles or {Role.PREFILL, Role.DECODE} <= roles:
+            return None
+        if not roles:
+            return "no worker is ready" if self._seen_roles else "no worker is ready yet"
+        role = Role.DECODE if Role.PREFILL in roles else Role.PREFILL
+        return f"no {role} worker is ready" if role in self._seen_roles else f"no {role} worker is ready yet"
 
     def register(self, message: Register, now: float) -> Change:
-        """Admits the worker (Welcome), or answers Refused and says why."""
+        """Admits the worker (Welcome), answers Refused and says why, or answers nothing while its id is in use."""
         key = WorkerKey(message.address.worker_id, message.address.instance)
         reason = self._lost.get(key) or self._difference(message)
         if reason is not None:
@@ -120,11 +136,13 @@ class Membership:
         if known is not None and known.key == key:
             self._members[key.worker_id] = replace(known, stats=message.stats, last_seen=now)
             return Change((welcome,))
-        gone = self._lose(known, f"worker {key.worker_id!r} was started again") if known is not None else Change()
+        if known is not None:
+            return self._taken(known, message)
         member = Member(message, message.stats, now)
         self._members[key.worker_id] = member
         self._identities.add(key.identity)
-        return Change((welcome, *gone.outgoing), gone.lost, member)
+        self._seen_roles.add(member.role)
+        return Change((welcome,), (), member)
 
     def heartbeat(self, message: Heartbeat, now: float) -> Change:
         """Notes load and time; a worker that is not a member is told to register, or that it is refused."""
@@ -162,8 +180,20 @@ class Membership:
         """One sentence."""
         return self._lost.get(key, f"worker {key.worker_id!r} is lost")
 
+    def _taken(self, holder: Member, message: Register) -> Change:
+        """Another process asks for the id of a live worker."""
+        held, key = holder.registered, WorkerKey(message.address.worker_id, message.address.instance)
+        reason = f"worker id {key.worker_id!r} is taken by a live {held.role} worker (pid {held.pid} on {held.host})"
+        if (message.role, message.host) != (held.role, held.host):
+            return Change((Outgoing(key, Refused(reason)),))
+        if self._kept_waiting.get(key.worker_id) == key:
+            return Change()
+        self._kept_waiting[key.worker_id] = key
+        return Change(kept_waiting=f"{reason}; pid {message.pid} may join when that one is gone")
+
     def _lose(self, member: Member, reason: str) -> Change:
         del self._members[member.key.worker_id]
+        self._kept_waiting.pop(member.key.worker_id, None)
         self._identities.discard(member.key.identity)
         self._lost[member.key] = f"{reason}; this instance may not return"
         news = PeerLost(member.key.worker_id, member.key.instance)
@@ -173,19 +203,19 @@ class Membership:
         """How this worker differs from those that serve, so that KV or tokens could not pass between them."""
         worker_id = message.address.worker_id
         for other in self.members:
-            if other.key.worker_id == worker_id:  # about to be replaced
+            if other.key.worker_id == worker_id:  # itself, or who must be gone before it may join
                 continue
             theirs, other_id = other.registered, other.key.worker_id
-            layout = mismatch(theirs.layout, message.layout)
+            layout = mismatch(message.layout, theirs.layout, worker_id, other_id)
             if layout is not None:
-                return f"{layout} (here: {other_id!r}, there: {worker_id!r})"
+                return layout
             pairs = [
-                ("model fingerprint", theirs.fingerprint, message.fingerprint),
-                ("vocabulary size", theirs.vocab_size, message.vocab_size),
+                ("model fingerprint", message.fingerprint, theirs.fingerprint),
+                ("vocabulary size", message.vocab_size, theirs.vocab_size),
             ]
             if theirs.backend and message.backend:
-                pairs.append(("transfer backend", theirs.backend, message.backend))
-            for what, ours, got in pairs:
-                if ours != got:
-                    return f"{what} differs: {ours!r} at {other_id!r}, {got!r} at {worker_id!r}"
+                pairs.append(("transfer backend", message.backend, theirs.backend))
+            for what, got, expected in pairs:
+                if got != expected:
+                    return f"{what} is {got} on {worker_id}, {expected} on {other_id}"
         return None

@@ -162,11 +162,12 @@ class PrefillWorker:
 
     def _on_hello(self, instance: int, hello: Hello) -> None:
         layout: KvLayout = self.engine.kv.layout
-        reason = mismatch(layout, hello.layout)
+        here, there = self._address.worker_id, hello.address.worker_id
+        reason = mismatch(layout, hello.layout, here, there)
         if hello.address.instance != instance:  # jobs are kept by the connection's, transfers by the address's
             reason = f"address.instance: got {hello.address.instance}, expected {instance}, as the connection says"
         if reason is None and hello.fingerprint != self._fingerprint:
-            reason = f"model differs: fingerprint {self._fingerprint} here, {hello.fingerprint} there"
+            reason = f"model fingerprint is {self._fingerprint} on {here}, {hello.fingerprint} on {there}"
         if reason is not None:
             self.outbox.decode.append((instance, HelloRefused(reason)))
             return

@@ -46,10 +46,11 @@ class KvLayout(Message):
         return -(-num_tokens // self.page_size)
 
 
-def mismatch(ours: KvLayout, theirs: KvLayout) -> str | None:
-    """One sentence naming the first field in which two layouts differ, or None when KV can move between them."""
+def mismatch(ours: KvLayout, theirs: KvLayout, our_id: str, their_id: str) -> str | None:
+    """One sentence naming the first field in which the layouts of two workers differ, or None when KV can move between
+    them."""
     for name in ("num_layers", "num_kv_heads", "head_dim", "page_size", "dtype"):
         mine, other = getattr(ours, name), getattr(theirs, name)
         if mine != other:
-            return f"KV layout differs in {name}: {mine!r} here, {other!r} there"
+            return f"{name} is {mine} on {our_id}, {other} on {their_id}"
     return None

@@ -35,7 +35,7 @@ def test_another_kv_layout_is_refused_with_both_values() -> None:
     cluster.run(lambda: len(cluster.failures) == 3)
     for failure in cluster.failures.values():
         assert failure.code == "layout_mismatch"
-        assert failure.message == "KV layout differs in page_size: 4 here, 16 there"
+        assert failure.message == "page_size is 4 on prefill-0, 16 on decode-0"
     (prefill,) = cluster.prefills.values()
     assert prefill.engine.num_launches == 0
     expect_rest(cluster)
@@ -49,7 +49,7 @@ def test_another_model_is_refused_with_both_fingerprints() -> None:
     cluster.run()
     failure = cluster.failures["a"]
     assert failure.code == "layout_mismatch"
-    assert failure.message == f"model differs: fingerprint {ours} here, another there"
+    assert failure.message == f"model fingerprint is {ours} on prefill-0, another on decode-0"
     expect_rest(cluster)
 
 

@@ -10,6 +10,7 @@ import pytest
 from protocol.messages_gateway import (
     ChoiceTokens,
     Heartbeat,
+    Leaving,
     PeerLost,
     Refused,
     Register,
@@ -37,6 +38,8 @@ async def test_failure_before_the_first_token_is_a_status(setting: Setting) -> N
             assert response.status_code == status
             assert response.json()["error"]["code"] == code
             assert ("retry-after" in response.headers) == (status in (429, 503))
+        await worker.send(Leaving("u", worker.instance))
+        await wait_until(lambda: not setting.gateway.control.membership.members)
         await worker.stop()
 
 
@@ -187,7 +190,7 @@ async def test_a_worker_with_another_model_is_refused(setting: Setting) -> None:
     starting = asyncio.create_task(other.start())
     await other.until(lambda: bool(other.received))
     [refused] = other.received
-    assert isinstance(refused, Refused) and "'story'" in refused.reason and "'tale'" in refused.reason
+    assert refused == Refused("model fingerprint is tale on other, story on prefill-0")
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

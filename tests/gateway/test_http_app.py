@@ -181,8 +181,11 @@ async def test_without_workers(setting: Setting) -> None:
         assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("service_unavailable", "unavailable")
+        assert error["message"] == "no worker is ready yet"
     await setting.add(Role.PREFILL)
-    assert (await setting.client.get("/health")).status_code == 503
+    for response in (await setting.complete("x"), await setting.client.get("/health")):
+        assert response.status_code == 503
+        assert response.json()["error"]["message"] == "no decode worker is ready yet"
     await setting.add(Role.DECODE)
     assert (await setting.client.get("/health")).status_code == 200
     assert (await setting.client.head("/health")).status_code == 200

@@ -136,8 +136,8 @@ def test_another_layout_or_model_is_refused_with_both_values() -> None:
     bench.worker.on_peer(7, Hello(DECODE, layout, "other"))
     bench.job()  # a stranger's: no state is created for it
     assert [message for _, message in bench.worker.outbox.decode] == [
-        HelloRefused("KV layout differs in head_dim: 4 here, 64 there"),
-        HelloRefused("model differs: fingerprint print here, other there"),
+        HelloRefused("head_dim is 4 on prefill-0, 64 on decode-0"),
+        HelloRefused("model fingerprint is print on prefill-0, other on decode-0"),
     ]
     assert not bench.worker.step() and bench.worker.stats().waiting == 0
 

@@ -33,7 +33,7 @@ def test_a_strange_dtype_is_refused_by_name() -> None:
 
 
 def test_equal_layouts_match() -> None:
-    assert mismatch(LAYOUT, replace(LAYOUT)) is None
+    assert mismatch(LAYOUT, replace(LAYOUT), "p", "d") is None
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,9 @@ def test_equal_layouts_match() -> None:
 )
 def test_a_mismatch_names_the_field_and_both_values(name: str, value: int | str) -> None:
     theirs = replace(LAYOUT, **{name: value})  # type: ignore[arg-type]
-    assert mismatch(LAYOUT, theirs) == f"KV layout differs in {name}: {getattr(LAYOUT, name)!r} here, {value!r} there"
-    assert mismatch(theirs, LAYOUT) is not None
+    ours = getattr(LAYOUT, name)
+    assert mismatch(LAYOUT, theirs, "p", "d") == f"{name} is {ours} on p, {value} on d"
+    assert mismatch(theirs, LAYOUT, "d", "p") == f"{name} is {value} on d, {ours} on p"
 
 
 def test_every_dtype_has_a_size() -> None:
