@@ -1,4 +1,5 @@
-"""`python -m loadtest`: the same load on a prefill + decode pair and on a unified worker, in turn, as a table.
+"""`python -m loadtest`: the same load on two deployments in turn, as a table: a pair beside a unified worker, or
+overlap beside serial scheduling.
 
     each round:  deploy one side, warm it, load it, stop it; then the other side
 
@@ -9,7 +10,7 @@ import argparse
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -21,9 +22,13 @@ from loadtest.deployment import deployed
 from loadtest.report import Figures, figures, median_figures, ratios
 from runtime.clock import MonotonicClock
 
-SIDES = {
-    "1P1D": ("--prefill", "1", "--decode", "1", "--unified", "0"),
-    "unified": ("--prefill", "0", "--decode", "0", "--unified", "1"),
+Sides = Mapping[str, tuple[str, ...]]  # name -> arguments of baton serve; the second is the baseline
+COMPARISONS: Mapping[str, Sides] = {
+    "topology": {
+        "1P1D": ("--prefill", "1", "--decode", "1", "--unified", "0"),
+        "unified": ("--prefill", "0", "--decode", "0", "--unified", "1"),
+    },
+    "overlap": {"overlap": (), "serial": ("--disable-overlap-schedule",)},
 }
 WARM_UP = 4  # requests that are not counted
 
@@ -60,13 +65,15 @@ async def run_load(url: str, load: Load) -> Figures:
         return figures(timings, clock.now() - start)
 
 
-async def compare(load: Load, rounds: int, arguments: Sequence[str], console: Console) -> dict[str, list[Figures]]:
+async def compare(
+    sides: Sides, load: Load, rounds: int, arguments: Sequence[str], console: Console
+) -> dict[str, list[Figures]]:
     """Figures by side; sides alternate, so that a drift of the machine meets both."""
-    found: dict[str, list[Figures]] = {name: [] for name in SIDES}
+    found: dict[str, list[Figures]] = {name: [] for name in sides}
     for number in range(rounds):
-        for name, topology in SIDES.items():
+        for name, own in sides.items():
             console.print(f"round {number + 1} of {rounds}: {name}")
-            async with deployed([*topology, *arguments]) as url:
+            async with deployed([*arguments, *own]) as url:
                 found[name].append(await run_load(url, load))
     return found
 
@@ -78,14 +85,15 @@ def show(found: dict[str, list[Figures]], load: Load, console: Console) -> None:
         f"{load.num_requests} requests, {load.concurrency} at a time, {load.prompt_tokens} tokens in, "
         f"{load.output_tokens} out"
     )
-    rounds = len(found["1P1D"])
+    ours, baseline = found
+    rounds = len(found[ours])
     console.print(title, "in 1 round" if rounds == 1 else f"(medians of {rounds} rounds)")
     table = Table()
     table.add_column("figure")
     for name in medians:
         table.add_column(name, justify="right")
-    table.add_column("1P1D / unified", justify="right")
-    ratio = ratios(found["1P1D"], found["unified"])
+    table.add_column(f"{ours} / {baseline}", justify="right")
+    ratio = ratios(found[ours], found[baseline])
     for figure in next(iter(medians.values())):
         cells = [_cell(values[figure], "g") for values in medians.values()]
         table.add_row(figure, *cells, _cell(ratio[figure], ".2f") if figure in ratio else "")
@@ -93,7 +101,7 @@ def show(found: dict[str, list[Figures]], load: Load, console: Console) -> None:
     for name, figures_of_rounds in found.items():
         if error := next((each.first_error for each in figures_of_rounds if each.first_error), ""):
             console.print(f"{name}: {medians[name]['num_errors']:g} requests failed; the first: {error}")
-    print(json.dumps({**medians, "ratio_1P1D_to_unified": ratio}))
+    print(json.dumps({**medians, f"ratio_{ours}_to_{baseline}": ratio}))
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -110,6 +118,9 @@ def _positive(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 if any request failed."""
     parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--compare", choices=sorted(COMPARISONS), default="topology", help="what differs between the sides"
+    )
     parser.add_argument("--num", type=_positive, default=64, help="requests per round (default 64)")
     parser.add_argument("--concurrency", type=_positive, default=16, help="requests at a time (default 16)")
     parser.add_argument("--inp", type=_positive, default=256, help="prompt tokens (default 256)")
@@ -121,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     load = Load(asked.num, asked.concurrency, asked.inp, asked.out, asked.vocab, asked.seed)
     console = Console()
-    found = asyncio.run(compare(load, asked.rounds, asked.serve, console))
+    found = asyncio.run(compare(COMPARISONS[asked.compare], load, asked.rounds, asked.serve, console))
     show(found, load, console)
     return 1 if any(each.num_errors for rounds in found.values() for each in rounds) else 0
 
