@@ -49,12 +49,14 @@ def _run(line: CommandLine, config: Config) -> int:
         if line.as_json:
             print(config_report.as_json(config))
         else:
-            config_report.print_table(config, RichConsole(highlight=False))
+            # in a pipe lines are for programs: none is folded to the width of a terminal that is not there
+            width = None if sys.stdout.isatty() else config_report.PIPE_WIDTH
+            config_report.print_table(config, RichConsole(highlight=False, width=width))
         return 0
     check_imports()
     check_distributions()
     commands = {"serve": serve, "gateway": gateway, "worker": worker, "demo": demo}
-    console = make_console()
+    console = make_console(config.text("log-level"))
     try:
         return commands[line.command](config, console)
     finally:

@@ -18,6 +18,7 @@ _FOOTER = """\
 Every flag is also an environment variable (--page-size: BATON_PAGE_SIZE) and a key of the --config file
 (page-size = 32). A flag wins over the environment, the environment over the file; `baton config` shows
 the outcome."""
+_ALIKE = 0.8  # from here on a flag may have been meant
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def _unknown(argument: str, command: str) -> ConfigError:
         return ConfigError(f"{name} is not supported by this version of Baton", param=name)
     options = options_for(command)
     flags = [f"--{each}" for option in options for each in (option.name, *option.aliases)]
-    near = get_close_matches(name, flags, n=1)
+    near = get_close_matches(name, flags, n=1, cutoff=_ALIKE)
     if near:
         return ConfigError(f"unknown flag {name} for baton {command}, did you mean {near[0]}?", param=name)
     return ConfigError(f"unknown flag {name} for baton {command}; see baton {command} --help", param=name)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from runtime.layered_config import Config, Origin, Setting
 
+PIPE_WIDTH = 10_000  # columns where there is no terminal
 _STYLE = {Origin.FLAG: "bold green", Origin.ENVIRONMENT: "bold cyan", Origin.FILE: "bold yellow"}
 
 

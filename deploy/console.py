@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 _LEVELS = {"warning": "yellow", "error": "red", "debug": "dim"}
+_ALSO_LOGGED = ("KV memory", "joining the gateway")
 _LOG_LINE = re.compile(r"^\S+Z (?P<level>[a-z]+) (?P<process>\S+) ")
 
 
@@ -48,9 +49,15 @@ class Console(Protocol):
         """Ends any live display."""
 
 
-def make_console() -> Console:
-    """A live display when stderr is a terminal, else plain lines."""
-    return LiveConsole() if sys.stderr.isatty() else PlainConsole()
+def make_console(log_level: str = "info") -> Console:
+    """A live display when stderr is a terminal, else plain lines. `log_level` is that of the processes."""
+    return LiveConsole() if sys.stderr.isatty() else PlainConsole(with_logs=log_level in ("debug", "info"))
+
+
+def log_level_of(line: str) -> str:
+    """`warning`, as one of our log lines says; empty for other lines."""
+    found = _LOG_LINE.match(line)
+    return found["level"] if found else ""
 
 
 def with_name(name: str, line: str) -> str:
@@ -79,9 +86,11 @@ def describe_ready(details: Mapping[str, Any]) -> str:
 
 
 class PlainConsole:
-    """One line per event, for files and pipes. A loading step is shown once, not for every percent."""
+    """One line per event, for files and pipes. A loading step is shown once, not for every percent; what the processes'
+    logs tell as well is left to them, if they come (`with_logs`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_logs: bool) -> None:
+        self._with_logs = with_logs
         self._shown: dict[str, str] = {}
 
     def starting(self, name: str) -> None:
@@ -91,13 +100,16 @@ class PlainConsole:
     def loading(self, name: str, details: Mapping[str, Any]) -> None:
         """See Console."""
         text = describe_loading({"what": details.get("what", "")})
+        if self._with_logs and details.get("what") in _ALSO_LOGGED:
+            return
         if self._shown.get(name) != text:
             self._shown[name] = text
             self._say(f"baton: {name}: {text}")
 
     def ready(self, name: str, details: Mapping[str, Any]) -> None:
         """See Console."""
-        self._say(f"baton: {name}: {describe_ready(details)}")
+        if not self._with_logs:
+            self._say(f"baton: {name}: {describe_ready(details)}")
 
     def log_line(self, name: str, line: str) -> None:
         """See Console."""

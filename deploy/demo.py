@@ -17,12 +17,13 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 
 from deploy.console import Console
+from deploy.endings import describe_end
 from deploy.host import count_cores
 from deploy.invitation import count_roles
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import serve_plan
 from deploy.model_folder import PROJECT, find_model, model_name
-from deploy.serve import describe_end, start_plan
+from deploy.serve import start_plan
 from deploy.timeline import Moment, read_moments, timeline_table
 from protocol.errors import BatonError
 from runtime.clock import Clock, MonotonicClock

@@ -6,12 +6,12 @@ Raises StartFailed with one sentence for a person. What it does not know: what t
 
 import selectors
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from deploy.console import Console
+from deploy.endings import Ended, last_words
 from deploy.layout import ProcessSpec
 from deploy.processes import ChildProcess, describe_exit
 from protocol.errors import BatonError
@@ -37,15 +37,6 @@ class StartFailed(BatonError):
 
 class Stopped(Exception):
     """SIGINT or SIGTERM came while something was waited for."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A process that has ended: how, and its last log line."""
-
-    name: str
-    how: str
-    last_line: str
 
 
 class Launcher:
@@ -162,12 +153,11 @@ class Launcher:
         self._reported.add(child.name)
         code = child.exit_code()
         assert code is not None
-        return Ended(child.name, describe_exit(code), child.tail[-1] if child.tail else "")
+        return Ended(child.name, code, child.tail[-1] if child.tail else "")
 
     def _start_failed(self, ended: Ended) -> StartFailed:
-        code = self._children[ended.name].exit_code()
-        status = EXIT_CONFIG if code == EXIT_CONFIG else 1
+        status = EXIT_CONFIG if ended.code == EXIT_CONFIG else 1
         if ended.name in self._failed:
             return StartFailed(f"{ended.name} cannot start: {self._failed[ended.name]}", status)
-        last = f"; its last line: {ended.last_line.strip()}" if ended.last_line else ""
-        return StartFailed(f"{ended.name} ended while starting ({ended.how}){last}", status)
+        how = f"{ended.name} ended while starting ({describe_exit(ended.code)})"
+        return StartFailed(how + last_words(ended), status)

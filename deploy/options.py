@@ -68,7 +68,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="device", default="auto", metavar="DEVICE", group=MODEL, commands=_COMPUTE,
-        choices=("auto", "cpu", "cuda"), help="where workers compute, auto takes a GPU if there is one",
+        choices=("auto", "cpu", "cuda"), synonyms={"gpu": "cuda"},
+        help="where workers compute, auto takes a GPU if there is one",
     ),
     Option(
         name="dtype", default="auto", metavar="TYPE", group=MODEL, commands=_COMPUTE,

@@ -6,19 +6,23 @@ ends takes the rest with it. What it does not know: how processes are started (l
 
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from deploy.console import Console
+from deploy.endings import Ended, count_left, describe_end, describe_loss, replacement, worker_flags
 from deploy.host import address_facing, check_port_free, count_cores, split_endpoint
 from deploy.invitation import gateway_lines, serve_lines, worker_lines
-from deploy.launcher import Ended, Launcher, StartFailed, Stopped
+from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import GATEWAY, Plan, check_counts, gateway_plan, serve_plan, worker_plan
 from deploy.model_folder import PROJECT, find_model, has_tokenizer, model_name
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
 from runtime.layered_config import Config
 from runtime.process_life import StopSignal
+
+Start = Callable[[Launcher], list[str]]  # starts processes; returns what to print then
+Tell = Callable[[Ended, Collection[str]], str]  # what to say of an end, given the names of all that have ended
 
 
 def serve(config: Config, console: Console) -> int:
@@ -28,20 +32,36 @@ def serve(config: Config, console: Console) -> int:
     name = config.optional_text("served-model-name") or model_name(model)
     plan = serve_plan(config, model, name, count_cores())
     check_port_free(config.text("host"), config.integer("port"))
-    return run_plan(plan, console, name, with_text=has_tokenizer(model))
+    return run_plan(plan, console, name, with_text=has_tokenizer(model), flags=worker_flags(config))
 
 
-def run_plan(plan: Plan, console: Console, served_model_name: str, *, with_text: bool) -> int:
-    """Starts gateway and workers, invites to a first request, serves."""
+def run_plan(
+    plan: Plan, console: Console, served_model_name: str, *, with_text: bool, flags: Sequence[str] = ()
+) -> int:
+    """Starts gateway and workers, invites to a first request, serves. `flags` start another such worker."""
     clock = MonotonicClock()
     began = clock.now()
+    roles = {settings.worker_id: settings.role.value for settings in plan.worker_settings}
+    control = ""
 
     def start(launcher: Launcher) -> list[str]:
-        http = str(start_plan(launcher, plan)["http"])
-        workers = [settings.role.value for settings in plan.worker_settings]
-        return serve_lines(http, served_model_name, workers, clock.now() - began, with_text=with_text)
+        nonlocal control
+        ready = start_plan(launcher, plan)
+        control = str(ready["control"])
+        seconds = clock.now() - began
+        return serve_lines(str(ready["http"]), served_model_name, list(roles.values()), seconds, with_text=with_text)
 
-    return run(start, console, needed=GATEWAY)
+    def tell(ended: Ended, gone: Collection[str]) -> str:
+        if ended.name not in roles:
+            return f"{describe_end(ended)}. Everything stops."
+        loss = describe_loss(
+            roles[ended.name],
+            count_left(roles, gone),
+            lambda role: replacement(role, control, flags, len(roles)),
+        )
+        return f"{describe_end(ended)}. {loss}"
+
+    return run(start, console, GATEWAY, tell)
 
 
 def start_plan(launcher: Launcher, plan: Plan) -> Mapping[str, Any]:
@@ -87,12 +107,12 @@ def worker(config: Config, console: Console) -> int:
     return run(start, console, needed=worker_id)
 
 
-def run(start: Callable[[Launcher], list[str]], console: Console, needed: str) -> int:
+def run(start: Start, console: Console, needed: str, tell: Tell = lambda ended, _: describe_end(ended)) -> int:
     """Starts, shows what `start` returned, and serves until a signal (status 0) or the end of `needed` (status 1)."""
     with StopSignal() as stop, Launcher(console, stop, MonotonicClock(), PROJECT) as launcher:
         try:
             console.serving(start(launcher))
-            return watch(launcher, stop, console, needed)
+            return watch(launcher, stop, console, needed, tell)
         except StartFailed as error:
             console.close()
             launcher.stop()  # first, so that the reason is the last line
@@ -104,18 +124,15 @@ def run(start: Callable[[Launcher], list[str]], console: Console, needed: str) -
             return 0
 
 
-def watch(launcher: Launcher, stop: StopSignal, console: Console, needed: str) -> int:
+def watch(launcher: Launcher, stop: StopSignal, console: Console, needed: str, tell: Tell) -> int:
     """Turns until a signal comes or `needed` ends; other processes that end are reported."""
+    gone: set[str] = set()
     while not stop.is_set():
-        for ended in launcher.turn(timeout_s=1.0):
-            console.trouble(describe_end(ended))
-            if ended.name == needed:
-                return 1
+        endings = launcher.turn(timeout_s=1.0)
+        gone |= {ended.name for ended in endings}
+        for ended in endings:
+            console.trouble(tell(ended, gone))
+        if needed in gone:
+            return 1
     console.note("stopping")
     return 0
-
-
-def describe_end(ended: Ended) -> str:
-    """One sentence on a process that ended by itself."""
-    last = f"; its last line: {ended.last_line.strip()}" if ended.last_line else ""
-    return f"{ended.name} has ended ({ended.how}){last}"

@@ -50,3 +50,14 @@ def test_the_demo_is_one_pair_on_a_free_port_whatever_is_configured() -> None:
     assert [config.integer(name) for name in ("prefill", "decode", "unified", "port")] == [1, 1, 0, 0]
     assert config.text("log-level") == "warning"
     assert config.text("prompt") == "Once upon a time"
+
+
+def test_a_gpu_is_cuda() -> None:
+    assert find_config(CommandLine("serve", {"device": "gpu"}), {}).text("device") == "cuda"
+
+
+def test_in_a_pipe_no_line_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = "/models/" + "x" * 200
+    assert main(["config", "--model", folder]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["model", folder, "flag", "--model"] in lines

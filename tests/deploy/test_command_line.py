@@ -40,6 +40,7 @@ def test_config_takes_the_flags_of_every_server_and_json() -> None:
         ("serve --page-sise 2", "unknown flag --page-sise for baton serve, did you mean --page-size?"),
         ("serve --page-siz=2", "unknown flag --page-siz for baton serve, did you mean --page-size?"),
         ("serve --qqqqqqqq", "unknown flag --qqqqqqqq for baton serve; see baton serve --help"),
+        ("serve --max-batch 2", "unknown flag --max-batch for baton serve; see baton serve --help"),
         ("serve --tp-size 2", "--tp-size is not supported by this version of Baton"),
         ("serve extra", "unexpected argument 'extra'"),
         ("serve --port", "--port: expected one argument"),

@@ -1,6 +1,6 @@
 import pytest
 
-from deploy.console import PlainConsole, describe_loading, describe_ready, with_name
+from deploy.console import PlainConsole, describe_loading, describe_ready, log_level_of, with_name
 
 
 def test_our_log_lines_carry_their_name_already() -> None:
@@ -26,7 +26,7 @@ def test_ready_shows_what_matters() -> None:
 
 
 def test_plain_lines_for_files_and_pipes(capsys: pytest.CaptureFixture[str]) -> None:
-    console = PlainConsole()
+    console = PlainConsole(with_logs=False)
     console.starting("decode-0")
     console.loading("decode-0", {"what": "weights", "done": 0, "total": 2})
     console.loading("decode-0", {"what": "weights", "done": 1, "total": 2})
@@ -41,3 +41,17 @@ def test_plain_lines_for_files_and_pipes(capsys: pytest.CaptureFixture[str]) -> 
         "baton: decode-0: ready, 5 pages of KV",
         "baton: error: it broke",
     ]
+
+
+def test_what_the_logs_tell_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    console = PlainConsole(with_logs=True)
+    console.loading("decode-0", {"what": "weights"})
+    console.loading("decode-0", {"what": "KV memory"})
+    console.loading("decode-0", {"what": "joining the gateway"})
+    console.ready("decode-0", {"kv_pages": 5})
+    assert capsys.readouterr().err == "baton: decode-0: loading weights\n"
+
+
+def test_levels_of_lines() -> None:
+    assert log_level_of("2026-01-31T12:00:00.000Z warning decode-0 slow") == "warning"
+    assert log_level_of("RuntimeError: broke") == ""

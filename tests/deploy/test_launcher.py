@@ -91,7 +91,7 @@ def test_everything_starts_and_ctrl_c_ends_it(serve: Starter) -> None:
     assert running.end() == 0
     assert wait_all_gone(gone)
     errors = running.stderr()
-    assert "baton: decode-0: ready, 100 pages of KV" in errors
+    assert "baton: decode-0: loading weights" in errors
     assert "info prefill-0 registered gateway=tcp://127.0.0.1:40123 threads=1" in errors
     assert "info decode-0 leaving" in errors
 
@@ -136,7 +136,9 @@ def test_a_worker_that_dies_later_is_reported_and_the_rest_stays(serve: Starter)
     assert len([child for child in running.children() if child.pid != victim.pid]) == 2
     running.process.send_signal(signal.SIGTERM)
     assert running.end() == 0
-    assert "baton: error: decode-0 has ended (killed by SIGKILL); its last line: " in running.stderr()
+    assert (
+        "baton: error: decode-0 was killed by SIGKILL. No decode worker of this command is left: " in running.stderr()
+    )
 
 
 @pytest.mark.slow
@@ -147,7 +149,7 @@ def test_a_gateway_that_dies_takes_the_rest_with_it(serve: Starter) -> None:
     child_named(running, "served_model_name").kill()
     assert running.end() == 1
     assert wait_all_gone(gone)
-    assert "baton: error: gateway has ended (killed by SIGKILL)" in running.stderr()
+    assert "baton: error: gateway was killed by SIGKILL. Everything stops." in running.stderr()
 
 
 @pytest.mark.slow

@@ -1,0 +1,81 @@
+"""What a person is told when a process has ended by itself: how, what still serves, and how to start another. Pure.
+
+What it does not know: processes, or workers that joined from elsewhere (it speaks of those that this command started).
+"""
+
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.console import log_level_of
+from deploy.invitation import count_roles
+from deploy.options import options_for
+from deploy.processes import describe_exit
+from runtime.layered_config import Config, Kind, Origin
+
+_TELLING = ("warning", "error", "critical")
+# what is this command's own affair and not that of a worker started in place of another
+_NOT_THE_WORKERS = frozenset({"role", "worker-id", "host", "gateway", "config", "log-level", "workers-on-host"})
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended: `code` is its exit status or minus the signal; `last_line` is of its log."""
+
+    name: str
+    code: int
+    last_line: str
+
+
+def describe_end(ended: Ended) -> str:
+    """`decode-0 was killed by SIGKILL`, or `decode-0 ended with exit status 1; its last line: ...`."""
+    how = f"ended with {describe_exit(ended.code)}" if ended.code >= 0 else f"was {describe_exit(ended.code)}"
+    return f"{ended.name} {how}{last_words(ended)}"
+
+
+def last_words(ended: Ended) -> str:
+    """`; its last line: ...` where that line may tell why: a failure's last, or a warning or error; else nothing."""
+    line = ended.last_line.strip()
+    return f"; its last line: {line}" if line and (ended.code > 0 or log_level_of(line) in _TELLING) else ""
+
+
+def describe_loss(role: str, left: Sequence[str], start: Callable[[str], str]) -> str:
+    """What the loss of a worker means. `left` are the roles of those that still run; `start` is the command that starts
+    a worker of a role."""
+    if "unified" in left or {"prefill", "decode"} <= set(left):
+        verb = "serves" if len(left) == 1 else "serve"
+        return f"{count_roles(left)} still {verb}: new requests go there. Start another: {start(role)}"
+    missing = [role] if role == "unified" else [each for each in ("prefill", "decode") if each not in left]
+    joined = "one joins" if len(missing) == 1 else "one of each joins"
+    return (
+        f"No {' and no '.join(missing)} worker of this command is left: requests are answered 503 until {joined}. "
+        f"Start another: {' and: '.join(start(each) for each in missing)}"
+    )
+
+
+def replacement(role: str, control: str, flags: Sequence[str], workers: int) -> str:
+    """The command that starts a worker of `role` in place of one of `workers` on this machine."""
+    words = ["baton", "worker", "--role", role, "--gateway", control, *flags]
+    if workers > 1:
+        words += ["--workers-on-host", str(workers)]
+    return shlex.join(words)
+
+
+def worker_flags(config: Config) -> tuple[str, ...]:
+    """What was chosen for the workers, as flags of `baton worker`."""
+    found: list[str] = []
+    for option in options_for("worker"):
+        setting = config.settings.get(option.name)
+        if setting is None or setting.origin is Origin.DEFAULT or option.name in _NOT_THE_WORKERS:
+            continue
+        text = str(setting.value)
+        if option.name == "model":  # may be typed in another folder
+            text = str(Path(text).expanduser().resolve())
+        found += [f"{option.flag}={text.lower()}"] if option.kind is Kind.SWITCH else [option.flag, text]
+    return tuple(found)
+
+
+def count_left(roles: Mapping[str, str], gone: Collection[str]) -> list[str]:
+    """Roles of the workers (name -> role) that have not ended."""
+    return [role for name, role in roles.items() if name not in gone]

@@ -1,0 +1,66 @@
+import pytest
+
+from deploy.cli import find_config
+from deploy.command_line import CommandLine
+from deploy.endings import Ended, count_left, describe_end, describe_loss, replacement, worker_flags
+
+INFO = "2026-01-31T12:00:00.000Z info decode-0 ready kv_pages=5"
+ERROR = "2026-01-31T12:00:00.000Z error decode-0 protocol error"
+
+
+@pytest.mark.parametrize(
+    "code, line, says",
+    [
+        (-9, INFO, "decode-0 was killed by SIGKILL"),
+        (-9, ERROR, f"decode-0 was killed by SIGKILL; its last line: {ERROR}"),
+        (1, "KeyError: 3", "decode-0 ended with exit status 1; its last line: KeyError: 3"),
+        (0, INFO, "decode-0 ended with exit status 0"),
+        (1, "", "decode-0 ended with exit status 1"),
+    ],
+)
+def test_the_last_line_is_told_where_it_may_say_why(code: int, line: str, says: str) -> None:
+    assert describe_end(Ended("decode-0", code, line)) == says
+
+
+@pytest.mark.parametrize(
+    "role, left, says",
+    [
+        ("decode", ["prefill"], "No decode worker of this command is left: requests are answered 503 until one joins."),
+        ("decode", ["decode"], "No prefill worker of this command is left"),
+        (
+            "decode",
+            [],
+            "No prefill and no decode worker of this command is left: requests are answered 503 until one of",
+        ),
+        ("unified", ["decode"], "No unified worker of this command is left"),
+        ("decode", ["prefill", "decode"], "1 prefill worker + 1 decode worker still serve: new requests go there."),
+        ("prefill", ["unified"], "1 unified worker still serves: "),
+    ],
+)
+def test_a_loss_says_what_still_serves(role: str, left: list[str], says: str) -> None:
+    assert describe_loss(role, left, lambda each: f"start {each}").startswith(says)
+
+
+def test_a_loss_says_how_to_mend_it() -> None:
+    def start(role: str) -> str:
+        return f"start {role}"
+
+    assert describe_loss("decode", ["prefill"], start).endswith(" Start another: start decode")
+    assert describe_loss("decode", [], start).endswith(" Start another: start prefill and: start decode")
+
+
+def test_the_roles_that_are_left() -> None:
+    roles = {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"}
+    assert count_left(roles, {"decode-0"}) == ["prefill", "decode"]
+
+
+def test_the_command_starts_such_a_worker() -> None:
+    typed = {"model": "/my models/x", "page-size": "8", "disable-overlap-schedule": "true", "port": "0", "host": "::1"}
+    flags = worker_flags(find_config(CommandLine("serve", typed), {"BATON_DTYPE": "float32"}))
+    assert flags == (
+        "--model", "/my models/x", "--dtype", "float32", "--page-size", "8", "--disable-overlap-schedule=true",
+    )  # fmt: skip
+    command = replacement("decode", "tcp://127.0.0.1:5", flags[:2], workers=2)
+    start = "baton worker --role decode --gateway tcp://127.0.0.1:5"
+    assert command == f"{start} --model '/my models/x' --workers-on-host 2"
+    assert replacement("decode", "tcp://127.0.0.1:5", (), workers=1) == start
