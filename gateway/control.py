@@ -64,6 +64,12 @@ class Ticket:
     record: RequestRecord
     cancel: Callable[[int], None]  # one choice, or -1 for all
 
+    @property
+    def pair(self) -> str:
+        """The names of its workers, for the log."""
+        prefill, decode = self.record.prefill, self.record.decode
+        return f"{prefill.worker_id}+{decode.worker_id}" if prefill is not None else decode.worker_id
+
 
 class Control:
     """One gateway's workers and requests. Everything happens on one loop."""
@@ -237,7 +243,6 @@ class Control:
         if record is None:
             self.requests.num_dropped += 1
             return
-        log.warning("request failed", request=message.request_id, code=message.code, why=message.message)
         self._fail(record, error_from_code(message.code, message.message))
 
     # ---- members ----

@@ -14,10 +14,12 @@ from gateway.detokenizer import Detokenizer
 from gateway.metrics import Metrics
 from gateway.requests import Delivery
 from gateway.translate import Job, TextRules
-from protocol.errors import BatonError
+from protocol.errors import BadRequest, BatonError
 from protocol.messages_gateway import Stamp
 from runtime.clock import Clock
+from runtime.log import get_log
 
+log = get_log("gateway.generation")
 Batch = list[tuple[int, Piece]]  # (index of the choice in the response, what it gained)
 
 
@@ -70,6 +72,7 @@ class Generation:
         self._has_token = False  # of any choice
         self._stamps: list[Stamp] = []
         self._received_at = clock.now()
+        self._request_id = ""
 
     # ---- for the HTTP side ----
 
@@ -77,9 +80,11 @@ class Generation:
         """Notes a moment for the time line."""
         self._stamps.append(Stamp(name, self._clock.now() if at is None else at, GATEWAY))
 
-    def start(self, received_at: float, timeline: bool) -> None:
-        """Assigns every prompt, or none: Unavailable when there are no workers for one of them."""
+    def start(self, received_at: float, timeline: bool, request_id: str = "") -> None:
+        """Assigns every prompt, or none: Unavailable when there are no workers for one of them. `request_id` is for the
+        log."""
         self._received_at = received_at
+        self._request_id = request_id
         self.stamp("received", received_at)
         self.stamp("tokenised")
         try:
@@ -184,6 +189,26 @@ class Generation:
         self._metrics.requests.labels(outcome).inc()
         if outcome == "ok":
             self._metrics.e2e_request_latency_s.observe(self._clock.now() - self._received_at)
+        self._log_end(outcome)
+
+    def _log_end(self, outcome: str) -> None:
+        """Numbers and names only, never what client or model wrote."""
+        usage, error = self.usage, self.error
+        fields = {
+            "request": self._request_id,
+            "response": self.response_id,
+            "prompt_tokens": usage.prompt_tokens,
+            "choices": self.num_choices,
+            "tokens_out": usage.completion_tokens,
+            "pair": ",".join(dict.fromkeys(ticket.pair for ticket in self._tickets)),
+            "outcome": outcome,
+            "seconds": round(self._clock.now() - self._received_at, 3),
+        }
+        if error is None:
+            log.debug("request ended", **fields)
+        else:
+            why = error.code if isinstance(error, BadRequest) else error.message  # which may quote the client
+            log.warning("request failed", **fields, why=why)
 
     def _cancel_all(self) -> None:
         for ticket in self._tickets:

@@ -9,6 +9,9 @@ import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
+from traceback import extract_tb
+from types import TracebackType
 from typing import Any, TypeVar
 
 import orjson
@@ -26,7 +29,7 @@ from gateway.limits import Limits
 from gateway.membership import Member
 from gateway.metrics import Metrics
 from gateway.openapi import add_schemas, body_of
-from gateway.request_id import RequestIdMiddleware
+from gateway.request_id import HEADER, RequestIdMiddleware, request_id_of
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, parse
 from gateway.sse import ChunkWriter, ResponseHead
 from gateway.tokenizer import TextTokenizer
@@ -95,6 +98,11 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     async def ours(request: Request, error: BatonError) -> Response:
         if request.method == "POST" and request.url.path.startswith("/v1/"):
             service.metrics.requests.labels(error.code).inc()
+            fields = {"request": request_id_of(request), "code": error.code}
+            if isinstance(error, BadRequest):  # its message may quote the client
+                log.debug("request refused", **fields, param=error.param or "")
+            else:
+                log.info("request failed", **fields, why=error.message)
         return error_response(error)
 
     @app.exception_handler(HTTPException)
@@ -111,8 +119,19 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        log.error("request failed by a fault of the gateway", path=request.url.path, kind=type(error).__name__)
-        return error_response(InternalError("the gateway failed on this request; its log says why"))
+        request_id, kind = request_id_of(request), type(error).__name__
+        log.error(
+            "request failed by a fault of the gateway", request=request_id, kind=kind, at=_place(error.__traceback__)
+        )
+        response = error_response(InternalError("the gateway failed on this request; its log says why"))
+        response.headers[HEADER] = request_id  # this response does not pass the middleware
+        return response
+
+
+def _place(traceback: TracebackType | None) -> str:
+    """File and line that raised; not the message, which may quote the client."""
+    frames = extract_tb(traceback)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
 
 
 def _add_generation(app: FastAPI, service: Service) -> None:
@@ -150,7 +169,7 @@ async def _answer(
     head = ResponseHead(
         response_id, int(datetime.now(UTC).timestamp()), service.served_name, is_chat, parsed.return_token_ids is True
     )
-    generation.start(received_at, timeline)
+    generation.start(received_at, timeline, request_id_of(request))
     if not parsed.stream:
         answer = WholeAnswer(head, generation.num_choices)
         return await answer_whole(generation, answer, timeline, request.receive)

@@ -11,10 +11,13 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http_errors import status_object
+from gateway.request_id import HEADER, new_request_id
+from runtime.log import get_log
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 256
 HEADER_DEADLINE_S = 20.0
+log = get_log("gateway.http")
 REASONS = {431: "Request Header Fields Too Large", 408: "Request Timeout"}
 
 
@@ -114,9 +117,11 @@ class BoundedHttp(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:  # else another response is being written
             body = orjson.dumps(status_object(status, message))
             reason = REASONS.get(status, "Bad Request")
+            request_id = new_request_id()
+            log.debug("connection refused", request=request_id, status=status)
             head = (
                 f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+                f"content-length: {len(body)}\r\n{HEADER}: {request_id}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode("ascii") + body)
         self.transport.close()

@@ -2,8 +2,8 @@
 
     (unknown) --Register--> READY --2 s of silence, or Leaving--> LOST (refused for ever)
 
-A worker id belongs to its live holder: another process that asks for it gets no answer until the holder is lost, so that
-a restarted worker, which asks again every second, takes over; a process that cannot be the same worker is refused.
+A worker id belongs to its live holder: another process that asks for it gets no answer until the holder is lost, so
+that a restarted worker, which asks again every second, takes over; what cannot be the same worker is refused.
 
 Pure: messages and times in, messages to send and members lost out. What it does not know: sockets, requests, pairing.
 """

@@ -1,23 +1,18 @@
-"""What `/metrics` shows: times of requests as clients feel them, outcomes, and each worker's load.
+"""What `/metrics` shows: times of requests as clients feel them, outcomes, and what workers tell.
 
-One registry per gateway, nothing global. What it does not know: HTTP.
+One registry per gateway, nothing global. What it does not know: HTTP, the numbers of workers (worker_metrics.py).
 """
 
-import re
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from gateway.membership import Member
+from gateway.worker_metrics import PREFIX, WorkerCollector
 
-PREFIX = "baton_"
 TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 FIRST_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
 REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
-KV_STATES = "total free cached owned reserved quarantined".split()
-_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
 
 class Metrics:
@@ -60,37 +55,3 @@ class Metrics:
     def render(self) -> bytes:
         """The text format of Prometheus."""
         return generate_latest(self.registry)
-
-
-class WorkerCollector(Collector):
-    """Each worker's load, as its last heartbeat said."""
-
-    def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
-        self._members = members
-
-    def collect(self) -> Iterable[Metric]:
-        """Read at every scrape."""
-        labels = ["worker", "role"]
-        running = GaugeMetricFamily(PREFIX + "running_requests", "Running now, by worker.", labels=labels)
-        waiting = GaugeMetricFamily(PREFIX + "waiting_requests", "Waiting now, by worker.", labels=labels)
-        queued = GaugeMetricFamily(PREFIX + "queued_prompt_tokens", "Prompt tokens waiting for prefill.", labels=labels)
-        usage = GaugeMetricFamily(PREFIX + "kv_usage_ratio", "Share of KV pages not free or cached.", labels=labels)
-        pages = GaugeMetricFamily(PREFIX + "kv_pages", "KV pages by state.", labels=[*labels, "state"])
-        launches = CounterMetricFamily(PREFIX + "launches", "Batches launched.", labels=labels)
-        counters: dict[str, CounterMetricFamily] = {}
-        for member in self._members():
-            stats, kv = member.stats, member.stats.kv_pages
-            who = [member.key.worker_id, str(member.role)]
-            running.add_metric(who, stats.running)
-            waiting.add_metric(who, stats.waiting)
-            queued.add_metric(who, stats.queued_prompt_tokens)
-            usage.add_metric(who, (kv.owned + kv.reserved + kv.quarantined) / max(1, kv.total))
-            launches.add_metric(who, stats.num_launches)
-            for state in KV_STATES:
-                pages.add_metric([*who, state], getattr(kv, state))
-            for name, value in sorted(stats.counters.items()):
-                if _NAME.match(name):
-                    base = PREFIX + "worker_" + name.removesuffix("_total")
-                    family = counters.setdefault(base, CounterMetricFamily(base, "Counted by workers.", labels=labels))
-                    family.add_metric(who, value)
-        return [running, waiting, queued, usage, pages, launches, *counters.values()]

@@ -1,4 +1,4 @@
-"""Every response carries `x-request-id`: the client's own when it is reasonable, else a new one.
+"""Every response carries `x-request-id`: the client's own when it is reasonable, else a new one. Logs name it too.
 
 What it does not know: routes.
 """
@@ -7,10 +7,22 @@ import re
 import secrets
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "x-request-id"
+_SCOPE_KEY = "baton.request_id"
 _REASONABLE = re.compile(rb"[\x21-\x7e]{1,128}\Z")
+
+
+def new_request_id() -> str:
+    """One that no client chose."""
+    return f"req-{secrets.token_hex(12)}"
+
+
+def request_id_of(request: Request) -> str:
+    """The id that the response to `request` carries."""
+    return str(request.scope.get(_SCOPE_KEY, ""))
 
 
 class RequestIdMiddleware:
@@ -25,7 +37,8 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == HEADER.encode()), b"")
-        request_id = given.decode("ascii") if _REASONABLE.match(given) else f"req-{secrets.token_hex(12)}"
+        request_id = given.decode("ascii") if _REASONABLE.match(given) else new_request_id()
+        scope[_SCOPE_KEY] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

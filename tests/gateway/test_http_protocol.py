@@ -28,6 +28,7 @@ async def exchange(setting: Setting, *parts: bytes) -> bytes:
 def error_of(answer: bytes, status: int) -> str:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status), head
+    assert b"\r\nx-request-id: req-" in head
     return str(json.loads(body)["error"]["message"])
 
 
