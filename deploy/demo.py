@@ -18,13 +18,13 @@ from rich.text import Text
 
 from deploy.console import Console
 from deploy.endings import describe_end
-from deploy.host import count_cores
+from deploy.host import check_device, count_cores
 from deploy.invitation import count_roles
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import serve_plan
-from deploy.model_folder import PROJECT, find_model, model_name
+from deploy.model_folder import PROJECT, check_context_length, find_model, model_name
 from deploy.serve import start_plan
-from deploy.timeline import Moment, read_moments, timeline_table
+from deploy.timeline import NOTE, Moment, read_moments, timeline_table
 from protocol.errors import BatonError
 from runtime.clock import Clock, MonotonicClock
 from runtime.layered_config import Config
@@ -41,10 +41,10 @@ class DemoFailed(BatonError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. `tokens` counts chunks, one per token."""
+    """What came back, and how long that took the client."""
 
     text: str
-    num_chunks: int
+    num_tokens: int
     moments: tuple[Moment, ...]
     seconds: float
 
@@ -52,6 +52,8 @@ class Answer:
 def demo(config: Config, console: Console) -> int:
     """Runs the demonstration; the exit status."""
     model = find_model(config.optional_text("model"))
+    check_device(config.text("device"))
+    check_context_length(model, config.optional_integer("context-length"))
     name = model_name(model)
     plan = serve_plan(config, model, name, count_cores())
     prompt, max_tokens = config.text("prompt"), config.integer("max-tokens")
@@ -90,10 +92,12 @@ def _watch_request(launcher: Launcher, stop: StopSignal, request: "Request") -> 
 
 def _show(answer: Answer) -> None:
     out = RichConsole(highlight=False)
-    rate = answer.num_chunks / answer.seconds if answer.seconds > 0 else 0.0
-    out.print(f"\n\n[dim]{answer.num_chunks} tokens in {answer.seconds * 1000:.0f} ms, {rate:.0f} per second[/dim]\n")
+    rate = answer.num_tokens / answer.seconds if answer.seconds > 0 else 0.0
+    took = f"{answer.num_tokens} tokens in {answer.seconds * 1000:.0f} ms, {rate:.0f} per second"
+    out.print(f"\n\n[dim]{took}, by the client's clock[/dim]\n")
     if answer.moments:
-        out.print(timeline_table(answer.moments, out.width))
+        out.print(timeline_table(answer.moments, answer.num_tokens, out.width))
+        out.print(f"\n[dim]{NOTE}[/dim]")
 
 
 class Request(threading.Thread):
@@ -103,7 +107,7 @@ class Request(threading.Thread):
         super().__init__(name="demo-request", daemon=True)
         self.finished = threading.Event()
         self._url = url
-        self._body = {**body, "stream": True, "timeline": True}
+        self._body = {**body, "stream": True, "stream_options": {"include_usage": True}, "timeline": True}
         self._clock = clock
         self._answer: Answer | None = None
         self._error: DemoFailed | None = None
@@ -130,15 +134,17 @@ class Request(threading.Thread):
         RichConsole(highlight=False, soft_wrap=True).print(Text(str(self._body["prompt"]), style="dim"), end="")
         pieces: list[str] = []
         moments: tuple[Moment, ...] = ()
+        num_tokens = 0
         for chunk in completion_chunks(self._url, self._body):
             if "error" in chunk:
                 raise DemoFailed(str(chunk["error"].get("message", chunk["error"])))
             moments = read_moments(chunk) or moments
+            num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
             for choice in chunk.get("choices", ()):
                 pieces.append(choice.get("text", ""))
                 sys.stdout.write(printable(pieces[-1]))
                 sys.stdout.flush()
-        return Answer("".join(pieces), len(pieces), moments, self._clock.now() - began)
+        return Answer("".join(pieces), num_tokens, moments, self._clock.now() - began)
 
 
 def printable(text: str) -> str:

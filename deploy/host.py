@@ -1,4 +1,4 @@
-"""What this machine offers: cores (affinity and cgroup quota), an address that faces a peer, a port that is free.
+"""What this machine offers: cores (affinity and cgroup quota), a GPU, an address that faces a peer, a free port.
 
 What it does not know: how the cores are divided (layout.py).
 """
@@ -12,6 +12,8 @@ from pathlib import Path
 from protocol.errors import ConfigError
 
 _CGROUP = Path("/sys/fs/cgroup")
+# where drivers that torch calls cuda show themselves: NVIDIA's, its boards', a Windows host's, AMD's
+_GPU_SIGNS = ("dev/nvidia*", "proc/driver/nvidia", "dev/nvhost-*", "dev/nvmap", "dev/dxg", "dev/kfd")
 
 
 def count_cores(proc: Path = Path("/proc/self/cgroup"), root: Path = _CGROUP) -> int:
@@ -56,6 +58,16 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def check_device(device: str, root: Path = Path("/")) -> None:
+    """ConfigError when `device` is cuda and no driver of a GPU is here. Whether one that is here works, workers find."""
+    if device == "cuda" and not any(next(root.glob(sign), None) for sign in _GPU_SIGNS):
+        raise ConfigError(
+            "--device: got 'cuda', but this machine shows no GPU (no /dev/nvidia*, no /proc/driver/nvidia);"
+            " expected cpu, or auto",
+            param="device",
+        )
 
 
 def check_port_free(host: str, port: int) -> None:

@@ -1,8 +1,10 @@
 """Which model folder is meant, and whether it can be one; its name for clients.
 
-What it does not know: what is inside config.json (model/ decides what can be served).
+What it does not know: what is inside config.json (model/ decides what can be served), save the longest context, so
+that a wish for more is refused before anything starts.
 """
 
+import json
 import sysconfig
 from pathlib import Path
 
@@ -50,3 +52,23 @@ def model_name(folder: Path) -> str:
 def has_tokenizer(folder: Path) -> bool:
     """Whether text can be sent; without one, only token ids."""
     return (folder / "tokenizer.json").is_file()
+
+
+def check_context_length(folder: Path, wanted: int | None) -> None:
+    """ConfigError when `wanted` tokens are more than config.json allows, or fewer than a prompt and an answer need. A
+    file that cannot be read so is left to those who load the model."""
+    longest = _longest_context(folder)
+    if wanted is not None and longest is not None and not 2 <= wanted <= longest:
+        raise ConfigError(
+            f"--context-length: got {wanted}, expected 2 to {longest}, the model's max_position_embeddings",
+            param="context-length",
+        )
+
+
+def _longest_context(folder: Path) -> int | None:
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    longest = found.get("max_position_embeddings") if isinstance(found, dict) else None
+    return longest if type(longest) is int else None

@@ -153,7 +153,7 @@ OPTIONS: tuple[Option, ...] = (
         help="text to continue",
     ),
     Option(
-        name="max-tokens", kind=Kind.INTEGER, default=64, minimum=1, metavar="N", group=DEMO, commands=("demo",),
+        name="max-tokens", kind=Kind.INTEGER, default=160, minimum=1, metavar="N", group=DEMO, commands=("demo",),
         help="longest answer",
     ),
 )  # fmt: skip

@@ -11,11 +11,11 @@ from typing import Any
 
 from deploy.console import Console
 from deploy.endings import Ended, count_left, describe_end, describe_loss, replacement, worker_flags
-from deploy.host import address_facing, check_port_free, count_cores, split_endpoint
+from deploy.host import address_facing, check_device, check_port_free, count_cores, split_endpoint
 from deploy.invitation import gateway_lines, serve_lines, worker_lines
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import GATEWAY, Plan, check_counts, gateway_plan, serve_plan, worker_plan
-from deploy.model_folder import PROJECT, find_model, has_tokenizer, model_name
+from deploy.model_folder import PROJECT, check_context_length, find_model, has_tokenizer, model_name
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
 from runtime.layered_config import Config
@@ -31,6 +31,8 @@ def serve(config: Config, console: Console) -> int:
     model = find_model(config.optional_text("model"))
     name = config.optional_text("served-model-name") or model_name(model)
     plan = serve_plan(config, model, name, count_cores())
+    check_device(config.text("device"))
+    check_context_length(model, config.optional_integer("context-length"))
     check_port_free(config.text("host"), config.integer("port"))
     return run_plan(plan, console, name, with_text=has_tokenizer(model), flags=worker_flags(config))
 
@@ -75,6 +77,7 @@ def gateway(config: Config, console: Console) -> int:
     """`baton gateway`."""
     model = find_model(config.optional_text("model"))
     split_endpoint(config.text("control"), "--control")
+    check_context_length(model, config.optional_integer("context-length"))
     name = config.optional_text("served-model-name") or model_name(model)
     check_port_free(config.text("host"), config.integer("port"))
     spec = gateway_plan(config, model, name)
@@ -94,7 +97,9 @@ def worker(config: Config, console: Console) -> int:
             raise ConfigError(f"--{name} is missing; see baton worker --help", param=name)
     endpoint = config.text("gateway")
     split_endpoint(endpoint, "--gateway")
+    check_device(config.text("device"))
     model = find_model(config.optional_text("model"))
+    check_context_length(model, config.optional_integer("context-length"))
     host = config.optional_text("host") or address_facing(endpoint)
     role = config.text("role")
     worker_id = config.optional_text("worker-id") or f"{role}-{socket.gethostname()}-{secrets.token_hex(2)}"

@@ -1,6 +1,7 @@
-"""One request's time line as a table: what happened, where, when, and a bar from the moment before. Pure.
+"""One request's time line as a table: what happened, where, when, and a bar for the time that this took. Pure.
 
-What it does not know: which moments there are.
+The scale ends at the first decode step: what follows takes many times as long and would press all before it flat, so
+it is one broken row. What it does not know: the other moments, which it shows by whatever names arrive.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-BAR_CHARS = (10, 40)  # least and most
+MAX_WIDTH = 120
+FIRST_DECODE = "first decode"
+NOTE = "+ms and bar: since the moment before in the same process; for a process's first moment, since the row above."
+_MIN_BAR = 10
 _GAP = 2
 _HEADINGS = ("ms", "+ms", "where", "what", "")
 _STYLES = ("cyan", "magenta", "green", "yellow", "blue")
@@ -25,12 +29,35 @@ class Moment:
     worker: str
 
 
+@dataclass(frozen=True)
+class Span:
+    """A moment with the time it was waited for: since `start_ms`."""
+
+    moment: Moment
+    start_ms: float
+
+    @property
+    def ms(self) -> float:
+        """How long."""
+        return self.moment.at_ms - self.start_ms
+
+
 def read_moments(chunk: Mapping[str, Any]) -> tuple[Moment, ...]:
     """The time line that a response or chunk carries, in order of time; empty when it carries none. A moment that
     arrived by two ways counts once."""
     found = chunk.get("timeline") or ()
     moments = {Moment(str(each["name"]), float(each["at_ms"]), str(each["worker"])): None for each in found}
     return tuple(sorted(moments, key=lambda moment: moment.at_ms))
+
+
+def spans(moments: Sequence[Moment]) -> tuple[Span, ...]:
+    """Each moment, from the one before in the same process; a process's first from the one before anywhere."""
+    latest: dict[str, float] = {}
+    previous, found = 0.0, []
+    for moment in moments:
+        found.append(Span(moment, latest.get(moment.worker, previous)))
+        previous = latest[moment.worker] = moment.at_ms
+    return tuple(found)
 
 
 def bar(start_ms: float, end_ms: float, total_ms: float, width: int) -> str:
@@ -41,22 +68,32 @@ def bar(start_ms: float, end_ms: float, total_ms: float, width: int) -> str:
     return " " * first + "━" * (last - first) + " " * (width - last)
 
 
-def timeline_table(moments: Sequence[Moment], width: int) -> Table:
-    """The table, at most `width` characters wide unless its words need more; each process has its colour."""
-    befores = [0.0, *(moment.at_ms for moment in moments)]
-    rows = [
-        (f"{moment.at_ms:.1f}", f"{moment.at_ms - before:.1f}", moment.worker, moment.name)
-        for before, moment in zip(befores, moments, strict=False)
-    ]
+def draw(found: Sequence[Span], num_tokens: int, width: int) -> list[str]:
+    """What stands behind each row: a bar up to the first decode step, behind it the decode phase in words."""
+    first = next((place for place, span in enumerate(found) if span.moment.name == FIRST_DECODE), len(found) - 1)
+    total_ms = found[first].moment.at_ms
+    drawn = [bar(span.start_ms, span.moment.at_ms, total_ms, width) for span in found[: first + 1]]
+    for span in found[first + 1 :]:
+        if span.moment.worker == found[first].moment.worker:
+            more = max(0, num_tokens - 2)  # prefill made one, the first decode step another
+            drawn.append(f"… {more} more token{'' if more == 1 else 's'}, {span.ms:.0f} ms")
+        else:
+            drawn.append("…")
+    return drawn
+
+
+def timeline_table(moments: Sequence[Moment], num_tokens: int, width: int) -> Table:
+    """The table, at most `width` characters wide (120 do) unless its words need more; each process has its colour.
+    `num_tokens` are those of the answer."""
+    found = spans(moments)
+    rows = [(f"{each.moment.at_ms:.1f}", f"{each.ms:.1f}", each.moment.worker, each.moment.name) for each in found]
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for heading in _HEADINGS:
         table.add_column(heading, no_wrap=True, justify="right" if "ms" in heading else "left")
     words = sum(max(map(len, column)) + _GAP for column in zip(_HEADINGS[:-1], *rows, strict=True))
-    bar_chars = max(BAR_CHARS[0], min(BAR_CHARS[1], width - words))
+    drawn = draw(found, num_tokens, max(_MIN_BAR, min(width, MAX_WIDTH) - words))
     styles: dict[str, str] = {}
-    for row, before, moment in zip(rows, befores, moments, strict=False):
-        style = styles.setdefault(moment.worker, _STYLES[len(styles) % len(_STYLES)])
-        drawn = bar(before, moment.at_ms, moments[-1].at_ms, bar_chars)
-        at, delta, worker, name = row
-        table.add_row(at, Text(delta, style="dim"), Text(worker, style=style), Text(name), Text(drawn, style=style))
+    for (at, taken, worker, name), bars in zip(rows, drawn, strict=True):
+        style = styles.setdefault(worker, _STYLES[len(styles) % len(_STYLES)])
+        table.add_row(at, Text(taken, style="dim"), Text(worker, style=style), Text(name), Text(bars, style=style))
     return table

@@ -19,6 +19,8 @@ def test_a_wrong_flag_ends_with_status_2_and_one_line(capsys: pytest.CaptureFixt
     [
         ("serve --model /nowhere", "--model: folder '/nowhere' does not exist"),
         ("serve --prefill 0 --decode 0", "expected at least one prefill and one decode worker, or one unified"),
+        ("serve --context-length 999999", "--context-length: got 999999, expected 2 to 2048"),
+        ("gateway --context-length 999999", "--context-length: got 999999, expected 2 to 2048"),
         ("worker", "--role is missing"),
         ("worker --role decode", "--gateway is missing"),
         ("worker --role decode --gateway here", "--gateway: got 'here', expected tcp://HOST:PORT"),

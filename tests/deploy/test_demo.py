@@ -14,7 +14,11 @@ from runtime.clock import VirtualClock
 CHUNKS: list[dict[str, Any]] = [
     {"choices": [{"index": 0, "text": ", a fox"}]},
     {"choices": [{"index": 0, "text": " ran."}]},
-    {"choices": [], "timeline": [{"name": "done", "at_ms": 3.5, "worker": "decode-0"}]},
+    {
+        "choices": [],
+        "usage": {"completion_tokens": 5},
+        "timeline": [{"name": "done", "at_ms": 3.5, "worker": "decode-0"}],
+    },
 ]
 ERROR = {"error": {"message": "worker lost", "type": "unavailable"}}
 
@@ -62,7 +66,7 @@ def test_the_answer_streams_to_the_terminal(url: str, capsys: pytest.CaptureFixt
     answer = ask(url, "story").answer()
     assert capsys.readouterr().out == "Once, a fox ran."
     assert answer.text == ", a fox ran."
-    assert answer.num_chunks == 2
+    assert answer.num_tokens == 5
     assert answer.moments == (Moment("done", 3.5, "decode-0"),)
 
 

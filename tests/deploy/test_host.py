@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.host import address_facing, check_port_free, count_cores, cpu_quota, split_endpoint
+from deploy.host import address_facing, check_device, check_port_free, count_cores, cpu_quota, split_endpoint
 from protocol.errors import ConfigError
 
 
@@ -69,3 +69,11 @@ def test_wrong_endpoints_are_refused(endpoint: str) -> None:
 
 def test_a_local_gateway_is_faced_by_a_local_address() -> None:
     assert address_facing("tcp://127.0.0.1:7000") == "127.0.0.1"
+
+
+def test_a_gpu_that_is_not_there_is_missed_at_the_door(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--device: got 'cuda', but this machine shows no GPU"):
+        check_device("cuda", tmp_path)
+    check_device("auto", tmp_path)
+    write(tmp_path / "dev/nvidia0", "")
+    check_device("cuda", tmp_path)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.model_folder import find_model, has_tokenizer, model_name
+from deploy.model_folder import check_context_length, find_model, has_tokenizer, model_name
 from protocol.errors import ConfigError
 
 
@@ -36,3 +36,17 @@ def test_what_is_no_model_is_refused_before_anything_starts(tmp_path: Path) -> N
 )
 def test_the_name_that_clients_use(folder: str, name: str) -> None:
     assert model_name(Path(folder)) == name
+
+
+@pytest.mark.parametrize("wanted", [1, 2049, 10**12])
+def test_a_context_that_the_model_has_not_is_refused(tmp_path: Path, wanted: int) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 2048}')
+    with pytest.raises(ConfigError, match=f"--context-length: got {wanted}, expected 2 to 2048"):
+        check_context_length(tmp_path, wanted)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"max_position_embeddings": "x"}', '{"max_position_embeddings": 8}'])
+def test_what_cannot_be_known_at_the_door_is_let_in(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert check_context_length(tmp_path, 8) is None  # type: ignore[func-returns-value]
+    assert check_context_length(tmp_path, None) is None  # type: ignore[func-returns-value]
