@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.generation import Batch, Generation
+from gateway.generation import Batch, Generation, Usage
 from gateway.http_errors import error_object, error_response, json_response
 from gateway.sse import DONE, ChunkWriter, event
 from gateway.whole_answer import WholeAnswer
@@ -47,6 +47,7 @@ class StreamedAnswer(Response):
         self._writer = writer
         self._include_usage = include_usage
         self._timeline = timeline
+        self._num_sent = 0  # tokens of all choices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs until every choice has finished, one has failed, or the client has left."""
@@ -73,12 +74,13 @@ class StreamedAnswer(Response):
 
     def _chunks(self, batch: Batch) -> bytes:
         generation = self._generation
-        usage = generation.usage
+        prompt_tokens = generation.usage.prompt_tokens
         is_last = self._timeline and not self._include_usage and generation.is_drained
         lines: list[bytes] = []
         for place, (index, piece) in enumerate(batch):
             timeline = generation.timeline() if is_last and place == len(batch) - 1 else None
-            lines.append(self._writer.chunk(index, piece, usage, timeline))
+            self._num_sent += piece.token_id is not None
+            lines.append(self._writer.chunk(index, piece, Usage(prompt_tokens, self._num_sent), timeline))
         return b"".join(lines)
 
     def _last(self) -> bytes:

@@ -274,7 +274,7 @@ def worker_row(member: Member, now: float) -> dict[str, Any]:
         "role": str(member.role),
         "pid": registered.pid,
         "state": "ready",  # whoever cannot serve yet, or no longer, is no member
-        "instance": member.key.instance,
+        "instance": str(member.key.instance),  # above 2**53: JSON readers would round it
         "host": registered.host,
         "peer": registered.address.peer,
         "data": registered.address.data,

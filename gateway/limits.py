@@ -11,6 +11,12 @@ from protocol.errors import BadRequest
 UNKNOWN_REST = 16  # max_tokens of a chat when no limit at all is known
 
 
+class ContextLengthExceeded(BadRequest):
+    """Prompt and outputs together are too long: a shorter request would be served."""
+
+    code = "context_length_exceeded"
+
+
 @dataclass(frozen=True)
 class Limits:
     """Lengths in tokens; None where nothing is known."""
@@ -52,13 +58,14 @@ def check_ids(prompt: Sequence[int], where: str, limits: Limits) -> None:
 def max_tokens(
     num_prompt: int, asked: int | None, default: int | None, num_choices: int, where: str, limits: Limits
 ) -> int:
-    """`asked`, else as much of `default` as fits (None: all the rest). BadRequest when even that is too much."""
+    """`asked`, else as much of `default` as fits (None: all the rest). ContextLengthExceeded when even that is
+    too much."""
     least = asked if asked is not None else 1
     together = f"{where} has {num_prompt} tokens and max_tokens is {least}"
     param = where.partition("[")[0]
     left = None if limits.context_length is None else limits.context_length - num_prompt
     if left is not None and least > left:
-        raise BadRequest(
+        raise ContextLengthExceeded(
             f"{together}: together {num_prompt + least}, beyond the context length of {limits.context_length} tokens",
             param="max_tokens" if left >= 1 else param,
         )
@@ -66,7 +73,7 @@ def max_tokens(
     if room is not None and least > room:
         times = f" for each of {num_choices} choices" if num_choices > 1 else ""
         pools = [pool for pool in (limits.pool_tokens, limits.prefill_pool_tokens) if pool is not None]
-        raise BadRequest(
+        raise ContextLengthExceeded(
             f"{together}{times}: more than the KV memory of a worker can hold, which is {min(pools)} tokens",
             param="max_tokens" if room >= 1 else param,
         )

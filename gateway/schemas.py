@@ -6,7 +6,8 @@ model's limits (translate.py), fields that are known but unsupported (unsupporte
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from protocol.errors import BadRequest
 
@@ -14,8 +15,28 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
+NEED_CONTENT = frozenset("user system developer".split())  # other roles are up to the chat template
 INT64 = 2**63
+CONTENT = "a string or a list of text parts"
+UNIONS = {"content": CONTENT, "stop": "a string or a list of strings"}
 PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists, none of them empty"
+
+# what was expected, by the kind of pydantic's error
+WANTED = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "finite_number": "a finite number",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "literal_error": "{expected}",
+}
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -85,6 +106,12 @@ class ChatMessage(BaseModel):
     role: Annotated[str, Field(min_length=1)]
     content: str | list[TextPart] | None = None
 
+    @model_validator(mode="after")
+    def _has_content(self) -> "ChatMessage":
+        if self.content is None and self.role in NEED_CONTENT:
+            raise PydanticCustomError("no_content", "is missing")
+        return self
+
     def for_template(self) -> dict[str, Any]:
         """The message with its parts joined into one text."""
         fields: dict[str, Any] = {"role": self.role, **(self.model_extra or {})}
@@ -124,7 +151,7 @@ def short(value: Any) -> str:
 
 def _bad_request(error: ValidationError) -> BadRequest:
     """The failure nearest to what the client meant: of a union, the member that got furthest."""
-    first = max(error.errors(include_url=False), key=lambda each: sum(isinstance(part, int) for part in each["loc"]))
+    first = max(error.errors(include_url=False), key=_progress)
     top = str(first["loc"][0])
     path = ".".join(str(part) for part in first["loc"] if not _is_variant(part))
     if first["type"] == "missing":
@@ -132,7 +159,32 @@ def _bad_request(error: ValidationError) -> BadRequest:
         return BadRequest(f"{path}: is missing{expected}", param=top)
     if top == "prompt":
         return BadRequest(f"prompt: got {short(first['input'])}, expected {PROMPTS}", param=top)
-    return BadRequest(f"{path}: got {short(first['input'])}: {_lower(first['msg'])}", param=top)
+    if first["type"] == "no_content":
+        return BadRequest(f"{path}.content: is missing, expected {CONTENT}", param=top)
+    return BadRequest(f"{path}: {_complaint(first, path)}", param=top)
+
+
+def _progress(error: ErrorDetails) -> tuple[int, bool]:
+    """How far the checks of a value got: how deep, and whether at least its type was right."""
+    return sum(isinstance(part, int) for part in error["loc"]), not error["type"].endswith("_type")
+
+
+def _complaint(error: ErrorDetails, path: str) -> str:
+    """What is wrong with one value, and what was expected."""
+    kind, limits = error["type"], error.get("ctx", {})
+    field = path.rpartition(".")[2]
+    if kind.endswith("_type") and field in UNIONS:
+        return f"got {short(error['input'])}, expected {UNIONS[field]}"
+    if kind == "string_too_short":
+        return "is empty, expected at least one character"
+    if kind == "too_short":
+        return f"is empty, expected at least one {'message' if field == 'messages' else 'item'}"
+    if kind in ("too_long", "string_too_long"):
+        unit = "items" if kind == "too_long" else "characters"
+        return f"has {len(error['input'])} {unit}, expected at most {limits['max_length']}"
+    if kind in WANTED:
+        return f"got {short(error['input'])}, expected {WANTED[kind].format(**limits)}"
+    return f"got {short(error['input'])}: {_lower(error['msg'])}"
 
 
 def _is_variant(part: int | str) -> bool:

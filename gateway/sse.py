@@ -43,7 +43,7 @@ class ChunkWriter:
         self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
     def chunk(self, index: int, piece: Piece, usage: Usage, timeline: list[dict[str, Any]] | None = None) -> bytes:
-        """The chunk of one token of the choice `index`. `usage` counts the tokens so far."""
+        """The chunk of one token of the choice `index`. `usage` counts the tokens up to this one."""
         text, token_id, finish_reason = piece
         choice: dict[str, Any] = {"index": index}
         if self._head.is_chat:

@@ -152,6 +152,28 @@ async def test_chat_stream(setting: Setting) -> None:
     assert chunks[0]["usage"]["prompt_tokens"] == 20
 
 
+async def test_continuous_usage_counts_up_within_a_burst(setting: Setting) -> None:
+    await setting.add_pair(Behaviour(burst=4))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    response = await setting.complete("xy", max_tokens=9, n=2, stream=True, stream_options=options)
+    *chunks, last, done = events(response.text)
+    assert done is None and [chunk["usage"]["completion_tokens"] for chunk in chunks] == list(range(1, 19))
+    assert {chunk["usage"]["prompt_tokens"] for chunk in [*chunks, last]} == {2}
+    assert last["usage"]["completion_tokens"] == 18
+
+
+async def test_a_request_that_is_too_long_has_the_code_that_clients_know(setting: Setting) -> None:
+    await setting.add_pair()
+    for prompt, max_tokens, param in (([1] * 600, 1, "prompt"), ([1] * 500, 50, "max_tokens")):
+        response = await setting.complete(prompt, max_tokens=max_tokens)
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["type"] == "invalid_request_error"
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    messages = [{"role": "user", "content": "x" * 600}]
+    error = (await setting.client.post("/v1/chat/completions", json={"messages": messages})).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
 async def test_no_usage_unless_asked(setting: Setting) -> None:
     await setting.add_pair()
     chunks = events((await setting.complete("x", max_tokens=2, stream=True)).text)
@@ -253,7 +275,7 @@ async def test_workers(setting: Setting) -> None:
     assert [row["role"] for row in rows] == ["decode", "prefill"]
     row = rows[0]
     assert (row["id"], row["pid"], row["state"], row["running"], row["waiting"]) == ("decode-1", 4242, "ready", 1, 0)
-    assert row["instance"] == decode.instance and row["heartbeat_age_s"] < 2
+    assert row["instance"] == str(decode.instance) and row["heartbeat_age_s"] < 2
     expected = {"total": 256, "free": 250, "cached": 0, "owned": 6, "reserved": 0, "quarantined": 0}
     assert row["kv_pages"] == expected
 

@@ -68,7 +68,8 @@ def test_a_missing_prompt() -> None:
 def test_wrong_values_are_named(field: str, value: Any) -> None:
     error = refusal(CompletionRequest, {"prompt": "a", field: value})
     assert error.param == field
-    assert error.message.startswith(field) and "got " in error.message, error.message
+    assert error.message.startswith(field) and "expected " in error.message, error.message
+    assert any(word in error.message for word in ("got ", "is empty", "has 65 items")), error.message
 
 
 def test_null_and_unknown_fields_mean_nothing() -> None:
@@ -111,6 +112,38 @@ def test_content_is_text_or_text_parts() -> None:
 def test_wrong_messages(messages: Any) -> None:
     error = refusal(ChatRequest, {"messages": messages})
     assert error.param == "messages" and error.message.startswith("messages")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": []}, "messages: is empty, expected at least one message"),
+        ({"messages": [{"role": ""}]}, "messages.0.role: is empty, expected at least one character"),
+        ({"messages": ["hi"]}, "messages.0: got 'hi', expected an object"),
+        ({"stop": ["a", ""]}, "stop.1: is empty, expected at least one character"),
+        ({"stop": ["a"] * 65}, "stop: has 65 items, expected at most 64"),
+        ({"stop": 5}, "stop: got 5, expected a string or a list of strings"),
+        ({"temperature": 3}, "temperature: got 3, expected at most 2.0"),
+        ({"temperature": float("nan")}, "temperature: got nan, expected a finite number"),
+        ({"n": True}, "n: got True, expected an integer"),
+        ({"stream_options": 5}, "stream_options: got 5, expected an object"),
+    ],
+)
+def test_messages_say_what_was_expected(fields: dict[str, Any], message: str) -> None:
+    assert refusal(ChatRequest, {"messages": [{"role": "user", "content": "a"}], **fields}).message == message
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer"])
+@pytest.mark.parametrize("rest", [{}, {"content": None}])
+def test_who_speaks_says_something(role: str, rest: dict[str, Any]) -> None:
+    error = refusal(ChatRequest, {"messages": [{"role": "x"}, {"role": role, **rest}]})
+    assert error.message == "messages.1.content: is missing, expected a string or a list of text parts"
+    assert error.param == "messages"
+
+
+def test_an_assistant_that_called_tools_may_say_nothing() -> None:
+    messages = [{"role": "assistant", "content": None, "tool_calls": []}]
+    assert parse(ChatRequest, {"messages": messages}).messages[0].content is None
 
 
 def test_a_wrong_part_is_located() -> None:
