@@ -61,7 +61,7 @@ def _read(path: Path) -> str:
 
 
 def check_device(device: str, root: Path = Path("/")) -> None:
-    """ConfigError when `device` is cuda and no driver of a GPU is here. Whether one that is here works, workers find."""
+    """ConfigError when `device` is cuda and no driver of a GPU is here. Whether one that is here works, workers see."""
     if device == "cuda" and not any(next(root.glob(sign), None) for sign in _GPU_SIGNS):
         raise ConfigError(
             "--device: got 'cuda', but this machine shows no GPU (no /dev/nvidia*, no /proc/driver/nvidia);"
