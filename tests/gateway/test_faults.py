@@ -197,6 +197,27 @@ async def test_a_worker_with_another_model_is_refused(setting: Setting) -> None:
     assert isinstance(other.registration(), Register)
 
 
+async def test_a_worker_id_stays_with_its_live_worker(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
+    holder = await setting.add(Role.UNIFIED, "u")
+    other = FakeWorker(Role.PREFILL, setting.gateway.control_endpoint, "u")
+    again = FakeWorker(Role.UNIFIED, setting.gateway.control_endpoint, "u")
+    setting.workers += [other, again]
+    starting = asyncio.create_task(other.start())
+    await other.until(lambda: bool(other.received))
+    assert other.received == [Refused("worker id 'u' is taken by a live unified worker (pid 4242 on localhost)")]
+    starting.cancel()
+    waiting = asyncio.create_task(again.start())
+    await wait_until(lambda: any("kept waiting" in record.getMessage() for record in caplog.records))
+    assert (await setting.complete("x")).status_code == 200 and not again.received
+    await holder.send(Leaving("u", holder.instance))
+    await wait_until(lambda: not setting.gateway.control.membership.members)
+    await again.send(again.registration())  # as a worker does every second
+    await waiting
+    assert (await setting.complete("x")).status_code == 200 and len(again.assigned) == 1
+    refused = [record for record in caplog.records if record.getMessage() == "worker refused"]
+    assert [record.levelname for record in refused] == ["WARNING"]
+
+
 async def test_stopping_ends_what_is_in_flight(setting: Setting) -> None:
     worker = await setting.add(Role.UNIFIED, behaviour=Behaviour(stop_after=1))
     request = setting.client.build_request("POST", "/v1/completions", json={"prompt": "x", "stream": True})

@@ -142,7 +142,7 @@ def test_who_speaks_says_something(role: str, rest: dict[str, Any]) -> None:
 
 
 def test_an_assistant_that_called_tools_may_say_nothing() -> None:
-    messages = [{"role": "assistant", "content": None, "tool_calls": []}]
+    messages: list[dict[str, Any]] = [{"role": "assistant", "content": None, "tool_calls": []}]
     assert parse(ChatRequest, {"messages": messages}).messages[0].content is None
 
 

@@ -1,0 +1,70 @@
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from gateway.membership import Member
+from gateway.worker_metrics import WorkerCollector, shown
+from protocol.messages_gateway import KvPages, Role, WorkerStats
+from tests.gateway.test_membership import register
+
+STATS = WorkerStats(KvPages(total=10, free=4, owned=5, cached=1), running=3, waiting=2, queued_prompt_tokens=7)
+SENT = {"frames": 12.0, "bytes": 34.0, "transfers_now": 2, "frames_waiting_now": 1, "bytes_in_flight_now": 9}
+LANDED = {
+    "frames": 11.0,
+    "reservations_now": 4,
+    "rejected_checksum": 1,
+    "rejected_size": 2,
+    "reservations_delivered": 6,
+}
+
+
+def page(*members: Member) -> list[str]:
+    registry = CollectorRegistry()
+    registry.register(WorkerCollector(lambda: members))
+    return generate_latest(registry).decode().splitlines()
+
+
+def member(worker_id: str, role: Role, counters: dict[str, float]) -> Member:
+    return Member(register(worker_id, 1, role), replace(STATS, counters=counters), 0.0)
+
+
+def test_numbers_have_a_subject_a_unit_and_the_right_type() -> None:
+    lines = page(member("p", Role.PREFILL, SENT | {"transfers_cancelled": 3}), member("d", Role.DECODE, LANDED))
+    for line in (
+        "# TYPE baton_kv_transfer_frames_total counter",
+        'baton_kv_transfer_frames_total{role="prefill",worker="p"} 12.0',
+        'baton_kv_transfer_frames_total{role="decode",worker="d"} 11.0',
+        'baton_kv_transfer_bytes_total{role="prefill",worker="p"} 34.0',
+        "# TYPE baton_kv_transfers gauge",
+        'baton_kv_transfers{role="prefill",worker="p"} 2.0',
+        'baton_kv_transfer_waiting_frames{role="prefill",worker="p"} 1.0',
+        'baton_kv_transfer_in_flight_bytes{role="prefill",worker="p"} 9.0',
+        'baton_kv_transfers_ended_total{outcome="cancelled",role="prefill",worker="p"} 3.0',
+        "# TYPE baton_reservations gauge",
+        'baton_reservations{role="decode",worker="d"} 4.0',
+        'baton_reservations_ended_total{outcome="delivered",role="decode",worker="d"} 6.0',
+        "# TYPE baton_kv_transfer_rejected_frames_total counter",
+        'baton_kv_transfer_rejected_frames_total{reason="checksum",role="decode",worker="d"} 1.0',
+        'baton_kv_transfer_rejected_frames_total{reason="size",role="decode",worker="d"} 2.0',
+        'baton_running_requests{role="decode",worker="d"} 3.0',
+        'baton_kv_usage_ratio{role="decode",worker="d"} 0.5',
+    ):
+        assert line in lines, line
+    assert not any("_now" in line for line in lines)
+    assert len({line for line in lines if line.startswith("# TYPE")}) == sum(
+        line.startswith("# TYPE") for line in lines
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "public", "is_gauge"),
+    [("odd_things", "worker_odd_things", False), ("odd_total", "worker_odd", False), ("odd_now", "worker_odd", True)],
+)
+def test_unknown_numbers_keep_their_names(name: str, public: str, is_gauge: bool) -> None:
+    assert (shown(name).name, shown(name).is_gauge) == (public, is_gauge)
+    assert shown(name).help.startswith("Odd")
+
+
+def test_a_name_that_is_none_is_not_shown() -> None:
+    assert not any("evil" in line for line in page(member("p", Role.PREFILL, {'evil{x="1"}': 1.0})))
