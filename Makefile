@@ -48,7 +48,7 @@ bench: $(READY) ## measure a prefill + decode pair beside a unified worker on th
 
 # ---- gates ----
 
-check: $(READY) ## format, lint, strict types, import contracts, unit tests: under a minute
+check: $(READY) ## format, lint, strict types, import contracts, unit tests: under a minute on two idle cores
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target \
 	  check-unit check-types check-format check-lint check-imports
 

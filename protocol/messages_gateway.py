@@ -52,7 +52,7 @@ class WorkerStats(Message):
     waiting: int  # requests that wait for pages, credit or their turn
     queued_prompt_tokens: int = 0
     num_launches: int = 0
-    counters: dict[str, float] = field(default_factory=dict)  # monotonic totals for /metrics, by metric name
+    counters: dict[str, float] = field(default_factory=dict)  # for /metrics: monotonic totals, and gauges named *_now
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ class Stamp(Message):
 @dataclass(frozen=True)
 class Register(Message):
     """Sent by a worker when it can serve, and again whenever the gateway asks or has restarted. The gateway admits it
-    and answers Welcome, or answers Refused (a lost instance, a layout or model that differs from the others')."""
+    and answers Welcome, or answers Refused (a lost instance, a layout or model that differs from the others', an id
+    that a live worker of another role or host holds). While a live worker of the same role and host holds the id it
+    answers nothing: that one may be about to be lost, and the worker asks again."""
 
     address: WorkerAddress
     role: Role

@@ -65,7 +65,7 @@ def test_every_make_command_in_the_docs_exists(doc: str) -> None:
 
 
 def test_every_flag_in_the_readme_exists() -> None:
-    known = {"help"} | {spelling for option in OPTIONS for spelling in (option.name, *option.aliases)}
+    known = {"help", "json"} | {spelling for option in OPTIONS for spelling in (option.name, *option.aliases)}
     named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", (ROOT / "README.md").read_text()))
     assert {"prefill", "model", "page-size"} <= named <= known
 

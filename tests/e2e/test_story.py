@@ -70,6 +70,7 @@ def test_what_the_server_says_of_itself(story: BatonProcess) -> None:
     assert story.get("/health") == {"status": "ok"}
     models = story.get("/v1/models")
     assert (models["object"], [model["id"] for model in models["data"]]) == ("list", ["story"])
+    assert story.wait_for_rest(), "what other tests asked for is over"
     workers = {worker["id"]: worker for worker in story.workers()}
     assert {each: worker["role"] for each, worker in workers.items()} == {"prefill-0": "prefill", "decode-0": "decode"}
     for worker in workers.values():
