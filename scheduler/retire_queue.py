@@ -44,7 +44,7 @@ class RetireQueue:
             self._entries.append(_Entry(after_ticket, is_read, pages, rows))
 
     def collect(self, completed_ticket: int) -> bool:
-        """Every ticket up to `completed_ticket` has completed: hands back what nothing can touch any more, if anything."""
+        """Every ticket up to `completed_ticket` has completed: hands back what nothing can touch now, if anything."""
         waiting: deque[_Entry] = deque()
         for entry in self._entries:
             if entry.after_ticket <= completed_ticket and (entry.is_read is None or not entry.is_read()):
