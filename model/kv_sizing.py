@@ -45,10 +45,12 @@ def choose_kv_size(
     context_length: int,
     max_running_requests: int,
     max_total_tokens: int | None = None,
+    demand_tokens: int | None = None,
 ) -> KvSize:
     """Pages for one worker: the least of memory, `max_total_tokens`, and all running requests at full length.
 
-    `max_total_tokens` is rounded up to whole pages. Raises ConfigError when not even one full context fits.
+    `demand_tokens`, where less, stands for those requests as long as nobody sets `max_total_tokens`; a full context
+    fits always. Both are rounded up to whole pages. Raises ConfigError when not even one full context fits.
     """
     needed = layout.num_pages(context_length)
     if max_total_tokens is not None and layout.num_pages(max_total_tokens) < needed:
@@ -57,12 +59,15 @@ def choose_kv_size(
             f" {context_length}; raise it or lower the context length",
             param="max_total_tokens",
         )
+    demand = needed * max_running_requests
+    if demand_tokens is not None and max_total_tokens is None:
+        demand = max(needed, min(demand, layout.num_pages(demand_tokens)))
     page_bytes = layout.page_bytes * layout.num_layers
     usable = int(budget.available_bytes * (1 - SAFETY_SHARE)) - budget.weight_bytes
     usable = usable // budget.workers_on_host - budget.activation_bytes
     limits = [
         (usable // page_bytes - 1, "memory"),
-        (needed * max_running_requests, "demand"),
+        (demand, "demand"),
     ]
     if max_total_tokens is not None:
         limits.append((layout.num_pages(max_total_tokens), "max_total_tokens"))

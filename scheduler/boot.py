@@ -37,6 +37,7 @@ from scheduler.worker_loop import Core, PeerLink, RefusedByGateway, WorkerLoop, 
 
 EXIT_CANNOT_START = 2
 EXIT_REFUSED = 3
+HOST_DEMAND_TOKENS = 262_144  # of KV in host memory, unless --max-total-tokens asks for more: all is touched at start
 log = get_log("worker")
 
 
@@ -163,6 +164,7 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
         context_length=longest,
         max_running_requests=settings.max_running_requests,
         max_total_tokens=settings.max_total_tokens,
+        demand_tokens=HOST_DEMAND_TOKENS if runner.device.type == "cpu" else None,
     )
     log.info("KV memory", pages=size.num_pages - 1, tokens=size.num_tokens(layout), limited_by=size.limited_by)
     forward, schedule = open_streams(runner.device, wake)

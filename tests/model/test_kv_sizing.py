@@ -36,6 +36,24 @@ def test_what_limits_is_named() -> None:
     assert size(GIB, total=1 << 40)[1] == "memory"
 
 
+def test_demand_is_bounded_unless_a_total_is_asked_for() -> None:
+    def pages(context: int, total: int | None = None) -> int:
+        got = choose_kv_size(
+            LAYOUT,
+            KvBudget(GIB, 1, 0, 0),
+            context_length=context,
+            max_running_requests=10,
+            max_total_tokens=total,
+            demand_tokens=1000,
+        )
+        return got.num_pages - 1
+
+    assert pages(64) == 10 * 4
+    assert pages(256) == 63  # 1000 tokens, the last page in part
+    assert pages(2048) == 128  # one context always
+    assert pages(256, total=2000) == 125
+
+
 @given(
     available=st.integers(0, 64 * GIB),
     workers=st.integers(1, 16),
