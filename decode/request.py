@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from decode.request_states import MOVES, DecodeState
 from protocol.messages_gateway import Assign, Stamp, WorkerAddress
+from runtime.state_table import advance
 from scheduler.req import Req, kv_tokens
-from scheduler.state_table import advance
 
 
 @dataclass(eq=False)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from prefill.job_states import MOVES, JobState
 from protocol.messages_gateway import Stamp, WorkerAddress
 from protocol.messages_handoff import PrefillJob
+from runtime.state_table import advance
 from scheduler.req import Req
-from scheduler.state_table import advance
 from transfer.interface import Target
 
 

@@ -60,7 +60,6 @@ class Engine:
         debug: bool = False,
     ) -> None:
         self.page_size = kv.layout.page_size
-        self.num_layers = kv.layout.num_layers
         self.vocab_size = runner.config.vocab_size
         self.kv = kv
         self.device = device

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protocol.errors import InternalError
 from protocol.frame import FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout
+from runtime.state_table import advance
 from transfer.interface import Rejection
 from transfer.plan import Copy, copies_of, tokens_in
 
@@ -37,13 +37,6 @@ RECEIVE_MOVES: dict[ReceiveState, frozenset[ReceiveState]] = {
     ReceiveState.FAILED: frozenset(),
 }
 OPEN = frozenset({ReceiveState.REQUESTED, ReceiveState.RECEIVING})
-
-
-def advance_receive(state: ReceiveState, to: ReceiveState) -> ReceiveState:
-    """`to`, if the table allows the move; InternalError otherwise."""
-    if to not in RECEIVE_MOVES[state]:
-        raise InternalError(f"a reservation cannot go from {state} to {to}")
-    return to
 
 
 @dataclass(frozen=True)
@@ -108,13 +101,13 @@ class ReceiveTransfer:
 
     def fail(self, reason: str) -> None:
         """The KV will never be right."""
-        self.state = advance_receive(self.state, ReceiveState.FAILED)
+        self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.FAILED)
         self.failure = reason
 
     def release(self) -> None:
         """The pages are no longer ours; a delivered or failed reservation keeps its end."""
         if self.state in OPEN:
-            self.state = advance_receive(self.state, ReceiveState.CANCELLED)
+            self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.CANCELLED)
 
     def _accept_last(self, header: FrameHeader) -> Landing | Rejection:
         if self.last is not None:
@@ -147,7 +140,7 @@ class ReceiveTransfer:
 
     def _received(self) -> None:
         if self.state is ReceiveState.REQUESTED:
-            self.state = advance_receive(self.state, ReceiveState.RECEIVING)
+            self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.RECEIVING)
         if self.last is None:
             return
         whole = self._num_pages_landed == len(self._claimed)
@@ -161,4 +154,4 @@ class ReceiveTransfer:
         elif self._digest != self.last.digest:
             self.fail(f"the digest of what landed is {self._digest:#x}, the sender announced {self.last.digest:#x}")
         else:
-            self.state = advance_receive(self.state, ReceiveState.DELIVERED)
+            self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.DELIVERED)

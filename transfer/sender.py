@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protocol.errors import InternalError
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp
+from runtime.state_table import advance
 from transfer.interface import FRAME_BYTES, WINDOW_BYTES, Target
 from transfer.plan import KvFrame, final_pages, frames_of
 
@@ -38,13 +38,6 @@ SEND_MOVES: dict[SendState, frozenset[SendState]] = {
     SendState.CANCELLED: frozenset(),
     SendState.FAILED: frozenset(),
 }
-
-
-def advance_send(state: SendState, to: SendState) -> SendState:
-    """`to`, if the table allows the move; InternalError otherwise."""
-    if to not in SEND_MOVES[state]:
-        raise InternalError(f"a transfer cannot go from {state} to {to}")
-    return to
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,7 @@ class SendTransfer:
         """The last frame; every layer must have been ready in full."""
         total = len(self.source_pages)
         assert all(ready == total for ready in self._ready_pages), (self._ready_pages, total)
-        self.state = advance_send(self.state, SendState.SENDING)
+        self.state = advance(SEND_MOVES, self.state, SendState.SENDING)
         return LastFrame(first_tokens, stamps)
 
     def header(self, frame: Frame, sender_instance: int) -> FrameHeader:
@@ -124,11 +117,11 @@ class SendTransfer:
 
     def delivered(self) -> None:
         """The peer says that it has everything; that cannot be so before the last frame was sent."""
-        self.state = advance_send(self.state, SendState.DELIVERED if self.last_sent else SendState.FAILED)
+        self.state = advance(SEND_MOVES, self.state, SendState.DELIVERED if self.last_sent else SendState.FAILED)
 
     def cancel(self) -> None:
         """Ends the transfer."""
-        self.state = advance_send(self.state, SendState.CANCELLED)
+        self.state = advance(SEND_MOVES, self.state, SendState.CANCELLED)
 
 
 class CreditWindow:

@@ -3,7 +3,7 @@ from itertools import product
 import pytest
 
 from decode.request_states import MOVES, DecodeState
-from scheduler.state_table import advance
+from runtime.state_table import advance
 
 LEGAL = {
     "RESERVING": "REQUESTED CANCELLED FAILED",

@@ -3,7 +3,7 @@ from itertools import product
 import pytest
 
 from prefill.job_states import MOVES, JobState
-from scheduler.state_table import advance
+from runtime.state_table import advance
 
 LEGAL = {
     "WAITING": "COMPUTING CANCELLED FAILED",

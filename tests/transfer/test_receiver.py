@@ -3,12 +3,12 @@ from itertools import permutations, product
 
 import pytest
 
-from protocol.errors import InternalError
 from protocol.frame import LAST_LAYER, FrameHeader, LastMessage
+from runtime.state_table import advance
 from tests.transfer.memory import LAYOUT
 from transfer.interface import Rejection
 from transfer.plan import Run
-from transfer.receiver import RECEIVE_MOVES, Landing, ReceiveState, ReceiveTransfer, advance_receive
+from transfer.receiver import RECEIVE_MOVES, Landing, ReceiveState, ReceiveTransfer
 
 NUM_TOKENS, PAGES = 6, (5, 2)  # a full page and half of another
 BLANK = FrameHeader(0, 77, 4, 1, 0, 0, 2, NUM_TOKENS, 2 * LAYOUT.page_bytes)
@@ -34,10 +34,10 @@ def receive(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = 
 @pytest.mark.parametrize("state,to", list(product(ReceiveState, ReceiveState)))
 def test_the_whole_table_of_moves(state: ReceiveState, to: ReceiveState) -> None:
     if to in RECEIVE_MOVES[state]:
-        assert advance_receive(state, to) is to
+        assert advance(RECEIVE_MOVES, state, to) is to
     else:
-        with pytest.raises(InternalError, match=f"from {state} to {to}"):
-            advance_receive(state, to)
+        with pytest.raises(AssertionError, match=f"illegal move {state.name} -> {to.name}"):
+            advance(RECEIVE_MOVES, state, to)
 
 
 @pytest.mark.parametrize("order", list(permutations([*FRAMES, LAST_HEADER])))

@@ -3,13 +3,13 @@ from itertools import product
 
 import pytest
 
-from protocol.errors import InternalError
 from protocol.frame import LAST_MESSAGE
 from protocol.messages_gateway import WorkerAddress
+from runtime.state_table import advance
 from tests.transfer.memory import LAYOUT
 from transfer.interface import Target
 from transfer.plan import KvFrame
-from transfer.sender import SEND_MOVES, CreditWindow, PeerQueue, SendState, SendTransfer, advance_send
+from transfer.sender import SEND_MOVES, CreditWindow, PeerQueue, SendState, SendTransfer
 
 TARGET = Target(WorkerAddress("d0", 9, data="nowhere"), reservation=4, attempt=2)
 
@@ -26,10 +26,10 @@ def computed(num_tokens: int = 6) -> tuple[SendTransfer, list[KvFrame]]:
 @pytest.mark.parametrize("state,to", list(product(SendState, SendState)))
 def test_the_whole_table_of_moves(state: SendState, to: SendState) -> None:
     if to in SEND_MOVES[state]:
-        assert advance_send(state, to) is to
+        assert advance(SEND_MOVES, state, to) is to
     else:
-        with pytest.raises(InternalError, match=f"from {state} to {to}"):
-            advance_send(state, to)
+        with pytest.raises(AssertionError, match=f"illegal move {state.name} -> {to.name}"):
+            advance(SEND_MOVES, state, to)
 
 
 def test_only_an_unfinished_transfer_can_still_change() -> None:

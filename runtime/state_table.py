@@ -12,5 +12,6 @@ S = TypeVar("S", bound=Enum)
 
 def advance(table: Mapping[S, frozenset[S]], old: S, new: S) -> S:
     """`new`, if the table allows the move; an assertion error names the move otherwise: it is our own bug."""
-    assert new in table[old], f"illegal move {old.name} -> {new.name}"
+    if new not in table[old]:
+        raise AssertionError(f"illegal move {old.name} -> {new.name}")
     return new

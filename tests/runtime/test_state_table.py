@@ -2,7 +2,7 @@ from enum import Enum
 
 import pytest
 
-from scheduler.state_table import advance
+from runtime.state_table import advance
 
 
 class Light(Enum):
