@@ -20,6 +20,7 @@ from runtime.settings import (
     Device,
     Dtype,
     GatewaySettings,
+    HttpLimits,
     LogLevel,
     Pairing,
     Settings,
@@ -127,7 +128,24 @@ def _gateway_settings(config: Config, model: Path, served_model_name: str, contr
         served_model_name=served_model_name,
         context_length=config.optional_integer("context-length"),
         pairing=cast(Pairing, config.text("pairing")),
+        limits=_http_limits(config),
         log_level=cast(LogLevel, config.text("log-level")),
+    )
+
+
+def _http_limits(config: Config) -> HttpLimits:
+    return HttpLimits(
+        max_body_bytes=config.integer("max-body-bytes"),
+        max_header_bytes=config.integer("max-header-bytes"),
+        max_headers=config.integer("max-headers"),
+        max_connections=config.integer("max-connections"),
+        max_choices_in_flight=config.integer("max-choices-in-flight"),
+        max_choices=config.integer("max-choices"),
+        max_prompts=config.integer("max-prompts"),
+        max_stop_strings=config.integer("max-stop-strings"),
+        header_timeout_s=config.integer("header-timeout"),
+        body_timeout_s=config.integer("body-timeout"),
+        keep_alive_s=config.integer("keep-alive-timeout"),
     )
 
 

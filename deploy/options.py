@@ -32,6 +32,7 @@ MODEL = "model"
 ADDRESS = "addresses"
 MEMORY = "memory and batches"
 HANDOVER = "from prefill to decode"
+LIMITS = "what clients may ask"
 MACHINE = "this machine"
 DEMO = "the request"
 
@@ -127,6 +128,50 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="pairing", default="least_loaded", metavar="RULE", group=HANDOVER, commands=_FRONT,
         choices=("least_loaded", "round_robin"), help="how workers are chosen for a request",
+    ),
+    Option(
+        name="max-body-bytes", kind=Kind.INTEGER, default=8388608, minimum=1, metavar="BYTES", group=LIMITS, commands=_FRONT,
+        help="longest body of a request",
+    ),
+    Option(
+        name="max-header-bytes", kind=Kind.INTEGER, default=65536, minimum=1, metavar="BYTES", group=LIMITS, commands=_FRONT,
+        help="longest request line and headers",
+    ),
+    Option(
+        name="max-headers", kind=Kind.INTEGER, default=256, minimum=1, metavar="N", group=LIMITS, commands=_FRONT,
+        help="headers of one request",
+    ),
+    Option(
+        name="max-connections", kind=Kind.INTEGER, default=1024, minimum=1, metavar="N", group=LIMITS, commands=_FRONT,
+        help="connections of clients at once",
+    ),
+    Option(
+        name="max-choices-in-flight", kind=Kind.INTEGER, default=2048, minimum=1, metavar="N", group=LIMITS, commands=_FRONT,
+        help="choices waiting or being answered at once; beyond it clients get 429",
+    ),
+    Option(
+        name="max-choices", kind=Kind.INTEGER, default=128, minimum=1, metavar="N", group=LIMITS, commands=_FRONT,
+        help="choices (n) of one prompt",
+    ),
+    Option(
+        name="max-prompts", kind=Kind.INTEGER, default=1024, minimum=1, metavar="N", group=LIMITS, commands=_FRONT,
+        help="prompts in one request",
+    ),
+    Option(
+        name="max-stop-strings", kind=Kind.INTEGER, default=64, minimum=1, metavar="N", group=LIMITS, commands=_FRONT,
+        help="stop strings of one request",
+    ),
+    Option(
+        name="header-timeout", kind=Kind.INTEGER, default=20, minimum=1, metavar="SECONDS", group=LIMITS, commands=_FRONT,
+        help="time for a request's headers to arrive",
+    ),
+    Option(
+        name="body-timeout", kind=Kind.INTEGER, default=60, minimum=1, metavar="SECONDS", group=LIMITS, commands=_FRONT,
+        help="time for a request's body to arrive",
+    ),
+    Option(
+        name="keep-alive-timeout", kind=Kind.INTEGER, default=75, minimum=1, metavar="SECONDS", group=LIMITS, commands=_FRONT,
+        help="how long a connection without a request is kept",
     ),
     Option(
         name="threads", kind=Kind.INTEGER, minimum=1, metavar="N", group=MACHINE, commands=_COMPUTE,

@@ -5,7 +5,7 @@ unknown key or a wrong value by name. What it does not know: where a value came 
 """
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -22,6 +22,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
 
 
 class Settings:
@@ -78,6 +79,23 @@ class WorkerSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HttpLimits(Settings):
+    """What one client, and all of them together, may ask of the gateway. docs/http.md says what it answers beyond."""
+
+    max_body_bytes: Positive = 8 * 1024 * 1024
+    max_header_bytes: Positive = 64 * 1024  # request line and headers of one request
+    max_headers: Positive = 256
+    max_connections: Positive = 1024
+    max_choices_in_flight: Positive = 2048  # prompts times n, of all requests that wait or are answered
+    max_choices: Positive = 128  # n
+    max_prompts: Positive = 1024  # of one request
+    max_stop_strings: Positive = 64
+    header_timeout_s: Seconds = 20.0
+    body_timeout_s: Seconds = 60.0
+    keep_alive_s: Seconds = 75.0  # a connection without a request
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatewaySettings(Settings):
     """The gateway. Port 0, in `port` or `control`, lets the system choose."""
 
@@ -88,4 +106,5 @@ class GatewaySettings(Settings):
     served_model_name: str
     context_length: Positive | None = None
     pairing: Pairing = "least_loaded"
+    limits: HttpLimits = field(default_factory=HttpLimits)
     log_level: LogLevel = "info"
