@@ -29,12 +29,14 @@ FAKE = (SERVE_FAKE,)  # the same flags, with workers that serve the model of has
 class BatonProcess:
     """One `baton` command, ready. `pieces` are the words of the ready line."""
 
-    def __init__(self, *argv: str, log: Path, program: Sequence[str] = BATON) -> None:
+    def __init__(
+        self, *argv: str, log: Path, program: Sequence[str] = BATON, variables: Mapping[str, str] | None = None
+    ) -> None:
         self._log = log
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, *program, *argv],
-                env=environment(),
+                env={**environment(), **(variables or {})},
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
