@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model.splitmix import mix, shift_right
 
+NOT_A_TOKEN: Final = -1  # drawn from logits that are not finite
 GREEDY_BELOW: Final = 1e-30  # a temperature so low that logits divided by it would leave float32
 _NEG_INF: Final = float("-inf")
 
@@ -37,18 +38,24 @@ class SamplingInput:
 
 @torch.no_grad()
 def sample(logits_LV: Tensor, s: SamplingInput) -> Tensor:
-    """The sampled tokens, (L,) int64; greedy rows take the first of the largest logits. `logits_LV` is not changed."""
+    """The sampled tokens, (L,) int64; greedy rows take the first of the largest logits. `logits_LV` is not changed.
+
+    A row with a NaN, an infinity or nothing but -inf has no right token: it gets NOT_A_TOKEN, and disturbs no other.
+    """
     if logits_LV.shape[0] == 0:
         return torch.empty(0, dtype=torch.int64, device=logits_LV.device)
     logits_LV = _without_banned(logits_LV.float(), s.banned)
     greedy_L = logits_LV.argmax(dim=-1)
+    largest_L = logits_LV.gather(1, greedy_L[:, None])[:, 0]  # NaN, if there is one anywhere in the row
+    has_none_L = largest_L - largest_L != 0  # not finite; isfinite() takes ten times as long
     if s.all_greedy:
-        return greedy_L
+        return greedy_L.masked_fill_(has_none_L, NOT_A_TOKEN)
     is_greedy_L = s.temperature_L < GREEDY_BELOW
     scaled_LV = logits_LV / torch.where(is_greedy_L, 1.0, s.temperature_L)[:, None]
     masked_LV = mask_logits(scaled_LV, s)
     uniform_L = uniform(s.seed_L, s.choice_L, s.position_L)
-    return torch.where(is_greedy_L, greedy_L, _draw(masked_LV, uniform_L))
+    tokens_L = torch.where(is_greedy_L, greedy_L, _draw(masked_LV, uniform_L))
+    return tokens_L.masked_fill_(has_none_L, NOT_A_TOKEN)
 
 
 def mask_logits(scaled_LV: Tensor, s: SamplingInput) -> Tensor:

@@ -189,7 +189,8 @@ class Engine:
         return launch
 
     def tokens(self, launch: Launch) -> list[tuple[Req, int]]:
-        """What a completed launch sampled, by request; empty when it failed or sampled nothing."""
+        """What a completed launch sampled, by request (perhaps sampler.NOT_A_TOKEN); empty when it failed or sampled
+        nothing."""
         if launch.tokens_L is None:
             return []
         return list(zip(launch.batch.samples, self._forward.read_host(launch.tokens_L), strict=True))
@@ -223,7 +224,8 @@ class Engine:
                 logits_LV = self._runner.forward(inp, self.kv, lambda layer: self._layer_written(launch, layer))
                 if batch.sampling is not None:
                     tokens_L = sample(logits_LV, batch.sampling)
-                    self.future_map.stash(batch.stash_rows_L, tokens_L, batch.stash_generations)
+                    # NOT_A_TOKEN must not be read by the launch behind this one, which is enqueued already
+                    self.future_map.stash(batch.stash_rows_L, tokens_L.clamp(min=0), batch.stash_generations)
                     launch.tokens_L = self._forward.to_host(tokens_L)
         except Exception as error:  # noqa: BLE001 - the top of the forward loop: fails this launch's requests and goes on
             launch.error = error

@@ -11,6 +11,8 @@ what a role chooses, or what it does with results.
 from collections.abc import Sequence
 from typing import Protocol
 
+from model.sampler import NOT_A_TOKEN
+from protocol.errors import InternalError
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import LaunchPlan
 from scheduler.req import Req
@@ -32,7 +34,7 @@ class RoleSteps(Protocol):
         ...
 
     def failed(self, reqs: Sequence[Req], error: Exception) -> None:
-        """A launch raised: its requests fail, and nothing else. A request may be named twice."""
+        """A launch raised, or drew no token for these: they fail, and nothing else. A request may be named twice."""
         ...
 
 
@@ -60,7 +62,11 @@ class OverlapLoop:
                 prompts = (chunk.req for chunk in launch.plan.chunks)
                 self._role.failed([*prompts, *launch.batch.samples], launch.error)
             else:
-                self._role.process(launch, self._engine.tokens(launch))
+                tokens = self._engine.tokens(launch)
+                if bad := [req for req, token in tokens if token == NOT_A_TOKEN]:
+                    self._role.failed(bad, InternalError("the model's scores for the next token are not finite"))
+                    tokens = [(req, token) for req, token in tokens if token != NOT_A_TOKEN]
+                self._role.process(launch, tokens)
             progressed = True
         return progressed
 
