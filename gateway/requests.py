@@ -93,6 +93,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._records: dict[str, RequestRecord] = {}
+        self.num_choices = 0  # of all requests in flight
         self.num_dropped = 0  # deliveries for requests, attempts or choices that nobody waits for
 
     def __len__(self) -> int:
@@ -106,6 +107,7 @@ class Requests:
         choices = [ChoiceRecord(need.max_tokens) for _ in range(need.num_choices)]
         record = RequestRecord(request_id, attempt, need, decode, prefill, choices)
         self._records[request_id] = record
+        self.num_choices += need.num_choices
         return record
 
     def find(self, request_id: str) -> RequestRecord | None:
@@ -145,7 +147,10 @@ class Requests:
 
     def remove(self, request_id: str) -> RequestRecord | None:
         """Forgets a request; what still comes for it is dropped."""
-        return self._records.pop(request_id, None)
+        record = self._records.pop(request_id, None)
+        if record is not None:
+            self.num_choices -= record.need.num_choices
+        return record
 
     def running_on(self, key: WorkerKey) -> list[RequestRecord]:
         """Requests that decode (or run unified) on this worker."""
