@@ -28,8 +28,15 @@ class DecodeRequest:
     def of(assign: Assign, prefill: WorkerAddress, reservation: int) -> "DecodeRequest":
         """A request as it arrives."""
         reqs = tuple(
-            Req(assign.request_id, assign.attempt, choice, assign.prompt_ids, assign.sampling)
-            for choice in range(assign.num_choices)
+            Req(
+                assign.request_id,
+                assign.attempt,
+                assign.first_choice + index,
+                assign.prompt_ids,
+                assign.sampling,
+                assign.num_replayed,
+            )
+            for index in range(assign.num_choices)
         )
         return DecodeRequest(assign, prefill, reservation, reqs)
 
@@ -40,13 +47,13 @@ class DecodeRequest:
 
     @property
     def prompt_len(self) -> int:
-        """Prompt tokens."""
+        """Tokens that prefill computes."""
         return len(self.assign.prompt_ids)
 
     @property
     def kv_tokens(self) -> int:
         """Tokens of KV that each choice may need; 0 when prefill's first token is the only one."""
-        return kv_tokens(self.prompt_len, self.assign.sampling.max_tokens)
+        return kv_tokens(self.prompt_len, self.assign.sampling.max_tokens - self.assign.num_replayed)
 
     @property
     def is_handed_over(self) -> bool:

@@ -16,6 +16,7 @@ from protocol.errors import (
     BadRequest,
     BatonError,
     InternalError,
+    KvNotDelivered,
     LayoutMismatch,
     Unavailable,
     WorkerLost,
@@ -52,7 +53,7 @@ from scheduler.forward_batch import LaunchPlan
 from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.req import Req, kv_tokens
-from scheduler.request_check import first_tokens_fault, transfer_fault
+from scheduler.request_check import first_tokens_fault, replay_fault, transfer_fault
 from scheduler.running import Running
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.token_stream import TokenStream
@@ -201,11 +202,12 @@ class DecodeWorker:
             self._fail(request, LayoutMismatch(peer.refusal))
 
     def _fault(self, assign: Assign) -> str | None:
-        prompt, n, most = assign.prompt_ids, assign.num_choices, assign.sampling.max_tokens
+        prompt, n, left = assign.prompt_ids, assign.num_choices, assign.sampling.max_tokens - assign.num_replayed
         return (
             self.engine.fault(prompt, assign.sampling, n)
+            or replay_fault(prompt, assign.sampling, n, assign.first_choice, assign.num_replayed)
             or transfer_fault(assign.attempt)
-            or self.engine.never_fits(len(prompt), kv_tokens(len(prompt), most), n)
+            or self.engine.never_fits(len(prompt), kv_tokens(len(prompt), left), n)
         )
 
     def _send_jobs(self) -> None:
@@ -224,6 +226,8 @@ class DecodeWorker:
                 assign.sampling,
                 assign.num_choices,
                 assign.timeline,
+                assign.first_choice,
+                assign.num_replayed,
             )
             self.outbox.prefill.append((request.prefill, job))
 
@@ -244,7 +248,7 @@ class DecodeWorker:
 
     def _fail_late(self, now: float) -> None:
         for request in self._reservations.late(now):
-            self._fail(request, Unavailable(f"no KV from {request.prefill.worker_id} in {request.handover_s:.0f} s"))
+            self._fail(request, KvNotDelivered(f"no KV from {request.prefill.worker_id} in {request.handover_s:.0f} s"))
         for peer in self._peers.silent(now):
             self._peers.lose(peer.address.instance)  # the next request greets it again
             reason = f"prefill worker {peer.address.worker_id} did not answer in {HELLO_DEADLINE_S:.0f} s"
@@ -255,7 +259,7 @@ class DecodeWorker:
             request.move(DecodeState.RECEIVING)
             self._stamp(request, "first frame landed")
         elif isinstance(event, TransferFailed):
-            self._fail(request, InternalError(f"KV transfer failed: {event.reason}"))
+            self._fail(request, KvNotDelivered(f"KV transfer failed: {event.reason}"))
         elif fault := first_tokens_fault(event.last.first_tokens, len(request.reqs), self.engine.vocab_size):
             self._fail(request, InternalError(fault))
         else:
@@ -284,7 +288,7 @@ class DecodeWorker:
         self._release_cancelled(request)
         for req, token in zip(request.reqs, first_tokens, strict=True):
             if req.finish is None:
-                req.num_sampled = 1
+                req.num_sampled += 1
                 self._take_token(request, req, token)
         going_on = [req for req in request.reqs if req.finish is None]
         if going_on:
@@ -314,7 +318,7 @@ class DecodeWorker:
 
     def _take_token(self, request: DecodeRequest, req: Req, token: int) -> None:
         seq = self._tokens.add(req, token)
-        if seq == 1:
+        if seq == req.num_replayed + 1:
             self._stamp(request, "first decode")
         if req.finish is not None:
             self._close_choice(request, req)

@@ -31,9 +31,12 @@ class Job:
         """A job as it arrives."""
 
         def req(choice: int) -> Req:
-            return Req(message.request_id, message.attempt, choice, message.prompt_ids, message.sampling)
+            return Req(
+                message.request_id, message.attempt, choice, message.prompt_ids, message.sampling, message.num_replayed
+            )
 
-        return Job(message, peer, req(0), tuple(req(choice) for choice in range(message.num_choices)))
+        first = message.first_choice
+        return Job(message, peer, req(first), tuple(req(first + index) for index in range(message.num_choices)))
 
     @property
     def target(self) -> Target:
@@ -43,7 +46,7 @@ class Job:
     @property
     def sends_kv(self) -> bool:
         """Whether decode needs the KV: not when the first token is the only one."""
-        return self.message.sampling.max_tokens > 1
+        return self.message.sampling.max_tokens - self.message.num_replayed > 1
 
     def move(self, state: JobState) -> None:
         """Advances the state machine."""

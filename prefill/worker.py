@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from prefill.job import Job
 from prefill.job_states import JobState
-from protocol.errors import BadRequest, BatonError, Unavailable, WireError, as_baton_error
+from protocol.errors import BadRequest, BatonError, KvNotDelivered, WireError, as_baton_error
 from protocol.kv_layout import KvLayout, mismatch
 from protocol.messages_gateway import (
     ChoiceTokens,
@@ -41,7 +41,7 @@ from scheduler.forward_batch import ExtendChunk, LaunchPlan
 from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.req import Req
-from scheduler.request_check import transfer_fault
+from scheduler.request_check import replay_fault, transfer_fault
 from transfer.interface import KvSender
 
 JOB_TOKENS = 16_384  # queued prompt tokens granted to each decode worker
@@ -181,6 +181,9 @@ class PrefillWorker:
         length = len(message.prompt_ids)
         reason = (
             self.engine.fault(message.prompt_ids, message.sampling, message.num_choices)
+            or replay_fault(
+                message.prompt_ids, message.sampling, message.num_choices, message.first_choice, message.num_replayed
+            )
             or transfer_fault(message.attempt, message.reservation)
             or self.engine.never_fits(length, length, 1)
         )
@@ -247,6 +250,7 @@ class PrefillWorker:
                     self._sender.layer_ready(job.target, layer, chunk.end)
 
     def _on_first_tokens(self, job: Job, first_tokens: list[int]) -> None:
+        seq = job.message.num_replayed
         for req, token in zip(job.choices, first_tokens, strict=True):
             req.append(token)
         self._computing.remove(job)
@@ -256,10 +260,8 @@ class PrefillWorker:
         self.outbox.gateway.append(
             FirstToken(
                 tuple(
-                    ChoiceTokens(
-                        message.request_id, message.attempt, req.choice, 0, tuple(req.outputs), req.finish or ""
-                    )
-                    for req in job.choices
+                    ChoiceTokens(message.request_id, message.attempt, req.choice, seq, (token,), req.finish or "")
+                    for req, token in zip(job.choices, first_tokens, strict=True)
                 ),
                 tuple(job.stamps),
             )
@@ -277,7 +279,7 @@ class PrefillWorker:
 
     def _fail_late(self, now: float) -> None:
         for job in [job for job in self._jobs.values() if job.deadline <= now]:
-            self._fail(job, Unavailable(f"no KvDelivered from {job.peer.worker_id} in {DELIVERY_DEADLINE_S:.0f} s"))
+            self._fail(job, KvNotDelivered(f"no KvDelivered from {job.peer.worker_id} in {DELIVERY_DEADLINE_S:.0f} s"))
 
     def _fail(self, job: Job, error: BatonError) -> None:
         message = job.message

@@ -5,7 +5,8 @@
     │   └── UnknownModel      it names a model that is not served                   HTTP 404
     ├── Overloaded            a queue or a limit is full; try again                 HTTP 429
     ├── Unavailable           no healthy worker can take or finish the request      HTTP 503
-    │   └── WorkerLost        the worker that had the request is gone               HTTP 503
+    │   ├── WorkerLost        the worker that had the request is gone               HTTP 503
+    │   └── KvNotDelivered    its KV did not come from prefill to decode            HTTP 503
     ├── ConfigError           a flag, environment variable or config file is wrong  (exit status 2)
     ├── CheckpointError       a model folder cannot be served                       (exit status 2)
     ├── WireError             a message or frame from a peer is malformed           (counted, dropped)
@@ -56,6 +57,12 @@ class WorkerLost(Unavailable):
     """The worker that held the request is gone."""
 
     code = "worker_lost"
+
+
+class KvNotDelivered(Unavailable):
+    """The KV of a request did not arrive whole, or not in time; elsewhere, or again, it may."""
+
+    code = "kv_not_delivered"
 
 
 class ConfigError(BatonError, ValueError):

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from protocol.codec import Boundary
 from protocol.kv_layout import KvLayout
-from protocol.message import Message
+from protocol.message import Count, Message
 from protocol.request import SamplingParams
 
 
@@ -112,7 +112,8 @@ class ChoiceTokens(Message):
 
 @dataclass(frozen=True)
 class FirstToken(Message):
-    """Sent by prefill as soon as it has sampled: seq 0 of every choice. The gateway delivers what it has not yet."""
+    """Sent by prefill as soon as it has sampled: the first new token of every choice, seq 0 unless outputs were
+    replayed. The gateway delivers what it has not yet."""
 
     choices: tuple[ChoiceTokens, ...]
     stamps: tuple[Stamp, ...] = ()
@@ -121,7 +122,7 @@ class FirstToken(Message):
 @dataclass(frozen=True)
 class Tokens(Message):
     """Sent by decode (or unified) after each step, for every choice that gained tokens; decode's first message of a
-    choice repeats seq 0. The gateway orders and removes duplicates by (attempt, seq)."""
+    choice repeats prefill's token. The gateway orders and removes duplicates by (attempt, seq)."""
 
     choices: tuple[ChoiceTokens, ...]
     stamps: dict[str, tuple[Stamp, ...]] = field(default_factory=dict)  # by request_id, with its last finish only
@@ -172,7 +173,10 @@ class RegisterAgain(Message):
 @dataclass(frozen=True)
 class Assign(Message):
     """Serve this request: n choices of one prompt. Sent to decode (which reserves and sends the job to `prefill`) or to
-    a unified worker (`prefill` is None). Choices are numbered 0..num_choices-1."""
+    a unified worker (`prefill` is None). Choices are numbered from `first_choice`.
+
+    On a retry the last `num_replayed` of `prompt_ids` are outputs that the choice has already: they count as outputs
+    (max_tokens, min_tokens), and the first new token has seq `num_replayed`. Then there is one choice."""
 
     request_id: str
     attempt: int
@@ -181,6 +185,8 @@ class Assign(Message):
     num_choices: int
     prefill: WorkerAddress | None
     timeline: bool = False  # collect stamps
+    first_choice: Count = 0
+    num_replayed: Count = 0
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Hello(Message):
 @dataclass(frozen=True)
 class PrefillJob(Message):
     """Run this prompt, send the first tokens to the gateway and the KV to the sender's data address under
-    `reservation`."""
+    `reservation`. `first_choice` and `num_replayed` are as in Assign."""
 
     request_id: str
     attempt: int
@@ -35,6 +35,8 @@ class PrefillJob(Message):
     sampling: SamplingParams
     num_choices: int
     timeline: bool = False
+    first_choice: Count = 0
+    num_replayed: Count = 0
 
 
 @dataclass(frozen=True)

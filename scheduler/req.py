@@ -10,13 +10,18 @@ from protocol.request import FinishReason, SamplingParams, finish_reason
 
 @dataclass(eq=False)
 class Req:
-    """`row` is 0 and `pages` is empty before admission and after release."""
+    """`row` is 0 and `pages` is empty before admission and after release.
+
+    `prompt_ids` are the tokens to compute before the first one is drawn. The last `num_replayed` of them are outputs of
+    an earlier attempt: `outputs` begins with them.
+    """
 
     request_id: str
     attempt: int
     choice: int
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    num_replayed: int = 0
 
     # set at admission, cleared at release
     row: int = 0
@@ -25,15 +30,20 @@ class Req:
 
     # progress of launches
     num_computed: int = 0  # prompt tokens whose KV is written by launches enqueued so far: [0, num_computed)
-    num_sampled: int = 0  # outputs that launches enqueued so far will have drawn
+    num_sampled: int = 0  # outputs, replayed ones among them, that launches enqueued so far will have drawn
 
     # results, as the host knows them
     outputs: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
 
+    def __post_init__(self) -> None:
+        if self.num_replayed:
+            self.outputs = list(self.prompt_ids[-self.num_replayed :])
+            self.num_sampled = self.num_replayed
+
     @property
     def prompt_len(self) -> int:
-        """Prompt tokens."""
+        """Tokens to compute before the first one is drawn."""
         return len(self.prompt_ids)
 
     @property
@@ -53,6 +63,7 @@ class Req:
         self.finish = finish_reason(self.sampling, len(self.outputs), token)
 
 
-def kv_tokens(prompt_len: int, max_tokens: int) -> int:
-    """Tokens whose KV decoding needs: all but the last output. 0 when prefill's first token is the only one."""
-    return 0 if max_tokens == 1 else prompt_len + max_tokens - 1
+def kv_tokens(prompt_len: int, num_left: int) -> int:
+    """Tokens whose KV decoding needs when `num_left` are to be drawn: all but the last. 0 when prefill draws the only
+    one."""
+    return 0 if num_left == 1 else prompt_len + num_left - 1

@@ -11,6 +11,7 @@ from protocol.request import SamplingParams
 MAX_ATTEMPT = 2**32 - 1  # what a frame's header holds
 MAX_RESERVATION = 2**64 - 1
 MAX_TOP_K = 2**63 - 1  # what a column of int64 holds
+MAX_CHOICE = 2**31 - 1
 
 
 def request_fault(
@@ -30,6 +31,22 @@ def request_fault(
         return f"n: got {num_choices}, expected at least 1"
     if num_choices > max_choices:
         return f"n: got {num_choices}, this worker runs at most {max_choices} choices"
+    return None
+
+
+def replay_fault(
+    prompt_ids: Sequence[int], sampling: SamplingParams, num_choices: int, first_choice: int, num_replayed: int
+) -> str | None:
+    """What makes these choices, or the outputs that are replayed to them, senseless; or None."""
+    if not 0 <= first_choice <= MAX_CHOICE:
+        return f"first_choice: got {first_choice}, expected 0 to {MAX_CHOICE}"
+    if not num_replayed:
+        return None
+    most = min(len(prompt_ids), sampling.max_tokens) - 1
+    if not 0 < num_replayed <= most:
+        return f"num_replayed: got {num_replayed}, expected 0 to {most}: less than the prompt and than max_tokens"
+    if num_choices != 1:
+        return f"num_replayed: got {num_replayed} for {num_choices} choices, expected one choice"
     return None
 
 

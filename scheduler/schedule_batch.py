@@ -34,7 +34,7 @@ class ScheduleBatch:
     @staticmethod
     def prebuilt(reqs: Sequence[Req], device: torch.device) -> "ScheduleBatch":
         """A batch that needs no forward: KV of prompt and all outputs but the last is there, and the last is known."""
-        seq_lens = [req.prompt_len + len(req.outputs) - 1 for req in reqs]
+        seq_lens = [req.prompt_len + len(req.outputs) - req.num_replayed - 1 for req in reqs]
         return ScheduleBatch._build(reqs, seq_lens, [req.outputs[-1] for req in reqs], device)
 
     @staticmethod

@@ -4,7 +4,7 @@ The cluster plays the gateway's part: it assigns, collects tokens by (attempt, s
 sockets, HTTP, text.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from decode.worker import DecodeWorker
@@ -134,11 +134,20 @@ class Cluster:
         """Every worker."""
         return [*self.prefills.values(), *self.decodes.values(), *self.unifieds]
 
-    def assign(self, request_id: str, prompt: list[int], sampling: SamplingParams, n: int = 1) -> None:
-        """Round robin over pairs."""
+    def assign(
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingParams,
+        n: int = 1,
+        *,
+        first_choice: int = 0,
+        replayed: Sequence[int] = (),
+    ) -> None:
+        """Round robin over pairs. `replayed` are outputs that its one choice has already."""
         self._next += 1
-        for choice in range(n):
-            self.answers[request_id, choice] = Answer()
+        for choice in range(first_choice, first_choice + n):
+            self.answers[request_id, choice] = Answer(dict(enumerate(replayed)))
         prefill = None
         worker: Worker
         if self.unifieds:
@@ -147,7 +156,11 @@ class Cluster:
             worker = list(self.decodes.values())[self._next % len(self.decodes)]
             prefill = self.addresses[list(self.prefills)[(self._next // 2) % len(self.prefills)]]
         self.assigned[request_id] = worker
-        worker.on_gateway(Assign(request_id, 0, tuple(prompt), sampling, n, prefill))
+        context = (*prompt, *replayed)
+        assign = Assign(
+            request_id, 0, context, sampling, n, prefill, first_choice=first_choice, num_replayed=len(replayed)
+        )
+        worker.on_gateway(assign)
 
     def cancel(self, request_id: str, choice: int = -1) -> None:
         """A client leaves."""

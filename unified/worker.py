@@ -27,6 +27,7 @@ from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.page_allocator import PageState
 from scheduler.req import Req
+from scheduler.request_check import replay_fault
 from scheduler.running import Running
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.token_stream import TokenStream
@@ -34,7 +35,7 @@ from scheduler.token_stream import TokenStream
 
 @dataclass(eq=False)
 class UnifiedRequest:
-    """A request and its choices. The prompt is computed in the row and pages of choice 0."""
+    """A request and its choices. The prompt is computed in the row and pages of the first choice."""
 
     assign: Assign
     reqs: tuple[Req, ...]
@@ -48,7 +49,8 @@ class UnifiedRequest:
     @property
     def num_tokens(self) -> int:
         """Tokens of KV that each choice may need."""
-        return len(self.assign.prompt_ids) + self.assign.sampling.max_tokens - 1
+        assign = self.assign
+        return len(assign.prompt_ids) + assign.sampling.max_tokens - assign.num_replayed - 1
 
 
 class UnifiedWorker:
@@ -145,14 +147,18 @@ class UnifiedWorker:
         if (assign.request_id, assign.attempt) in self._requests:
             return
         prompt, sampling, n = assign.prompt_ids, assign.sampling, assign.num_choices
-        num_tokens = len(prompt) + sampling.max_tokens - 1
-        reason = self.engine.fault(prompt, sampling, n) or self.engine.never_fits(len(prompt), num_tokens, n)
+        num_tokens = len(prompt) + sampling.max_tokens - assign.num_replayed - 1
+        reason = (
+            self.engine.fault(prompt, sampling, n)
+            or replay_fault(prompt, sampling, n, assign.first_choice, assign.num_replayed)
+            or self.engine.never_fits(len(prompt), num_tokens, n)
+        )
         if reason is not None:
             self.outbox.gateway.append(RequestFailed(assign.request_id, assign.attempt, BadRequest.code, reason))
             return
         reqs = tuple(
-            Req(assign.request_id, assign.attempt, choice, assign.prompt_ids, assign.sampling)
-            for choice in range(assign.num_choices)
+            Req(assign.request_id, assign.attempt, assign.first_choice + index, prompt, sampling, assign.num_replayed)
+            for index in range(assign.num_choices)
         )
         request = UnifiedRequest(assign, reqs)
         self._requests[request.key] = request
@@ -202,9 +208,9 @@ class UnifiedWorker:
             self._running.join(ScheduleBatch.launched(going_on, self.engine.device))
 
     def _take_token(self, request: UnifiedRequest, req: Req, token: int) -> None:
-        seq = self._tokens.add(req, token)
-        if seq < 2:
-            self._stamp(request, ("first token", "first decode")[seq])
+        num_before = self._tokens.add(req, token) - req.num_replayed
+        if num_before < 2:
+            self._stamp(request, ("first token", "first decode")[num_before])
         if req.finish is not None:
             self.engine.release(req)
             if all(other.finish is not None for other in request.reqs):
@@ -223,7 +229,7 @@ class UnifiedWorker:
             return
         for req in cancelled:
             req.finish = FinishReason.CANCELLED
-            is_prompt = req.choice == 0 and request in (*self._waiting, *self._computing)
+            is_prompt = req is request.reqs[0] and request in (*self._waiting, *self._computing)
             if not is_prompt:  # else the other choices still need the prompt's row and pages
                 self.engine.release(req)
 

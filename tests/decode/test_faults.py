@@ -157,6 +157,7 @@ def test_a_corrupted_payload_fails_the_request_at_once(index: int, offset: int) 
     cluster.run()
     (name,) = cluster.failures
     assert cluster.failures[name].message.startswith("KV transfer failed: frame")
+    assert cluster.failures[name].code == "kv_not_delivered"
     for each, length, n in (("r", 30, 2), ("other", 9, 1)):
         if each == name:
             expect_prefix(cluster, each, prompt_of(each, length), PARAMS)
@@ -189,7 +190,7 @@ def test_a_dropped_frame_ends_at_the_deadline_and_not_before() -> None:
     assert job_state(cluster, name) is not None
     clock.advance(1.5)
     cluster.run()
-    assert cluster.failures[name].code == "unavailable"
+    assert cluster.failures[name].code == "kv_not_delivered"
     assert cluster.failures[name].message == "no KV from prefill-0 in 120 s"
     expect_prefix(cluster, name, prompt_of(name, 30), PARAMS)
     expect_rest(cluster, credit_bytes_lost=True)

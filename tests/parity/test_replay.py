@@ -1,0 +1,113 @@
+"""A choice whose outputs are replayed on other workers goes on exactly where it was, wherever it was cut."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from model.fake import FakeRunner
+from model.runner import ModelRunner, Runner
+from protocol.messages_gateway import FirstToken, ToGateway, Tokens
+from protocol.request import SamplingParams
+from tests.cluster import Cluster
+from tests.parity.grid import TOPOLOGIES
+from tests.reference import reference
+
+NUM_TOKENS = 12
+PROMPT = [3, 14, 159, 26, 53, 58, 97, 93, 238, 46, 264, 33, 83, 279, 50, 288, 41]
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+SAMPLED = replace(GREEDY, temperature=1.3, top_k=40, top_p=0.9, min_p=0.02, seed=99)
+
+
+@cache
+def fake() -> FakeRunner:
+    return FakeRunner(context_length=128)
+
+
+@cache
+def qwen3() -> ModelRunner:
+    return ModelRunner.load(reference("qwen3").folder, device="cpu", dtype="float32")
+
+
+def new_cluster(runner: Runner, topology: str, page_size: int) -> Cluster:
+    return Cluster(runner, topology, page_size=page_size, chunk_size=7, num_pages=800 // page_size)
+
+
+def undisturbed(
+    runner: Runner, topology: str, params: SamplingParams, page_size: int, n: int, prompt: list[int]
+) -> list[list[int]]:
+    cluster = new_cluster(runner, topology, page_size)
+    cluster.assign("whole", prompt, params, n)
+    cluster.run()
+    cluster.close()
+    assert not cluster.failures
+    return [cluster.answers["whole", choice].ids for choice in range(n)]
+
+
+def check_every_cut(
+    runner: Runner, topology: str, params: SamplingParams, page_size: int, n: int = 1, prompt: list[int] = PROMPT
+) -> None:
+    """All cuts of all choices run at the same time."""
+    whole = undisturbed(runner, topology, params, page_size, n, prompt)
+    cluster = new_cluster(runner, topology, page_size)
+    seqs: dict[str, set[int]] = {}
+
+    def note(message: ToGateway) -> None:
+        if isinstance(message, FirstToken | Tokens):
+            for piece in message.choices:
+                seqs.setdefault(piece.request_id, set()).update(range(piece.seq, piece.seq + len(piece.token_ids)))
+
+    cluster.on_message = note
+    cuts = {f"{choice}-{cut}": (choice, cut) for choice in range(n) for cut in range(1, len(whole[choice]))}
+    for name, (choice, cut) in cuts.items():
+        cluster.assign(name, prompt, params, first_choice=choice, replayed=whole[choice][:cut])
+    cluster.run()
+    cluster.check()
+    cluster.close()
+    assert not cluster.failures and cuts
+    for name, (choice, cut) in cuts.items():
+        answer = cluster.answers[name, choice]
+        assert answer.ids == whole[choice], f"choice {choice}, cut after {cut}"
+        assert answer.finish == ("stop" if whole[choice][-1] in params.ending_ids else "length")
+        assert seqs[name] == set(range(cut, len(whole[choice]))), "the replayed outputs are not sent again"
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_every_cut(topology: str, page_size: int) -> None:
+    check_every_cut(fake(), topology, GREEDY, page_size)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_endings_and_min_tokens_count_replayed_outputs(topology: str) -> None:
+    plain = fake().expected_tokens(PROMPT, NUM_TOKENS)
+    params = replace(GREEDY, stop_token_ids=(plain[3], plain[7]), min_tokens=6)
+    [whole] = undisturbed(fake(), topology, params, 4, 1, PROMPT)
+    assert len(whole) > 6 and whole[:3] == plain[:3] and whole[3] != plain[3], "min_tokens has changed a token"
+    check_every_cut(fake(), topology, params, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params, n", [(GREEDY, 1), (SAMPLED, 3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_every_cut_of_a_real_model(topology: str, params: SamplingParams, n: int) -> None:
+    prompt = list(reference("qwen3").prompts[2])  # whose margins were asserted
+    check_every_cut(qwen3(), topology, params, 16, n, prompt)
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+@pytest.mark.parametrize(
+    "n, first_choice, replayed, why",
+    [
+        (2, 0, [5], "num_replayed: got 1 for 2 choices, expected one choice"),
+        (1, 0, [5] * NUM_TOKENS, "num_replayed: got 12, expected 0 to 11"),
+        (1, 2**31, [], "first_choice: got 2147483648, expected 0 to 2147483647"),
+    ],
+)
+def test_senseless_replays_are_refused(topology: str, n: int, first_choice: int, replayed: list[int], why: str) -> None:
+    cluster = new_cluster(fake(), topology, 4)
+    cluster.assign("r", PROMPT, GREEDY, n, first_choice=first_choice, replayed=replayed)
+    cluster.run(lambda: bool(cluster.failures))
+    assert cluster.failures["r"].code == "bad_request" and cluster.failures["r"].message.startswith(why)
+    assert cluster.at_rest()
+    cluster.close()
