@@ -25,7 +25,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q
 TOOLS  := $(PY) -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo bench check test test-full test-gpu format clean \
+.PHONY: help setup serve demo bench check test test-full test-faults test-gpu format clean \
   check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
@@ -72,6 +72,9 @@ test: check ## check, then the slow tests (real processes): under 15 minutes
 
 test-full: test ## test, then the exhaustive ones: every topology, page size and chunk
 	@$(PYTEST) -m "full and not gpu" --timeout 1800 --hypothesis-profile thorough
+
+test-faults: $(READY) ## every process killed, ended and paused at every phase of a request's life
+	@$(PYTEST) -m faults -v --no-header
 
 test-gpu: $(READY) ## the tests that need a CUDA device
 	@$(PY) -m pytest -q -m gpu -n 0
