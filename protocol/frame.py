@@ -16,8 +16,8 @@ import xxhash
 
 from protocol.codec import Boundary
 from protocol.errors import WireError
-from protocol.message import Message
-from protocol.messages_gateway import Stamp
+from protocol.message import Count, Instance, Ints, Message
+from protocol.messages_gateway import Stamps
 
 MAGIC = 0x4E544142  # "BATN"
 VERSION = 1
@@ -51,10 +51,10 @@ class FrameHeader:
 class LastMessage(Message):
     """Payload of the last frame: what decode needs beside the KV, and what it checks the KV against."""
 
-    first_tokens: tuple[int, ...]  # by choice
-    num_frames: int  # KV frames of the plan
-    digest: int  # extend_digest of the KV frames, from 0
-    stamps: tuple[Stamp, ...] = ()
+    first_tokens: Ints  # by choice
+    num_frames: Count  # KV frames of the plan
+    digest: Instance  # extend_digest of the KV frames, from 0
+    stamps: Stamps = ()
 
 
 LAST_MESSAGE: Boundary[LastMessage] = Boundary("last frame", (LastMessage,))

@@ -5,7 +5,7 @@ What it does not know: where the memory is, or how many pages a worker has.
 
 from dataclasses import dataclass
 
-from protocol.message import Message
+from protocol.message import Count, Message, Text
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -17,11 +17,11 @@ class KvLayout(Message):
     Layers lie one after the other, so that page `p` of layer `l` is one contiguous run of `page_bytes`.
     """
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    page_size: int  # tokens
-    dtype: str  # a key of ITEM_BYTES
+    num_layers: Count
+    num_kv_heads: Count
+    head_dim: Count
+    page_size: Count  # tokens
+    dtype: Text  # a key of ITEM_BYTES
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim", "page_size"):

@@ -5,10 +5,27 @@ What they do not know: the decode-to-prefill boundary (messages_handoff.py) and 
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import FailFast
 
 from protocol.codec import Boundary
 from protocol.kv_layout import KvLayout
-from protocol.message import Count, Message
+from protocol.message import (
+    Count,
+    Endpoint,
+    Flag,
+    Id,
+    Instance,
+    Int,
+    Ints,
+    Message,
+    Number,
+    Positive,
+    Seconds,
+    Text,
+    WorkerId,
+)
 from protocol.request import SamplingParams
 
 
@@ -25,22 +42,22 @@ class WorkerAddress(Message):
     """How peers name and reach a worker. `peer` is where a prefill worker takes jobs, `data` where a decode worker
     takes KV frames; each is a ZMQ endpoint whose port the system chose, or "" where the role has none."""
 
-    worker_id: str
-    instance: int
-    peer: str = ""
-    data: str = ""
+    worker_id: WorkerId
+    instance: Instance
+    peer: Endpoint = ""
+    data: Endpoint = ""
 
 
 @dataclass(frozen=True)
 class KvPages(Message):
     """The page ledger: total = free + cached + owned + reserved + quarantined (page 0, the padding, is not counted)."""
 
-    total: int
-    free: int
-    cached: int = 0
-    owned: int = 0
-    reserved: int = 0
-    quarantined: int = 0
+    total: Count
+    free: Count
+    cached: Count = 0
+    owned: Count = 0
+    reserved: Count = 0
+    quarantined: Count = 0
 
 
 @dataclass(frozen=True)
@@ -48,21 +65,23 @@ class WorkerStats(Message):
     """A worker's load, sent with every heartbeat."""
 
     kv_pages: KvPages
-    running: int  # choices being decoded, or prompts being prefilled
-    waiting: int  # requests that wait for pages, credit or their turn
-    queued_prompt_tokens: int = 0
-    num_launches: int = 0
-    counters: dict[str, float] = field(default_factory=dict)  # for /metrics: monotonic totals, and gauges named *_now
+    running: Count  # choices being decoded, or prompts being prefilled
+    waiting: Count  # requests that wait for pages, credit or their turn
+    queued_prompt_tokens: Count = 0
+    num_launches: Count = 0
+    counters: dict[Text, Number] = field(default_factory=dict)  # for /metrics: monotonic totals, and gauges named *_now
 
 
 @dataclass(frozen=True)
 class Stamp(Message):
     """One moment in a request's life: `name` from docs/structure.md, `at` in seconds of this host's monotonic clock."""
 
-    name: str
-    at: float
-    worker_id: str
+    name: Text
+    at: Number
+    worker_id: WorkerId
 
+
+Stamps = Annotated[tuple[Stamp, ...], FailFast()]
 
 # ---- worker to gateway ----
 
@@ -76,38 +95,38 @@ class Register(Message):
 
     address: WorkerAddress
     role: Role
-    pid: int
-    host: str
+    pid: Count
+    host: Text
     layout: KvLayout
-    fingerprint: str
-    vocab_size: int
-    context_length: int  # tokens, prompt and outputs together
-    max_running_requests: int
-    max_total_tokens: int  # capacity of the page pool
+    fingerprint: Text
+    vocab_size: Positive
+    context_length: Positive  # tokens, prompt and outputs together
+    max_running_requests: Positive
+    max_total_tokens: Positive  # capacity of the page pool
     stats: WorkerStats
-    backend: str = "zmq"  # how KV reaches or leaves it; "" for unified
+    backend: Text = "zmq"  # how KV reaches or leaves it; "" for unified
 
 
 @dataclass(frozen=True)
 class Heartbeat(Message):
     """Sent by a worker's own loop several times a second. The gateway notes the time and the load."""
 
-    worker_id: str
-    instance: int
+    worker_id: WorkerId
+    instance: Instance
     stats: WorkerStats
-    launch_age_s: float = 0.0  # age of the launch in progress; 0 when idle
+    launch_age_s: Seconds = 0.0  # age of the launch in progress; 0 when idle
 
 
 @dataclass(frozen=True)
 class ChoiceTokens(Message):
     """New tokens of one choice. `seq` is the index of the first among the choice's outputs."""
 
-    request_id: str
-    attempt: int
-    choice: int
-    seq: int
-    token_ids: tuple[int, ...]
-    finish: str = ""  # a FinishReason, or "" while the choice goes on
+    request_id: Id
+    attempt: Int
+    choice: Int
+    seq: Int
+    token_ids: Ints
+    finish: Text = ""  # a FinishReason, or "" while the choice goes on
 
 
 @dataclass(frozen=True)
@@ -115,8 +134,8 @@ class FirstToken(Message):
     """Sent by prefill as soon as it has sampled: the first new token of every choice, seq 0 unless outputs were
     replayed. The gateway delivers what it has not yet."""
 
-    choices: tuple[ChoiceTokens, ...]
-    stamps: tuple[Stamp, ...] = ()
+    choices: Annotated[tuple[ChoiceTokens, ...], FailFast()]
+    stamps: Stamps = ()
 
 
 @dataclass(frozen=True)
@@ -124,26 +143,26 @@ class Tokens(Message):
     """Sent by decode (or unified) after each step, for every choice that gained tokens; decode's first message of a
     choice repeats prefill's token. The gateway orders and removes duplicates by (attempt, seq)."""
 
-    choices: tuple[ChoiceTokens, ...]
-    stamps: dict[str, tuple[Stamp, ...]] = field(default_factory=dict)  # by request_id, with its last finish only
+    choices: Annotated[tuple[ChoiceTokens, ...], FailFast()]
+    stamps: dict[Id, Stamps] = field(default_factory=dict)  # by request_id, with its last finish only
 
 
 @dataclass(frozen=True)
 class RequestFailed(Message):
     """Sent by whoever is the authority when a request cannot go on. `code` is from protocol/errors.py."""
 
-    request_id: str
-    attempt: int
-    code: str
-    message: str
+    request_id: Id
+    attempt: Int
+    code: Text
+    message: Text
 
 
 @dataclass(frozen=True)
 class Leaving(Message):
     """Sent by a worker that ends by itself (SIGTERM). The gateway assigns it nothing more and forgets it."""
 
-    worker_id: str
-    instance: int
+    worker_id: WorkerId
+    instance: Instance
 
 
 # ---- gateway to worker ----
@@ -153,21 +172,21 @@ class Leaving(Message):
 class Welcome(Message):
     """The worker is a member. `gateway_instance` changes when the gateway restarts."""
 
-    gateway_instance: int
+    gateway_instance: Instance
 
 
 @dataclass(frozen=True)
 class Refused(Message):
     """The worker may not join; `reason` names what differs. It logs the reason and ends with status 3."""
 
-    reason: str
+    reason: Text
 
 
 @dataclass(frozen=True)
 class RegisterAgain(Message):
     """The gateway does not know this worker (it restarted): the worker answers Register."""
 
-    gateway_instance: int
+    gateway_instance: Instance
 
 
 @dataclass(frozen=True)
@@ -178,13 +197,13 @@ class Assign(Message):
     On a retry the last `num_replayed` of `prompt_ids` are outputs that the choice has already: they count as outputs
     (max_tokens, min_tokens), and the first new token has seq `num_replayed`. Then there is one choice."""
 
-    request_id: str
-    attempt: int
-    prompt_ids: tuple[int, ...]
+    request_id: Id
+    attempt: Int
+    prompt_ids: Ints
     sampling: SamplingParams
-    num_choices: int
+    num_choices: Int
     prefill: WorkerAddress | None
-    timeline: bool = False  # collect stamps
+    timeline: Flag = False  # collect stamps
     first_choice: Count = 0
     num_replayed: Count = 0
 
@@ -193,17 +212,17 @@ class Assign(Message):
 class CancelRequest(Message):
     """Nobody wants the rest of this request (or of one `choice`, if not -1): free what it holds, answer nothing."""
 
-    request_id: str
-    attempt: int
-    choice: int = -1
+    request_id: Id
+    attempt: Int
+    choice: Int = -1
 
 
 @dataclass(frozen=True)
 class PeerLost(Message):
     """A worker that this one may talk to is lost: its jobs or its requests fail."""
 
-    worker_id: str
-    instance: int
+    worker_id: WorkerId
+    instance: Instance
 
 
 ToGateway = Register | Heartbeat | FirstToken | Tokens | RequestFailed | Leaving

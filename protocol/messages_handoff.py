@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from protocol.codec import Boundary
 from protocol.kv_layout import KvLayout
-from protocol.message import Count, Message
-from protocol.messages_gateway import Stamp, WorkerAddress
+from protocol.message import Count, Flag, Id, Int, Ints, Message, Text
+from protocol.messages_gateway import Stamps, WorkerAddress
 from protocol.request import SamplingParams
 
 # ---- decode to prefill ----
@@ -20,7 +20,7 @@ class Hello(Message):
 
     address: WorkerAddress
     layout: KvLayout
-    fingerprint: str
+    fingerprint: Text
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class PrefillJob(Message):
     """Run this prompt, send the first tokens to the gateway and the KV to the sender's data address under
     `reservation`. `first_choice` and `num_replayed` are as in Assign."""
 
-    request_id: str
-    attempt: int
-    reservation: int
-    prompt_ids: tuple[int, ...]
+    request_id: Id
+    attempt: Int
+    reservation: Int
+    prompt_ids: Ints
     sampling: SamplingParams
-    num_choices: int
-    timeline: bool = False
+    num_choices: Int
+    timeline: Flag = False
     first_choice: Count = 0
     num_replayed: Count = 0
 
@@ -43,18 +43,18 @@ class PrefillJob(Message):
 class CancelJob(Message):
     """Drop the job in whatever state it is; its pages become free once the transport has let go of them."""
 
-    request_id: str
-    attempt: int
-    reservation: int
+    request_id: Id
+    attempt: Int
+    reservation: Int
 
 
 @dataclass(frozen=True)
 class KvDelivered(Message):
     """Every frame has landed and the digest agrees: prefill frees its pages."""
 
-    request_id: str
-    attempt: int
-    reservation: int
+    request_id: Id
+    attempt: Int
+    reservation: Int
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class HelloAccepted(Message):
 class HelloRefused(Message):
     """KV cannot move between these two; `reason` names both values. Decode fails what was assigned to this pair."""
 
-    reason: str
+    reason: Text
 
 
 @dataclass(frozen=True)
@@ -93,22 +93,22 @@ class JobCredit(Message):
 class JobFailed(Message):
     """Prefill cannot finish the job; decode (the authority) fails the request."""
 
-    request_id: str
-    attempt: int
-    reservation: int
-    code: str
-    message: str
+    request_id: Id
+    attempt: Int
+    reservation: Int
+    code: Text
+    message: Text
 
 
 @dataclass(frozen=True)
 class JobFinishedEarly(Message):
     """The first token ends every choice, so no KV follows: decode releases the reservation and closes the request."""
 
-    request_id: str
-    attempt: int
-    reservation: int
-    first_tokens: tuple[int, ...]  # by choice
-    stamps: tuple[Stamp, ...] = ()
+    request_id: Id
+    attempt: Int
+    reservation: Int
+    first_tokens: Ints  # by choice
+    stamps: Stamps = ()
 
 
 ToPrefill = Hello | PrefillJob | CancelJob | KvDelivered | DataCredit

@@ -6,7 +6,7 @@ What it does not know: tokenisers, HTTP, or where the request runs.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protocol.message import Message
+from protocol.message import Flag, Int, Ints, Message, Number
 
 
 class FinishReason(StrEnum):
@@ -21,16 +21,16 @@ class FinishReason(StrEnum):
 class SamplingParams(Message):
     """How tokens of one request are drawn and when a choice ends. The gateway fills every field."""
 
-    max_tokens: int  # at least 1
-    min_tokens: int = 0  # EOS and stop tokens cannot be drawn before that many outputs
-    temperature: float = 1.0  # 0 is greedy
-    top_k: int = 0  # 0 is off
-    top_p: float = 1.0  # 1 is off
-    min_p: float = 0.0  # 0 is off
-    seed: int = 0  # 64-bit; noise is keyed by (seed, choice, position)
-    stop_token_ids: tuple[int, ...] = ()
-    eos_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    max_tokens: Int  # at least 1
+    min_tokens: Int = 0  # EOS and stop tokens cannot be drawn before that many outputs
+    temperature: Number = 1.0  # 0 is greedy
+    top_k: Int = 0  # 0 is off
+    top_p: Number = 1.0  # 1 is off
+    min_p: Number = 0.0  # 0 is off
+    seed: Int = 0  # 64-bit; noise is keyed by (seed, choice, position)
+    stop_token_ids: Ints = ()
+    eos_token_ids: Ints = ()
+    ignore_eos: Flag = False
 
     @property
     def ending_ids(self) -> frozenset[int]:

@@ -5,25 +5,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import codec
 from protocol.codec import VERSION, Boundary
 from protocol.errors import WireError
-from protocol.message import Message
+from protocol.message import Int, Message, Number, Text
 
 
 @dataclass(frozen=True)
 class Point(Message):
     """Two numbers."""
 
-    x: int
-    y: float = 0.0
+    x: Int
+    y: Number = 0.0
 
 
 @dataclass(frozen=True)
 class Path(Message):
     """Messages within a message."""
 
-    name: str
+    name: Text
     points: tuple[Point, ...]
 
 
@@ -31,7 +30,7 @@ class Path(Message):
 class Elsewhere(Message):
     """Of another boundary."""
 
-    x: int
+    x: Int
 
 
 PATHS: Boundary[Point | Path] = Boundary("a to b", (Point, Path))
@@ -65,7 +64,7 @@ def packed(*parts: object) -> bytes:
         (packed(2, "Point", {"x": 1}), "a to b: message version 2, expected 1"),
         (packed("1", "Point", {"x": 1}), "a to b: message version '1', expected 1"),
         (packed(VERSION, "Elsewhere", {"x": 1}), "unknown message 'Elsewhere', expected one of ['Path', 'Point']"),
-        (packed(VERSION, 5, {"x": 1}), "unknown message '5'"),
+        (packed(VERSION, 5, {"x": 1}), "unknown message 5"),
         (packed(VERSION, "Point", [1, 2]), "a to b: Point carries tuple, expected a map"),
         (packed(VERSION, "Point", {"y": 1.0}), "a to b: Point.x: got {'y': 1.0}, Field required"),
         (packed(VERSION, "Point", {"x": "one"}), "a to b: Point.x: got 'one', Input should be a valid integer"),
@@ -90,10 +89,12 @@ def test_a_long_value_is_cut_in_the_error() -> None:
     assert len(caught.value.message) < 300
 
 
-def test_a_huge_message_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 10)
+def test_a_huge_message_is_refused_before_it_is_parsed() -> None:
+    small: Boundary[Point] = Boundary("a to b", (Point,), max_bytes=10)
     with pytest.raises(WireError, match="message of 11 bytes, expected at most 10"):
-        PATHS.decode(b"\xc1" * 11)
+        small.decode(b"\xc1" * 11)
+    with pytest.raises(WireError, match="message of 11 bytes, expected at most 3"):
+        small.decode(b"\xc1" * 11, max_bytes=3)
 
 
 @given(st.binary(max_size=60))

@@ -1,17 +1,15 @@
 """Every message of every boundary crosses it and comes back equal; no boundary takes a message of another."""
 
 from dataclasses import fields
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
 import msgpack
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from protocol.codec import VERSION, Boundary
 from protocol.errors import WireError
-from protocol.kv_layout import ITEM_BYTES, KvLayout
-from protocol.message import Count
+from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
@@ -25,6 +23,7 @@ from protocol.messages_gateway import (
 )
 from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, ToDecode, ToPrefill
 from protocol.request import SamplingParams
+from tests.protocol.values import values_of
 
 BOUNDARIES: list[tuple[Boundary[Any], tuple[type[Any], ...]]] = [
     (TO_GATEWAY, get_args(ToGateway)),
@@ -33,43 +32,6 @@ BOUNDARIES: list[tuple[Boundary[Any], tuple[type[Any], ...]]] = [
     (TO_DECODE, get_args(ToDecode)),
 ]
 KINDS = [(boundary, kind) for boundary, kinds in BOUNDARIES for kind in kinds]
-
-SIZE = st.integers(1, 2**20)
-SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
-    int: st.integers(-(2**63), 2**63 - 1),
-    Count: st.integers(0, 2**63 - 1),
-    float: st.floats(allow_nan=False, allow_infinity=False),
-    str: st.text(max_size=20),
-    bool: st.booleans(),
-    type(None): st.none(),
-    Role: st.sampled_from(Role),
-    KvLayout: st.builds(KvLayout, SIZE, SIZE, SIZE, SIZE, st.sampled_from(sorted(ITEM_BYTES))),
-}
-
-
-def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Values of a type that a message field may have."""
-    if kind in SIMPLE:
-        return SIMPLE[kind]
-    inner = get_args(kind)
-    if get_origin(kind) is tuple:
-        return st.lists(values_of(inner[0]), max_size=4).map(tuple)
-    if get_origin(kind) is dict:
-        return st.dictionaries(values_of(inner[0]), values_of(inner[1]), max_size=4)
-    if inner:  # a union
-        return st.one_of(*map(values_of, inner))
-    return st.builds(
-        kind,
-        **{
-            name: values_of(hint)
-            for name, hint in get_type_hints(kind, include_extras=True).items()
-            if name in fields_of(kind)
-        },
-    )
-
-
-def fields_of(kind: type[Any]) -> set[str]:
-    return {field.name for field in fields(kind)}
 
 
 def name(value: object) -> str:

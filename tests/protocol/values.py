@@ -1,0 +1,63 @@
+"""Values of every type that a field of a message may have; only the words of protocol.message are known."""
+
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from hypothesis import strategies as st
+
+from protocol.kv_layout import ITEM_BYTES, KvLayout
+from protocol.message import (
+    MAX_COUNT,
+    MAX_INSTANCE,
+    Count,
+    Endpoint,
+    Flag,
+    Id,
+    Instance,
+    Int,
+    Number,
+    Positive,
+    Seconds,
+    Text,
+    WorkerId,
+)
+from protocol.messages_gateway import Role
+
+PRINTABLE = st.characters(min_codepoint=ord("!"), max_codepoint=ord("~"))
+SIZE = st.integers(1, 2**20)
+SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
+    Int: st.integers(-(2**63), 2**64 - 1),
+    Count: st.integers(0, MAX_COUNT),
+    Positive: st.integers(1, MAX_COUNT),
+    Instance: st.integers(0, MAX_INSTANCE),
+    Number: st.floats(allow_nan=False, allow_infinity=False),
+    Seconds: st.floats(min_value=0, allow_nan=False, allow_infinity=False),
+    Flag: st.booleans(),
+    Text: st.text(max_size=20),
+    Id: st.text(min_size=1, max_size=20),
+    WorkerId: st.text(PRINTABLE, min_size=1, max_size=20),
+    Endpoint: st.text(PRINTABLE, max_size=20),
+    type(None): st.none(),
+    Role: st.sampled_from(Role),
+    KvLayout: st.builds(KvLayout, SIZE, SIZE, SIZE, SIZE, st.sampled_from(sorted(ITEM_BYTES))),
+}
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Values of the type of one field, or whole messages."""
+    inner, origin = get_args(kind), get_origin(kind)
+    if origin is Annotated and get_origin(inner[0]) is tuple:
+        return values_of(inner[0])
+    if origin is tuple:
+        return st.lists(values_of(inner[0]), max_size=4).map(tuple)
+    if origin is dict:
+        return st.dictionaries(values_of(inner[0]), values_of(inner[1]), max_size=4)
+    if kind in SIMPLE:
+        return SIMPLE[kind]
+    if inner and origin is not Annotated:  # a union
+        return st.one_of(*map(values_of, inner))
+    assert isinstance(kind, type) and is_dataclass(kind), (
+        f"{kind} is converted on arrival; use a word of protocol.message"
+    )
+    hints = get_type_hints(kind, include_extras=True)
+    return st.builds(kind, **{field.name: values_of(hints[field.name]) for field in fields(kind)})
