@@ -1,0 +1,143 @@
+"""A cancel that meets another message on its way: whatever crosses it, nothing stays owned and the others are exact.
+
+Every message between workers, and to the gateway, is under way for some turns. The test waits until one of the kind
+that it names is, and cancels then.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from model.fake import FakeRunner
+from model.inputs import ModelInput
+from protocol.messages_gateway import FirstToken, RequestFailed, Tokens
+from protocol.messages_handoff import (
+    CancelJob,
+    Hello,
+    HelloAccepted,
+    JobCredit,
+    JobFailed,
+    JobFinishedEarly,
+    KvDelivered,
+    PrefillJob,
+)
+from tests.cluster import Cluster, Worker
+from tests.decode.driving import VOCAB, expect_exact, expect_prefix, expect_rest, greedy, prompt_of
+
+DELAY = 3  # turns
+PARAMS = greedy(12)
+VICTIM = prompt_of("victim", 42)  # whole chunks: nobody else computes in a launch of its own
+POISON = VOCAB - 1  # of a token that only the prompt that shall fail has
+
+
+class LateMail(Cluster):
+    """Messages arrive DELAY turns after they were sent, in order."""
+
+    def __init__(self, runner: FakeRunner) -> None:
+        super().__init__(runner, "1P1D", page_size=4, chunk_size=7, num_pages=256)
+        self.mail: deque[tuple[int, Any, Callable[[], None]]] = deque()  # due, message, how to deliver it
+        self.turn = 0
+
+    def step(self) -> bool:
+        """Delivers what is due, then every worker's turn."""
+        self.turn += 1
+        while self.mail and self.mail[0][0] <= self.turn:
+            self.mail.popleft()[2]()
+        return super().step() or bool(self.mail)
+
+    def at_rest(self) -> bool:
+        """Nothing is under way either."""
+        return not self.mail and super().at_rest()
+
+    def under_way(self, kind: type, name: str) -> bool:
+        """Whether a message of this kind is under way, of the request `name` if it is of a request."""
+        for _, message, _ in self.mail:
+            if isinstance(message, kind):
+                pieces = getattr(message, "choices", None)
+                named = {piece.request_id for piece in pieces} if pieces else {getattr(message, "request_id", name)}
+                if name in named:
+                    return True
+        return False
+
+    def _deliver(self, worker: Worker) -> None:
+        box, due = worker.outbox, self.turn + DELAY
+        for to_gateway in box.gateway:
+            self.mail.append((due, to_gateway, partial(self._on_gateway, to_gateway)))
+        for address, to_prefill in box.prefill:
+            prefill, sender = self.prefills[address.instance], self._instance_of(worker)
+            self.mail.append((due, to_prefill, partial(prefill.on_peer, sender, to_prefill)))
+        for instance, to_decode in box.decode:
+            decode, sender = self.decodes[instance], self._instance_of(worker)
+            self.mail.append((due, to_decode, partial(decode.on_peer, sender, to_decode)))
+        box.gateway.clear()
+        box.prefill.clear()
+        box.decode.clear()
+
+
+def raise_on_poison(inp: ModelInput) -> None:
+    if bool((inp.input_ids_T[: sum(inp.extend_lens)] == POISON).any()):
+        raise RuntimeError("broken kernel")
+
+
+def victim_for(kind: type) -> tuple[list[int], int]:
+    """The prompt, and how many tokens, of a request in whose life there is a message of this kind."""
+    prompt = [token % POISON for token in VICTIM]
+    if kind in (JobFailed, RequestFailed):
+        return [*prompt[:-1], POISON], 12
+    return prompt, (1 if kind is JobFinishedEarly else 12)
+
+
+KINDS = [
+    Hello,
+    HelloAccepted,
+    PrefillJob,
+    CancelJob,
+    JobCredit,
+    JobFailed,
+    JobFinishedEarly,
+    KvDelivered,
+    FirstToken,
+    Tokens,
+    RequestFailed,
+]
+
+
+@pytest.mark.parametrize("choice", [-1, 0, *(pytest.param(c, marks=pytest.mark.slow) for c in (1, 2))])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_cancel_meets(kind: type, choice: int) -> None:
+    cluster = LateMail(FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=raise_on_poison))
+    company = [token % POISON for token in prompt_of("company", 30)]
+    prompt, max_tokens = victim_for(kind)
+    cluster.assign("victim", prompt, greedy(max_tokens), 3)
+    if kind is CancelJob:  # it is the first cancel's own
+        cluster.run(lambda: cluster.under_way(PrefillJob, "victim"))
+        cluster.cancel("victim")
+    cluster.assign("company", company, PARAMS, 2)
+    cluster.run(lambda: cluster.under_way(kind, "victim"))
+    assert cluster.under_way(kind, "victim")
+
+    cluster.cancel("victim", choice)
+    cluster.cancel("victim", choice)
+    cluster.run()
+    cluster.cancel("victim", choice)  # of what is over
+    cluster.run()
+
+    expect_exact(cluster, "company", company, PARAMS, 2)
+    failed = "victim" in cluster.failures
+    assert failed == (kind is RequestFailed or (kind is JobFailed and choice != -1))
+    cancelled = {choice} if choice >= 0 and kind is not CancelJob else {0, 1, 2}
+    for index in range(3):
+        answer = cluster.answers["victim", index]
+        if index not in cancelled and not failed:
+            assert (answer.ids, answer.finish) == (cluster.runner.expected_tokens(prompt, max_tokens), "length")  # type: ignore[attr-defined]
+        elif answer.finish:  # the end was under way already
+            assert answer.ids == cluster.runner.expected_tokens(prompt, max_tokens)  # type: ignore[attr-defined]
+        else:
+            expect_prefix(cluster, "victim", prompt, greedy(max_tokens), index)
+    cluster.assign("next", company[:20], PARAMS)
+    cluster.run()
+    expect_exact(cluster, "next", company[:20], PARAMS)
+    expect_rest(cluster)

@@ -1,0 +1,225 @@
+"""A deployment whose processes carry phase hooks: arm a fault, see its proof, see what became of every process.
+
+What it does not know: which faults there are, what a request should get.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from model.fake import FakeRunner
+from runtime.clock import MonotonicClock
+from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
+from tests.faults.client import Client
+
+HOOKED = Path(__file__).with_name("hooked")
+RUNNER = FakeRunner()
+FLAGS = "--port 0 --page-size 4 --max-total-tokens 16384 --chunked-prefill-size 48 --pairing round_robin"
+_PAUSE = threading.Event()  # never set: a wait on it is a pause between two looks
+
+
+def wait_until(what: Callable[[], bool], seconds: float = PATIENCE_S) -> bool:
+    """Asks again and again; False when the time is over."""
+    clock = MonotonicClock()
+    end = clock.now() + seconds
+    while not what():
+        if clock.now() > end:
+            return False
+        _PAUSE.wait(0.01)
+    return True
+
+
+def pause(seconds: float) -> None:
+    """Lets time pass where time is what the fault is made of."""
+    _PAUSE.wait(seconds)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Written by the hook when it fired. `at` is in seconds of the monotonic clock, which all processes share."""
+
+    phase: str
+    at: float
+    by: int  # the process in which the phase began
+    victim: str  # "gateway", "launcher" or a worker id
+    pid: int
+
+
+class Deployment:
+    """`baton serve` with the model of hashes. `pairs` prefill and as many decode workers."""
+
+    def __init__(self, folder: Path, model: Path, pairs: int) -> None:
+        self.faults, self.temporary = folder / "faults", folder / "temporary"
+        for each in (self.faults, self.temporary):
+            each.mkdir()
+        self.num_hits: dict[str, int] = {}  # by role
+        self._shared_before = shared_memory()
+        argv = [str(model), *FLAGS.split(), "--prefill", str(pairs), "--decode", str(pairs)]
+        variables = {
+            "PYTHONPATH": str(HOOKED) + os.pathsep + str(HOOKED.parents[2]),
+            "PHASE_HOOKS_FOLDER": str(self.faults),
+            "TMPDIR": str(self.temporary),
+        }
+        self.baton = BatonProcess(*argv, log=folder / "log", program=FAKE, variables=variables)
+        self.num_pairs = pairs * pairs
+        self._ever: set[psutil.Process] = set()  # identity: number and time of start
+        self._at_start = set(self.pids())
+        self._rest: dict[str, int] = {}  # descriptors of each process at rest, as all pairs have met
+        self.expect_recovery()
+        self._rest = self._descriptors()
+
+    # ---- faults ----
+
+    def arm(self, phase: str, marker: list[int], victim: str, number: int) -> None:
+        """The fault waits for `phase` of the request whose prompt begins with `marker`. `victim` is a role; signal 0
+        holds the process instead, until `let_go`."""
+        for path in self.faults.iterdir():
+            path.unlink()
+        armed = {"phase": phase, "marker": marker, "victim": victim, "signal": int(number), "pids": self.pids()}
+        (self.faults / "part").write_text(json.dumps(armed))
+        (self.faults / "part").rename(self.faults / "armed.json")
+        if number:
+            self.num_hits[victim] = self.num_hits.get(victim, 0) + 1
+
+    def proof(self, phase: str) -> Proof:
+        """What the hook wrote when it fired; an assertion error when it does not fire, or elsewhere."""
+        path = self.faults / "proof.json"
+        assert wait_until(path.exists), f"{phase}: the phase was never reached; {self.baton.log_text()[-2000:]}"
+        proof = Proof(**json.loads(path.read_text()))
+        assert proof.phase == phase
+        return proof
+
+    def let_go(self) -> None:
+        """Ends a hold; it must still last."""
+        (self.faults / "go").touch()
+        assert not (self.faults / "hold-is-over").exists(), "the process was not held long enough"
+
+    # ---- processes ----
+
+    def pids(self) -> dict[str, int]:
+        """Every process by name: "launcher", "gateway", worker ids."""
+        found = {"launcher": self.baton.process.pid}
+        for child in self.baton.children():
+            if (name := process_name(child)) is not None:
+                found[name] = child.pid
+        for pid in found.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._ever.add(psutil.Process(pid))
+        return found
+
+    def expect_hit(self, proof: Proof, number: signal.Signals) -> None:
+        """The signal did what it does."""
+        victim = proof.pid
+        if number == signal.SIGSTOP:
+            assert wait_until(lambda: state_of(victim) in "Tt"), f"{proof.victim} was not stopped"
+        else:
+            assert wait_until(lambda: state_of(victim) in "XZ"), f"{proof.victim} survives {number.name}"
+
+    def expect_recovery(self) -> None:
+        """Every process serves, every pair answers exactly, nothing is held; no descriptor, no process too many."""
+        assert wait_until(self._is_whole), f"not whole: {self.pids()}; {self.baton.log_text()[-3000:]}"
+        clients = [Client(self.baton.url, [7, pair, *range(40)], 20).start() for pair in range(self.num_pairs)]
+        assert all(client.has_ended() for client in clients)
+        verdicts = [client.verdict(RUNNER.expected_tokens) for client in clients]
+        assert set(verdicts) == {"exact"}, f"{verdicts}: {[client.error or client.cut for client in clients]}"
+        assert self.baton.wait_for_rest()
+        assert wait_until(self._has_no_more_descriptors), f"{self._descriptors()}, at first {self._rest}"
+        assert set(self.pids()) == self._at_start
+        assert len(self.baton.children()) == len(self._at_start) - 1, "a process too many"
+
+    def expect_end(self, status: int) -> None:
+        """The launcher has ended, or does so now, and took everything with it."""
+        found = self.baton.process.wait(PATIENCE_S)
+        self._close_pipes()
+        assert found == status, self.baton.log_text()[-3000:]
+        self._expect_nothing_left()
+
+        assert wait_until(lambda: not any(map(is_alive, self._ever))), f"left behind: {self._ever}"
+        assert list(self.temporary.iterdir()) == []
+        left = shared_memory() - self._shared_before
+        assert not {name for name in left if any(str(process.pid) in name for process in self._ever)}, left
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its launcher has not been seen to end."""
+        return self.baton.process.returncode is None
+
+    def close(self) -> None:
+        """Ends it as Ctrl-C does, unless it has ended."""
+        if self.is_running:
+            self.pids()
+            assert self.baton.end() == 0, self.baton.log_text()[-3000:]
+            self._expect_nothing_left()
+
+    def abandon(self) -> None:
+        """Kills what is left after a failure."""
+        for process in self._ever:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.baton.process.wait(PATIENCE_S)
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        self.baton.http.close()
+        assert self.baton.process.stdout is not None
+        self.baton.process.stdout.close()
+
+    def _expect_nothing_left(self) -> None:
+        assert wait_until(lambda: not any(map(is_alive, self._ever))), f"left behind: {self._ever}"
+        assert list(self.temporary.iterdir()) == []
+        left = shared_memory() - self._shared_before
+        assert not {name for name in left if any(str(process.pid) in name for process in self._ever)}, left
+
+    def _is_whole(self) -> bool:
+        pids = self.pids()
+        try:
+            rows = self.baton.workers()
+        except httpx.HTTPError:
+            return False
+        members = {row["id"]: row["pid"] for row in rows}
+        return set(pids) == self._at_start == {*members, "launcher", "gateway"} and members.items() <= pids.items()
+
+    def _descriptors(self) -> dict[str, int]:
+        return {name: psutil.Process(pid).num_fds() for name, pid in self.pids().items()}
+
+    def _has_no_more_descriptors(self) -> bool:
+        now = self._descriptors()
+        return all(now[name] <= most for name, most in self._rest.items())
+
+
+def process_name(process: psutil.Process) -> str | None:
+    """ "gateway" or the worker id, by its command line; None for what is neither or has ended."""
+    try:
+        argv = process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return None
+    if "--settings" not in argv:
+        return None
+    settings = json.loads(argv[argv.index("--settings") + 1])
+    return str(settings.get("worker_id", "gateway"))
+
+
+def state_of(pid: int) -> str:
+    """The letter of the kernel: T for stopped, Z for a zombie; X when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs, as more than an entry that its parent has yet to read."""
+    return process.is_running() and state_of(process.pid) not in "XZ"
+
+
+def shared_memory() -> set[str]:
+    """Names in the host's shared memory, whoever's they are."""
+    return set(os.listdir("/dev/shm"))

@@ -1,0 +1,89 @@
+"""The crash grid: every process x every fault x every phase of a request's life, and what may come of it.
+
+What it does not know: how faults are fired and what becomes of processes (deployment.py).
+"""
+
+import os
+import random
+import signal
+from dataclasses import dataclass
+
+PHASES = (
+    "queued",  # the gateway is about to send Assign
+    "reserving",  # decode has reserved, and is about to send the job
+    "prefilling",  # the second chunk is enqueued
+    "first frame",  # it has just been sent
+    "middle frame",
+    "last frame",  # it is about to be sent
+    "prebuilt",  # delivered; about to join the running batch
+    "decoding",  # a few tokens are out
+    "finishing",  # the last token is drawn, and not sent
+)
+VICTIMS = ("prefill", "decode", "gateway", "launcher")
+FAULTS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+DELIVERED = ("prebuilt", "decoding", "finishing")  # phases in which decode needs its prefill worker no more
+LIMIT_S = 5.0  # from the fault to the end of the request, on cores of our own
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fault. "stop" is SIGSTOP past the limit of silence, then SIGCONT."""
+
+    victim: str
+    fault: str
+    phase: str
+
+    @property
+    def number(self) -> signal.Signals:
+        """What is sent."""
+        return FAULTS[self.fault]
+
+    @property
+    def ends_all(self) -> bool:
+        """Whether nothing is left of the deployment."""
+        return self.victim == "launcher" and self.fault != "stop"
+
+    @property
+    def allowed(self) -> set[str]:
+        """What the client of the request may get. A worker's loss, or a pause, must not show at all."""
+        if self.victim in ("prefill", "decode") or self.fault == "stop":
+            return {"exact"}
+        if self.fault == "kill":
+            return {"cut"}  # whoever held the connection is gone
+        return {"cut", "error"}
+
+    def __str__(self) -> str:
+        return f"{self.victim}-{self.fault}-{self.phase.replace(' ', '_')}"
+
+
+def all_cells() -> list[Cell]:
+    """Every cell; those that end a deployment are spread among the others, so that few deployments are started."""
+    cells = [Cell(victim, fault, phase) for victim in VICTIMS for fault in FAULTS for phase in PHASES]
+    rng = random.Random(1)
+    going_on = [cell for cell in cells if not cell.ends_all]
+    ending = [cell for cell in cells if cell.ends_all]
+    rng.shuffle(going_on)
+    each = len(going_on) // len(ending)
+    return [cell for index, last in enumerate(ending) for cell in (*going_on[index * each : (index + 1) * each], last)]
+
+
+# Every victim, every fault and every phase at least once; the pairs of them where it has gone wrong before.
+FEW = (
+    Cell("decode", "kill", "middle frame"),
+    Cell("prefill", "kill", "first frame"),
+    Cell("gateway", "kill", "decoding"),
+    Cell("decode", "stop", "prebuilt"),
+    Cell("prefill", "term", "last frame"),
+    Cell("launcher", "kill", "prefilling"),
+    Cell("decode", "kill", "finishing"),
+    Cell("prefill", "stop", "prefilling"),
+    Cell("gateway", "stop", "queued"),
+    Cell("decode", "term", "decoding"),
+    Cell("launcher", "stop", "reserving"),
+    Cell("launcher", "term", "decoding"),
+)
+
+
+def stretched(seconds: float) -> float:
+    """A limit as it must be granted while other programs want the same cores."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))

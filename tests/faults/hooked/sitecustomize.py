@@ -1,0 +1,212 @@
+"""Phase hooks: with this folder on PYTHONPATH every Python process runs this before anything else.
+
+It wraps the functions where a phase of a request's life begins. When the phase that is armed begins for the request
+that is marked, it writes a proof and sends the signal, or holds the process until the test lets go.
+
+    test --armed.json--> hook --renames it to fired.json (one process wins)--> proof.json --> signal | wait for go
+
+What it does not know: what should follow. It imports nothing of the project by itself.
+"""
+
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FOLDER = os.environ.get("PHASE_HOOKS_FOLDER", "")
+DECODING_SEQ = 5  # "decoding" begins with this token
+HOLD_S = 1.5  # below the silence after which a worker is lost
+ACTED_S = 1.0
+
+
+# ---- firing ----
+
+
+def reached(phase: str, prompt_ids: Sequence[int], prefill: str, decode: str) -> None:
+    """`phase` begins for the request with this prompt on this pair: fires if that is what is armed."""
+    folder = Path(FOLDER)
+    try:
+        armed = json.loads((folder / "armed.json").read_text())
+        if armed["phase"] != phase or list(prompt_ids[: len(armed["marker"])]) != armed["marker"]:
+            return
+        (folder / "armed.json").rename(folder / "fired.json")
+    except FileNotFoundError:
+        return  # nothing is armed, or another process was quicker
+    victim = {"prefill": prefill, "decode": decode}.get(armed["victim"], armed["victim"])
+    pid = armed["pids"][victim]
+    proof = {"phase": phase, "at": time.monotonic(), "by": os.getpid(), "victim": victim, "pid": pid}
+    (folder / "proof.part").write_text(json.dumps(proof))
+    (folder / "proof.part").rename(folder / "proof.json")
+    if armed["signal"]:
+        os.kill(pid, armed["signal"])
+        _wait(lambda: _has_acted(pid, armed["signal"]), ACTED_S)
+    elif not _wait((folder / "go").exists, HOLD_S):
+        (folder / "hold-is-over").touch()
+
+
+def _wait(what: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > end:
+            return False
+        select.select([], [], [], 0.001)
+    return True
+
+
+def _has_acted(pid: int, number: int) -> bool:
+    """Whether the process has stopped or ended, or, for a signal that it handles, has taken it."""
+    try:
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    if number == signal.SIGSTOP:
+        return status["State"][0] in "TtZX"
+    if status["State"][0] in "ZX":
+        return True
+    pending = int(status["ShdPnd"], 16) | int(status["SigPnd"], 16)
+    return number != signal.SIGKILL and not pending >> (number - 1) & 1
+
+
+def _own_name() -> str:
+    """The worker id in our command line; "" for other processes."""
+    for flag, value in zip(sys.orig_argv, sys.orig_argv[1:], strict=False):
+        if flag == "--settings":
+            return str(json.loads(value).get("worker_id", ""))
+    return ""
+
+
+# ---- where phases begin ----
+
+
+def _gateway_control(module: ModuleType) -> None:
+    def before(control: Any, key: Any, message: Any) -> None:
+        if type(message).__name__ == "Assign" and message.attempt == 0 and message.prefill is not None:
+            reached("queued", message.prompt_ids, message.prefill.worker_id, key.worker_id)
+
+    _wrap(module.Control, "_send", before)
+
+
+PREFILL_OF: dict[str, str] = {}  # on a decode worker, by request id
+
+
+def _decode_request(module: ModuleType) -> None:
+    phases = {"REQUESTED": "reserving", "RUNNING": "prebuilt", "FINISHED": "finishing"}
+    name = _own_name()
+
+    def before(request: Any, state: Any) -> None:
+        if request.assign.attempt == 0 and state.name in phases:
+            PREFILL_OF[request.assign.request_id] = request.prefill.worker_id
+            reached(phases[state.name], request.assign.prompt_ids, request.prefill.worker_id, name)
+
+    _wrap(module.DecodeRequest, "move", before)
+
+
+def _token_stream(module: ModuleType) -> None:
+    name = _own_name()
+
+    def before(stream: Any, req: Any, token: int) -> None:
+        if req.attempt == 0 and len(req.outputs) == DECODING_SEQ:
+            reached("decoding", req.prompt_ids, PREFILL_OF.get(req.request_id, ""), name)
+
+    _wrap(module.TokenStream, "add", before)
+
+
+SENDING: dict[Any, tuple[Sequence[int], str]] = {}  # on a prefill worker, by target: the prompt and the decode worker
+
+
+def _prefill_job(module: ModuleType) -> None:
+    def before(job: Any, state: Any) -> None:
+        if job.message.attempt == 0 and state.name == "COMPUTING":
+            SENDING[job.target] = job.message.prompt_ids, job.peer.worker_id
+
+    _wrap(module.Job, "move", before)
+
+
+def _prefill_worker(module: ModuleType) -> None:
+    name = _own_name()
+
+    def before(worker: Any, launch: Any) -> None:
+        for chunk in launch.plan.chunks:
+            job = worker._job_of.get(chunk.req)
+            if job is not None and chunk.start > 0 and job.message.attempt == 0:
+                reached("prefilling", job.message.prompt_ids, name, job.peer.worker_id)
+
+    _wrap(module.PrefillWorker, "launched", before)
+
+
+def _transfer_sending(module: ModuleType) -> None:
+    name, sent_pages = _own_name(), dict[Any, int]()
+
+    def note(phase: str, target: Any) -> None:
+        if target in SENDING:
+            prompt_ids, decode = SENDING[target]
+            reached(phase, prompt_ids, name, decode)
+
+    def before(sender: Any, instance: int, transfer: Any, frame: Any) -> None:
+        if not isinstance(frame, module.KvFrame):
+            note("last frame", transfer.target)
+
+    def after(was_sent: Any, sender: Any, instance: int, transfer: Any, frame: Any) -> None:
+        if not was_sent or not isinstance(frame, module.KvFrame):
+            return
+        sent = sent_pages[transfer.target] = sent_pages.get(transfer.target, 0) + frame.num_pages
+        total = len(transfer.source_pages) * sender._layout.num_layers
+        if sent == frame.num_pages:
+            note("first frame", transfer.target)
+        elif 2 * sent >= total > 2 * (sent - frame.num_pages):
+            note("middle frame", transfer.target)
+
+    _wrap(module.FrameSender, "_send", before, after)
+
+
+PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "gateway.control": _gateway_control,
+    "decode.request": _decode_request,
+    "scheduler.token_stream": _token_stream,
+    "prefill.job": _prefill_job,
+    "prefill.worker": _prefill_worker,
+    "transfer.sending": _transfer_sending,
+}
+
+
+def _wrap(owner: type, name: str, before: Callable[..., None], after: Callable[..., None] = lambda *_: None) -> None:
+    """Replaces a method; AttributeError, and so a process that cannot start, where the product has it no more."""
+    inner = getattr(owner, name)
+
+    def outer(*args: Any, **more: Any) -> Any:
+        before(*args, **more)
+        found = inner(*args, **more)
+        after(found, *args, **more)
+        return found
+
+    setattr(owner, name, outer)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of PATCHES as usual, and patches them once they are loaded."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target) if fullname in PATCHES else None
+        if spec is not None and spec.loader is not None:
+            inner = spec.loader.exec_module
+
+            def load(module: ModuleType) -> None:
+                inner(module)
+                PATCHES[fullname](module)
+
+            spec.loader.exec_module = load  # type: ignore[method-assign]
+        return spec
+
+
+if FOLDER:
+    sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,77 @@
+"""A process is killed, asked to end or paused at every moment of a request's life: nobody gets a wrong token.
+
+The affected request ends in time as it may, requests beside it are exact, what died is started again, and then every
+pair answers exactly, nothing is held, and no process or descriptor is left over. See grid.py for the cells.
+"""
+
+import os
+import signal
+
+import pytest
+
+from runtime.clock import MonotonicClock
+from tests.faults.client import Client
+from tests.faults.conftest import Lender
+from tests.faults.deployment import RUNNER, Deployment, Proof, pause, wait_until
+from tests.faults.grid import FEW, LIMIT_S, Cell, all_cells, stretched
+
+SILENCE_S = 2.0  # after it a worker is lost
+PAUSED_S = SILENCE_S + 1.0  # the gateway's and the launcher's pause
+PROMPT_LEN = 301
+MAX_TOKENS = 40
+COMPANY_TOKENS = 400  # still decoding when the fault comes
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+
+CELLS = [
+    *(pytest.param(cell, marks=pytest.mark.slow, id=str(cell)) for cell in FEW),
+    *(pytest.param(cell, id=str(cell)) for cell in all_cells() if cell not in FEW),
+]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_fault(cell: Cell, lender: Lender) -> None:
+    deployment = lender.borrow(cell.victim)
+    url = deployment.baton.url
+    pids = deployment.pids()
+    company = [Client(url, [5, index, 9], COMPANY_TOKENS).start() for index in range(deployment.num_pairs)]
+    assert all(client.has_begun() for client in company)
+    marker = [3, 1, 4, 1, 5]
+    deployment.arm(cell.phase, marker, cell.victim, cell.number)
+    client = Client(url, [*marker, *range(PROMPT_LEN - len(marker))], MAX_TOKENS).start()
+
+    proof = deployment.proof(cell.phase)
+    assert proof.pid == pids[proof.victim] and proof.victim.startswith(cell.victim)
+    deployment.expect_hit(proof, cell.number)
+    if cell.fault == "stop":
+        wake(deployment, proof)
+    assert client.has_ended()
+    verdict = client.verdict(RUNNER.expected_tokens)
+    took = client.ended_at - proof.at
+    assert verdict in cell.allowed, f"{verdict}: {client.error or client.cut}"
+    assert took <= stretched(LIMIT_S + (PAUSED_S if cell.fault == "stop" else 0.0)), f"{verdict} after {took:.1f} s"
+
+    assert all(each.has_ended() for each in company)
+    unharmed = {"exact"} if "exact" in cell.allowed else {"exact", *cell.allowed}
+    assert {each.verdict(RUNNER.expected_tokens) for each in company} <= unharmed
+    if cell.ends_all:
+        deployment.expect_end(-signal.SIGKILL if cell.fault == "kill" else 0)
+    else:
+        deployment.expect_recovery()
+        after = deployment.pids()
+        stays = cell.fault == "stop" and cell.victim in ("gateway", "launcher")
+        changed = {name for name in pids if after[name] != pids[name]}
+        assert changed == (set() if stays else {proof.victim})
+    lender.give_back()
+
+
+def wake(deployment: Deployment, proof: Proof) -> None:
+    """Lets the stopped process go on, once it has been lost (a worker) or after a while."""
+    if proof.victim in ("gateway", "launcher"):
+        pause(PAUSED_S)
+    else:
+        baton = deployment.baton
+        assert wait_until(lambda: proof.pid not in {row["pid"] for row in baton.workers()}), "never lost"
+        assert MonotonicClock().now() - proof.at >= SILENCE_S / 2  # by its silence, not by its end
+    os.kill(proof.pid, signal.SIGCONT)
