@@ -25,7 +25,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q
 TOOLS  := $(PY) -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo bench check test test-full test-faults test-gpu format clean \
+.PHONY: help setup serve demo bench bench-gateway check test test-full test-faults test-gpu format clean \
   check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
@@ -45,6 +45,9 @@ demo: $(SERVING) ## set up, stream one answer, show the request's time line acro
 
 bench: $(READY) ## measure a prefill + decode pair beside a unified worker on this machine
 	@$(PY) -m loadtest $(ARGS)
+
+bench-gateway: $(READY) ## measure the gateway alone: its CPU per token, and what it adds to TTFT
+	@$(PY) -m loadtest.gateway_bench $(ARGS)
 
 # ---- gates ----
 

@@ -68,19 +68,22 @@ class StreamedAnswer(Response):
     async def _stream(self, first: Batch, batches: AsyncIterator[Batch], send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await send(_body(self._chunks(first)))
+        self._generation.first_chunk_written()
         async for batch in batches:
             await send(_body(self._chunks(batch)))
         await send(_body(self._last(), more=False))
 
     def _chunks(self, batch: Batch) -> bytes:
-        generation = self._generation
-        prompt_tokens = generation.usage.prompt_tokens
+        generation, writer = self._generation, self._writer
+        if len(batch) == 1 and not self._timeline and not writer.continuous:  # what nearly every batch is
+            return writer.chunk(*batch[0])
         is_last = self._timeline and not self._include_usage and generation.is_drained
         lines: list[bytes] = []
         for place, (index, piece) in enumerate(batch):
             timeline = generation.timeline() if is_last and place == len(batch) - 1 else None
             self._num_sent += piece.token_id is not None
-            lines.append(self._writer.chunk(index, piece, Usage(prompt_tokens, self._num_sent), timeline))
+            usage = Usage(generation.num_prompt_tokens, self._num_sent) if writer.continuous else None
+            lines.append(writer.chunk(index, piece, usage, timeline))
         return b"".join(lines)
 
     def _last(self) -> bytes:

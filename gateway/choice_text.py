@@ -25,6 +25,7 @@ class ChoiceText:
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
+        self._has_stops = bool(stops)
         self._min_tokens = min_tokens
         self.num_tokens = 0
         self.finish_reason: str | None = None
@@ -36,6 +37,9 @@ class ChoiceText:
 
     def feed(self, token_ids: Sequence[int], finish: FinishReason | None) -> list[Piece]:
         """The pieces of `token_ids`; none after a stop string. The token that ended the choice has no text."""
+        if finish is None and len(token_ids) == 1 and not self._has_stops:  # what nearly every call is
+            self.num_tokens += 1
+            return [Piece(self._detokenizer.feed(token_ids[0]), token_ids[0], None)]
         if not token_ids and finish is not None:
             return [self._piece(self._detokenizer.flush(), None, finish)]
         pieces: list[Piece] = []

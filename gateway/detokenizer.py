@@ -5,6 +5,7 @@ other decoder runs over a short window of tokens. What it does not know: stop st
 """
 
 import codecs
+from contextlib import suppress
 from functools import lru_cache
 from typing import Protocol
 
@@ -46,6 +47,7 @@ class TokenBytes:
         self._tokenizer = tokenizer
         self._special_ids = special_ids
         self._known: dict[tuple[int, bool], bytes] = {}
+        self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}  # by skip_special: tokens of whole characters
 
     def of(self, token_id: int, skip_special: bool) -> bytes:
         """Bytes of a token; none for an id without token, or for a special one that is to be skipped."""
@@ -53,6 +55,8 @@ class TokenBytes:
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._read(token_id, skip_special)
+            with suppress(UnicodeDecodeError):
+                self.texts[skip_special][token_id] = found.decode()
         return found
 
     def _read(self, token_id: int, skip_special: bool) -> bytes:
@@ -71,14 +75,23 @@ class ByteDetokenizer:
     def __init__(self, token_bytes: TokenBytes, skip_special: bool) -> None:
         self._token_bytes = token_bytes
         self._skip_special = skip_special
+        self._texts = token_bytes.texts[skip_special]
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_between = True  # no character is begun
 
     def feed(self, token_id: int) -> str:
         """See Detokenizer."""
-        return self._decoder.decode(self._token_bytes.of(token_id, self._skip_special))
+        if self._is_between:
+            text = self._texts.get(token_id)
+            if text is not None:
+                return text
+        text = self._decoder.decode(self._token_bytes.of(token_id, self._skip_special))
+        self._is_between = not self._decoder.getstate()[0]
+        return text
 
     def flush(self) -> str:
         """See Detokenizer."""
+        self._is_between = True
         return self._decoder.decode(b"", final=True)
 
 

@@ -55,6 +55,7 @@ class Generation:
     ) -> None:
         self.response_id = response_id
         self.num_choices = sum(job.num_choices for job in jobs)
+        self.num_prompt_tokens = sum(len(job.prompt_ids) for job in jobs)
         self.error: BatonError | None = None
         self._jobs = jobs
         self._texts = [
@@ -69,7 +70,7 @@ class Generation:
         self._news = asyncio.Event()
         self._ended = False  # counted in the metrics
         self._is_abandoned = False
-        self._has_token = False  # of any choice
+        self._first_token_at: float | None = None  # of any choice
         self._stamps: list[Stamp] = []
         self._received_at = clock.now()
         self._request_id = ""
@@ -95,7 +96,8 @@ class Generation:
         except BatonError:
             self._cancel_all()
             raise
-        self._metrics.prompt_tokens.inc(sum(len(job.prompt_ids) for job in self._jobs))
+        self._metrics.prompt_tokens.add(self.num_prompt_tokens)
+        self._metrics.gateway_request_s.observe(self._clock.now() - received_at)
 
     async def batches(self) -> AsyncIterator[Batch]:
         """What the choices gained since the last turn, until all have finished, one failed, or the client left."""
@@ -110,6 +112,11 @@ class Generation:
             if not self._pieces and (self.error is not None or self._num_open == 0):
                 self._end()
                 return
+
+    def first_chunk_written(self) -> None:
+        """What was there first is on its way to the client."""
+        if self._first_token_at is not None:
+            self._metrics.gateway_first_token_s.observe(self._clock.now() - self._first_token_at)
 
     @property
     def is_complete(self) -> bool:
@@ -132,7 +139,7 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """So far."""
-        return Usage(sum(len(job.prompt_ids) for job in self._jobs), sum(text.num_tokens for text in self._texts))
+        return Usage(self.num_prompt_tokens, sum(text.num_tokens for text in self._texts))
 
     def timeline(self) -> list[dict[str, Any]]:
         """All stamps in order, in milliseconds since the request arrived."""
@@ -151,12 +158,14 @@ class Generation:
         text = self._texts[index]
         if text.finish_reason is not None or self.error is not None:
             return
+        num_before = text.num_tokens
         pieces = text.feed(delivery.token_ids, delivery.finish)
-        self._observe(index, len(delivery.token_ids))
-        self._pieces += [(index, piece) for piece in pieces]
-        if text.hit_stop_string:
-            self._tickets[prompt].cancel(delivery.choice)
+        self._observe(index, text.num_tokens - num_before)
+        for piece in pieces:
+            self._pieces.append((index, piece))
         if pieces and pieces[-1].finish_reason is not None:
+            if text.hit_stop_string:
+                self._tickets[prompt].cancel(delivery.choice)
             self._num_open -= 1
             if self._num_open == 0:
                 self.stamp("done")
@@ -170,21 +179,23 @@ class Generation:
             self._news.set()
 
     def _observe(self, index: int, num_tokens: int) -> None:
-        now = self._clock.now()
+        """Tokens that arrive together share the time since the ones before."""
+        if not num_tokens:
+            return
+        now, metrics = self._clock.now(), self._metrics
+        metrics.generation_tokens.add(num_tokens)
         last, self._last_token_at[index] = self._last_token_at[index], now
         if last is not None:
-            for _ in range(num_tokens):
-                self._metrics.inter_token_latency_s.observe((now - last) / num_tokens)
-        elif not self._has_token:
-            self._has_token = True
+            metrics.inter_token_latency_s.observe((now - last) / num_tokens, num_tokens)
+        elif self._first_token_at is None:
+            self._first_token_at = now
             self.stamp("first token out", now)
-            self._metrics.time_to_first_token_s.observe(now - self._received_at)
+            metrics.time_to_first_token_s.observe(now - self._received_at)
 
     def _end(self) -> None:
         if self._ended:
             return
         self._ended = True
-        self._metrics.generation_tokens.inc(self.usage.completion_tokens)
         outcome = "cancelled" if self._is_abandoned else "ok" if self.error is None else self.error.code
         self._metrics.requests.labels(outcome).inc()
         if outcome == "ok":

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.detokenizer import ByteDetokenizer, Detokenizer, NoText, TokenBytes, WindowDetokenizer, is_byte_level
+from gateway.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    NoText,
+    TokenBytes,
+    WindowDetokenizer,
+    byte_alphabet,
+    is_byte_level,
+)
 from tests.gateway.folders import BOS, END, VOCAB_SIZE, byte_tokenizer, piece_tokenizer
 
 BYTES = byte_tokenizer()
@@ -90,3 +98,17 @@ def test_window_stays_short_when_no_text_comes(token_id: int) -> None:
 
 def test_no_text() -> None:
     assert run(NoText(), [1, 2]) == ["", "", ""]
+
+
+def test_tokens_of_whole_characters_and_of_parts_of_them_mix() -> None:
+    """Whole characters take a shorter way, which must not be taken inside a character."""
+    ids = {
+        byte: token_id for char, byte in byte_alphabet().items() if (token_id := BYTES.token_to_id(char)) is not None
+    }
+    token_bytes = TokenBytes(BYTES, SPECIAL)
+    for raw in ("aé€z".encode(), b"a\xc3z", b"\xe2\x82a\xe2\x82\xac!", b"\xff\xc3"):
+        for _ in range(2):  # the second time every token is known
+            detokenizer = ByteDetokenizer(token_bytes, skip_special=True)
+            text = "".join(detokenizer.feed(ids[byte]) for byte in raw) + detokenizer.flush()
+            assert text == raw.decode(errors="replace")
+            assert detokenizer.feed(ids[ord("x")]) == "x"

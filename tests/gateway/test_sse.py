@@ -1,0 +1,52 @@
+"""Chunks as bytes: what is rendered beforehand is what would be rendered each time."""
+
+import orjson
+import pytest
+
+from gateway.choice_text import Piece
+from gateway.generation import Usage
+from gateway.sse import ChunkWriter, ResponseHead
+
+USAGE = Usage(3, 4)
+TEXTS = ["first", 'say "hi"\n', "", "\u2028é\x00", "last"]
+
+
+def chunks(is_chat: bool, with_ids: bool, include_usage: bool, continuous: bool, plain_id: int | None) -> list[bytes]:
+    """Two choices in turn; the last piece of each has its finish."""
+    head = ResponseHead("r-1", 7, "m", is_chat, with_ids)
+    writer = ChunkWriter(head, include_usage, continuous)
+    found = []
+    for text in TEXTS:
+        finish = "stop" if text == TEXTS[-1] else None
+        found += [writer.chunk(index, Piece(text, plain_id, finish), USAGE) for index in (0, 11)]
+    return found
+
+
+@pytest.mark.parametrize("include_usage, continuous", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("plain_id", [5, None])
+@pytest.mark.parametrize("with_ids", [False, True])
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_every_chunk_is_what_clients_expect(
+    is_chat: bool, with_ids: bool, plain_id: int | None, include_usage: bool, continuous: bool
+) -> None:
+    found = iter(chunks(is_chat, with_ids, include_usage, continuous, plain_id))
+    for place, text in enumerate(TEXTS):
+        for index in (0, 11):
+            choice: dict[str, object] = {"index": index}
+            if is_chat:
+                choice["delta"] = {"role": "assistant", "content": text} if place == 0 else {"content": text}
+            else:
+                choice["text"] = text
+            choice |= {"logprobs": None, "finish_reason": "stop" if text == TEXTS[-1] else None}
+            if with_ids:
+                choice["token_ids"] = [] if plain_id is None else [plain_id]
+            expected: dict[str, object] = {
+                "id": "r-1",
+                "object": "chat.completion.chunk" if is_chat else "text_completion",
+                "created": 7,
+                "model": "m",
+                "choices": [choice],
+            }
+            if include_usage:
+                expected["usage"] = USAGE.to_json() if continuous else None
+            assert next(found) == b"data: " + orjson.dumps(expected) + b"\n\n"
