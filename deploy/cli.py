@@ -20,10 +20,11 @@ from deploy.demo import demo
 from deploy.options import OPTIONS, OTHER_VARIABLES, options_for
 from deploy.serve import gateway, serve, worker
 from protocol.errors import ConfigError
-from runtime.layered_config import Config, ConfigFile, parse_file, resolve
+from runtime.layered_config import Config, ConfigFile, brief, parse_file, resolve
 from runtime.name_check import check_distributions, check_imports
 
 EXIT_CONFIG = 2
+MAX_FILE_BYTES = 1 << 20
 # what `baton demo` starts, whatever environment and file say of servers
 _DEMO_FLAGS = {"prefill": "1", "decode": "1", "unified": "0", "host": "127.0.0.1", "port": "0"}
 
@@ -76,11 +77,23 @@ def find_config(line: CommandLine, environment: Mapping[str, str]) -> Config:
 def read_file(path: str) -> ConfigFile:
     """The configuration file at `path`."""
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(f"--config: cannot read {path!r}: {reason}", param="config") from error
+        file = Path(path).expanduser()
+        if file.exists() and not file.is_file():
+            raise _unreadable(path, "it is no file")
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise _unreadable(path, f"it has {file.stat().st_size} bytes, expected at most {MAX_FILE_BYTES}")
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, f"not UTF-8 at byte {error.start}") from error
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+    except RuntimeError as error:  # the home of nobody
+        raise _unreadable(path, str(error)) from error
     return parse_file(path, text)
+
+
+def _unreadable(path: str, reason: str) -> ConfigError:
+    return ConfigError(f"--config: cannot read {brief(path)}: {reason}", param="config")
 
 
 def _version() -> str:

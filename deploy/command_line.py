@@ -8,11 +8,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from deploy.options import COMMANDS, EXAMPLES, NOT_YET, options_for
 from protocol.errors import ConfigError
-from runtime.layered_config import Kind, Option
+from runtime.layered_config import Kind, Option, brief
 
 _FOOTER = """\
 Every flag is also an environment variable (--page-size: BATON_PAGE_SIZE) and a key of the --config file
@@ -35,6 +35,26 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message.removeprefix("argument "))
 
 
+class _Once(argparse.Action):
+    """Stores what was typed; an option that is typed twice, also under another of its names, says what only if both
+    say the same."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, values)
+        if before != values:
+            raise ConfigError(
+                f"--{self.dest} is given twice: {brief(before)} and {brief(values)}; expected one value",
+                param=self.dest,
+            )
+        setattr(namespace, self.dest, values)
+
+
 def parse(argv: Sequence[str], version: str) -> CommandLine:
     """The command line of `baton`; ConfigError when it is wrong. `--help` and `--version` print and exit."""
     _refuse_unknown_command(argv)
@@ -48,15 +68,17 @@ def parse(argv: Sequence[str], version: str) -> CommandLine:
 def _refuse_unknown_command(argv: Sequence[str]) -> None:
     first = argv[0] if argv else ""
     if first and not first.startswith("-") and first not in COMMANDS:
-        near = get_close_matches(first, COMMANDS, n=1)
+        near = get_close_matches(first[:80], COMMANDS, n=1)
         hint = f", did you mean `baton {near[0]}`?" if near else f"; commands are {', '.join(COMMANDS)}"
-        raise ConfigError(f"unknown command {first!r}{hint}")
+        raise ConfigError(f"unknown command {brief(first)}{hint}")
 
 
 def _unknown(argument: str, command: str) -> ConfigError:
     name = argument.partition("=")[0]
+    if not name.isprintable() or len(name) > 80:
+        return ConfigError(f"unknown flag {brief(name)} for baton {command}; see baton {command} --help")
     if not name.startswith("-"):
-        return ConfigError(f"unexpected argument {argument!r}; flags of baton {command} start with --")
+        return ConfigError(f"unexpected argument {brief(argument)}; flags of baton {command} start with --")
     if name.lstrip("-") in NOT_YET:
         return ConfigError(f"{name} is not supported by this version of Baton", param=name)
     options = options_for(command)
@@ -112,11 +134,13 @@ def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, wha
 def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
     help_text = _help(option).replace("%", "%%")
     if option.kind is Kind.SWITCH:
-        group.add_argument(option.flag, dest=option.name, nargs="?", const="true", metavar="true|false", help=help_text)
+        group.add_argument(
+            option.flag, dest=option.name, nargs="?", const="true", metavar="true|false", help=help_text, action=_Once
+        )
         return
-    group.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=help_text)
+    group.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=help_text, action=_Once)
     for alias in option.aliases:
-        group.add_argument(f"--{alias}", dest=option.name, metavar=option.metavar, help=argparse.SUPPRESS)
+        group.add_argument(f"--{alias}", dest=option.name, metavar=option.metavar, help=argparse.SUPPRESS, action=_Once)
 
 
 def _help(option: Option) -> str:

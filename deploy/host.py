@@ -3,13 +3,16 @@
 What it does not know: how the cores are divided (layout.py).
 """
 
-import errno
 import math
 import os
+import re
 import socket
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.message import MAX_WORKER_ID_CHARS
+from runtime.address import listen, split_endpoint
+from runtime.layered_config import brief
 
 _CGROUP = Path("/sys/fs/cgroup")
 # where drivers that torch calls cuda show themselves: NVIDIA's, its boards', a Windows host's, AMD's
@@ -72,49 +75,27 @@ def check_device(device: str, root: Path = Path("/")) -> None:
 
 def check_port_free(host: str, port: int) -> None:
     """ConfigError when nothing can listen at `host`:`port` now. Port 0 is always free."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise ConfigError(
-            f"--host: got {host!r}, expected an address of this machine ({error})", param="host"
-        ) from error
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-            probe.listen(1)
-        except OSError as error:
-            raise _cannot_listen(host, port, error) from error
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    if error.errno == errno.EADDRINUSE:
-        advice = "choose another with --port (0 lets the system choose)"
-        return ConfigError(f"--port: {port} on {host} is in use by another process; {advice}", param="port")
-    if error.errno == errno.EACCES:
-        return ConfigError(f"--port: {port} needs privileges; choose one above 1023", param="port")
-    return ConfigError(f"--host: cannot listen on {host}:{port}: {error.strerror}", param="host")
+    listen(host, port, 1, host_name="--host", port_name="--port").close()
 
 
 def address_facing(endpoint: str) -> str:
     """This machine's address on the route to `endpoint` ("tcp://10.0.0.5:7000"). Sends nothing."""
-    host, port = split_endpoint(endpoint, "--gateway")
+    host, port = split_endpoint(endpoint, "--gateway", min_port=1)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
             found: str = probe.getsockname()[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(f"--gateway: no route to {endpoint} ({error})", param="gateway") from error
     return found
 
 
-def split_endpoint(endpoint: str, flag: str) -> tuple[str, int]:
-    """Host and port of "tcp://HOST:PORT"; ConfigError names `flag`."""
-    scheme, _, rest = endpoint.partition("://")
-    host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{flag}: got {endpoint!r}, expected tcp://HOST:PORT", param=flag.lstrip("-"))
-    return host.strip("[]"), int(port)
+def check_worker_id(worker_id: str | None) -> None:
+    """ConfigError when a worker cannot have that name; None is not a name, but the wish for one."""
+    if worker_id is not None and not re.fullmatch(rf"[!-~]{{1,{MAX_WORKER_ID_CHARS}}}", worker_id):
+        raise ConfigError(
+            f"--worker-id: got {brief(worker_id)}, expected 1 to {MAX_WORKER_ID_CHARS} printable ASCII characters"
+            " without blanks",
+            param="worker-id",
+        )

@@ -9,6 +9,7 @@ import sysconfig
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from runtime.layered_config import brief
 
 PROJECT = Path(__file__).resolve().parent.parent
 BUNDLED = "story"
@@ -18,18 +19,29 @@ def find_model(wanted: str | None) -> Path:
     """The folder that `--model` names, or the bundled model; ConfigError when there is no checkpoint in it."""
     if wanted is None:
         return _bundled()
-    folder = Path(wanted).expanduser()
+    try:
+        folder = Path(wanted).expanduser()
+        return _checked(folder, wanted).resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:  # no right to look, too long, a home of nobody, a NUL
+        if isinstance(error, ConfigError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"--model: cannot look into {brief(wanted)}: {reason}", param="model") from error
+
+
+def _checked(folder: Path, wanted: str) -> Path:
+    """`folder` if it may be a checkpoint; ConfigError, or what the system raises, if not."""
     if not folder.exists():
         looks_remote = wanted.count("/") == 1 and not wanted.startswith((".", "/", "~"))
         hint = "; Baton serves local folders, so download a checkpoint from a hub first" if looks_remote else ""
-        raise ConfigError(f"--model: folder {wanted!r} does not exist{hint}", param="model")
+        raise ConfigError(f"--model: folder {brief(wanted)} does not exist{hint}", param="model")
     if not folder.is_dir():
         raise ConfigError(
-            f"--model: {wanted!r} is a file, expected a folder with config.json and weights", param="model"
+            f"--model: {brief(wanted)} is a file, expected a folder with config.json and weights", param="model"
         )
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"--model: folder {wanted!r} has no config.json, so it is no checkpoint", param="model")
-    return folder.resolve()
+        raise ConfigError(f"--model: folder {brief(wanted)} has no config.json, so it is no checkpoint", param="model")
+    return folder
 
 
 def _bundled() -> Path:
@@ -68,7 +80,7 @@ def check_context_length(folder: Path, wanted: int | None) -> None:
 def _longest_context(folder: Path) -> int | None:
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     longest = found.get("max_position_embeddings") if isinstance(found, dict) else None
     return longest if type(longest) is int else None

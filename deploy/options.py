@@ -32,21 +32,22 @@ MODEL = "model"
 ADDRESS = "addresses"
 MEMORY = "memory and batches"
 HANDOVER = "from prefill to decode"
+LOSS = "when a worker is lost"
 LIMITS = "what clients may ask"
 MACHINE = "this machine"
 DEMO = "the request"
 
 OPTIONS: tuple[Option, ...] = (
     Option(
-        name="prefill", kind=Kind.INTEGER, default=1, metavar="N", group=WHAT, commands=("serve",),
+        name="prefill", kind=Kind.INTEGER, default=1, maximum=256, metavar="N", group=WHAT, commands=("serve",),
         help="prefill workers: they compute a prompt's KV and its first token",
     ),
     Option(
-        name="decode", kind=Kind.INTEGER, default=1, metavar="N", group=WHAT, commands=("serve",),
+        name="decode", kind=Kind.INTEGER, default=1, maximum=256, metavar="N", group=WHAT, commands=("serve",),
         help="decode workers: they stream the other tokens",
     ),
     Option(
-        name="unified", kind=Kind.INTEGER, default=0, metavar="N", group=WHAT, commands=("serve",),
+        name="unified", kind=Kind.INTEGER, default=0, maximum=256, metavar="N", group=WHAT, commands=("serve",),
         help="workers that do both, without a handover",
     ),
     Option(
@@ -102,7 +103,8 @@ OPTIONS: tuple[Option, ...] = (
         unset="required by baton worker", required=True, help="the gateway's control address, as it prints it",
     ),
     Option(
-        name="page-size", kind=Kind.INTEGER, default=16, minimum=1, metavar="N", group=MEMORY, commands=_SERVE,
+        name="page-size", kind=Kind.INTEGER, default=16, minimum=1, maximum=4096, metavar="N", group=MEMORY,
+        commands=_SERVE,
         help="tokens in one page of KV",
     ),
     Option(
@@ -110,7 +112,7 @@ OPTIONS: tuple[Option, ...] = (
         unset="what memory allows", help="tokens of KV that one worker holds",
     ),
     Option(
-        name="max-running-requests", kind=Kind.INTEGER, default=64, minimum=1, metavar="N", group=MEMORY,
+        name="max-running-requests", kind=Kind.INTEGER, default=64, minimum=1, maximum=65536, metavar="N", group=MEMORY,
         commands=_SERVE, help="requests in one worker's batch",
     ),
     Option(
@@ -130,11 +132,25 @@ OPTIONS: tuple[Option, ...] = (
         choices=("least_loaded", "round_robin"), help="how workers are chosen for a request",
     ),
     Option(
-        name="max-body-bytes", kind=Kind.INTEGER, default=8388608, minimum=1, metavar="BYTES", group=LIMITS, commands=_FRONT,
+        name="max-attempts", kind=Kind.INTEGER, default=3, minimum=1, maximum=100, metavar="N", group=LOSS,
+        commands=_FRONT, help="times that a request is given to workers before its client gets an error; 1: no retry",
+    ),
+    Option(
+        name="retry-wait", kind=Kind.INTEGER, default=4, metavar="SECONDS", group=LOSS, commands=_FRONT,
+        help="how long a request may lack workers, from when its lost worker was last heard",
+    ),
+    Option(
+        name="launch-deadline", kind=Kind.INTEGER, default=120, minimum=1, metavar="SECONDS", group=LOSS,
+        commands=_FRONT, help="a worker that computes one batch for so long counts as lost",
+    ),
+    Option(
+        name="max-body-bytes", kind=Kind.INTEGER, default=8388608, minimum=1, metavar="BYTES", group=LIMITS,
+        commands=_FRONT,
         help="longest body of a request",
     ),
     Option(
-        name="max-header-bytes", kind=Kind.INTEGER, default=65536, minimum=1, metavar="BYTES", group=LIMITS, commands=_FRONT,
+        name="max-header-bytes", kind=Kind.INTEGER, default=65536, minimum=1, metavar="BYTES", group=LIMITS,
+        commands=_FRONT,
         help="longest request line and headers",
     ),
     Option(
@@ -146,7 +162,8 @@ OPTIONS: tuple[Option, ...] = (
         help="connections of clients at once",
     ),
     Option(
-        name="max-choices-in-flight", kind=Kind.INTEGER, default=2048, minimum=1, metavar="N", group=LIMITS, commands=_FRONT,
+        name="max-choices-in-flight", kind=Kind.INTEGER, default=2048, minimum=1, metavar="N", group=LIMITS,
+        commands=_FRONT,
         help="choices waiting or being answered at once; beyond it clients get 429",
     ),
     Option(
@@ -162,7 +179,8 @@ OPTIONS: tuple[Option, ...] = (
         help="stop strings of one request",
     ),
     Option(
-        name="header-timeout", kind=Kind.INTEGER, default=20, minimum=1, metavar="SECONDS", group=LIMITS, commands=_FRONT,
+        name="header-timeout", kind=Kind.INTEGER, default=20, minimum=1, metavar="SECONDS", group=LIMITS,
+        commands=_FRONT,
         help="time for a request's headers to arrive",
     ),
     Option(
@@ -170,15 +188,16 @@ OPTIONS: tuple[Option, ...] = (
         help="time for a request's body to arrive",
     ),
     Option(
-        name="keep-alive-timeout", kind=Kind.INTEGER, default=75, minimum=1, metavar="SECONDS", group=LIMITS, commands=_FRONT,
+        name="keep-alive-timeout", kind=Kind.INTEGER, default=75, minimum=1, metavar="SECONDS", group=LIMITS,
+        commands=_FRONT,
         help="how long a connection without a request is kept",
     ),
     Option(
-        name="threads", kind=Kind.INTEGER, minimum=1, metavar="N", group=MACHINE, commands=_COMPUTE,
+        name="threads", kind=Kind.INTEGER, minimum=1, maximum=1024, metavar="N", group=MACHINE, commands=_COMPUTE,
         unset="cores / workers", help="compute threads of each worker",
     ),
     Option(
-        name="workers-on-host", kind=Kind.INTEGER, default=1, minimum=1, metavar="N", group=MACHINE,
+        name="workers-on-host", kind=Kind.INTEGER, default=1, minimum=1, maximum=1024, metavar="N", group=MACHINE,
         commands=("worker",), help="workers that share this machine's memory and cores, this one included",
     ),
     Option(
@@ -194,7 +213,7 @@ OPTIONS: tuple[Option, ...] = (
         choices=("debug", "info", "warning", "error"), help="least severe log line to show",
     ),
     Option(
-        name="prompt", default="Once upon a time", metavar="TEXT", group=DEMO, commands=("demo",),
+        name="prompt", kind=Kind.PROSE, default="Once upon a time", metavar="TEXT", group=DEMO, commands=("demo",),
         help="text to continue",
     ),
     Option(

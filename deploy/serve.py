@@ -11,12 +11,13 @@ from typing import Any
 
 from deploy.console import Console
 from deploy.endings import Ended, count_left, describe_end, describe_loss, replacement, worker_flags
-from deploy.host import address_facing, check_device, check_port_free, count_cores, split_endpoint
+from deploy.host import address_facing, check_device, check_port_free, check_worker_id, count_cores
 from deploy.invitation import gateway_lines, serve_lines, worker_lines
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import GATEWAY, Plan, check_counts, gateway_plan, serve_plan, worker_plan
 from deploy.model_folder import PROJECT, check_context_length, find_model, has_tokenizer, model_name
 from protocol.errors import ConfigError
+from runtime.address import split_endpoint
 from runtime.clock import MonotonicClock
 from runtime.layered_config import Config
 from runtime.process_life import StopSignal
@@ -96,12 +97,13 @@ def worker(config: Config, console: Console) -> int:
         if config.settings[name].value is None:
             raise ConfigError(f"--{name} is missing; see baton worker --help", param=name)
     endpoint = config.text("gateway")
-    split_endpoint(endpoint, "--gateway")
+    split_endpoint(endpoint, "--gateway", min_port=1)
     check_device(config.text("device"))
     model = find_model(config.optional_text("model"))
     check_context_length(model, config.optional_integer("context-length"))
     host = config.optional_text("host") or address_facing(endpoint)
     role = config.text("role")
+    check_worker_id(config.optional_text("worker-id"))
     worker_id = config.optional_text("worker-id") or f"{role}-{socket.gethostname()}-{secrets.token_hex(2)}"
     spec = worker_plan(config, model, worker_id, host, count_cores())
 

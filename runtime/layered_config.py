@@ -4,6 +4,7 @@ One Option describes a value for the command line, environment, file and help te
 written, returns values with origins, raises ConfigError. What it does not know: which options Baton has.
 """
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +15,20 @@ from typing import Any
 from protocol.errors import ConfigError
 
 PREFIX = "BATON_"
+MAX_INTEGER = 2**31 - 1  # of an option that names no maximum of its own
+SHOWN_CHARS = 80  # of a wrong value, in its error
 Value = str | int | bool | None
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 _TOML_TYPES = {str: "a string", int: "an integer", float: "a float", bool: "a boolean", list: "an array"}
 
 
 class Kind(StrEnum):
     """What an option's value is."""
 
-    TEXT = "text"
+    TEXT = "text"  # one line of it: a name, an address, a path
+    PROSE = "prose"  # text of any kind, also none
     INTEGER = "integer"
     SWITCH = "switch"
 
@@ -80,6 +85,8 @@ class Option:
         if self.kind is Kind.SWITCH:
             return "true or false"
         if self.kind is Kind.TEXT:
+            return "a string of printable characters"
+        if self.kind is Kind.PROSE:
             return "a string"
         if self.maximum is not None:
             return f"an integer from {self.minimum} to {self.maximum}"
@@ -88,12 +95,9 @@ class Option:
     def from_text(self, text: str, where: str) -> Value:
         """The value of a flag or environment variable; ConfigError names `where`."""
         if self.kind is Kind.INTEGER:
-            try:
-                return self._checked(int(text), where)
-            except ValueError as error:
-                if isinstance(error, ConfigError):
-                    raise
-                raise self._wrong(text, where) from None
+            if not _INTEGER.fullmatch(text):
+                raise self._wrong(text, where)
+            return self._checked(int(text), where)
         if self.kind is Kind.SWITCH:
             if text.lower() not in _TRUE + _FALSE:
                 raise self._wrong(text, where)
@@ -102,29 +106,40 @@ class Option:
 
     def from_toml(self, value: Any, where: str) -> Value:
         """The value of a key in the file, whose type must be right already; ConfigError names `where`."""
-        wanted = {Kind.TEXT: str, Kind.INTEGER: int, Kind.SWITCH: bool}[self.kind]
+        wanted = {Kind.TEXT: str, Kind.PROSE: str, Kind.INTEGER: int, Kind.SWITCH: bool}[self.kind]
         if type(value) is not wanted:
-            raise ConfigError(
-                f"{where}: got {value!r} ({_TOML_TYPES.get(type(value), 'another type')}), expected {self.expected}",
-                param=self.name,
-            )
+            kind = _TOML_TYPES.get(type(value), "another type")
+            raise ConfigError(f"{where}: got {brief(value)} ({kind}), expected {self.expected}", param=self.name)
         assert isinstance(value, str | int)
         return self._checked(value, where)
 
     def _checked(self, value: str | int, where: str) -> Value:
-        if isinstance(value, str):
-            value = self.synonyms.get(value, value)
-            if self.choices and value not in self.choices:
-                raise self._wrong(value, where, get_close_matches(value, self.choices, n=1))
-        elif not isinstance(value, bool) and (
-            value < self.minimum or (self.maximum is not None and value > self.maximum)
-        ):
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            return self._in_range(value, where)
+        value = self.synonyms.get(value, value)
+        if self.choices and value not in self.choices:
+            raise self._wrong(value, where, get_close_matches(value[:SHOWN_CHARS], self.choices, n=1))
+        if self.kind is Kind.TEXT and not (value and value.isprintable()):
+            raise self._wrong(value, where)
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise ConfigError(f"{where}: got {brief(value)}, expected text in UTF-8", param=self.name)
+        return value
+
+    def _in_range(self, value: int, where: str) -> int:
+        if self.maximum is None and value > MAX_INTEGER:
+            raise ConfigError(
+                f"{where}: got {brief(value)}, expected an integer from {self.minimum} to {MAX_INTEGER}",
+                param=self.name,
+            )
+        if value < self.minimum or (self.maximum is not None and value > self.maximum):
             raise self._wrong(value, where)
         return value
 
     def _wrong(self, value: Any, where: str, near: Sequence[str] = ()) -> ConfigError:
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return ConfigError(f"{where}: got {value!r}, expected {self.expected}{hint}", param=self.name)
+        return ConfigError(f"{where}: got {brief(value)}, expected {self.expected}{hint}", param=self.name)
 
 
 @dataclass(frozen=True)
@@ -180,15 +195,15 @@ def parse_file(path: str, text: str) -> ConfigFile:
     """The flat keys of a TOML file; ConfigError for bad TOML, a section, or one key written twice."""
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits, and lists within lists
+        raise ConfigError(f"{path}: not valid TOML: {str(error)[:200]}") from error
     keys: dict[str, Any] = {}
     for name, value in found.items():
         if isinstance(value, dict):
-            raise ConfigError(f"{path}: section [{name}], expected flat keys named like the flags", param=name)
+            raise ConfigError(f"{path}: section [{_plain(name)}], expected flat keys named like the flags", param=name)
         key = name.replace("_", "-")
         if key in keys:
-            raise ConfigError(f"{path}: {key!r} is written twice (as {key!r} and {key.replace('-', '_')!r})", param=key)
+            raise ConfigError(f"{path}: {brief(key)} is written twice, with - and with _", param=key)
         keys[key] = value
     return ConfigFile(path, keys)
 
@@ -229,7 +244,7 @@ def _refuse_unknown_variables(known: Sequence[Option], environment: Mapping[str,
     accepted = {*allowed, *others}
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in accepted:
-            raise ConfigError(f"environment variable {name} is unknown{nearest(name, allowed)}", param=name)
+            raise ConfigError(f"environment variable {_plain(name)} is unknown{nearest(name, allowed)}", param=name)
 
 
 def _refuse_unknown_keys(known: Sequence[Option], file: ConfigFile) -> None:
@@ -239,9 +254,19 @@ def _refuse_unknown_keys(known: Sequence[Option], file: ConfigFile) -> None:
             raise ConfigError(f"{file.path}: unknown key {key!r}{nearest(key, allowed)}", param=key)
 
 
+def brief(value: Any) -> str:
+    """`value` as it stands in an error: quoted, and cut when it is long."""
+    text = repr(value[: SHOWN_CHARS + 1] if isinstance(value, str) else value)
+    return text if len(text) <= SHOWN_CHARS + 2 else f"{text[:SHOWN_CHARS]}..."
+
+
+def _plain(name: str) -> str:
+    return name if name.isprintable() and len(name) <= SHOWN_CHARS else brief(name)
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """`, did you mean 'page-size'?`, or a weaker hint when no name is much like it."""
-    names = list(dict.fromkeys(allowed))
+    names, name = list(dict.fromkeys(allowed)), name[:SHOWN_CHARS]
     near = get_close_matches(name, names, n=1)
     if near:
         return f", did you mean {near[0]!r}?"

@@ -11,7 +11,7 @@ def test_a_wrong_flag_ends_with_status_2_and_one_line(capsys: pytest.CaptureFixt
     assert main(["serve", "--page-size", "x"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err == "baton: error: --page-size: got 'x', expected an integer of at least 1\n"
+    assert shown.err == "baton: error: --page-size: got 'x', expected an integer from 1 to 4096\n"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.host import address_facing, check_device, check_port_free, count_cores, cpu_quota, split_endpoint
+from deploy.host import address_facing, check_device, check_port_free, count_cores, cpu_quota
 from protocol.errors import ConfigError
+from runtime.address import split_endpoint
 
 
 def write(path: Path, text: str) -> None:

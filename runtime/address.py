@@ -1,0 +1,55 @@
+"""Addresses as people write them: `tcp://HOST:PORT` taken apart, and a socket that listens at a host and a port.
+
+Decides what a wrong one is called; `name` is what the user set: a flag, or a key of the settings. What it does not
+know: who dials, or what is said.
+"""
+
+import errno
+import re
+import socket
+
+from protocol.errors import ConfigError
+
+MAX_PORT = 65535
+_ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/@]+):([0-9]{1,5})")
+
+
+def split_endpoint(endpoint: str, name: str, *, min_port: int = 0) -> tuple[str, int]:
+    """Host and port of "tcp://HOST:PORT"; an IPv6 address stands in brackets there. ConfigError names `name`."""
+    found = _ENDPOINT.fullmatch(endpoint)
+    if found is None or not min_port <= int(found[2]) <= MAX_PORT:
+        ports = f" with a port from {min_port} to {MAX_PORT}" if found is not None else ""
+        raise ConfigError(f"{name}: got {endpoint[:80]!r}, expected tcp://HOST:PORT{ports}", param=name.lstrip("-"))
+    return found[1].strip("[]"), int(found[2])
+
+
+def listen(host: str, port: int, backlog: int, *, host_name: str = "host", port_name: str = "port") -> socket.socket:
+    """A socket that listens there, port 0 being one that the system chooses; ConfigError when nothing can."""
+    try:
+        if not host:
+            raise OSError("it is empty")
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"{host_name}: got {host[:80]!r}, expected an address of this machine ({error})", param="host"
+        ) from error
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(backlog)
+    except OSError as error:
+        found.close()
+        raise _cannot_listen(host, port, error, host_name, port_name) from error
+    return found
+
+
+def _cannot_listen(host: str, port: int, error: OSError, host_name: str, port_name: str) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        advice = f"choose another with {port_name} (0 lets the system choose)"
+        return ConfigError(f"{port_name}: {port} on {host} is in use by another process; {advice}", param="port")
+    if error.errno == errno.EACCES:
+        return ConfigError(f"{port_name}: {port} needs privileges; choose one above 1023", param="port")
+    return ConfigError(f"{host_name}: cannot listen on {host}:{port}: {error.strerror or error}", param="host")
