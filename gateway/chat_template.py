@@ -19,6 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from gateway.model_folder import read_object
 from protocol.errors import BadRequest, CheckpointError
 
+MAX_WHY = 300  # characters
 RESERVED = frozenset("messages add_generation_prompt tools documents".split())
 TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -77,7 +78,8 @@ class ChatTemplates:
         try:
             return template.render(variables, messages=list(messages), add_generation_prompt=True)
         except TEMPLATE_FAULTS as error:
-            raise BadRequest(f"messages: the model's chat template refused them: {error}", param="messages") from error
+            why = str(error)[:MAX_WHY]  # it may quote a message
+            raise BadRequest(f"messages: the model's chat template refused them: {why}", param="messages") from error
 
     def _pick(self, name: str | None) -> jinja2.Template:
         wanted = name if name is not None else "default"

@@ -1,36 +1,35 @@
 """The routes of the gateway and what they answer; every error has the same shape.
 
-Reads and checks bodies, then hands over to translate, generation and answering. What it does not know: the
+Hands bodies to json_body and schemas, then to translate, generation and answering. What it does not know: the
 messages of workers.
 """
 
 import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
-from traceback import extract_tb
-from types import TracebackType
 from typing import Any, TypeVar
 
-import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
+from gateway.admission import Admission
 from gateway.answering import StreamedAnswer, answer_whole
 from gateway.control import Control
 from gateway.detokenizer import Detokenizer, NoText
+from gateway.fault_guard import FaultGuard
 from gateway.generation import Generation
 from gateway.http_errors import error_response, json_response, status_object
+from gateway.json_body import check_content, parse_json, read_body
 from gateway.limits import Limits
 from gateway.membership import Member
 from gateway.metrics import Metrics
-from gateway.openapi import add_schemas, body_of
-from gateway.request_id import HEADER, RequestIdMiddleware, request_id_of
-from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, parse
+from gateway.openapi import NOT_FOUND, add_schemas, body_of, errors, generation_responses, text_response
+from gateway.request_id import RequestIdMiddleware, request_id_of
+from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, check_counts, parse
 from gateway.sse import ChunkWriter, ResponseHead
 from gateway.tokenizer import TextTokenizer
 from gateway.translate import Translator
@@ -39,10 +38,10 @@ from gateway.whole_answer import WholeAnswer
 from protocol.errors import BadRequest, BatonError, InternalError, Unavailable
 from runtime.clock import Clock
 from runtime.log import get_log
+from runtime.settings import HttpLimits
 
-MAX_BODY_BYTES = 32 * 1024 * 1024
-BODY_DEADLINE_S = 60.0
-LONG_BODY_BYTES = 16 * 1024  # a longer one is tokenised in a thread
+LONG_BODY_BYTES = 16 * 1024  # a longer one is parsed and tokenised in a thread
+T = TypeVar("T")
 R = TypeVar("R", bound=GenerationRequest)
 log = get_log("gateway.http")
 
@@ -59,6 +58,9 @@ class Service:
     clock: Clock
     model_limits: Limits  # of the model folder and the settings; workers add theirs
     started_at: int  # seconds since 1970
+    http_limits: HttpLimits
+    admission: Admission
+    one_long_body: asyncio.Lock = field(default_factory=asyncio.Lock)  # parsed at a time: parsing lets nothing else run
 
     @property
     def limits(self) -> Limits:
@@ -86,6 +88,7 @@ def merged(model: Limits, workers: Limits) -> Limits:
 def build_app(service: Service) -> FastAPI:
     """The ASGI application."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(FaultGuard, count=service.metrics.requests.labels(InternalError.code).inc)
     app.add_middleware(RequestIdMiddleware)
     _add_error_handlers(app, service)
     _add_generation(app, service)
@@ -117,59 +120,98 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
         service.metrics.requests.labels("cancelled").inc()
         return Response(status_code=499)  # nobody reads it
 
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
-        request_id, kind = request_id_of(request), type(error).__name__
-        log.error(
-            "request failed by a fault of the gateway", request=request_id, kind=kind, at=_place(error.__traceback__)
-        )
-        response = error_response(InternalError("the gateway failed on this request; its log says why"))
-        response.headers[HEADER] = request_id  # this response does not pass the middleware
-        return response
-
-
-def _place(traceback: TracebackType | None) -> str:
-    """File and line that raised; not the message, which may quote the client."""
-    frames = extract_tb(traceback)
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
-
 
 def _add_generation(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest), response_class=Response)
+    @app.post(
+        "/v1/completions",
+        openapi_extra=body_of(CompletionRequest),
+        responses=generation_responses(),
+        response_class=Response,
+    )
     async def completions(request: Request) -> Response:
         """Continues a prompt: text, token ids, or a list of either."""
         received_at = service.clock.now()
-        parsed, size = await _parsed(CompletionRequest, request)
-        service.translator.check_name(parsed.model)
-        prompts = await _maybe_in_thread(size, lambda: service.translator.completion_prompts(parsed))
-        return await _answer(service, request, parsed, prompts, received_at)
+        parsed, size = await _parsed(CompletionRequest, request, service)
+        return await _admitted(
+            service, request, parsed, size, lambda: service.translator.completion_prompts(parsed), received_at
+        )
 
-    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest), response_class=Response)
+    @app.post(
+        "/v1/chat/completions",
+        openapi_extra=body_of(ChatRequest),
+        responses=generation_responses(),
+        response_class=Response,
+    )
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
         received_at = service.clock.now()
-        parsed, size = await _parsed(ChatRequest, request)
-        service.translator.check_name(parsed.model)
-        prompts = await _maybe_in_thread(size, lambda: [service.translator.chat_prompt(parsed)])
-        return await _answer(service, request, parsed, prompts, received_at)
+        parsed, size = await _parsed(ChatRequest, request, service)
+        return await _admitted(
+            service, request, parsed, size, lambda: [service.translator.chat_prompt(parsed)], received_at
+        )
 
 
-async def _answer(
-    service: Service, request: Request, parsed: GenerationRequest, prompts: list[list[int]], received_at: float
+async def _parsed(kind: type[R], request: Request, service: Service) -> tuple[R, int]:
+    """The request in the body, and the body's length in bytes."""
+    check_content(request)
+    raw = await read_body(request, service.admission)
+    service.admission.check()
+    if len(raw) <= LONG_BODY_BYTES:
+        return _checked(kind, raw, service.http_limits), len(raw)
+    async with service.one_long_body:
+        return await asyncio.to_thread(_checked, kind, raw, service.http_limits), len(raw)
+
+
+def _checked(kind: type[R], raw: bytes, limits: HttpLimits) -> R:
+    """All that can be said of a request without the model."""
+    body = parse_json(raw)
+    if isinstance(body, dict):
+        refuse_unsupported(body)
+    parsed = parse(kind, body)
+    check_counts(parsed, limits)
+    return parsed
+
+
+async def _admitted(
+    service: Service,
+    request: Request,
+    parsed: GenerationRequest,
+    size: int,
+    tokenise: Callable[[], list[list[int]]],
+    received_at: float,
 ) -> Response:
-    """Assigns the prompts and answers, streamed or whole."""
+    """The answer of a request that there is room for."""
+    service.translator.check_name(parsed.model)
+    with service.admission.entering(parsed.num_choices * parsed.num_prompts):
+        prompts = await _maybe_in_thread(size, tokenise)
+        generation = _started(service, request, parsed, prompts, received_at)
+    return await _answer(service, request, parsed, generation)
+
+
+async def _maybe_in_thread(size: int, work: Callable[[], T]) -> T:
+    """Long texts take long: other clients' tokens must not wait for them."""
+    return await asyncio.to_thread(work) if size > LONG_BODY_BYTES else work()
+
+
+def _started(
+    service: Service, request: Request, parsed: GenerationRequest, prompts: list[list[int]], received_at: float
+) -> Generation:
+    """Its prompts assigned."""
     rules = service.translator.text_rules(parsed)
     jobs = service.translator.jobs(parsed, prompts, service.limits)
-    is_chat = isinstance(parsed, ChatRequest)
-    response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(16)}"
+    response_id = f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
     generation = Generation(
         response_id, jobs, rules, service.new_detokenizer, service.control, service.clock, service.metrics
     )
+    generation.start(received_at, parsed.timeline is True, request_id_of(request))
+    return generation
+
+
+async def _answer(service: Service, request: Request, parsed: GenerationRequest, generation: Generation) -> Response:
+    """Streamed or whole."""
     timeline = parsed.timeline is True
-    head = ResponseHead(
-        response_id, int(datetime.now(UTC).timestamp()), service.served_name, is_chat, parsed.return_token_ids is True
-    )
-    generation.start(received_at, timeline, request_id_of(request))
+    created, is_chat = int(datetime.now(UTC).timestamp()), isinstance(parsed, ChatRequest)
+    head = ResponseHead(generation.response_id, created, service.served_name, is_chat, parsed.return_token_ids is True)
     if not parsed.stream:
         answer = WholeAnswer(head, generation.num_choices)
         return await answer_whole(generation, answer, timeline, request.receive)
@@ -177,41 +219,6 @@ async def _answer(
     include_usage = options is not None and options.include_usage is True
     continuous = options is not None and options.continuous_usage_stats is True
     return StreamedAnswer(generation, ChunkWriter(head, include_usage, continuous), include_usage, timeline)
-
-
-async def _parsed(kind: type[R], request: Request) -> tuple[R, int]:
-    """The request in the body, and the body's length in bytes."""
-    raw = await _read_body(request)
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from error
-    if isinstance(body, dict):
-        refuse_unsupported(body)
-    return parse(kind, body), len(raw)
-
-
-async def _read_body(request: Request) -> bytes:
-    """The whole body; 413 when it is too long, 408 when it takes too long."""
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_DEADLINE_S):
-            async for part in request.stream():
-                parts.append(part)
-                size += len(part)
-                if size > MAX_BODY_BYTES:
-                    raise HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes", {"connection": "close"})
-    except TimeoutError:
-        raise HTTPException(
-            408, f"the body did not arrive within {BODY_DEADLINE_S:g} s", {"connection": "close"}
-        ) from None
-    return b"".join(parts)
-
-
-async def _maybe_in_thread(size: int, tokenise: Callable[[], list[list[int]]]) -> list[list[int]]:
-    """Long texts take long: other clients' tokens must not wait for them."""
-    return await asyncio.to_thread(tokenise) if size > LONG_BODY_BYTES else tokenise()
 
 
 def _add_status(app: FastAPI, service: Service) -> None:
@@ -223,7 +230,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
         )
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health")
+    @app.get("/health", responses=errors())
     async def health() -> Response:
         """200 when requests can be served: a prefill and a decode worker, or a unified one, are ready."""
         missing = service.control.membership.missing
@@ -233,30 +240,30 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/", include_in_schema=False)  # else a model without a name
     @app.head("/v1/models", include_in_schema=False)
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=errors())
     async def models() -> Response:
         """The one model that is served."""
         return json_response({"object": "list", "data": [_model(service)]})
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=errors(NOT_FOUND))
     async def model(name: str) -> Response:
         """One model by its name."""
         service.translator.check_name(name)
         return json_response(_model(service))
 
-    @app.get("/workers")
+    @app.get("/workers", responses=errors())
     async def workers() -> Response:
         """The workers that serve, their load and their page ledger."""
         now = service.clock.now()
         return json_response([worker_row(member, now) for member in service.control.membership.members])
 
-    @app.get("/metrics")
+    @app.get("/metrics", responses=text_response(), response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.post("/flush_cache", operation_id="flush_cache")
-    @app.post("/reset_prefix_cache", operation_id="reset_prefix_cache")
+    @app.post("/flush_cache", operation_id="flush_cache", responses=errors())
+    @app.post("/reset_prefix_cache", operation_id="reset_prefix_cache", responses=errors())
     async def flush_cache() -> Response:
         """Benchmarks call this before a run. No prefix is cached, so there is nothing to drop."""
         return json_response({"status": "ok"})

@@ -25,7 +25,15 @@ TYPES = {
     431: "invalid_request_error",
     503: "service_unavailable",
 }
-CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
+CODES = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    431: "headers_too_large",
+}
 
 
 def status_of(error: BatonError) -> int:
@@ -43,9 +51,9 @@ def error_object(error: BatonError) -> dict[str, Any]:
     return _object(error.message, kind, error.param, error.code)
 
 
-def status_object(status: int, message: str) -> dict[str, Any]:
+def status_object(status: int, message: str, code: str | None = None) -> dict[str, Any]:
     """The body for a fault of HTTP itself: an unknown path, a wrong method, a body that is too large."""
-    return _object(message, TYPES.get(status, "internal_error"), None, CODES.get(status, f"http_{status}"))
+    return _object(message, TYPES.get(status, "internal_error"), None, code or CODES.get(status, f"http_{status}"))
 
 
 def error_response(error: BatonError) -> Response:

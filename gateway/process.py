@@ -13,11 +13,12 @@ from pathlib import Path
 
 import uvicorn
 
+from gateway.admission import Admission
 from gateway.chat_template import ChatTemplates, read_template_sources
 from gateway.control import Control
 from gateway.control_socket import ControlSocket
 from gateway.http_app import Service, build_app
-from gateway.http_protocol import BoundedHttp
+from gateway.http_protocol import bounded_http
 from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.model_folder import read_model_folder
@@ -81,6 +82,11 @@ class Gateway:
         except ConfigError:
             self._control_socket.close()
             raise
+        self.admission = Admission(
+            settings.limits.max_choices_in_flight,
+            settings.limits.max_body_bytes,
+            lambda: self.control.requests.num_choices,
+        )
         service = Service(
             served_name=settings.served_model_name,
             control=self.control,
@@ -90,17 +96,20 @@ class Gateway:
             clock=clock,
             model_limits=Limits(context_length=min(lengths, default=None), vocab_size=folder.vocab_size),
             started_at=int(datetime.now(UTC).timestamp()),
+            http_limits=settings.limits,
+            admission=self.admission,
         )
         config = uvicorn.Config(
             build_app(service),
-            http=BoundedHttp,
+            http=bounded_http(settings.limits),
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # not a line for each client that speaks no HTTP
             access_log=False,
             server_header=False,
             backlog=BACKLOG,
-            timeout_keep_alive=75,
+            timeout_keep_alive=settings.limits.keep_alive_s,  # type: ignore[arg-type]  # it also takes fractions
             timeout_graceful_shutdown=GRACE_S,
         )
         self._server = Server(config)

@@ -4,17 +4,19 @@ Types are strict (no bool for an int, no NaN); unknown fields are ignored; null 
 model's limits (translate.py), fields that are known but unsupported (unsupported.py).
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from protocol.errors import BadRequest
+from runtime.settings import HttpLimits
 
-MAX_CHOICES = 128
-MAX_PROMPTS = 1024
-MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_MESSAGES = 10_000
+MAX_SHOWN = 80  # characters of a value in a message
 NEED_CONTENT = frozenset("user system developer".split())  # other roles are up to the chat template
 INT64 = 2**63
 CONTENT = "a string or a list of text parts"
@@ -40,6 +42,7 @@ WANTED = {
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Ids = Annotated[list[TokenId], Field(fail_fast=True)]  # one error is enough: a long list could have millions
 
 
 class StreamOptions(BaseModel):
@@ -65,10 +68,10 @@ class GenerationRequest(BaseModel):
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # -1 and 0 are off
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: Stop | Annotated[list[Stop], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[Ids, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool | None = None
@@ -76,17 +79,32 @@ class GenerationRequest(BaseModel):
     timeline: bool | None = None
     user: str | None = None
 
+    @property
+    def num_choices(self) -> int:
+        """Of each prompt."""
+        return self.n or 1
+
+    @property
+    def num_prompts(self) -> int:
+        """In this request."""
+        return 1
+
 
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | Annotated[Ids, Field(min_length=1)]
+        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
     )
     add_special_tokens: bool | None = None
+
+    @property
+    def num_prompts(self) -> int:
+        """A list of ids is one prompt, any other list has one in each item."""
+        return 1 if isinstance(self.prompt, str) or isinstance(self.prompt[0], int) else len(self.prompt)
 
 
 class TextPart(BaseModel):
@@ -104,7 +122,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Annotated[str, Field(min_length=1)]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> "ChatMessage":
@@ -125,7 +143,7 @@ class ChatMessage(BaseModel):
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     chat_template: str | None = None  # the name of one of the model's templates
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -143,10 +161,52 @@ def parse(kind: type[R], body: Any) -> R:
         raise _bad_request(error) from error
 
 
+def check_counts(request: GenerationRequest, limits: HttpLimits) -> None:
+    """BadRequest when there are more choices, prompts or stop strings than one request may have."""
+    num_stops = len(request.stop) if isinstance(request.stop, list) else 0
+    for name, what, found, most in (
+        ("n", "choices", request.num_choices, limits.max_choices),
+        ("prompt", "prompts", request.num_prompts, limits.max_prompts),
+        ("stop", "strings", num_stops, limits.max_stop_strings),
+    ):
+        if found > most:
+            raise BadRequest(f"{name}: got {found} {what}, expected at most {most}", param=name)
+    if request.num_choices * request.num_prompts > limits.max_choices_in_flight:
+        raise BadRequest(
+            f"n: got {request.num_choices} for each of {request.num_prompts} prompts, "
+            f"expected at most {limits.max_choices_in_flight} in all",
+            param="n",
+        )
+
+
 def short(value: Any) -> str:
-    """A value as an error message shows it."""
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."
+    """A value as an error message shows it. No more of it is looked at than is shown."""
+    shown = ""
+    for piece in _written(value):
+        shown += piece
+        if len(shown) > MAX_SHOWN:
+            return shown[: MAX_SHOWN - 3] + "..."
+    return shown
+
+
+def _written(value: Any) -> Iterator[str]:
+    """`repr(value)` piece by piece."""
+    if isinstance(value, str):
+        yield repr(value[: MAX_SHOWN + 1])
+    elif isinstance(value, list):
+        for place, each in enumerate(value):
+            yield ", " if place else "["
+            yield from _written(each)
+        yield "]" if value else "[]"
+    elif isinstance(value, dict):
+        for place, (name, each) in enumerate(value.items()):
+            yield ", " if place else "{"
+            yield from _written(name)
+            yield ": "
+            yield from _written(each)
+        yield "}" if value else "{}"
+    else:
+        yield repr(value)
 
 
 def _bad_request(error: ValidationError) -> BadRequest:

@@ -18,7 +18,6 @@ from protocol.errors import BadRequest, UnknownModel
 from protocol.request import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
-MAX_TOTAL_CHOICES = 2048  # of one client request
 T = TypeVar("T")
 
 
@@ -101,15 +100,10 @@ class Translator:
         """One job for each prompt; BadRequest when one of them could never be served."""
         is_chat = isinstance(request, ChatRequest)
         default = None if is_chat else DEFAULT_COMPLETION_TOKENS
-        num_choices = request.n or 1
+        num_choices = request.num_choices
         if limits.max_choices is not None and num_choices > limits.max_choices:
             raise BadRequest(
                 f"n: got {num_choices}, expected at most {limits.max_choices}, the requests a worker runs at once",
-                param="n",
-            )
-        if num_choices * len(prompts) > MAX_TOTAL_CHOICES:
-            raise BadRequest(
-                f"n: got {num_choices} for each of {len(prompts)} prompts, expected at most {MAX_TOTAL_CHOICES} in all",
                 param="n",
             )
         rules = self._sampling(request, limits)

@@ -1,10 +1,15 @@
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.json_body import parse_json
+from gateway.translate import Translator
 from protocol.messages_gateway import Role
+from runtime.settings import HttpLimits
 from tests.gateway.conftest import Setting, running
 from tests.gateway.fake_worker import Behaviour
 from tests.gateway.folders import EOS, write_folder
@@ -216,7 +221,7 @@ async def test_without_workers(setting: Setting) -> None:
 REFUSALS: list[tuple[bytes, int, str | None, str]] = [
     (b"{", 400, None, "not valid JSON"),
     (b'{"prompt": "a", "temperature": NaN}', 400, None, "not valid JSON"),
-    (b'{"prompt": "a", "temperature": 1e999}', 400, None, "not valid JSON"),
+    (b'{"prompt": "a", "temperature": 1e999}', 400, "temperature", "got inf, expected a finite number"),
     (b'{"prompt": "\\ud800"}', 400, None, "not valid JSON"),
     (b'"a"', 400, None, "JSON object"),
     (b"{}", 400, "prompt", "missing"),
@@ -300,16 +305,31 @@ async def test_metrics(setting: Setting) -> None:
         assert line in text, line
 
 
-async def test_a_body_that_is_too_long(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.http_app.MAX_BODY_BYTES", 100)
-    response = await setting.complete("x" * 200)
-    assert response.status_code == 413 and response.json()["error"]["code"] == "request_too_large"
+async def test_a_body_that_is_too_long(folder: Path) -> None:
+    async with running(folder, limits=HttpLimits(max_body_bytes=100)) as setting:
+        response = await setting.complete("x" * 200)
+        assert response.status_code == 413 and response.json()["error"]["code"] == "request_too_large"
 
 
-async def test_a_long_text_is_tokenised_apart(setting: Setting) -> None:
+@pytest.mark.parametrize("num_chars, is_apart", [(15_000, False), (20_000, True)])
+async def test_a_long_text_is_parsed_and_tokenised_apart(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, num_chars: int, is_apart: bool
+) -> None:
+    places: list[bool] = []
+
+    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            places.append(threading.current_thread() is not threading.main_thread())
+            return work(*args)
+
+        return noted
+
+    monkeypatch.setattr("gateway.http_app.parse_json", noting(parse_json))
+    monkeypatch.setattr(Translator, "completion_prompts", noting(Translator.completion_prompts))
     await setting.add_pair()
-    response = await setting.complete("x" * 20_000)
-    assert response.status_code == 400 and "20000 tokens" in response.json()["error"]["message"]
+    response = await setting.complete("x" * num_chars)
+    assert response.status_code == 400 and f"{num_chars} tokens" in response.json()["error"]["message"]
+    assert places == [is_apart] * 2
 
 
 async def test_text_of_a_model_without_tokenizer(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from gateway.schemas import ChatRequest, CompletionRequest, parse
+from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse, short
 from protocol.errors import BadRequest
+from runtime.settings import HttpLimits
 
 
 def refusal(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> BadRequest:
@@ -50,11 +52,10 @@ def test_a_missing_prompt() -> None:
         ("seed", 1.5),
         ("seed", 2**63),
         ("n", 0),
-        ("n", 129),
         ("stop", ""),
         ("stop", ["a", ""]),
         ("stop", 5),
-        ("stop", ["a"] * 65),
+        ("stop_token_ids", [1] * 1025),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", 5),
         ("ignore_eos", 1),
@@ -69,7 +70,7 @@ def test_wrong_values_are_named(field: str, value: Any) -> None:
     error = refusal(CompletionRequest, {"prompt": "a", field: value})
     assert error.param == field
     assert error.message.startswith(field) and "expected " in error.message, error.message
-    assert any(word in error.message for word in ("got ", "is empty", "has 65 items")), error.message
+    assert any(word in error.message for word in ("got ", "is empty", "has 1025 items")), error.message
 
 
 def test_null_and_unknown_fields_mean_nothing() -> None:
@@ -121,7 +122,7 @@ def test_wrong_messages(messages: Any) -> None:
         ({"messages": [{"role": ""}]}, "messages.0.role: is empty, expected at least one character"),
         ({"messages": ["hi"]}, "messages.0: got 'hi', expected an object"),
         ({"stop": ["a", ""]}, "stop.1: is empty, expected at least one character"),
-        ({"stop": ["a"] * 65}, "stop: has 65 items, expected at most 64"),
+        ({"messages": [{"role": "x"}] * 10_001}, "messages: has 10001 items, expected at most 10000"),
         ({"stop": 5}, "stop: got 5, expected a string or a list of strings"),
         ({"temperature": 3}, "temperature: got 3, expected at most 2.0"),
         ({"temperature": float("nan")}, "temperature: got nan, expected a finite number"),
@@ -150,3 +151,52 @@ def test_a_wrong_part_is_located() -> None:
     content = [{"type": "text", "text": "a"}, {"type": "image_url"}]
     message = refusal(ChatRequest, {"messages": [{"role": "user", "content": content}]}).message
     assert message.startswith("messages.0.content.1.type: got 'image_url'"), message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n": 4}, "n: got 4 choices, expected at most 3"),
+        ({"prompt": ["a"] * 6}, "prompt: got 6 prompts, expected at most 5"),
+        ({"prompt": [[1]] * 6}, "prompt: got 6 prompts, expected at most 5"),
+        ({"stop": ["a"] * 3}, "stop: got 3 strings, expected at most 2"),
+        ({"n": 3, "prompt": ["a"] * 4}, "n: got 3 for each of 4 prompts, expected at most 11 in all"),
+    ],
+)
+def test_counts(fields: dict[str, Any], message: str) -> None:
+    limits = HttpLimits(max_choices=3, max_prompts=5, max_stop_strings=2, max_choices_in_flight=11)
+    check_counts(parse(CompletionRequest, {"prompt": [1] * 100, "n": 3, "stop": ["a", "b"]}), limits)
+    check_counts(parse(CompletionRequest, {"prompt": ["a"] * 5, "n": 2, "stop": "a"}), limits)
+    with pytest.raises(BadRequest) as caught:
+        check_counts(parse(CompletionRequest, {"prompt": "a", **fields}), limits)
+    assert caught.value.message == message and caught.value.param == message.partition(":")[0]
+
+
+class Untouchable:
+    """Fails whoever looks."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("more was looked at than is shown")
+
+
+@pytest.mark.parametrize("value", [None, True, 1.5, "a'b", [], {}, [[], {}], {"a": [1, {"b": None}]}, "x" * 78])
+def test_a_short_value_is_shown_as_it_is(value: Any) -> None:
+    assert short(value) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 79, ["x" * 90, Untouchable()], [*range(40), Untouchable()], {"a" * 90: Untouchable()}, "\0" * 10**6]
+)
+def test_of_a_long_value_only_the_beginning_is_looked_at(value: Any) -> None:
+    shown = short(value)
+    assert len(shown) == 80 and shown.endswith("...")
+
+
+@pytest.mark.parametrize(
+    "body", [{"prompt": [1.5] * 100_000}, {"prompt": "a", "stop": [1] * 100_000}, {"prompt": [[[]]] * 100_000}]
+)
+def test_a_list_of_faults_is_one_fault(body: Any) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse(CompletionRequest, body)
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValidationError) and cause.error_count() <= 5

@@ -124,7 +124,6 @@ def test_max_tokens(folder: Path) -> None:
         ({"stop_token_ids": [300]}, "stop_token_ids"),
         ({"max_tokens": 64}, "max_tokens"),
         ({"n": 5}, "n"),
-        ({"n": 4, "prompt": [[1]] * 1000}, "n"),
     ],
 )
 def test_refusals(folder: Path, fields: dict[str, Any], param: str) -> None:

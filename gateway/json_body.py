@@ -1,0 +1,68 @@
+"""The JSON of a request: read whole within bounds, parsed strictly.
+
+Strict means: no NaN, no lone surrogates, no key twice in one object, bounded depth and digits, UTF-8. What it does not
+know: which fields there are. That a body is too long or too slow, http_protocol.py has said already.
+"""
+
+import re
+from typing import Any
+
+import jiter
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from gateway.admission import Admission
+from protocol.errors import BadRequest
+
+MAX_DEPTH = 200  # jiter's own
+MAX_CONTAINERS = 100_000  # "[" and "{" in a body, also in its texts: each may become an object of Python
+JSON_TYPE = "application/json"
+_TWICE = re.compile(r'Detected duplicate key "(.*)" at line (\d+) column (\d+)', re.DOTALL)
+
+
+def check_content(request: Request) -> None:
+    """415 unless the headers promise plain JSON; a client that promises nothing is believed."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise HTTPException(415, f"content-encoding: got {encoding[:80]!r}, expected none: bodies come as they are")
+    given = request.headers.get("content-type", JSON_TYPE)
+    kind, _, rest = given.partition(";")
+    kind = kind.strip().lower()
+    if kind != JSON_TYPE and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise HTTPException(415, f"content-type: got {given[:80]!r}, expected {JSON_TYPE!r}")
+    charset = rest.partition("charset=")[2].strip(' "').lower()
+    if charset not in ("", "utf-8", "utf8"):
+        raise HTTPException(415, f"content-type: got charset {charset[:80]!r}, expected 'utf-8'")
+
+
+async def read_body(request: Request, admission: Admission) -> bytes:
+    """The whole body. Overloaded when too many long ones are read at the same time."""
+    parts: list[bytes] = []
+    with admission.reading() as read:
+        async for part in request.stream():
+            read(len(part))
+            parts.append(part)
+        return b"".join(parts)
+
+
+def parse_json(raw: bytes) -> Any:
+    """What `raw` says. BadRequest names the fault and its place; 1e999 is an infinity here, for the field to refuse."""
+    containers = raw.count(b"[") + raw.count(b"{")
+    if containers > MAX_CONTAINERS:
+        raise BadRequest(f"the body has {containers} opening brackets, expected at most {MAX_CONTAINERS}")
+    try:
+        return jiter.from_json(raw, allow_inf_nan=False, catch_duplicate_keys=True)
+    except ValueError as error:
+        raise _bad_json(str(error)) from error
+
+
+def _bad_json(message: str) -> BadRequest:
+    twice = _TWICE.match(message)
+    if twice is not None:
+        key = twice[1] if len(twice[1]) <= 80 else twice[1][:77] + "..."
+        return BadRequest(
+            f"{key}: appears twice in one object, at line {twice[2]} column {twice[3]}, expected once", param=key
+        )
+    if message.startswith("recursion limit exceeded"):
+        return BadRequest(f"the body is nested deeper than {MAX_DEPTH} levels")
+    return BadRequest(f"the body is not valid JSON: {message[:200]}")
