@@ -1,15 +1,14 @@
 """Deployments that fault tests share: one at a time, and a fresh one when the last has been through enough."""
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import fake_folder
-from tests.faults.deployment import Deployment
+from tests.faults.deployment import CONTEXT, RUNNER, Deployment
 
-__all__ = ["fake_folder"]
 MAX_HITS = 3  # of the processes of one role: the supervisor gives up on what dies again and again
 
 
@@ -52,8 +51,11 @@ class Lender:
 
 
 @pytest.fixture(scope="session")
-def lender(tmp_path_factory: pytest.TempPathFactory, fake_folder: Path) -> Iterator[Lender]:
+def lender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lender]:
     """Shared by the tests of one test process."""
-    lender = Lender(tmp_path_factory.mktemp("faults"), fake_folder)
+    folder, model = tmp_path_factory.mktemp("faults"), tmp_path_factory.mktemp("model")
+    config = {"max_position_embeddings": CONTEXT, "vocab_size": RUNNER.vocab_size}
+    (model / "config.json").write_text(json.dumps(config))
+    lender = Lender(folder, model)
     yield lender
     lender.close()

@@ -22,7 +22,11 @@ from tests.faults.client import Client
 
 HOOKED = Path(__file__).with_name("hooked")
 RUNNER = FakeRunner()
-FLAGS = "--port 0 --page-size 4 --max-total-tokens 16384 --chunked-prefill-size 48 --pairing round_robin"
+CONTEXT = 20_000  # tokens: a request may go on for longer than any test waits
+FLAGS = (
+    "--port 0 --page-size 4 --chunked-prefill-size 48 --pairing round_robin"
+    f" --context-length {CONTEXT} --max-total-tokens {4 * CONTEXT}"
+)
 _PAUSE = threading.Event()  # never set: a wait on it is a pause between two looks
 
 

@@ -12,13 +12,13 @@ import pytest
 from runtime.clock import MonotonicClock
 from tests.faults.client import Client
 from tests.faults.conftest import Lender
-from tests.faults.deployment import RUNNER
+from tests.faults.deployment import CONTEXT, RUNNER
 from tests.faults.grid import PHASES, stretched
 
 pytestmark = pytest.mark.timeout(300)
 LIMIT_S = 3.0  # a second for the request, the rest for the next heartbeat
 PROMPT_LEN = 301
-ENDLESS = 3000  # tokens: they would take much longer than the limit
+ENDLESS = CONTEXT - PROMPT_LEN  # tokens: they would take minutes
 
 
 def send_request(url: str, prompt: list[int], max_tokens: int, n: int, stream: bool) -> socket.socket:
