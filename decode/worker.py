@@ -143,6 +143,11 @@ class DecodeWorker:
         """Whether a launch is in flight."""
         return self._loop.busy
 
+    @property
+    def oldest_launch(self) -> int:
+        """The ticket of the oldest launch in flight; 0 when there is none."""
+        return self._loop.oldest_launch
+
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
         waiting = [request for request in self._requests.values() if not request.is_handed_over]

@@ -128,6 +128,9 @@ def _gateway_settings(config: Config, model: Path, served_model_name: str, contr
         served_model_name=served_model_name,
         context_length=config.optional_integer("context-length"),
         pairing=cast(Pairing, config.text("pairing")),
+        max_attempts=config.integer("max-attempts"),
+        retry_wait_s=config.integer("retry-wait"),
+        launch_deadline_s=config.integer("launch-deadline"),
         limits=_http_limits(config),
         log_level=cast(LogLevel, config.text("log-level")),
     )

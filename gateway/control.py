@@ -1,90 +1,80 @@
-"""The gateway's side of the workers: admits them, gives them requests, passes on what they answer, ends what is lost.
+"""The gateway's side of the workers: admits them, hears them, declares them lost, hands on what they say of requests.
 
-A thin loop around membership, pairing and requests. What it does not know: HTTP, text.
+A thin loop around membership and dispatch. What it does not know: HTTP, text, what is done about a loss.
 """
 
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.control_socket import ControlSocket
+from gateway.control_metrics import ControlCounts
+from gateway.dispatch import GATEWAY, Dispatch, Listener, Ticket
 from gateway.limits import Limits
-from gateway.membership import LOST_AFTER_S, Change, Member, Membership, WorkerKey
-from gateway.pairing import Load, LoadBook, Pairer, decode_load, prefill_load
-from gateway.requests import Delivery, RequestRecord, Requests
+from gateway.membership import LAUNCH_DEADLINE_S, LOST_AFTER_S, Change, Member, Membership, WorkerKey
+from gateway.pairing import Load
+from gateway.requests import Requests
+from gateway.retry import RetryRules
 from gateway.translate import Job
-from protocol.errors import BatonError, InternalError, Unavailable, WireError, WorkerLost, error_from_code
+from protocol.errors import Unavailable, WireError, WorkerLost
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
-    Assign,
-    CancelRequest,
-    ChoiceTokens,
     FirstToken,
     Heartbeat,
     Leaving,
     Refused,
     Register,
-    RequestFailed,
     Role,
-    Stamp,
     ToGateway,
     Tokens,
     ToWorker,
+    Welcome,
 )
-from protocol.request import FinishReason
 from runtime.clock import Clock
 from runtime.log import get_log
 from runtime.settings import Pairing
 
+__all__ = ["GATEWAY", "Control", "Listener", "Ticket"]
+
 TICK_S = 0.25
-GATEWAY = "gateway"  # the worker name of the gateway's own stamps
 log = get_log("gateway.control")
 
 
-class Listener(Protocol):
-    """Whoever waits for one request. Called on the loop; must not block."""
+class MessageSocket(Protocol):
+    """What Control needs of a ControlSocket."""
 
-    def on_tokens(self, delivery: Delivery) -> None:
-        """New tokens of one choice, in order, each once."""
+    def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
+        """Calls `on_message(identity, raw)` for everything that arrives."""
         ...
 
-    def on_failed(self, error: BatonError) -> None:
-        """The request cannot go on; nothing follows."""
+    def send(self, identity: bytes, raw: bytes) -> bool:
+        """Queues a message; False when that worker is not connected or takes nothing."""
         ...
 
-
-@dataclass
-class Ticket:
-    """A request in flight as its owner sees it. Cancelling something that has ended does nothing."""
-
-    request_id: str
-    record: RequestRecord
-    cancel: Callable[[int], None]  # one choice, or -1 for all
-
-    @property
-    def pair(self) -> str:
-        """The names of its workers, for the log."""
-        prefill, decode = self.record.prefill, self.record.decode
-        return f"{prefill.worker_id}+{decode.worker_id}" if prefill is not None else decode.worker_id
+    def close(self) -> None:
+        """Drops what is queued."""
+        ...
 
 
 class Control:
     """One gateway's workers and requests. Everything happens on one loop."""
 
-    def __init__(self, socket: ControlSocket, clock: Clock, pairing: Pairing) -> None:
+    def __init__(
+        self,
+        socket: MessageSocket,
+        clock: Clock,
+        pairing: Pairing,
+        rules: RetryRules,
+        launch_deadline_s: float = LAUNCH_DEADLINE_S,
+    ) -> None:
         self._socket = socket
         self._clock = clock
-        self._pairer = Pairer(pairing)
-        self._loads = LoadBook()
-        self._listeners: dict[str, Listener] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._limits: Limits | None = None
-        self.membership = Membership(secrets.randbits(62))
-        self.requests = Requests()
-        self.num_refused_messages = 0
+        self._num_refused = 0
+        self.membership = Membership(secrets.randbits(62), launch_deadline_s)
+        self._dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose)
 
     def start(self) -> None:
         """Begins to take messages. Call it on the running loop."""
@@ -100,8 +90,28 @@ class Control:
 
     def fail_all(self, why: str) -> None:
         """Fails and cancels every request in flight."""
-        for request_id in list(self._listeners):
-            self._cancel(request_id, -1, Unavailable(why))
+        self._dispatch.fail_all(Unavailable(why))
+
+    def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> Ticket:
+        """See Dispatch."""
+        return self._dispatch.assign(request_id, job, listener, timeline)
+
+    @property
+    def requests(self) -> Requests:
+        """What is in flight."""
+        return self._dispatch.requests
+
+    @property
+    def counts(self) -> ControlCounts:
+        """For the metrics."""
+        return ControlCounts(
+            self._dispatch.retries, self.membership.num_lost, self.requests.num_dropped, self.num_refused_messages
+        )
+
+    @property
+    def num_refused_messages(self) -> int:
+        """Messages that made no sense, or came from who is no member."""
+        return self._num_refused + self._dispatch.num_refused
 
     @property
     def limits(self) -> Limits:
@@ -112,72 +122,8 @@ class Control:
 
     @property
     def loads(self) -> Mapping[WorkerKey, Load]:
-        """What requests in flight weigh on each worker; nothing is left of those that have ended."""
-        return self._loads.loads
-
-    # ---- requests ----
-
-    def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> Ticket:
-        """Gives a request to a pair of workers; Unavailable when there is none."""
-        choice = self._pairer.pick(self.membership.members, job.need, self.loads)
-        if choice is None:
-            raise Unavailable(self.membership.missing or "no workers are ready that can hold this request")
-        prefill = choice.prefill
-        key = choice.decode.key
-        record = self.requests.add(request_id, job.need, key, prefill.key if prefill else None)
-        assign = Assign(
-            request_id,
-            record.attempt,
-            job.prompt_ids,
-            job.sampling,
-            job.num_choices,
-            prefill.address if prefill else None,
-            timeline,
-        )
-        assigned_at = self._clock.now()
-        if not self._send(key, assign):
-            self.requests.remove(request_id)
-            raise Unavailable(f"worker {key.worker_id!r} cannot be reached; try again")
-        self._listeners[request_id] = listener
-        self._loads.add(key, decode_load(job.need))
-        if prefill is not None:
-            self._loads.add(prefill.key, prefill_load(job.need))
-        record.stamps.append(Stamp("assigned", assigned_at, GATEWAY))
-        return Ticket(request_id, record, lambda number: self._cancel(request_id, number))
-
-    def _cancel(self, request_id: str, number: int, error: BatonError | None = None) -> None:
-        """Nobody wants the rest of one choice, or (-1) of the request."""
-        record = self.requests.find(request_id)
-        if record is None:
-            return
-        if number >= 0:
-            if record.choices[number].closed and record.choices[number].finish is not None:
-                return
-            self.requests.close_choice(request_id, number)
-            if not record.is_done:
-                self._send(record.decode, CancelRequest(request_id, record.attempt, number))
-                return
-        self._send(record.decode, CancelRequest(request_id, record.attempt))
-        listener = self._forget(record)
-        if error is not None and listener is not None:
-            listener.on_failed(error)
-
-    def _forget(self, record: RequestRecord) -> Listener | None:
-        """The end of a request, whatever the reason: load and listener go."""
-        self.requests.remove(record.request_id)
-        self._first_token_seen(record)
-        self._loads.remove(record.decode, decode_load(record.need))
-        return self._listeners.pop(record.request_id, None)
-
-    def _first_token_seen(self, record: RequestRecord) -> None:
-        if record.prefill is not None and record.on_prefill:
-            record.on_prefill = False
-            self._loads.remove(record.prefill, prefill_load(record.need))
-
-    def _fail(self, record: RequestRecord, error: BatonError) -> None:
-        listener = self._forget(record)
-        if listener is not None:
-            listener.on_failed(error)
+        """See Dispatch."""
+        return self._dispatch.loads
 
     # ---- messages ----
 
@@ -185,7 +131,7 @@ class Control:
         try:
             self._on_message(identity, TO_GATEWAY.decode(raw))
         except WireError as error:
-            self.num_refused_messages += 1
+            self._num_refused += 1
             log.warning("message refused", worker=identity.decode("utf-8", "replace"), why=error.message)
 
     def _on_message(self, identity: bytes, message: ToGateway) -> None:
@@ -206,44 +152,13 @@ class Control:
             if first is not None:
                 self.requests.add_stamps(first.request_id, first.attempt, message.stamps)
             for news in message.choices:
-                self._on_tokens(news)
+                self._dispatch.on_tokens(news)
         elif isinstance(message, Tokens):
             for news in message.choices:
                 self.requests.add_stamps(news.request_id, news.attempt, message.stamps.get(news.request_id, ()))
-                self._on_tokens(news)
+                self._dispatch.on_tokens(news)
         else:
-            self._on_failed(message)
-
-    def _on_tokens(self, news: ChoiceTokens) -> None:
-        """Passes on what is new. Nonsense fails the request it names, and only that."""
-        try:
-            accepted = self.requests.accept(news)
-            if accepted is not None and accepted[1].finish is FinishReason.CANCELLED:
-                raise WireError(f"choice {news.choice} was cancelled, but not by the gateway")
-        except (WireError, ValueError) as error:
-            self.num_refused_messages += 1
-            log.warning("tokens refused", request=news.request_id, why=str(error))
-            record = self.requests.get(news.request_id, news.attempt)
-            if record is not None:
-                self._send(record.decode, CancelRequest(record.request_id, record.attempt))
-                self._fail(record, InternalError("a worker sent tokens that make no sense"))
-            return
-        if accepted is None:
-            return
-        record, delivery = accepted
-        self._first_token_seen(record)
-        listener = self._listeners.get(record.request_id)
-        if record.is_done:
-            self._forget(record)
-        if listener is not None:
-            listener.on_tokens(delivery)
-
-    def _on_failed(self, message: RequestFailed) -> None:
-        record = self.requests.get(message.request_id, message.attempt)
-        if record is None:
-            self.requests.num_dropped += 1
-            return
-        self._fail(record, error_from_code(message.code, message.message))
+            self._dispatch.on_failed(message)
 
     # ---- members ----
 
@@ -257,28 +172,40 @@ class Control:
         if change.joined is not None:
             self._limits = None
             log.info("worker joined", worker=change.joined.key.worker_id, role=str(change.joined.role))
+            self._dispatch.rescue()
         for member in change.lost:
             self._limits = None
             if is_orderly:
                 log.info("worker left", worker=member.key.worker_id)
             else:
                 log.warning("worker lost", worker=member.key.worker_id, why=self.membership.why_lost(member.key))
-            for record in self.requests.running_on(member.key):
-                self._fail(record, WorkerLost(f"{member.role} worker {member.key.worker_id!r} is lost"))
+            self._dispatch.lost(member.key, WorkerLost(f"{member.role} worker {member.key.worker_id!r} is lost"))
+
+    def _lose(self, key: WorkerKey) -> None:
+        self._apply(self.membership.unreachable(key))
 
     def _send(self, key: WorkerKey, message: ToWorker) -> bool:
         return self._socket.send(key.identity, TO_WORKER.encode(message))
 
     async def _tick(self) -> None:
-        """Looks for silent workers. When this loop itself was held up, their heartbeats may still wait to be read: then
+        """Looks for lost workers. When this loop itself was held up, their heartbeats may still wait to be read: then
         one more turn is given."""
         last = self._clock.now()
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock.now()
-            if now - last < LOST_AFTER_S / 2:
-                self._apply(self.membership.expire(now))
+            self.look(is_punctual=now - last < LOST_AFTER_S / 2)
             last = now
+
+    def look(self, is_punctual: bool = True) -> None:
+        """Declares lost whose connection is gone and, if this look is punctual, who was silent for too long; looks for
+        workers for what is stranded."""
+        for member in self.membership.members:
+            if not self._send(member.key, Welcome(self.membership.gateway_instance)):  # says nothing new
+                self._lose(member.key)
+        if is_punctual:
+            self._apply(self.membership.expire(self._clock.now()))
+        self._dispatch.rescue()
 
 
 def _check_sender(identity: bytes, key: WorkerKey) -> None:

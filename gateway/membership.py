@@ -1,6 +1,6 @@
 """Who serves: admits workers, notes their heartbeats, declares them lost, tells the others.
 
-    (unknown) --Register--> READY --2 s of silence, or Leaving--> LOST (refused for ever)
+    (unknown) --Register--> READY --2 s of silence, no progress, connection gone, or Leaving--> LOST (refused for ever)
 
 A worker id belongs to its live holder: another process that asks for it gets no answer until the holder is lost, so
 that a restarted worker, which asks again every second, takes over; what cannot be the same worker is refused.
@@ -26,6 +26,7 @@ from protocol.messages_gateway import (
 )
 
 LOST_AFTER_S = 2.0  # of silence
+LAUNCH_DEADLINE_S = 120.0  # a whole long prompt on a slow core is no hang
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,24 @@ class Change:
     kept_waiting: str = ""  # why a worker got no answer; said once
 
 
-class Membership:
-    """The table of workers of one gateway. `now` is in seconds of one clock."""
+@dataclass(frozen=True)
+class Loss:
+    """A process that is lost: why, and when it was last heard."""
 
-    def __init__(self, gateway_instance: int) -> None:
+    reason: str
+    last_seen: float
+
+
+class Membership:
+    """The table of workers of one gateway. `now` is in seconds of one clock. A launch that has been running for
+    `launch_deadline_s` will never end: its worker is lost, although it is heard."""
+
+    def __init__(self, gateway_instance: int, launch_deadline_s: float = LAUNCH_DEADLINE_S) -> None:
         self.gateway_instance = gateway_instance
+        self._launch_deadline_s = launch_deadline_s
         self._members: dict[str, Member] = {}  # by worker id
         self._identities: set[bytes] = set()  # of the members
-        self._lost: dict[WorkerKey, str] = {}  # why
+        self._lost: dict[WorkerKey, Loss] = {}
         self._kept_waiting: dict[str, WorkerKey] = {}  # by worker id: who asked for it last
         self._seen_roles: set[Role] = set()  # of all workers that ever joined
 
@@ -128,7 +139,8 @@ class Membership:
     def register(self, message: Register, now: float) -> Change:
         """Admits the worker (Welcome), answers Refused and says why, or answers nothing while its id is in use."""
         key = WorkerKey(message.address.worker_id, message.address.instance)
-        reason = self._lost.get(key) or self._difference(message)
+        loss = self._lost.get(key)
+        reason = loss.reason if loss is not None else self._difference(message)
         if reason is not None:
             return Change((Outgoing(key, Refused(reason)),))
         welcome = Outgoing(key, Welcome(self.gateway_instance))
@@ -148,7 +160,7 @@ class Membership:
         """Notes load and time; a worker that is not a member is told to register, or that it is refused."""
         key = WorkerKey(message.worker_id, message.instance)
         if key in self._lost:
-            return Change((Outgoing(key, Refused(self._lost[key])),))
+            return Change((Outgoing(key, Refused(self._lost[key].reason)),))
         member = self.find(key)
         if member is None:
             return Change((Outgoing(key, RegisterAgain(self.gateway_instance)),))
@@ -163,14 +175,19 @@ class Membership:
         member = self.find(key)
         return self._lose(member, f"worker {key.worker_id!r} has left") if member is not None else Change()
 
+    def unreachable(self, key: WorkerKey) -> Change:
+        """Its connection is gone, so the process is, or will never be heard again: it is lost at once."""
+        member = self.find(key)
+        return self._lose(member, f"worker {key.worker_id!r} has dropped its connection") if member else Change()
+
     def expire(self, now: float) -> Change:
-        """Declares lost whoever was silent for LOST_AFTER_S."""
+        """Declares lost whoever was silent for LOST_AFTER_S, or hangs in a launch."""
         outgoing: list[Outgoing] = []
         lost: list[Member] = []
         for member in self.members:
-            silence = now - member.last_seen
-            if silence >= LOST_AFTER_S:
-                change = self._lose(member, f"worker {member.key.worker_id!r} was silent for {silence:.1f} s")
+            reason = self._hopeless(member, now)
+            if reason is not None:
+                change = self._lose(member, f"worker {member.key.worker_id!r} {reason}")
                 outgoing += change.outgoing
                 lost += change.lost
         gone = {member.key for member in lost}
@@ -178,7 +195,26 @@ class Membership:
 
     def why_lost(self, key: WorkerKey) -> str:
         """One sentence."""
-        return self._lost.get(key, f"worker {key.worker_id!r} is lost")
+        loss = self._lost.get(key)
+        return loss.reason if loss is not None else f"worker {key.worker_id!r} is lost"
+
+    def lost_since(self, key: WorkerKey) -> float | None:
+        """When a lost process was last heard; None for any other."""
+        loss = self._lost.get(key)
+        return loss.last_seen if loss is not None else None
+
+    @property
+    def num_lost(self) -> int:
+        """Processes that were declared lost, ever."""
+        return len(self._lost)
+
+    def _hopeless(self, member: Member, now: float) -> str | None:
+        silence = now - member.last_seen
+        if silence >= LOST_AFTER_S:
+            return f"was silent for {silence:.1f} s"
+        if member.launch_age_s >= self._launch_deadline_s:
+            return f"made no progress in a launch for {member.launch_age_s:.1f} s"
+        return None
 
     def _taken(self, holder: Member, message: Register) -> Change:
         """Another process asks for the id of a live worker."""
@@ -195,7 +231,7 @@ class Membership:
         del self._members[member.key.worker_id]
         self._kept_waiting.pop(member.key.worker_id, None)
         self._identities.discard(member.key.identity)
-        self._lost[member.key] = f"{reason}; this instance may not return"
+        self._lost[member.key] = Loss(f"{reason}; this instance may not return", member.last_seen)
         news = PeerLost(member.key.worker_id, member.key.instance)
         return Change(tuple(Outgoing(other.key, news) for other in self.members), (member,))
 

@@ -4,7 +4,7 @@ Pure but for the turn counter. A pair and a unified worker compete on one scale,
 use. What it does not know: messages, sockets, or what a request says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.membership import Member, WorkerKey
@@ -97,18 +97,39 @@ class Pairer:
         self._policy = policy
         self._turn = 0
 
-    def pick(self, members: Sequence[Member], need: Need, loads: Mapping[WorkerKey, Load]) -> Choice | None:
-        """The workers for a request, or None when no ready pair could hold it."""
+    def pick(
+        self,
+        members: Sequence[Member],
+        need: Need,
+        loads: Mapping[WorkerKey, Load],
+        avoided: Collection[WorkerKey] = (),
+    ) -> Choice | None:
+        """The workers for a request, or None when no ready pair could hold it. Those that are `avoided` only take it
+        where there is nobody else."""
         fitting = [member for member in members if need.fits(member)]
-        prefills = [member for member in fitting if member.role is Role.PREFILL]
-        decodes = [member for member in fitting if member.role is Role.DECODE]
-        unified = [member for member in fitting if member.role is Role.UNIFIED]
-        if not unified and not (prefills and decodes):
+        trusted = by_role([member for member in fitting if member.key not in avoided])
+        if not can_serve(*trusted):
+            everybody = by_role(fitting)
+            trusted = (trusted[0] or everybody[0], trusted[1] or everybody[1], everybody[2])
+        prefills, decodes, unified = trusted
+        if not can_serve(prefills, decodes, unified):
             return None
         turn, self._turn = self._turn, self._turn + 1
         if self._policy == "round_robin":
             return round_robin(prefills, decodes, unified, turn)
         return least_loaded(prefills, decodes, unified, turn, loads)
+
+
+def by_role(members: Sequence[Member]) -> tuple[list[Member], list[Member], list[Member]]:
+    """Prefill, decode and unified workers."""
+    prefills = [member for member in members if member.role is Role.PREFILL]
+    decodes = [member for member in members if member.role is Role.DECODE]
+    return prefills, decodes, [member for member in members if member.role is Role.UNIFIED]
+
+
+def can_serve(prefills: Sequence[Member], decodes: Sequence[Member], unified: Sequence[Member]) -> bool:
+    """Whether there is a pair, or a unified worker."""
+    return bool(unified) or bool(prefills and decodes)
 
 
 def round_robin(prefills: Sequence[Member], decodes: Sequence[Member], unified: Sequence[Member], turn: int) -> Choice:

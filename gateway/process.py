@@ -16,12 +16,14 @@ import uvicorn
 from gateway.admission import Admission
 from gateway.chat_template import ChatTemplates, read_template_sources
 from gateway.control import Control
+from gateway.control_metrics import ControlCollector
 from gateway.control_socket import ControlSocket
 from gateway.http_app import Service, build_app
 from gateway.http_protocol import bounded_http
 from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.model_folder import read_model_folder
+from gateway.retry import RetryRules
 from gateway.tokenizer import load_tokenizer
 from gateway.translate import Translator
 from protocol.errors import ConfigError
@@ -76,7 +78,13 @@ class Gateway:
         if folder.not_applied:
             log.warning("generation_config.json asks for what is not supported: ignored", **folder.not_applied)
         self._control_socket = ControlSocket(settings.control)
-        self.control = Control(self._control_socket, clock, settings.pairing)
+        self.control = Control(
+            self._control_socket,
+            clock,
+            settings.pairing,
+            RetryRules(settings.max_attempts, settings.retry_wait_s),
+            settings.launch_deadline_s,
+        )
         try:
             self._http_socket = _listen(settings.host, settings.port)
         except ConfigError:
@@ -87,12 +95,14 @@ class Gateway:
             settings.limits.max_body_bytes,
             lambda: self.control.requests.num_choices,
         )
+        metrics = Metrics(lambda: self.control.membership.members, lambda: len(self.control.requests))
+        metrics.registry.register(ControlCollector(lambda: self.control.counts))
         service = Service(
             served_name=settings.served_model_name,
             control=self.control,
             translator=Translator(settings.served_model_name, folder, tokenizer, templates),
             tokenizer=tokenizer,
-            metrics=Metrics(lambda: self.control.membership.members, lambda: len(self.control.requests)),
+            metrics=metrics,
             clock=clock,
             model_limits=Limits(context_length=min(lengths, default=None), vocab_size=folder.vocab_size),
             started_at=int(datetime.now(UTC).timestamp()),

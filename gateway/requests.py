@@ -1,17 +1,19 @@
 """What each request in flight has received: tokens in order, each once, whoever sent them first.
 
 FirstToken comes straight from prefill and Tokens from decode, over two connections, so either may be first and both
-carry seq 0. Pure. What it does not know: text, clients, sockets, time (stamps bring their own).
+carry the same seq. A request runs as one attempt, or, once outputs were lost with a worker, as several: one for each
+choice. Pure. What it does not know: text, clients, sockets, time (stamps bring their own).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.membership import WorkerKey
 from gateway.pairing import Need
+from gateway.translate import Job
 from protocol.errors import WireError
-from protocol.messages_gateway import ChoiceTokens, Stamp
-from protocol.request import FinishReason
+from protocol.messages_gateway import Assign, ChoiceTokens, Stamp, WorkerAddress
+from protocol.request import FinishReason, finish_reason
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,11 @@ class Delivery:
 
 @dataclass
 class ChoiceRecord:
-    """What one choice has received. `early` holds what came before its turn, by seq."""
+    """What one choice has received. `early` holds what came before its turn, by seq, of the present attempt."""
 
     max_tokens: int
-    next_seq: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    num_attempts: int = 0
     finish: FinishReason | None = None
     closed: bool = False  # finished, or nobody wants the rest
     early: dict[int, ChoiceTokens] = field(default_factory=dict)
@@ -40,7 +43,7 @@ class ChoiceRecord:
             raise WireError(f"tokens [{news.seq}, {end}) of a choice, expected within [0, {self.max_tokens})")
         if self.closed:
             return (), None
-        if news.seq > self.next_seq:
+        if news.seq > len(self.token_ids):
             known = self.early.get(news.seq)
             if known is None or _richer(news, known):
                 self.early[news.seq] = news
@@ -48,44 +51,126 @@ class ChoiceRecord:
         fresh = self._take(news)
         while self.early and not self.closed:
             seq = min(self.early)
-            if seq > self.next_seq:
+            if seq > len(self.token_ids):
                 break
             fresh += self._take(self.early.pop(seq))
         return fresh, self.finish
 
+    def close(self, finish: FinishReason | None = None) -> None:
+        """Nothing more is wanted."""
+        self.finish = finish
+        self.closed = True
+        self.early.clear()
+
     def _take(self, news: ChoiceTokens) -> tuple[int, ...]:
+        num_known = len(self.token_ids)
         end = news.seq + len(news.token_ids)
         finish = FinishReason(news.finish) if news.finish else None
-        if end < self.next_seq or (end == self.next_seq and finish is None):
+        if end < num_known or (end == num_known and finish is None):
             if finish is not None:
-                raise WireError(f"a choice ends at {end} tokens after {self.next_seq} were received")
+                raise WireError(f"a choice ends at {end} tokens after {num_known} were received")
             return ()
-        fresh = news.token_ids[self.next_seq - news.seq :]
-        self.next_seq = end
+        fresh = news.token_ids[num_known - news.seq :]
+        self.token_ids += fresh
         if finish is not None:
-            self.finish = finish
-            self.closed = True
-            self.early.clear()
+            self.close(finish)
         return fresh
 
 
 @dataclass
-class RequestRecord:
-    """One prompt in flight: who runs it and what its choices have received."""
+class Attempt:
+    """One try of neighbouring choices of a request on a pair (or a unified worker). `need` is what is left to do."""
 
-    request_id: str
-    attempt: int
+    number: int
+    choices: range
     need: Need
     decode: WorkerKey
     prefill: WorkerKey | None
-    choices: list[ChoiceRecord]
-    stamps: list[Stamp] = field(default_factory=list)
     on_prefill: bool = True  # its first token has not come yet
+
+    @property
+    def workers(self) -> tuple[WorkerKey, ...]:
+        """Who runs it."""
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
+    @property
+    def pair(self) -> str:
+        """Their names, for the log."""
+        return "+".join(key.worker_id for key in self.workers)
+
+
+@dataclass
+class RequestRecord:
+    """One prompt in flight: what its choices have received, and who runs those that are still open."""
+
+    request_id: str
+    job: Job
+    choices: list[ChoiceRecord]
+    timeline: bool = False
+    attempts: dict[int, Attempt] = field(default_factory=dict)  # under way, by number
+    num_attempts: int = 0
+    stamps: list[Stamp] = field(default_factory=list)
+    pairs: list[str] = field(default_factory=list)  # of all attempts, for the log
+    avoided: set[WorkerKey] = field(default_factory=set)  # workers that an attempt has failed on
 
     @property
     def is_done(self) -> bool:
         """Whether every choice has finished or is unwanted."""
         return all(choice.closed for choice in self.choices)
+
+    def has_ended(self, attempt: Attempt) -> bool:
+        """Whether nothing more is wanted from an attempt."""
+        return all(self.choices[number].closed for number in attempt.choices)
+
+    def open_groups(self, numbers: Iterable[int]) -> list[range]:
+        """Those of the choices that still want tokens, in groups that one attempt can run: choices that have outputs
+        go alone, because each has its own; the others in runs of neighbours, which share their prompt."""
+        groups: list[range] = []
+        for number in numbers:
+            if self.choices[number].closed:
+                continue
+            last = groups[-1] if groups else None
+            fresh = not self.choices[number].token_ids
+            if last is not None and fresh and last.stop == number and not self.choices[last.start].token_ids:
+                groups[-1] = range(last.start, number + 1)
+            else:
+                groups.append(range(number, number + 1))
+        return groups
+
+    def need_of(self, choices: range) -> Need:
+        """What these choices will occupy on new workers: what they have received is a part of the prompt there."""
+        num_replayed = len(self.choices[choices.start].token_ids)
+        prompt_tokens = len(self.job.prompt_ids) + num_replayed
+        return Need(prompt_tokens, len(choices), self.job.sampling.max_tokens - num_replayed)
+
+    def message(self, attempt: Attempt, prefill: WorkerAddress | None) -> Assign:
+        """What the worker of a new attempt is told."""
+        first = attempt.choices.start
+        replayed = self.choices[first].token_ids
+        return Assign(
+            self.request_id,
+            attempt.number,
+            (*self.job.prompt_ids, *replayed),
+            self.job.sampling,
+            len(attempt.choices),
+            prefill,
+            self.timeline,
+            first,
+            len(replayed),
+        )
+
+    def finish_what_ends(self, numbers: Iterable[int]) -> list[Delivery]:
+        """Closes the open choices whose last token ends them: word of it was lost with the worker."""
+        ended: list[Delivery] = []
+        for number in numbers:
+            choice = self.choices[number]
+            if choice.closed or not choice.token_ids:
+                continue
+            finish = finish_reason(self.job.sampling, len(choice.token_ids), choice.token_ids[-1])
+            if finish is not None:
+                choice.close(finish)
+                ended.append(Delivery(number, (), finish))
+        return ended
 
 
 class Requests:
@@ -94,67 +179,85 @@ class Requests:
     def __init__(self) -> None:
         self._records: dict[str, RequestRecord] = {}
         self.num_choices = 0  # of all requests in flight
-        self.num_dropped = 0  # deliveries for requests, attempts or choices that nobody waits for
+        self.num_dropped = 0  # deliveries for requests or attempts that nobody waits for
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(
-        self, request_id: str, need: Need, decode: WorkerKey, prefill: WorkerKey | None, attempt: int = 0
-    ) -> RequestRecord:
+    def add(self, request_id: str, job: Job, timeline: bool = False) -> RequestRecord:
         """A request that is about to be assigned."""
         assert request_id not in self._records, f"request id {request_id} is not unique"
-        choices = [ChoiceRecord(need.max_tokens) for _ in range(need.num_choices)]
-        record = RequestRecord(request_id, attempt, need, decode, prefill, choices)
+        choices = [ChoiceRecord(job.sampling.max_tokens) for _ in range(job.num_choices)]
+        record = RequestRecord(request_id, job, choices, timeline)
         self._records[request_id] = record
-        self.num_choices += need.num_choices
+        self.num_choices += job.num_choices
         return record
 
+    def begin(
+        self, record: RequestRecord, choices: range, decode: WorkerKey, prefill: WorkerKey | None = None
+    ) -> Attempt:
+        """The next attempt, at these choices: what older ones still say of them is dropped."""
+        attempt = Attempt(record.num_attempts, choices, record.need_of(choices), decode, prefill)
+        record.num_attempts += 1
+        record.attempts[attempt.number] = attempt
+        record.pairs.append(attempt.pair)
+        for number in choices:
+            record.choices[number].num_attempts += 1
+            record.choices[number].early.clear()
+        return attempt
+
+    def withdraw(self, record: RequestRecord, attempt: Attempt) -> None:
+        """The attempt was told to nobody: it does not count. Its number is not used again."""
+        del record.attempts[attempt.number]
+        record.pairs.pop()
+        for number in attempt.choices:
+            record.choices[number].num_attempts -= 1
+
     def find(self, request_id: str) -> RequestRecord | None:
-        """A request in flight, whatever its attempt."""
+        """A request in flight."""
         return self._records.get(request_id)
 
-    def get(self, request_id: str, attempt: int) -> RequestRecord | None:
-        """The request in flight, unless that attempt is not the present one."""
+    def get(self, request_id: str, attempt: int) -> tuple[RequestRecord, Attempt] | None:
+        """A request in flight and an attempt of it that is under way."""
         record = self._records.get(request_id)
-        return record if record is not None and record.attempt == attempt else None
+        found = record.attempts.get(attempt) if record is not None else None
+        return (record, found) if record is not None and found is not None else None
 
-    def accept(self, news: ChoiceTokens) -> tuple[RequestRecord, Delivery] | None:
+    def accept(self, news: ChoiceTokens) -> tuple[RequestRecord, Attempt, Delivery] | None:
         """What a message brings that is new, or None. WireError when it makes no sense."""
-        record = self.get(news.request_id, news.attempt)
-        if record is None:
+        found = self.get(news.request_id, news.attempt)
+        if found is None:
             self.num_dropped += 1
             return None
-        if not 0 <= news.choice < len(record.choices):
-            raise WireError(f"choice {news.choice} of a request with {len(record.choices)} choices")
+        record, attempt = found
+        if news.choice not in attempt.choices:
+            raise WireError(f"choice {news.choice} of an attempt at choices {list(attempt.choices)}")
         token_ids, finish = record.choices[news.choice].accept(news)
         if not token_ids and finish is None:
             return None
-        return record, Delivery(news.choice, token_ids, finish)
+        return record, attempt, Delivery(news.choice, token_ids, finish)
 
-    def add_stamps(self, request_id: str, attempt: int, stamps: Iterable[Stamp]) -> None:
+    def add_stamps(self, request_id: str, attempt: int, stamps: Sequence[Stamp]) -> None:
         """Moments in the life of a request, as workers saw them."""
-        record = self.get(request_id, attempt)
-        if record is not None:
-            record.stamps += stamps
-
-    def close_choice(self, request_id: str, choice: int) -> None:
-        """Nobody wants the rest of this choice."""
-        record = self._records.get(request_id)
-        if record is not None:
-            record.choices[choice].closed = True
-            record.choices[choice].early.clear()
+        found = self.get(request_id, attempt) if stamps else None
+        if found is not None:
+            found[0].stamps += stamps
 
     def remove(self, request_id: str) -> RequestRecord | None:
         """Forgets a request; what still comes for it is dropped."""
         record = self._records.pop(request_id, None)
         if record is not None:
-            self.num_choices -= record.need.num_choices
+            self.num_choices -= len(record.choices)
         return record
 
-    def running_on(self, key: WorkerKey) -> list[RequestRecord]:
-        """Requests that decode (or run unified) on this worker."""
-        return [record for record in self._records.values() if record.decode == key]
+    def running_on(self, key: WorkerKey) -> list[tuple[RequestRecord, Attempt]]:
+        """Attempts that decode (or run unified) on this worker."""
+        return [
+            (record, attempt)
+            for record in self._records.values()
+            for attempt in record.attempts.values()
+            if attempt.decode == key
+        ]
 
 
 def _richer(news: ChoiceTokens, known: ChoiceTokens) -> bool:

@@ -114,7 +114,7 @@ class Heartbeat(Message):
     worker_id: WorkerId
     instance: Instance
     stats: WorkerStats
-    launch_age_s: Seconds = 0.0  # age of the launch in progress; 0 when idle
+    launch_age_s: Seconds = 0.0  # age of the oldest launch in progress; 0 when idle
 
 
 @dataclass(frozen=True)

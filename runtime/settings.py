@@ -93,6 +93,8 @@ class HttpLimits(Settings):
     header_timeout_s: Seconds = 20.0
     body_timeout_s: Seconds = 60.0
     keep_alive_s: Seconds = 75.0  # a connection without a request
+    slow_reader_timeout_s: Seconds = 60.0  # an answer that its client does not read
+    max_stream_backlog: Positive = 16384  # tokens that wait for one such client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,5 +108,8 @@ class GatewaySettings(Settings):
     served_model_name: str
     context_length: Positive | None = None
     pairing: Pairing = "least_loaded"
+    max_attempts: Positive = 3  # of a request on a pair, the first one among them
+    retry_wait_s: Annotated[float, Field(ge=0)] = 4.0  # for a pair, from when the lost worker was last heard
+    launch_deadline_s: Seconds = 120.0  # a worker that is in one launch for so long is lost
     limits: HttpLimits = field(default_factory=HttpLimits)
     log_level: LogLevel = "info"

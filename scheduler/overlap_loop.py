@@ -51,6 +51,11 @@ class OverlapLoop:
         """Whether a launch is in flight."""
         return bool(self._engine.in_flight)
 
+    @property
+    def oldest_launch(self) -> int:
+        """The ticket of the oldest launch in flight; 0 when there is none."""
+        return self._engine.in_flight[0].ticket if self._engine.in_flight else 0
+
     def step(self) -> bool:
         """Launches and processes what can be now; False when there was nothing to do."""
         progressed = False

@@ -64,6 +64,11 @@ class Core(Protocol):
         """Whether a launch is in flight."""
         ...
 
+    @property
+    def oldest_launch(self) -> int:
+        """The ticket of the oldest launch in flight; 0 when there is none."""
+        ...
+
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
         ...
@@ -137,7 +142,7 @@ class WorkerLoop:
     _tell_at: float = 0.0  # when to say that no gateway answers
     _next_beat: float = 0.0
     _next_register: float = 0.0
-    _launch: int = -1
+    _launch: int = 0  # the oldest in flight when it was last looked at
     _launch_since: float = 0.0
 
     def run(self) -> None:
@@ -213,6 +218,8 @@ class WorkerLoop:
             self.gateway.send(TO_GATEWAY.encode(message))
         outbox.gateway.clear()
         now = self.clock.now()
+        if self.core.oldest_launch != self._launch:
+            self._launch, self._launch_since = self.core.oldest_launch, now
         if not self._gateway_instance and now >= self._next_register:
             self._next_register = now + REGISTER_AGAIN_S
             self.gateway.send(TO_GATEWAY.encode(replace(self.register, stats=self.core.stats())))
@@ -224,10 +231,9 @@ class WorkerLoop:
         if not self._gateway_instance:
             return
         stats = self.core.stats()
-        if stats.num_launches != self._launch or not self.core.busy:
-            self._launch, self._launch_since = stats.num_launches, now
         address = self.register.address
-        beat = Heartbeat(address.worker_id, address.instance, stats, now - self._launch_since)
+        launch_age_s = now - self._launch_since if self._launch else 0.0
+        beat = Heartbeat(address.worker_id, address.instance, stats, launch_age_s)
         self.gateway.send(TO_GATEWAY.encode(beat))
 
     def _leave(self) -> None:

@@ -6,17 +6,23 @@ from hypothesis import strategies as st
 
 from gateway.membership import WorkerKey
 from gateway.pairing import Need
-from gateway.requests import Requests
+from gateway.requests import Delivery, RequestRecord, Requests
+from gateway.translate import Job
 from protocol.errors import WireError
 from protocol.messages_gateway import ChoiceTokens, Stamp
-from protocol.request import FinishReason
+from protocol.request import FinishReason, SamplingParams
 
 DECODE, PREFILL = WorkerKey("d", 1), WorkerKey("p", 2)
+PROMPT = (1, 2, 3, 4)
+EOS = 99
 
 
 def new_requests(max_tokens: int = 8, num_choices: int = 1, attempt: int = 0) -> Requests:
     requests = Requests()
-    requests.add("r", Need(4, num_choices, max_tokens), DECODE, PREFILL, attempt)
+    record = requests.add("r", Job(PROMPT, SamplingParams(max_tokens, eos_token_ids=(EOS,)), num_choices))
+    for _ in range(attempt + 1):
+        record.attempts.clear()
+        requests.begin(record, range(num_choices), DECODE, PREFILL)
     return requests
 
 
@@ -28,7 +34,7 @@ def deliver(requests: Requests, *messages: ChoiceTokens) -> list[int]:
     found: list[int] = []
     for message in messages:
         accepted = requests.accept(message)
-        found += accepted[1].token_ids if accepted is not None else ()
+        found += accepted[2].token_ids if accepted is not None else ()
     return found
 
 
@@ -48,7 +54,7 @@ def test_finish_that_comes_with_a_repeated_token() -> None:
     assert deliver(requests, news(0, 10)) == [10]
     accepted = requests.accept(news(0, 10, finish="stop"))
     assert accepted is not None
-    assert accepted[1].token_ids == () and accepted[1].finish is FinishReason.STOP
+    assert accepted[2].token_ids == () and accepted[2].finish is FinishReason.STOP
     assert accepted[0].is_done
 
 
@@ -62,10 +68,11 @@ def test_other_attempts_and_unknown_requests_are_dropped() -> None:
 def test_nothing_after_finish_or_close() -> None:
     requests = new_requests(num_choices=2)
     assert deliver(requests, news(0, 10, finish="stop"), news(1, 11)) == [10]
-    requests.close_choice("r", 1)
-    assert deliver(requests, news(0, 10, choice=1)) == []
     record = requests.find("r")
-    assert record is not None and record.is_done
+    assert record is not None and not record.is_done
+    record.choices[1].close()
+    assert deliver(requests, news(0, 10, choice=1)) == []
+    assert record.is_done and record.has_ended(record.attempts[0])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +96,7 @@ def test_stamps_running_on_and_remove() -> None:
     requests = new_requests()
     requests.add_stamps("r", 0, [Stamp("queued", 1.0, "d")])
     requests.add_stamps("r", 5, [Stamp("other attempt", 1.0, "d")])
-    [record] = requests.running_on(DECODE)
+    [(record, _)] = requests.running_on(DECODE)
     assert [stamp.name for stamp in record.stamps] == ["queued"]
     assert requests.running_on(PREFILL) == []
     assert requests.remove("r") is record and requests.remove("r") is None and len(requests) == 0
@@ -108,3 +115,59 @@ def test_any_order_and_any_repetition_give_the_same_tokens(data: st.DataObject) 
     assert deliver(requests, *sent) == tokens
     record = requests.find("r")
     assert record is not None and record.choices[0].finish is FinishReason.LENGTH
+
+
+def record_of(requests: Requests) -> RequestRecord:
+    record = requests.find("r")
+    assert record is not None
+    return record
+
+
+def test_the_next_attempt_goes_on_behind_what_was_received() -> None:
+    requests = new_requests()
+    record = record_of(requests)
+    assert deliver(requests, news(0, 10, 11), news(3, 13)) == [10, 11]
+    record.attempts.clear()
+    second = requests.begin(record, range(1), WorkerKey("d2", 5))
+    assert second.number == 1 and second.need == Need(6, 1, 6) and record.choices[0].num_attempts == 2
+    told = record.message(second, None)
+    assert (told.attempt, told.prompt_ids, told.num_replayed, told.first_choice) == (1, (*PROMPT, 10, 11), 2, 0)
+    assert deliver(requests, news(2, 12, attempt=0), news(2, 22, attempt=1)) == [22], "13 came from the first attempt"
+    assert deliver(requests, news(3, 23, attempt=1)) == [23] and requests.num_dropped == 1
+    assert record.pairs == ["p+d", "d2"]
+
+
+def test_an_attempt_that_was_told_to_nobody_does_not_count() -> None:
+    requests = new_requests()
+    record = record_of(requests)
+    lost = requests.begin(record, range(1), DECODE)
+    requests.withdraw(record, lost)
+    assert record.choices[0].num_attempts == 1 and list(record.attempts) == [0] and record.pairs == ["p+d"]
+    assert requests.begin(record, range(1), DECODE).number == 2
+
+
+def test_choices_with_outputs_go_alone_and_neighbours_without_together() -> None:
+    requests = new_requests(num_choices=7)
+    record = record_of(requests)
+    deliver(requests, news(0, 10, choice=2), news(0, 11, choice=5), news(0, EOS, choice=3, finish="stop"))
+    assert record.open_groups(range(7)) == [range(2), range(2, 3), range(4, 5), range(5, 6), range(6, 7)]
+    record.choices[0].close()
+    assert record.open_groups(range(3)) == [range(1, 2), range(2, 3)]
+    assert record.need_of(range(2)) == Need(4, 2, 8) and record.need_of(range(2, 3)) == Need(5, 1, 7)
+    record.attempts.clear()
+    attempt = requests.begin(record, range(5, 6), DECODE)
+    assert record.message(attempt, None).first_choice == 5
+    with pytest.raises(WireError, match="choice 4 of an attempt at choices"):
+        requests.accept(news(0, 1, choice=4, attempt=1))
+
+
+def test_what_has_its_last_token_ends_without_another_attempt() -> None:
+    requests = new_requests(max_tokens=3, num_choices=4)
+    record = record_of(requests)
+    deliver(requests, news(0, 1, 2, 3, choice=0), news(0, 5, EOS, choice=1), news(0, 1, 2, choice=2))
+    assert record.finish_what_ends(range(4)) == [
+        Delivery(0, (), FinishReason.LENGTH),
+        Delivery(1, (), FinishReason.STOP),
+    ]
+    assert record.open_groups(range(4)) == [range(2, 3), range(3, 4)]
+    assert record.finish_what_ends(range(4)) == []

@@ -41,6 +41,7 @@ class Core:
     def __init__(self, on_step: Callable[[], None]) -> None:
         self.outbox = Outbox()
         self.busy = False
+        self.oldest_launch = 0
         self.num_resets = 0
         self._on_step = on_step
 
@@ -172,3 +173,27 @@ def test_a_gateway_that_never_answers_is_given_up(context: Any) -> None:
         bench.loop.run()
     bench.close()
     assert bench.num_ready == 0
+
+
+def test_heartbeats_tell_the_age_of_the_oldest_launch(context: Any) -> None:
+    oldest = iter([4, 4, 4, 5, 5, 0, 0])  # its ticket, each for a second
+    ages: list[float] = []
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        beats = [message for message in arrived if isinstance(message, Heartbeat)]
+        if any(isinstance(message, Register) for message in arrived):
+            bench.send(Welcome(1))
+            bench.clock.advance(1.0)
+        elif beats:
+            ages.append(beats[-1].launch_age_s)
+            ticket = next(oldest, None)
+            if ticket is None:
+                bench.stop()
+                return
+            bench.core.oldest_launch = ticket
+            bench.clock.advance(1.0)
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    bench.close()
+    assert ages == [0.0, 0.0, 1.0, 2.0, 0.0, 1.0, 0.0, 0.0]

@@ -1,0 +1,276 @@
+"""Gives requests to workers: picks pairs, starts attempts, cancels them, starts others where they fail.
+
+A thin loop around pairing, requests and retry; who is lost, it is told. What it does not know: HTTP, text, sockets.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gateway.membership import Membership, WorkerKey
+from gateway.pairing import Choice, Load, LoadBook, Pairer, decode_load, prefill_load
+from gateway.requests import Attempt, Delivery, RequestRecord, Requests
+from gateway.retry import GiveUp, RetryRules, Wait, decide, may_go_on
+from gateway.translate import Job
+from protocol.errors import BatonError, InternalError, Unavailable, WireError, WorkerLost, error_from_code
+from protocol.messages_gateway import CancelRequest, ChoiceTokens, RequestFailed, Stamp, ToWorker
+from protocol.request import FinishReason
+from runtime.clock import Clock
+from runtime.log import get_log
+from runtime.settings import Pairing
+
+GATEWAY = "gateway"  # the worker name of the gateway's own stamps
+log = get_log("gateway.dispatch")
+
+
+class Listener(Protocol):
+    """Whoever waits for one request. Called on the loop; must not block."""
+
+    def on_tokens(self, delivery: Delivery) -> None:
+        """New tokens of one choice, in order, each once."""
+        ...
+
+    def on_failed(self, error: BatonError) -> None:
+        """The request cannot go on; nothing follows."""
+        ...
+
+
+@dataclass
+class Ticket:
+    """A request in flight as its owner sees it. Cancelling something that has ended does nothing."""
+
+    request_id: str
+    record: RequestRecord
+    cancel: Callable[[int], None]  # one choice, or -1 for all
+
+    @property
+    def pair(self) -> str:
+        """The names of its workers, of every attempt, for the log."""
+        return ",".join(dict.fromkeys(self.record.pairs))
+
+
+@dataclass(frozen=True)
+class Stranded:
+    """Choices whose attempt failed with `error`, waiting for workers. `since`: see retry.decide."""
+
+    record: RequestRecord
+    choices: range
+    error: BatonError
+    since: float
+
+
+class Dispatch:
+    """Requests in flight and what they weigh. `send` is False when that worker is not connected; then `lose` is called,
+    which takes it out of the membership and comes back with `lost`."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        clock: Clock,
+        pairing: Pairing,
+        rules: RetryRules,
+        send: Callable[[WorkerKey, ToWorker], bool],
+        lose: Callable[[WorkerKey], None],
+    ) -> None:
+        self._membership = membership
+        self._clock = clock
+        self._pairer = Pairer(pairing)
+        self._rules = rules
+        self._send = send
+        self._lose = lose
+        self._loads = LoadBook()
+        self._listeners: dict[str, Listener] = {}
+        self._stranded: list[Stranded] = []
+        self.requests = Requests()
+        self.num_refused = 0  # tokens that made no sense
+        self.retries: Counter[str] = Counter()  # attempts after the first, by the code of what ended the one before
+
+    @property
+    def loads(self) -> Mapping[WorkerKey, Load]:
+        """What requests in flight weigh on each worker; nothing is left of those that have ended."""
+        return self._loads.loads
+
+    def fail_all(self, error: BatonError) -> None:
+        """Fails and cancels every request in flight."""
+        for request_id in list(self._listeners):
+            self._cancel(request_id, -1, error)
+
+    def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> Ticket:
+        """Gives a request to a pair of workers; Unavailable when there is none."""
+        record = self.requests.add(request_id, job, timeline)
+        everything = range(job.num_choices)
+        while (pair := self._pick(record, everything)) is not None:
+            if self._begin(record, everything, pair):
+                self._listeners[request_id] = listener
+                return Ticket(request_id, record, lambda number: self._cancel(request_id, number))
+        self.requests.remove(request_id)
+        raise Unavailable(self._membership.missing or "no workers are ready that can hold this request")
+
+    def _pick(self, record: RequestRecord, choices: range) -> Choice | None:
+        return self._pairer.pick(self._membership.members, record.need_of(choices), self.loads, record.avoided)
+
+    def _begin(self, record: RequestRecord, choices: range, pair: Choice) -> bool:
+        """Starts an attempt; False when its worker turns out to be gone, which is lost then."""
+        prefill, key = pair.prefill, pair.decode.key
+        assigned_at = self._clock.now()
+        attempt = self.requests.begin(record, choices, key, prefill.key if prefill else None)
+        if not self._send(key, record.message(attempt, prefill.address if prefill else None)):
+            self.requests.withdraw(record, attempt)
+            self._lose(key)
+            return False
+        self._loads.add(key, decode_load(attempt.need))
+        if prefill is not None:
+            self._loads.add(prefill.key, prefill_load(attempt.need))
+        record.stamps.append(Stamp("assigned", assigned_at, GATEWAY))
+        return True
+
+    def _cancel(self, request_id: str, number: int, error: BatonError | None = None) -> None:
+        """Nobody wants the rest of one choice, or (-1) of the request."""
+        record = self.requests.find(request_id)
+        if record is None:
+            return
+        if number >= 0:
+            if record.choices[number].closed:
+                return
+            record.choices[number].close()
+            for attempt in list(record.attempts.values()):
+                if number in attempt.choices:
+                    self._cancel_attempt(record, attempt, number)
+            if not record.is_done:
+                return
+        listener = self._forget(record)
+        if error is not None and listener is not None:
+            listener.on_failed(error)
+
+    def _cancel_attempt(self, record: RequestRecord, attempt: Attempt, number: int = -1) -> None:
+        """Tells its worker that one choice, or (-1) none, is wanted any more."""
+        if number >= 0 and not record.has_ended(attempt):
+            self._send(attempt.decode, CancelRequest(record.request_id, attempt.number, number))
+            return
+        self._send(attempt.decode, CancelRequest(record.request_id, attempt.number))
+        self._end_attempt(record, attempt)
+
+    def _end_attempt(self, record: RequestRecord, attempt: Attempt) -> None:
+        """It weighs on nobody any more, and what it still says is dropped."""
+        if record.attempts.pop(attempt.number, None) is not None:
+            self._first_token_seen(attempt)
+            self._loads.remove(attempt.decode, decode_load(attempt.need))
+
+    def _forget(self, record: RequestRecord) -> Listener | None:
+        """The end of a request, whatever the reason: what still runs of it is cancelled, load and listener go."""
+        for attempt in list(record.attempts.values()):
+            self._cancel_attempt(record, attempt)
+        self.requests.remove(record.request_id)
+        return self._listeners.pop(record.request_id, None)
+
+    def _first_token_seen(self, attempt: Attempt) -> None:
+        if attempt.prefill is not None and attempt.on_prefill:
+            attempt.on_prefill = False
+            self._loads.remove(attempt.prefill, prefill_load(attempt.need))
+
+    def _fail(self, record: RequestRecord, error: BatonError) -> None:
+        listener = self._forget(record)
+        if listener is not None:
+            listener.on_failed(error)
+
+    # ---- attempts that fail ----
+
+    def _attempt_failed(self, record: RequestRecord, attempt: Attempt, error: BatonError) -> None:
+        """What its choices have is kept; what they lack comes from other workers, if it can."""
+        self._end_attempt(record, attempt)
+        now = self._clock.now()
+        heard = [self._membership.lost_since(key) for key in attempt.workers]
+        since = min([at for at in heard if at is not None], default=now)
+        if may_go_on(error) and not isinstance(error, WorkerLost):
+            record.avoided.update(attempt.workers)
+        listener = self._listeners.get(record.request_id)
+        for delivery in record.finish_what_ends(attempt.choices):
+            if record.is_done:
+                self._forget(record)
+            if listener is not None:
+                listener.on_tokens(delivery)
+        self._go_on(Stranded(record, attempt.choices, error, since))
+
+    def _go_on(self, stranded: Stranded) -> None:
+        """Stranded choices go to other workers, or wait for some, or end the request."""
+        record = stranded.record
+        for choices in record.open_groups(stranded.choices):
+            while self.requests.find(record.request_id) is record:
+                pair = self._pick(record, choices)
+                decision = decide(
+                    stranded.error,
+                    num_attempts=record.choices[choices.start].num_attempts,
+                    has_pair=pair is not None,
+                    since=stranded.since,
+                    now=self._clock.now(),
+                    rules=self._rules,
+                )
+                if isinstance(decision, GiveUp):
+                    self._fail(record, decision.error)
+                elif isinstance(decision, Wait) or pair is None:
+                    self._stranded.append(replace(stranded, choices=choices))
+                    break
+                elif self._begin(record, choices, pair):
+                    self._retried(record, stranded.error)
+                    break
+
+    def _retried(self, record: RequestRecord, error: BatonError) -> None:
+        self.retries[error.code] += 1
+        log.warning(
+            "request retried",
+            request=record.request_id,
+            attempt=record.num_attempts - 1,
+            pair=record.pairs[-1],
+            why=error.message,
+        )
+
+    def rescue(self) -> None:
+        """Looks again for workers for what is stranded."""
+        stranded, self._stranded = self._stranded, []
+        for each in stranded:
+            if self.requests.find(each.record.request_id) is each.record:
+                self._go_on(each)
+
+    # ---- what workers say ----
+
+    def on_tokens(self, news: ChoiceTokens) -> None:
+        """Passes on what is new. Nonsense fails the request it names, and only that."""
+        try:
+            accepted = self.requests.accept(news)
+            if accepted is not None and accepted[2].finish is FinishReason.CANCELLED:
+                raise WireError(f"choice {news.choice} was cancelled, but not by the gateway")
+        except (WireError, ValueError) as error:
+            self.num_refused += 1
+            log.warning("tokens refused", request=news.request_id, attempt=news.attempt, why=str(error))
+            found = self.requests.get(news.request_id, news.attempt)
+            if found is not None:
+                self._fail(found[0], InternalError("a worker sent tokens that make no sense"))
+            return
+        if accepted is None:
+            return
+        record, attempt, delivery = accepted
+        if attempt.on_prefill:
+            self._first_token_seen(attempt)
+        listener = self._listeners.get(record.request_id)
+        if delivery.finish is not None and record.has_ended(attempt):
+            self._end_attempt(record, attempt)
+            if record.is_done:
+                self._forget(record)
+        if listener is not None:
+            listener.on_tokens(delivery)
+
+    def on_failed(self, message: RequestFailed) -> None:
+        """An authority has given up an attempt."""
+        found = self.requests.get(message.request_id, message.attempt)
+        if found is None:
+            self.requests.num_dropped += 1
+            return
+        self._attempt_failed(*found, error_from_code(message.code, message.message))
+
+    def lost(self, key: WorkerKey, error: WorkerLost) -> None:
+        """A worker is lost: attempts that decode there have failed. Those that only prefill there are decode's affair,
+        which has been told."""
+        for record, attempt in self.requests.running_on(key):
+            if attempt.number in record.attempts:
+                self._attempt_failed(record, attempt, error)

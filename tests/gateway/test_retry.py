@@ -1,0 +1,66 @@
+import pytest
+
+from gateway.retry import GiveUp, Retry, RetryRules, Wait, decide, may_go_on
+from protocol.errors import (
+    BadRequest,
+    BatonError,
+    InternalError,
+    KvNotDelivered,
+    LayoutMismatch,
+    Overloaded,
+    Unavailable,
+    WireError,
+    WorkerLost,
+)
+
+RULES = RetryRules(max_attempts=3, wait_s=4.0)
+LOST = WorkerLost("decode worker 'd0' is lost")
+
+
+def after(
+    error: BatonError = LOST, num_attempts: int = 1, has_pair: bool = True, since: float = 10.0, now: float = 12.0
+) -> Retry | Wait | GiveUp:
+    return decide(error, num_attempts=num_attempts, has_pair=has_pair, since=since, now=now, rules=RULES)
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on"),
+    [
+        (LOST, True),
+        (Unavailable("x"), True),
+        (KvNotDelivered("x"), True),
+        (LayoutMismatch("x"), True),
+        (WireError("x"), False),
+        (InternalError("x"), False),
+        (BadRequest("x"), False),
+        (Overloaded("x"), False),
+    ],
+)
+def test_what_may_go_on_elsewhere(error: BatonError, goes_on: bool) -> None:
+    assert may_go_on(error) is goes_on
+    assert after(error) == (Retry() if goes_on else GiveUp(error))
+    assert isinstance(after(error, has_pair=False), Wait if goes_on else GiveUp)
+
+
+def test_at_once_when_there_is_a_pair_however_late() -> None:
+    assert after(now=10.0) == after(now=1000.0) == Retry()
+
+
+def test_without_a_pair_it_waits_from_when_the_worker_was_last_heard() -> None:
+    assert after(has_pair=False, now=13.99) == Wait(14.0)
+    late = after(has_pair=False, now=14.0)
+    assert isinstance(late, GiveUp) and isinstance(late.error, WorkerLost)
+    assert late.error.message == "decode worker 'd0' is lost, and no other worker could take over in 4 s"
+
+
+@pytest.mark.parametrize("has_pair", [True, False])
+def test_the_last_attempt_is_the_last(has_pair: bool) -> None:
+    assert not isinstance(after(num_attempts=2, has_pair=has_pair), GiveUp)
+    ended = after(num_attempts=3, has_pair=has_pair)
+    assert isinstance(ended, GiveUp) and isinstance(ended.error, WorkerLost)
+    assert ended.error.message == "decode worker 'd0' is lost (the last of 3 attempts)"
+
+
+def test_clients_see_a_passing_fault() -> None:
+    for ended in (after(LayoutMismatch("x"), num_attempts=3), after(LayoutMismatch("x"), has_pair=False, now=99.0)):
+        assert isinstance(ended, GiveUp) and type(ended.error) is Unavailable
