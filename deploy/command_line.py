@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from deploy.options import COMMANDS, EXAMPLES, NOT_YET, options_for
 from protocol.errors import ConfigError
-from runtime.layered_config import Kind, Option, brief
+from runtime.layered_config import SHOWN_CHARS, Kind, Option, brief
 
 _FOOTER = """\
 Every flag is also an environment variable (--page-size: BATON_PAGE_SIZE) and a key of the --config file
@@ -68,17 +68,17 @@ def parse(argv: Sequence[str], version: str) -> CommandLine:
 def _refuse_unknown_command(argv: Sequence[str]) -> None:
     first = argv[0] if argv else ""
     if first and not first.startswith("-") and first not in COMMANDS:
-        near = get_close_matches(first[:80], COMMANDS, n=1)
+        near = get_close_matches(first[:SHOWN_CHARS], COMMANDS, n=1)
         hint = f", did you mean `baton {near[0]}`?" if near else f"; commands are {', '.join(COMMANDS)}"
         raise ConfigError(f"unknown command {brief(first)}{hint}")
 
 
 def _unknown(argument: str, command: str) -> ConfigError:
     name = argument.partition("=")[0]
-    if not name.isprintable() or len(name) > 80:
-        return ConfigError(f"unknown flag {brief(name)} for baton {command}; see baton {command} --help")
     if not name.startswith("-"):
         return ConfigError(f"unexpected argument {brief(argument)}; flags of baton {command} start with --")
+    if not name.isprintable() or len(name) > SHOWN_CHARS:
+        return ConfigError(f"unknown flag {brief(name)} for baton {command}; see baton {command} --help")
     if name.lstrip("-") in NOT_YET:
         return ConfigError(f"{name} is not supported by this version of Baton", param=name)
     options = options_for(command)

@@ -251,7 +251,7 @@ def _refuse_unknown_keys(known: Sequence[Option], file: ConfigFile) -> None:
     allowed = [option.name for option in known if option.in_file]
     for key in file.keys:
         if key not in allowed:
-            raise ConfigError(f"{file.path}: unknown key {key!r}{nearest(key, allowed)}", param=key)
+            raise ConfigError(f"{file.path}: unknown key {brief(key)}{nearest(key, allowed)}", param=key)
 
 
 def brief(value: Any) -> str:

@@ -1,0 +1,329 @@
+"""Whatever is wrong with flags, environment or file: one line that names place, value and what was expected; status 2;
+nothing was started."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.cli import main
+from deploy.model_folder import check_context_length, find_model
+from protocol.errors import ConfigError
+from runtime.process_arguments import read_arguments
+from runtime.settings import GatewaySettings, WorkerSettings
+
+LONG = "9" * 5000
+INTEGER = "expected an integer"
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No child process, no listening socket is left, and no variable of the developer's counts."""
+    for name in [name for name in os.environ if name.startswith("BATON_")]:
+        monkeypatch.delenv(name)
+    started: list[Any] = []
+    monkeypatch.setattr(subprocess.Popen, "__init__", lambda self, *args, **kwargs: started.append(args))
+    monkeypatch.setattr(subprocess.Popen, "__del__", lambda self: None)
+    yield
+    assert started == []
+
+
+def refused(typed: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that `baton` says."""
+    assert main(typed) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("baton: error: ") and shown.err.endswith("\n")
+    line = shown.err[:-1]
+    assert line.isprintable() and len(line) < 700, line
+    assert "Traceback" not in line
+    return line
+
+
+FLAGS = [
+    # what is no number
+    ("serve --port x", "--port: got 'x', expected an integer from 0 to 65535"),
+    ("serve --port=", "--port: got '', expected an integer from 0 to 65535"),
+    ("serve --port=-1", "--port: got -1, expected an integer from 0 to 65535"),
+    ("serve --port 65536", "--port: got 65536, expected an integer from 0 to 65535"),
+    ("serve --port 1e3", "--port: got '1e3', expected an integer"),
+    ("serve --port 0x50", "--port: got '0x50', expected an integer"),
+    ("serve --port 8_000", "--port: got '8_000', expected an integer"),
+    ("serve --port 80.0", "--port: got '80.0', expected an integer"),
+    ("serve --port nan", "--port: got 'nan', expected an integer"),
+    ("serve --port inf", "--port: got 'inf', expected an integer"),
+    ("serve --port １２", "--port: got '１２', expected an integer"),
+    ("serve --port ²", "--port: got '²', expected an integer"),
+    ("serve --port true", "--port: got 'true', expected an integer"),
+    (f"serve --port {LONG}", "--port: got '99999"),
+    (f"serve --max-total-tokens {LONG}", "--max-total-tokens: got '99999"),
+    ("serve --port 99999999999999999999", "--port: got 99999999999999999999, expected an integer from 0 to 65535"),
+    # numbers out of range
+    ("serve --page-size 0", "--page-size: got 0, expected an integer from 1 to 4096"),
+    ("serve --page-size -3", "--page-size: got -3, expected an integer from 1 to 4096"),
+    ("serve --page-size 5000", "--page-size: got 5000, expected an integer from 1 to 4096"),
+    ("serve --max-total-tokens 0", "--max-total-tokens: got 0, expected an integer of at least 1"),
+    ("serve --max-total-tokens 2147483648", "got 2147483648, expected an integer from 1 to 2147483647"),
+    ("serve --max-running-requests 0", "--max-running-requests: got 0, expected an integer from 1 to 65536"),
+    ("serve --max-running-requests 100000", "--max-running-requests: got 100000, expected an integer from 1 to 65536"),
+    ("serve --chunked-prefill-size -1", "--chunked-prefill-size: got -1, expected an integer of at least 0"),
+    ("serve --threads 0", "--threads: got 0, expected an integer from 1 to 1024"),
+    ("serve --threads 100000", "--threads: got 100000, expected an integer from 1 to 1024"),
+    ("serve --prefill -1", "--prefill: got -1, expected an integer from 0 to 256"),
+    ("serve --prefill 1000000", "--prefill: got 1000000, expected an integer from 0 to 256"),
+    ("serve --context-length 0", "--context-length: got 0, expected an integer of at least 1"),
+    ("serve --context-length 1", "--context-length: got 1, expected 2 to 2048"),
+    ("serve --max-body-bytes 0", "--max-body-bytes: got 0, expected an integer of at least 1"),
+    ("worker --workers-on-host 0", "--workers-on-host: got 0, expected an integer from 1 to 1024"),
+    ("demo --max-tokens 0", "--max-tokens: got 0, expected an integer of at least 1"),
+    # choices and switches
+    ("serve --device tpu", "--device: got 'tpu', expected one of auto, cpu, cuda"),
+    ("serve --device CPU", "--device: got 'CPU', expected one of auto, cpu, cuda"),
+    ("serve --dtype int8", "--dtype: got 'int8', expected one of auto, float32, bfloat16, float16"),
+    ("serve --dtype float", "--dtype: got 'float', expected one of auto, float32"),
+    ("serve --pairing best", "--pairing: got 'best', expected one of least_loaded, round_robin"),
+    ("serve --log-level loud", "--log-level: got 'loud', expected one of debug"),
+    ("serve --transfer-backend nixl", "--transfer-backend: got 'nixl', expected one of zmq"),
+    ("serve --disable-overlap-schedule=maybe", "--disable-overlap-schedule: got 'maybe', expected true or false"),
+    ("worker --role unifed", "got 'unifed', expected one of prefill, decode, unified (did you mean 'unified'?)"),
+    # names, addresses, folders
+    ("serve --host=", "--host: got '', expected a string of printable characters"),
+    ("serve --model=", "--model: got '', expected a string of printable characters"),
+    ("serve --served-model-name=", "--served-model-name: got '', expected a string of printable characters"),
+    ("serve --host no..dots --port 0", "--host: got 'no..dots', expected an address of this machine"),
+    ("serve --host 999.1.1.1 --port 0", "--host: got '999.1.1.1', expected an address of this machine"),
+    ("serve --host 192.0.2.7 --port 0", "--host: cannot listen on 192.0.2.7:0"),
+    (f"serve --port 0 --host {'a' * 300}", "--host: got 'aaaa"),
+    ("serve --model /nowhere", "--model: folder '/nowhere' does not exist"),
+    ("serve --model some/thing", "download a checkpoint from a hub first"),
+    ("serve --model /etc/passwd", "--model: '/etc/passwd' is a file, expected a folder"),
+    ("serve --model /etc", "--model: folder '/etc' has no config.json, so it is no checkpoint"),
+    ("serve --model ~nobody-at-all/x", "--model: cannot look into '~nobody-at-all/x'"),
+    (f"serve --model /{'a' * 5000}", "--model: cannot look into '/aaaa"),
+    ("serve --model /proc/self/fd/x/y", "--model: folder '/proc/self/fd/x/y' does not exist"),
+    ("gateway --control here", "--control: got 'here', expected tcp://HOST:PORT"),
+    ("gateway --control tcp://", "--control: got 'tcp://', expected tcp://HOST:PORT"),
+    ("gateway --control tcp://h", "--control: got 'tcp://h', expected tcp://HOST:PORT"),
+    ("gateway --control tcp://:1", "--control: got 'tcp://:1', expected tcp://HOST:PORT"),
+    ("gateway --control tcp://h:70000", "expected tcp://HOST:PORT with a port from 0 to 65535"),
+    ("gateway --control tcp://h:²", "--control: got 'tcp://h:²', expected tcp://HOST:PORT"),
+    ("gateway --control tcp://h:+5", "--control: got 'tcp://h:+5', expected tcp://HOST:PORT"),
+    ("gateway --control tcp://u@h:5", "--control: got 'tcp://u@h:5', expected tcp://HOST:PORT"),
+    ("gateway --control tcp://::1:5", "--control: got 'tcp://::1:5', expected tcp://HOST:PORT"),
+    ("gateway --control ipc:///tmp/x", "--control: got 'ipc:///tmp/x', expected tcp://HOST:PORT"),
+    ("worker", "--role is missing"),
+    ("worker --role decode", "--gateway is missing"),
+    ("worker --role decode --gateway tcp://h:0", "expected tcp://HOST:PORT with a port from 1 to 65535"),
+    ("worker --role decode --gateway http://h:5", "--gateway: got 'http://h:5', expected tcp://HOST:PORT"),
+    ("worker --role decode --gateway tcp://no..dots:5", "--gateway: no route to tcp://no..dots:5"),
+    ("worker --role decode --gateway tcp://127.0.0.1:5 --worker-id=", "--worker-id: got '', expected"),
+    (f"worker --role decode --gateway tcp://127.0.0.1:5 --worker-id {'w' * 200}", "expected 1 to 128 printable ASCII"),
+    ("worker --role decode --gateway tcp://127.0.0.1:5 --worker-id wörker", "got 'wörker', expected 1 to 128"),
+    # what does not go together, or is not there
+    ("serve --prefill 0 --decode 0", "expected at least one prefill and one decode worker, or one unified"),
+    ("serve --prefill 0", "--decode 1 with --prefill 0: a decode worker needs at least one prefill worker"),
+    ("serve --decode 0", "--prefill 1 with --decode 0: a prefill worker needs at least one decode worker"),
+    ("serve --port 1 --port 2", "--port is given twice: '1' and '2'; expected one value"),
+    ("serve --model a --model-path b", "--model is given twice: 'a' and 'b'; expected one value"),
+    ("serve --disable-overlap-schedule --disable-overlap-schedule=false", "--disable-overlap-schedule is given twice"),
+    ("serve --context-length 999999", "--context-length: got 999999, expected 2 to 2048"),
+    ("serve --port", "--port: expected one argument"),
+    ("serve --page-sise 2", "unknown flag --page-sise for baton serve, did you mean --page-size?"),
+    (f"serve --{'q' * 3000}", "unknown flag '--qqqq"),
+    ("serve --tp-size 2", "--tp-size is not supported by this version of Baton"),
+    ("serve extra", "unexpected argument 'extra'"),
+    (f"serve {'x' * 3000}", "unexpected argument 'xxxx"),
+    ("serve -p 5", "unknown flag -p for baton serve"),
+    ("worker --prefill 2", "unknown flag --prefill for baton worker"),
+    ("srve", "unknown command 'srve', did you mean `baton serve`?"),
+    ("Serve", "unknown command 'Serve', did you mean `baton serve`?"),
+    (f"{'s' * 3000}", "unknown command 'ssss"),
+    ("--port 5", "COMMAND: invalid choice: '5' (choose from 'serve'"),
+    ("serve --config /nowhere.toml", "--config: cannot read '/nowhere.toml': No such file or directory"),
+    ("serve --config /etc", "--config: cannot read '/etc': it is no file"),
+    ("serve --config /dev/zero", "--config: cannot read '/dev/zero': it is no file"),
+    ("serve --config ~nobody-at-all/x", "--config: cannot read '~nobody-at-all/x'"),
+    (f"serve --config /{'a' * 5000}", "--config: cannot read '/aaaa"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("typed, says", FLAGS, ids=[typed[:50] for typed, _ in FLAGS])
+def test_flags(typed: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in refused(typed.split(" "), capsys)
+
+
+@pytest.mark.parametrize(
+    "typed, says",
+    [
+        (["serve", "--served-model-name", "a\nb"], "--served-model-name: got 'a\\nb', expected a string of printable"),
+        (["serve", "--host", "\x1b[31m"], "--host: got '\\x1b[31m', expected a string of printable"),
+        (["serve", "--model", "/x\udcff"], "--model: got '/x\\udcff', expected a string of printable characters"),
+        (["serve", "--port", "80\n"], "--port: got '80\\n', expected an integer"),
+        (["serve", "--port", " 80"], "--port: got ' 80', expected an integer"),
+        (["serve", "--\x1b[31m"], "unknown flag '--\\x1b[31m' for baton serve"),
+        (["\x1b[31m"], "unknown command '\\x1b[31m'"),
+        (["serve", ""], "unexpected argument ''"),
+        (["demo", "--prompt", "\udcff"], "--prompt: got '\\udcff', expected text in UTF-8"),
+        (["worker", "--role", "decode", "--gateway", "tcp://127.0.0.1:5", "--worker-id", "a b"], "got 'a b', exp"),
+        (["worker", "--role", "decode", "--gateway", "tcp://a b:5"], "got 'tcp://a b:5', expected tcp://HOST:PORT"),
+    ],
+)  # fmt: skip
+def test_flags_with_characters_of_their_own(typed: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in refused(typed, capsys)
+
+
+ENVIRONMENT = [
+    ("BATON_PORT", "x", "BATON_PORT: got 'x', expected an integer from 0 to 65535"),
+    ("BATON_PORT", "-1", "BATON_PORT: got -1, expected an integer from 0 to 65535"),
+    ("BATON_PORT", " 80", "BATON_PORT: got ' 80', expected an integer"),
+    ("BATON_PORT", LONG, "BATON_PORT: got '99999"),
+    ("BATON_PAGE_SIZE", "16.0", "BATON_PAGE_SIZE: got '16.0', expected an integer"),
+    ("BATON_PAGE_SIZE", "true", "BATON_PAGE_SIZE: got 'true', expected an integer"),
+    ("BATON_DISABLE_OVERLAP_SCHEDULE", "2", "BATON_DISABLE_OVERLAP_SCHEDULE: got '2', expected true or false"),
+    ("BATON_DEVICE", "tpu", "BATON_DEVICE: got 'tpu', expected one of auto, cpu, cuda"),
+    ("BATON_DEVICE", "cud", "BATON_DEVICE: got 'cud', expected one of auto, cpu, cuda (did you mean 'cuda'?)"),
+    ("BATON_SERVED_MODEL_NAME", "a\tb", "BATON_SERVED_MODEL_NAME: got 'a\\tb', expected a string of printable"),
+    ("BATON_PAGESIZE", "16", "environment variable BATON_PAGESIZE is unknown, did you mean 'BATON_PAGE_SIZE'?"),
+    ("BATON_PORTS", "", "environment variable BATON_PORTS is unknown, did you mean 'BATON_PORT'?"),
+    ("BATON_", "1", "environment variable BATON_ is unknown"),
+    ("BATON_\x1b[31m", "1", "environment variable 'BATON_\\x1b[31m' is unknown"),
+    ("BATON_" + "X" * 3000, "1", "environment variable 'BATON_XXX"),
+    ("BATON_MODEL", "/nowhere", "--model: folder '/nowhere' does not exist"),
+    ("BATON_CONFIG", "/nowhere.toml", "--config: cannot read '/nowhere.toml'"),
+    ("BATON_HOST", "192.0.2.7", "--host: cannot listen on 192.0.2.7"),
+]
+
+
+@pytest.mark.parametrize("name, value, says", ENVIRONMENT, ids=[f"{n[:20]}={v[:10]}" for n, v, _ in ENVIRONMENT])
+def test_environment(
+    name: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert says in refused(["serve"], capsys)
+
+
+FILES: list[tuple[bytes, str]] = [
+    (b"port = 'x'", "port in FILE: got 'x' (a string), expected an integer from 0 to 65535"),
+    (b"port = 80.0", "port in FILE: got 80.0 (a float), expected an integer"),
+    (b"port = true", "port in FILE: got True (a boolean), expected an integer"),
+    (b"port = [80]", "port in FILE: got [80] (an array), expected an integer"),
+    (b"port = nan", "port in FILE: got nan (a float), expected an integer"),
+    (b"port = -inf", "port in FILE: got -inf (a float), expected an integer"),
+    (b"port = 1979-05-27", "port in FILE: got datetime.date(1979, 5, 27) (another type), expected an integer"),
+    (b"port = -1", "port in FILE: got -1, expected an integer from 0 to 65535"),
+    (b"port = 99999999999999999999", "port in FILE: got 99999999999999999999, expected an integer"),
+    (b"port = " + LONG.encode(), "FILE: not valid TOML: "),
+    (b"host = 5", "host in FILE: got 5 (an integer), expected a string"),
+    (b"host = ''", "host in FILE: got '', expected a string of printable characters"),
+    (b'host = "\\u0000"', "host in FILE: got '\\x00', expected a string of printable characters"),
+    (b'model = "/x\\u0000y"', "model in FILE: got '/x\\x00y', expected a string of printable characters"),
+    (b"device = 'tpu'", "device in FILE: got 'tpu', expected one of auto, cpu, cuda"),
+    (b"disable-overlap-schedule = 'yes'", "got 'yes' (a string), expected true or false"),
+    (b"disable-overlap-schedule = 1", "got 1 (an integer), expected true or false"),
+    (b"page-sise = 16", "FILE: unknown key 'page-sise', did you mean 'page-size'?"),
+    (b"config = 'x'", "FILE: unknown key 'config'"),
+    (b'"" = 1', "FILE: unknown key ''"),
+    (b'"a\\nb" = 1', "FILE: unknown key 'a\\nb'"),
+    (b"x" * 3000 + b" = 1", "FILE: unknown key 'xxxx"),
+    (b"[serve]\nport = 1", "FILE: section [serve], expected flat keys"),
+    (b"serve.port = 1", "FILE: section [serve], expected flat keys"),
+    (b"port = {a = 1}", "FILE: section [port], expected flat keys"),
+    (b"[[port]]\na = 1", "port in FILE: got [{'a': 1}] (an array), expected an integer"),
+    (b"port = 1\nport = 2", "FILE: not valid TOML: Cannot overwrite a value"),
+    (b"page-size = 1\npage_size = 2", "FILE: 'page-size' is written twice"),
+    (b"port =", "FILE: not valid TOML: Invalid value"),
+    (b"port: 80", "FILE: not valid TOML: "),
+    (b'{"port": 80}', "FILE: not valid TOML: "),
+    (b"port = 1 2", "FILE: not valid TOML: "),
+    (b"a = " + b"[" * 5000, "FILE: not valid TOML: "),
+    (b"host = 'a\xff'", "--config: cannot read 'FILE': not UTF-8 at byte 9"),
+    ("port = 1".encode("utf-16"), "--config: cannot read 'FILE': not UTF-8"),
+    (b"\x00\x00", "FILE: not valid TOML: "),
+    (b"# " + b"x" * (1 << 20), "--config: cannot read 'FILE': it has 1048578 bytes, expected at most 1048576"),
+    (b"prefill = 0\ndecode = 0", "expected at least one prefill and one decode worker, or one unified"),
+]
+
+
+@pytest.mark.parametrize("content, says", FILES, ids=[repr(content[:40]) for content, _ in FILES])
+def test_file(
+    content: bytes, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("FILE").write_bytes(content)
+    assert says in refused(["serve", "--config", "FILE"], capsys)
+
+
+def test_a_pipe_that_nobody_writes_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "it is no file" in refused(["serve", "--config", str(tmp_path / "pipe")], capsys)
+
+
+def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"--port: {port} on 127.0.0.1 is in use" in refused(["serve", "--port", str(port)], capsys)
+
+
+def test_what_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As root every folder may be looked at, so the system's refusal is put in."""
+    asked: list[Path] = []
+
+    def refuse(path: Path, **more: Any) -> bool:
+        asked.append(path)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert "--model: cannot look into '/secret': Permission denied" in refused(["serve", "--model", "/secret"], capsys)
+    assert "--config: cannot read '/secret': Permission denied" in refused(["serve", "--config", "/secret"], capsys)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 5000, '{"a":' * 5000, "\ufeff{}", "[]", "nope", '{"max_position_embeddings": "x"}']
+)
+def test_a_damaged_config_is_left_to_those_who_load_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    check_context_length(find_model(str(tmp_path)), 16)
+
+
+SETTINGS: list[tuple[type[Any], str, str]] = [
+    (WorkerSettings, "", "WorkerSettings: got ''"),
+    (WorkerSettings, "{", "WorkerSettings: got '{'"),
+    (WorkerSettings, "[]", "WorkerSettings: got '[]'"),
+    (WorkerSettings, "null", "WorkerSettings: got 'None'"),
+    (WorkerSettings, "[" * 5000, "WorkerSettings: got '[[[["),
+    (WorkerSettings, "{}", "WorkerSettings: 'worker_id' is missing"),
+    (WorkerSettings, '{"worker_ids": 1}', "WorkerSettings: unknown key 'worker_ids', did you mean 'worker_id'?"),
+    (WorkerSettings, '{"page_size": "16"}', "WorkerSettings.page_size: got '16'"),
+    (WorkerSettings, '{"page_size": 16.0}', "WorkerSettings.page_size: got '16.0'"),
+    (WorkerSettings, '{"page_size": NaN}', "WorkerSettings.page_size: got 'nan'"),
+    (WorkerSettings, '{"page_size": 0}', "WorkerSettings.page_size: got '0'"),
+    (WorkerSettings, '{"page_size": true}', "WorkerSettings.page_size: got 'True'"),
+    (WorkerSettings, '{"overlap": 1}', "WorkerSettings.overlap: got '1'"),
+    (WorkerSettings, '{"role": "both"}', "WorkerSettings.role: got 'both'"),
+    (WorkerSettings, '{"role": null}', "WorkerSettings.role: got 'None'"),
+    (GatewaySettings, '{"port": -1}', "GatewaySettings.port: got '-1'"),
+    (GatewaySettings, '{"port": 65536}', "GatewaySettings.port: got '65536'"),
+    (GatewaySettings, '{"served_model_name": 5}', "GatewaySettings.served_model_name: got '5'"),
+    (GatewaySettings, '{"prefill": 1}', "GatewaySettings: unknown key 'prefill'"),
+]
+
+
+ENOUGH: dict[type[Any], str] = {
+    WorkerSettings: '{"worker_id": "w", "role": "decode", "gateway": "tcp://127.0.0.1:5", "model": "/m"}',
+    GatewaySettings: '{"served_model_name": "m", "model": "/m"}',
+}
+
+
+@pytest.mark.parametrize("kind, text, says", SETTINGS, ids=[f"{k.__name__}-{t[:30]}" for k, t, _ in SETTINGS])
+def test_settings_of_a_process(kind: type[Any], text: str, says: str) -> None:
+    if text.startswith('{"'):
+        text = ENOUGH[kind][:-1] + "," + text[1:]
+    with pytest.raises(ConfigError) as caught:
+        read_arguments(kind, ["--settings", text])
+    assert says in caught.value.message
+    assert "\n" not in caught.value.message and len(caught.value.message) < 500
