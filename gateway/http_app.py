@@ -133,7 +133,12 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         received_at = service.clock.now()
         parsed, size = await _parsed(CompletionRequest, request, service)
         return await _admitted(
-            service, request, parsed, size, lambda: service.translator.completion_prompts(parsed), received_at
+            service,
+            request,
+            parsed,
+            size,
+            lambda: service.translator.completion_prompts(parsed, service.limits),
+            received_at,
         )
 
     @app.post(
@@ -147,7 +152,12 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         received_at = service.clock.now()
         parsed, size = await _parsed(ChatRequest, request, service)
         return await _admitted(
-            service, request, parsed, size, lambda: [service.translator.chat_prompt(parsed)], received_at
+            service,
+            request,
+            parsed,
+            size,
+            lambda: [service.translator.chat_prompt(parsed, service.limits)],
+            received_at,
         )
 
 

@@ -55,6 +55,16 @@ def check_ids(prompt: Sequence[int], where: str, limits: Limits) -> None:
         )
 
 
+def check_text(least_tokens: int, num_chars: int, where: str, limits: Limits) -> None:
+    """ContextLengthExceeded when a text is too long whatever its tokens are: those of a long text take seconds."""
+    if limits.context_length is not None and least_tokens > limits.context_length:
+        raise ContextLengthExceeded(
+            f"{where} has {num_chars} characters, at least {least_tokens} tokens: "
+            f"beyond the context length of {limits.context_length} tokens",
+            param=where,
+        )
+
+
 def max_tokens(
     num_prompt: int, asked: int | None, default: int | None, num_choices: int, where: str, limits: Limits
 ) -> int:

@@ -19,6 +19,7 @@ from gateway.detokenizer import (
 from gateway.model_folder import read_object
 from protocol.errors import CheckpointError
 
+LENGTH_KEEPING = ("NFC", "NFD")  # normalizers after which a text has at least a third of its characters
 SPECIAL_NAMES = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
 
 
@@ -45,6 +46,8 @@ class TextTokenizer:
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._token_bytes = TokenBytes(tokenizer, self._special_ids) if is_byte_level(tokenizer) else None
+        swallows = any(token.lstrip or token.rstrip for token in added.values())
+        self._longest = None if swallows or self._token_bytes is None else _longest_token(tokenizer)
         self.bos_id = self._id_of("bos_token")
         self.eos_id = self._id_of("eos_token")
 
@@ -52,6 +55,10 @@ class TextTokenizer:
     def vocab_size(self) -> int:
         """One more than the largest id."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def least_tokens(self, text: str) -> int:
+        """At least so many tokens `text` has, told from its length alone; 0 where that tells nothing."""
+        return 0 if self._longest is None else len(text) // self._longest
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of a text that brings its own special tokens: a rendered chat template."""
@@ -81,6 +88,15 @@ class TextTokenizer:
     def _id_of(self, name: str) -> int | None:
         text = self.special.texts.get(name)
         return None if text is None else self._tokenizer.token_to_id(text)
+
+
+def _longest_token(tokenizer: Tokenizer) -> int | None:
+    """The most characters of a text that one token can stand for; None where a normalizer may drop any number."""
+    normalizer = tokenizer.normalizer
+    if normalizer is not None and type(normalizer).__name__ not in LENGTH_KEEPING:
+        return None
+    longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
+    return longest if normalizer is None else 3 * longest
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer | None:

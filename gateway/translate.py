@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gateway.chat_template import ChatTemplates
-from gateway.limits import Limits, check_ids, max_tokens
+from gateway.limits import Limits, check_ids, check_text, max_tokens
 from gateway.model_folder import ModelFolder
 from gateway.pairing import Need
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
@@ -63,30 +63,31 @@ class Translator:
                 param="model",
             )
 
-    def completion_prompts(self, request: CompletionRequest) -> list[list[int]]:
-        """Token ids of each prompt. BadRequest for text without a tokenizer."""
+    def completion_prompts(self, request: CompletionRequest, limits: Limits) -> list[list[int]]:
+        """Token ids of each prompt. BadRequest for text without a tokenizer, or far too long."""
         prompt = request.prompt
         if isinstance(prompt, str):
-            return [self._encode_prompt(prompt, request.add_special_tokens)]
+            return [self._encode_prompt(prompt, request.add_special_tokens, limits)]
         found: list[list[int]] = []
         flat: list[int] = []
         for each in prompt:
             if isinstance(each, str):
-                found.append(self._encode_prompt(each, request.add_special_tokens))
+                found.append(self._encode_prompt(each, request.add_special_tokens, limits))
             elif isinstance(each, list):
                 found.append(each)
             else:
                 flat.append(each)
         return [flat] if flat else found
 
-    def chat_prompt(self, request: ChatRequest) -> list[int]:
-        """Token ids of the conversation, rendered by the model's template."""
+    def chat_prompt(self, request: ChatRequest, limits: Limits) -> list[int]:
+        """Token ids of the conversation, rendered by the model's template. BadRequest when it is far too long."""
         if self._tokenizer is None:
             raise BadRequest(
                 "messages: this model has no tokenizer; use /v1/completions with token ids", param="messages"
             )
         messages = [message.for_template() for message in request.messages]
         text = self._templates.render(messages, request.chat_template, request.chat_template_kwargs or {})
+        check_text(self._tokenizer.least_tokens(text), len(text), "messages", limits)
         return self._tokenizer.encode_plain(text)
 
     def text_rules(self, request: GenerationRequest) -> TextRules:
@@ -121,9 +122,10 @@ class Translator:
             jobs.append(Job(tuple(prompt), replace(rules, max_tokens=num_tokens), num_choices))
         return jobs
 
-    def _encode_prompt(self, text: str, add_special_tokens: bool | None) -> list[int]:
+    def _encode_prompt(self, text: str, add_special_tokens: bool | None, limits: Limits) -> list[int]:
         if self._tokenizer is None:
             raise BadRequest("prompt: this model has no tokenizer: got text, expected token ids", param="prompt")
+        check_text(self._tokenizer.least_tokens(text), len(text), "prompt", limits)
         if add_special_tokens is False:
             return self._tokenizer.encode_plain(text)
         return self._tokenizer.encode_prompt(text)

@@ -46,10 +46,10 @@ def jobs_of(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> lis
         translator().check_name(request.model)
         translator().text_rules(request)
         if isinstance(request, ChatRequest):
-            prompts = [translator().chat_prompt(request)]
+            prompts = [translator().chat_prompt(request, LIMITS)]
         else:
             assert isinstance(request, CompletionRequest)
-            prompts = translator().completion_prompts(request)
+            prompts = translator().completion_prompts(request, LIMITS)
         return translator().jobs(request, prompts, LIMITS)
     except BadRequest:
         return []

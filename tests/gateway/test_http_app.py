@@ -328,7 +328,7 @@ async def test_a_long_text_is_parsed_and_tokenised_apart(
     monkeypatch.setattr(Translator, "completion_prompts", noting(Translator.completion_prompts))
     await setting.add_pair()
     response = await setting.complete("x" * num_chars)
-    assert response.status_code == 400 and f"{num_chars} tokens" in response.json()["error"]["message"]
+    assert response.status_code == 400 and f"{num_chars} characters" in response.json()["error"]["message"]
     assert places == [is_apart] * 2
 
 

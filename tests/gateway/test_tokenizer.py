@@ -3,10 +3,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, normalizers
 
-from gateway.tokenizer import TextTokenizer, load_tokenizer
+from gateway.tokenizer import SpecialTokens, TextTokenizer, load_tokenizer
 from protocol.errors import CheckpointError
-from tests.gateway.folders import BOS, EOS, byte_tokenizer, write_folder
+from tests.gateway.folders import BOS, EOS, byte_tokenizer, piece_tokenizer, write_folder
+
+NONE = SpecialTokens({}, None, None)
 
 
 def load(path: Path, add_bos: bool = False, **config: Any) -> TextTokenizer:
@@ -86,3 +89,18 @@ def test_agrees_with_transformers(tmp_path: Path, in_file: bool, add_bos: bool |
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     for text in ("hello world", "naïve 🙂"):
         assert ours.encode_prompt(text) == theirs(text)["input_ids"]
+
+
+def test_what_the_length_of_a_text_tells(tmp_path: Path) -> None:
+    assert load(tmp_path).least_tokens("x" * 70) == 10  # the longest token is <|bos|>
+    tokenizer = byte_tokenizer()
+    tokenizer.normalizer = normalizers.NFC()
+    assert TextTokenizer(tokenizer, NONE).least_tokens("x" * 210) == 10
+    text = "e\u0301" * 7 + "<|bos|>" * 9
+    assert TextTokenizer(tokenizer, NONE).least_tokens(text) <= len(tokenizer.encode(text).ids)
+    tokenizer.normalizer = normalizers.Strip()
+    assert TextTokenizer(tokenizer, NONE).least_tokens("x" * 70) == 0
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
+    assert TextTokenizer(tokenizer, NONE).least_tokens("x" * 70) == 0
+    assert TextTokenizer(piece_tokenizer(), NONE).least_tokens("x" * 70) == 0

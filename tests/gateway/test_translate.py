@@ -7,7 +7,7 @@ from gateway.chat_template import ChatTemplates, read_template_sources
 from gateway.limits import Limits
 from gateway.model_folder import read_model_folder
 from gateway.schemas import ChatRequest, CompletionRequest
-from gateway.tokenizer import load_tokenizer
+from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Job, Translator
 from protocol.errors import BadRequest, UnknownModel
 from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, write_folder
@@ -33,9 +33,9 @@ def chat(content: str = "Hi", **fields: Any) -> ChatRequest:
 def job(path: Path, request: CompletionRequest | ChatRequest, limits: Limits = LIMITS) -> Job:
     found = translator(path)
     if isinstance(request, ChatRequest):
-        prompts = [found.chat_prompt(request)]
+        prompts = [found.chat_prompt(request, limits)]
     else:
-        prompts = found.completion_prompts(request)
+        prompts = found.completion_prompts(request, limits)
     [only] = found.jobs(request, prompts, limits)
     return only
 
@@ -50,30 +50,30 @@ def folder(tmp_path: Path) -> Path:
     [("Hi", [[72, 105]]), (["H", "i"], [[72], [105]]), ([72, 105], [[72, 105]]), ([[72], [105]], [[72], [105]])],
 )
 def test_prompts_of_every_kind(folder: Path, prompt: Any, ids: list[list[int]]) -> None:
-    assert translator(folder).completion_prompts(completion(prompt=prompt)) == ids
+    assert translator(folder).completion_prompts(completion(prompt=prompt), Limits()) == ids
 
 
 def test_bos_once(tmp_path: Path) -> None:
     source = "{{ bos_token }}{{ messages[0].content }}"
     found = translator(write_folder(tmp_path, byte_tokenizer(add_bos=True), template=source))
-    assert found.chat_prompt(chat("Hi")) == [BOS, 72, 105]
-    assert found.completion_prompts(completion(prompt="Hi")) == [[BOS, 72, 105]]
-    assert found.completion_prompts(completion(prompt="")) == [[BOS]]
-    assert found.completion_prompts(completion(prompt="Hi", add_special_tokens=False)) == [[72, 105]]
+    assert found.chat_prompt(chat("Hi"), Limits()) == [BOS, 72, 105]
+    assert found.completion_prompts(completion(prompt="Hi"), Limits()) == [[BOS, 72, 105]]
+    assert found.completion_prompts(completion(prompt=""), Limits()) == [[BOS]]
+    assert found.completion_prompts(completion(prompt="Hi", add_special_tokens=False), Limits()) == [[72, 105]]
 
 
 def test_chat_ends_where_the_answer_begins(folder: Path) -> None:
-    assert translator(folder).chat_prompt(chat("Hi")) == [*b"<user>Hi", END, *b"<assistant>"]
+    assert translator(folder).chat_prompt(chat("Hi"), Limits()) == [*b"<user>Hi", END, *b"<assistant>"]
 
 
 def test_without_tokenizer_only_ids(tmp_path: Path) -> None:
     found = translator(write_folder(tmp_path))
-    assert found.completion_prompts(completion(prompt=[5])) == [[5]]
+    assert found.completion_prompts(completion(prompt=[5]), Limits()) == [[5]]
     with pytest.raises(BadRequest, match="no tokenizer") as caught:
-        found.completion_prompts(completion(prompt="a"))
+        found.completion_prompts(completion(prompt="a"), Limits())
     assert caught.value.param == "prompt"
     with pytest.raises(BadRequest, match="no tokenizer"):
-        found.chat_prompt(chat())
+        found.chat_prompt(chat(), Limits())
     with pytest.raises(BadRequest, match="stop_token_ids"):
         found.text_rules(completion(stop="a"))
 
@@ -139,3 +139,21 @@ def test_stop_rules(folder: Path) -> None:
     rules = translator(folder).text_rules(completion(stop=["a", "b"], min_tokens=3, skip_special_tokens=False))
     assert rules.stops == ("a", "b") and rules.min_tokens == 3 and not rules.skip_special
     assert translator(folder).text_rules(completion(stop="a")).stops == ("a",)
+
+
+def test_a_text_that_is_far_too_long_is_not_tokenised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = translator(folder)
+    limits = Limits(context_length=64)
+    longest = len("<|bos|>")
+    assert len(found.completion_prompts(completion(prompt="<|end|>" * 64), limits)[0]) == 64
+    monkeypatch.setattr(TextTokenizer, "encode_plain", None)
+    monkeypatch.setattr(TextTokenizer, "encode_prompt", None)
+    for prompt in ("x" * (65 * longest), ["x", "x" * (65 * longest)]):
+        with pytest.raises(
+            BadRequest, match="455 characters, at least 65 tokens: beyond the context length of 64"
+        ) as caught:
+            found.completion_prompts(completion(prompt=prompt if isinstance(prompt, str) else prompt[::-1]), limits)
+        assert caught.value.code == "context_length_exceeded" and caught.value.param == "prompt"
+    with pytest.raises(BadRequest, match="at least 65 tokens") as caught:
+        found.chat_prompt(chat("x" * (65 * longest - len("<user><|end|><assistant>"))), limits)
+    assert caught.value.param == "messages"
