@@ -3,7 +3,7 @@
 What it does not know: requests, or who is a member: the gateway's Assign carries the address.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -13,6 +13,7 @@ from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import TO_DECODE, TO_PREFILL, ToDecode
 from runtime.bus import Dealer
 from runtime.log import get_log
+from runtime.refusals import Refusals
 from scheduler.outbox import Outbox
 from transfer.interface import KvReceiver
 
@@ -36,15 +37,21 @@ class PrefillLink:
         self._outbox = outbox
         self._deliver = deliver
         self._dealers: dict[int, Dealer] = {}
+        self._refusals = Refusals(log, "message refused")
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """What was refused so far."""
+        return {"refused_messages": self._refusals.total}
 
     def receive(self) -> None:
-        """Hands what has arrived to the core; what is malformed is logged and dropped."""
+        """Hands what has arrived to the core; what is malformed is counted and dropped."""
         for instance, dealer in list(self._dealers.items()):
             for raw in dealer.receive():
                 try:
                     message = TO_DECODE.decode(raw)
                 except WireError as error:
-                    log.warning("bad message", source=instance, error=error.message)
+                    self._refusals.note("message", source=instance, why=error.message)
                     continue
                 self._deliver(instance, message)
 

@@ -24,6 +24,10 @@ class PrefillPeer:
         if not self.accepted:
             self.accepted, self.granted, self.credit = True, job_tokens, job_tokens
 
+    def give_back(self, num_tokens: int) -> None:
+        """`num_tokens` were computed or dropped; more than were sent are not believed."""
+        self.credit = min(self.granted, self.credit + num_tokens)
+
     @property
     def tokens_queued(self) -> int:
         """Prompt tokens of the jobs sent to it that it has not yet computed."""

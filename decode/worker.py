@@ -113,7 +113,7 @@ class DecodeWorker:
             peer.refusal = message.reason
             self._fail_all(instance, LayoutMismatch(message.reason))
         elif isinstance(message, JobCredit):
-            peer.credit += message.num_tokens
+            peer.give_back(message.num_tokens)
         elif (
             request := self._reservations.get(message.reservation)
         ) is not None and request.prefill.instance == instance:

@@ -1,15 +1,18 @@
 """The sockets of a prefill worker towards decode workers: one ROUTER that they dial.
 
-A peer is known by the routing id that it dialled with, `worker_id#instance`. What it does not know: jobs.
+A peer is known by the routing id that it dialled with, `worker_id#instance`, from its Hello on; whoever has not said
+hello may say nothing else, and nothing long. What it does not know: jobs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from protocol.codec import MAX_STRANGER_BYTES
 from protocol.errors import WireError
-from protocol.messages_handoff import TO_DECODE, TO_PREFILL, ToPrefill
+from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, HelloRefused, ToPrefill
 from runtime.bus import Router
 from runtime.log import get_log
+from runtime.refusals import Refusals
 from scheduler.outbox import Outbox
 from transfer.interface import KvSender
 
@@ -26,22 +29,39 @@ class DecodeLink:
         self._sender = sender
         self._outbox = outbox
         self._deliver = deliver
-        self._identities: dict[int, bytes] = {}
+        self._identities: dict[int, bytes] = {}  # of those that have said hello
+        self._refusals = Refusals(log, "message refused")
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """What was refused so far."""
+        return {"refused_messages": self._refusals.total}
 
     def receive(self) -> None:
-        """Hands what has arrived to the core; what is malformed is logged and dropped."""
+        """Hands what has arrived to the core; what is malformed, or from a stranger, is counted and dropped."""
         for identity, raw in self._router.receive():
-            instance = _instance(identity)
             try:
-                message = TO_PREFILL.decode(raw)
+                instance, message = self._read(identity, raw)
             except WireError as error:
-                log.warning("bad message", source=identity.decode(errors="replace"), error=error.message)
-                continue
-            if instance is None:
-                log.warning("bad message", source=identity.hex(), error="routing id is not worker_id#instance")
-                continue
-            self._identities[instance] = identity
-            self._deliver(instance, message)
+                self._refusals.note("message", source=identity.decode(errors="replace"), why=error.message)
+            else:
+                self._identities[instance] = identity
+                self._deliver(instance, message)
+
+    def _read(self, identity: bytes, raw: bytes) -> tuple[int, ToPrefill]:
+        instance = _instance(identity)
+        if instance is None:
+            raise WireError("its routing id is not worker_id#instance")
+        holder = self._identities.get(instance)
+        message = TO_PREFILL.decode(raw, None if holder == identity else MAX_STRANGER_BYTES)
+        if isinstance(message, Hello):
+            if holder not in (None, identity):
+                raise WireError("another connection speaks for this instance")
+            if identity != f"{message.address.worker_id}#{instance}".encode():
+                raise WireError(f"it names worker {message.address.worker_id!r}, its connection another")
+        elif holder != identity:
+            raise WireError(f"{type(message).__name__} from a connection that has not said hello")
+        return instance, message
 
     def flush(self) -> None:
         """Sends what the core has for decode workers."""
@@ -49,6 +69,8 @@ class DecodeLink:
             identity = self._identities.get(instance)
             if identity is None or not self._router.send(identity, TO_DECODE.encode(message)):
                 log.warning("message not sent", to=instance, kind=type(message).__name__)
+            if isinstance(message, HelloRefused):
+                self.forget(instance)
         self._outbox.decode.clear()
 
     def forget(self, instance: int) -> None:

@@ -15,6 +15,7 @@ from protocol.errors import ConfigError
 
 QUEUE_LIMIT = 100_000  # messages; beyond it the peer counts as gone
 MAX_RECEIVE = 1_000  # messages taken in one go, so that a loop keeps turning
+RECEIVE_BYTES = 4 * 1024 * 1024  # and no more once so many bytes were taken: reading them takes time, too
 
 
 def _prepare(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
@@ -68,13 +69,16 @@ class Dealer:
         return True
 
     def receive(self) -> list[bytes]:
-        """What has arrived, at most MAX_RECEIVE messages."""
+        """What has arrived, at most MAX_RECEIVE messages and about RECEIVE_BYTES. One of several parts is joined."""
         found: list[bytes] = []
-        while len(found) < MAX_RECEIVE:
+        num_bytes = 0
+        while len(found) < MAX_RECEIVE and num_bytes < RECEIVE_BYTES:
             try:
-                found.append(self.socket.recv(zmq.NOBLOCK))
+                parts = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
+            found.append(parts[0] if len(parts) == 1 else b"".join(parts))
+            num_bytes += len(found[-1])
         return found
 
     def close(self, linger_ms: int = 0) -> None:
@@ -105,14 +109,17 @@ class Router:
         return True
 
     def receive(self) -> list[tuple[bytes, bytes]]:
-        """(identity, message) pairs that have arrived, at most MAX_RECEIVE. A message of several parts is joined."""
+        """(identity, message) pairs that have arrived, at most MAX_RECEIVE and about RECEIVE_BYTES of them. A message
+        of several parts is joined."""
         found: list[tuple[bytes, bytes]] = []
-        while len(found) < MAX_RECEIVE:
+        num_bytes = 0
+        while len(found) < MAX_RECEIVE and num_bytes < RECEIVE_BYTES:
             try:
                 identity, *parts = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
             found.append((identity, parts[0] if len(parts) == 1 else b"".join(parts)))
+            num_bytes += len(found[-1][1])
         return found
 
     def close(self) -> None:

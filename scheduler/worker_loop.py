@@ -7,8 +7,8 @@ It joins the gateway, sends heartbeats, and ends on a signal. What it does not k
 """
 
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import zmq
@@ -31,6 +31,7 @@ from runtime.bus import Dealer, Wake
 from runtime.clock import Clock
 from runtime.log import get_log
 from runtime.process_life import StopSignal
+from runtime.refusals import Refusals
 from scheduler.outbox import Outbox
 
 HEARTBEAT_S = 0.25
@@ -77,6 +78,11 @@ class Core(Protocol):
 class PeerLink(Protocol):
     """The sockets between a worker and its peers of the other role."""
 
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """What it counts beside the core, for the heartbeat."""
+        ...
+
     def receive(self) -> None:
         """Hands what has arrived to the core."""
         ...
@@ -100,6 +106,11 @@ class PeerLink(Protocol):
 
 class NoPeers:
     """The PeerLink of a worker without peers."""
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Nothing."""
+        return {}
 
     def receive(self) -> None:
         """Nobody sends."""
@@ -141,6 +152,7 @@ class WorkerLoop:
     _join_deadline: float = 0.0
     _tell_at: float = 0.0  # when to say that no gateway answers
     _next_beat: float = 0.0
+    _refusals: Refusals = field(default_factory=lambda: Refusals(log, "message refused"))
     _next_register: float = 0.0
     _launch: int = 0  # the oldest in flight when it was last looked at
     _launch_since: float = 0.0
@@ -184,7 +196,7 @@ class WorkerLoop:
             try:
                 message = TO_WORKER.decode(raw)
             except WireError as error:
-                log.warning("bad message", source="gateway", error=error.message)
+                self._refusals.note("message", source="gateway", why=error.message)
                 continue
             self._on_gateway(message)
         self.link.receive()
@@ -222,15 +234,20 @@ class WorkerLoop:
             self._launch, self._launch_since = self.core.oldest_launch, now
         if not self._gateway_instance and now >= self._next_register:
             self._next_register = now + REGISTER_AGAIN_S
-            self.gateway.send(TO_GATEWAY.encode(replace(self.register, stats=self.core.stats())))
+            self.gateway.send(TO_GATEWAY.encode(replace(self.register, stats=self._stats())))
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_S
             self._beat(now)
 
+    def _stats(self) -> WorkerStats:
+        stats, link = self.core.stats(), self.link.counters
+        refused = self._refusals.total + link.get("refused_messages", 0)
+        return replace(stats, counters={**stats.counters, **link, "refused_messages": refused})
+
     def _beat(self, now: float) -> None:
         if not self._gateway_instance:
             return
-        stats = self.core.stats()
+        stats = self._stats()
         address = self.register.address
         launch_age_s = now - self._launch_since if self._launch else 0.0
         beat = Heartbeat(address.worker_id, address.instance, stats, launch_age_s)

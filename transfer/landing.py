@@ -10,6 +10,8 @@ from typing import Protocol
 
 from protocol.errors import WireError
 from protocol.frame import LAST_MESSAGE, FrameHeader, unpack_header, verify, verify_length
+from runtime.log import get_log
+from runtime.refusals import Refusals
 from transfer.interface import (
     FATAL,
     POLL_BYTES,
@@ -25,6 +27,8 @@ from transfer.interface import (
     TransferFailed,
 )
 from transfer.receiver import OPEN, Landing, ReceiveState, ReceiveTransfer
+
+MAX_PARTS = 1024  # of one frame; a sender gathers runs that are shorter than 64 KiB
 
 
 class Arrivals(Protocol):
@@ -57,6 +61,7 @@ class FrameReceiver:
         self._arrivals = arrivals
         self._transfers: dict[int, ReceiveTransfer] = {}
         self._totals: Counter[str] = Counter()
+        self._refusals = Refusals(get_log("transfer"), "frame refused")
 
     @property
     def address(self) -> str:
@@ -66,7 +71,8 @@ class FrameReceiver:
     @property
     def counters(self) -> Mapping[str, float]:
         """Monotonic totals, and gauges named *_now."""
-        return {**self._totals, "reservations_now": len(self._transfers)}
+        refused = {f"rejected_{reason}": count for reason, count in self._refusals.counts.items()}
+        return {**self._totals, **refused, "reservations_now": len(self._transfers)}
 
     def reserve(
         self, reservation: int, attempt: int, sender_instance: int, pages: Sequence[int], num_tokens: int
@@ -105,9 +111,11 @@ class FrameReceiver:
 
     def _take(self, parts: Sequence[memoryview], credit: Counter[int]) -> Iterator[ReceiverEvent]:
         try:
+            if len(parts) > MAX_PARTS:
+                raise WireError(f"frame of {len(parts)} parts, expected at most {MAX_PARTS}")
             header = unpack_header(parts[0])
-        except WireError:
-            self._totals[f"rejected_{Rejection.MALFORMED}"] += 1
+        except WireError as error:
+            self._refusals.note(Rejection.MALFORMED, why=error.message)
             yield FrameRejected(Rejection.MALFORMED, None)
             return
         payload = parts[1:]
@@ -116,7 +124,7 @@ class FrameReceiver:
         before = transfer.state if transfer else None
         reason = self._land(transfer, header, payload)
         if reason is not None:
-            self._totals[f"rejected_{reason}"] += 1
+            self._refusals.note(reason, reservation=header.reservation, sender=header.sender_instance)
             yield FrameRejected(reason, header)
         if transfer is None or transfer.state is before:
             return
