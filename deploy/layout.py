@@ -149,6 +149,8 @@ def _http_limits(config: Config) -> HttpLimits:
         header_timeout_s=config.integer("header-timeout"),
         body_timeout_s=config.integer("body-timeout"),
         keep_alive_s=config.integer("keep-alive-timeout"),
+        slow_reader_timeout_s=config.integer("slow-reader-timeout"),
+        max_stream_backlog=config.integer("max-stream-backlog"),
     )
 
 

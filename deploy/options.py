@@ -193,6 +193,14 @@ OPTIONS: tuple[Option, ...] = (
         help="how long a connection without a request is kept",
     ),
     Option(
+        name="slow-reader-timeout", kind=Kind.INTEGER, default=60, minimum=1, metavar="SECONDS", group=LIMITS,
+        commands=_FRONT, help="how long a client may leave its answer unread before it is cut off",
+    ),
+    Option(
+        name="max-stream-backlog", kind=Kind.INTEGER, default=16384, minimum=1, metavar="TOKENS", group=LIMITS,
+        commands=_FRONT, help="tokens that wait for a client that does not read; beyond it, it is cut off",
+    ),
+    Option(
         name="threads", kind=Kind.INTEGER, minimum=1, maximum=1024, metavar="N", group=MACHINE, commands=_COMPUTE,
         unset="cores / workers", help="compute threads of each worker",
     ),

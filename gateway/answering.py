@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.generation import Batch, Generation, Usage
 from gateway.http_errors import error_object, error_response, json_response
+from gateway.slow_reader import BACKLOG, backlog_of
 from gateway.sse import DONE, ChunkWriter, event
 from gateway.whole_answer import WholeAnswer
 
@@ -51,6 +52,10 @@ class StreamedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs until every choice has finished, one has failed, or the client has left."""
+        backlog = backlog_of(scope)
+        if backlog is not None:
+            max_pieces, cut = backlog
+            self._generation.bound_backlog(max_pieces, lambda: cut(BACKLOG))
         watcher = asyncio.create_task(_watch(receive, self._generation))
         batches = self._generation.batches()
         try:
@@ -70,7 +75,9 @@ class StreamedAnswer(Response):
         await send(_body(self._chunks(first)))
         self._generation.first_chunk_written()
         async for batch in batches:
+            self._generation.is_held = True  # while the connection takes nothing more
             await send(_body(self._chunks(batch)))
+            self._generation.is_held = False
         await send(_body(self._last(), more=False))
 
     def _chunks(self, batch: Batch) -> bytes:

@@ -67,6 +67,9 @@ class Generation:
         self._control, self._clock, self._metrics = control, clock, metrics
         self._tickets: list[Ticket] = []
         self._pieces: Batch = []
+        self._max_backlog = 0
+        self._on_full: Callable[[], None] | None = None
+        self.is_held = False  # the client takes nothing: what comes must wait
         self._news = asyncio.Event()
         self._ended = False  # counted in the metrics
         self._is_abandoned = False
@@ -117,6 +120,10 @@ class Generation:
         """What was there first is on its way to the client."""
         if self._first_token_at is not None:
             self._metrics.gateway_first_token_s.observe(self._clock.now() - self._first_token_at)
+
+    def bound_backlog(self, max_pieces: int, on_full: Callable[[], None]) -> None:
+        """While `is_held`, no more than `max_pieces` wait: then this ends as if the client had left, and tells so."""
+        self._max_backlog, self._on_full = max_pieces, on_full
 
     @property
     def is_complete(self) -> bool:
@@ -170,6 +177,10 @@ class Generation:
             if self._num_open == 0:
                 self.stamp("done")
         self._news.set()
+        if self.is_held and self._on_full is not None and len(self._pieces) > self._max_backlog:
+            self._pieces.clear()
+            self.abandon()
+            self._on_full()
 
     def on_failed(self, error: BatonError) -> None:
         """One prompt failed: the whole request does."""

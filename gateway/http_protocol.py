@@ -37,7 +37,7 @@ class Phase(StrEnum):
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. `limits` is a class attribute: `bounded_http` makes a class with the wanted ones."""
+    """One connection. `limits` is a class attribute: slow_reader.py makes a class with the wanted ones."""
 
     limits = HttpLimits()
 
@@ -215,8 +215,3 @@ class BoundedHttp(HttpToolsProtocol):
             f"content-length: {len(body)}\r\n{HEADER}: {request_id}\r\n{retry}connection: close\r\n\r\n"
         )
         self.transport.write(head.encode("ascii") + body)
-
-
-def bounded_http(limits: HttpLimits) -> type[BoundedHttp]:
-    """The protocol of one gateway's connections."""
-    return type("BoundedHttpOfGateway", (BoundedHttp,), {"limits": limits})

@@ -60,6 +60,12 @@ class Metrics:
         )
         self.prompt_tokens = Tally(PREFIX + "prompt_tokens", "Prompt tokens accepted.", registry)
         self.generation_tokens = Tally(PREFIX + "generation_tokens", "Tokens of answers, as they arrive.", registry)
+        self.slow_readers_cut = Counter(
+            PREFIX + "slow_readers_cut",
+            "Connections ended because their client did not read: stalled, or backlog (too many tokens waited).",
+            ["reason"],
+            registry=registry,
+        )
         in_flight = Gauge(PREFIX + "requests_in_flight", "Prompts being answered.", registry=registry)
         in_flight.set_function(num_in_flight)
         registry.register(WorkerCollector(members))

@@ -19,11 +19,11 @@ from gateway.control import Control
 from gateway.control_metrics import ControlCollector
 from gateway.control_socket import ControlSocket
 from gateway.http_app import Service, build_app
-from gateway.http_protocol import bounded_http
 from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.model_folder import read_model_folder
 from gateway.retry import RetryRules
+from gateway.slow_reader import watched_http
 from gateway.tokenizer import load_tokenizer
 from gateway.translate import Translator
 from protocol.errors import ConfigError
@@ -90,13 +90,13 @@ class Gateway:
         except ConfigError:
             self._control_socket.close()
             raise
+        metrics = Metrics(lambda: self.control.membership.members, lambda: len(self.control.requests))
+        metrics.registry.register(ControlCollector(lambda: self.control.counts))
         self.admission = Admission(
             settings.limits.max_choices_in_flight,
             settings.limits.max_body_bytes,
             lambda: self.control.requests.num_choices,
         )
-        metrics = Metrics(lambda: self.control.membership.members, lambda: len(self.control.requests))
-        metrics.registry.register(ControlCollector(lambda: self.control.counts))
         service = Service(
             served_name=settings.served_model_name,
             control=self.control,
@@ -111,7 +111,7 @@ class Gateway:
         )
         config = uvicorn.Config(
             build_app(service),
-            http=bounded_http(settings.limits),
+            http=watched_http(settings.limits, lambda reason: metrics.slow_readers_cut.labels(reason).inc()),
             ws="none",
             lifespan="off",
             log_config=None,

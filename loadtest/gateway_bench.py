@@ -24,7 +24,7 @@ from rich.table import Table
 from loadtest.fake_pair import FakePair
 from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
-from runtime.settings import GatewaySettings
+from runtime.settings import GatewaySettings, HttpLimits
 
 START_S = 60.0
 WARM_UP_TOKENS = 8
@@ -55,9 +55,11 @@ class Cost:
 
 
 @asynccontextmanager
-async def gateway_process(model: str) -> AsyncIterator[tuple[str, str]]:
+async def gateway_process(model: str, limits: HttpLimits | None = None) -> AsyncIterator[tuple[str, str]]:
     """A gateway of its own process: (its URL, where workers dial)."""
-    settings = GatewaySettings(model=model, served_model_name="bench", port=0, log_level="warning")
+    settings = GatewaySettings(
+        model=model, served_model_name="bench", port=0, limits=limits or HttpLimits(), log_level="warning"
+    )
     read_fd, write_fd = os.pipe()
     child = await asyncio.create_subprocess_exec(
         sys.executable,
