@@ -16,6 +16,7 @@ from gateway.pairing import Load
 from gateway.requests import Requests
 from gateway.retry import RetryRules
 from gateway.translate import Job
+from protocol.codec import MAX_STRANGER_BYTES
 from protocol.errors import Unavailable, WireError, WorkerLost
 from protocol.messages_gateway import (
     TO_GATEWAY,
@@ -25,6 +26,7 @@ from protocol.messages_gateway import (
     Leaving,
     Refused,
     Register,
+    RequestFailed,
     Role,
     ToGateway,
     Tokens,
@@ -33,6 +35,7 @@ from protocol.messages_gateway import (
 )
 from runtime.clock import Clock
 from runtime.log import get_log
+from runtime.refusals import Refusals
 from runtime.settings import Pairing
 
 __all__ = ["GATEWAY", "Control", "Listener", "Ticket"]
@@ -72,7 +75,7 @@ class Control:
         self._clock = clock
         self._ticker: asyncio.Task[None] | None = None
         self._limits: Limits | None = None
-        self._num_refused = 0
+        self._refusals = Refusals(log, "message refused")
         self.membership = Membership(secrets.randbits(62), launch_deadline_s)
         self._dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose)
 
@@ -111,7 +114,7 @@ class Control:
     @property
     def num_refused_messages(self) -> int:
         """Messages that made no sense, or came from who is no member."""
-        return self._num_refused + self._dispatch.num_refused
+        return self._refusals.total + self._dispatch.num_refused
 
     @property
     def limits(self) -> Limits:
@@ -128,11 +131,11 @@ class Control:
     # ---- messages ----
 
     def _on_raw(self, identity: bytes, raw: bytes) -> None:
+        most = None if self.membership.has_identity(identity) else MAX_STRANGER_BYTES
         try:
-            self._on_message(identity, TO_GATEWAY.decode(raw))
+            self._on_message(identity, TO_GATEWAY.decode(raw, most))
         except WireError as error:
-            self._num_refused += 1
-            log.warning("message refused", worker=identity.decode("utf-8", "replace"), why=error.message)
+            self._refusals.note("message", worker=identity.decode("utf-8", "replace"), why=error.message)
 
     def _on_message(self, identity: bytes, message: ToGateway) -> None:
         now = self._clock.now()
@@ -147,18 +150,30 @@ class Control:
             self._apply(self.membership.leaving(message), is_orderly=True)
         elif not self.membership.has_identity(identity):
             raise WireError(f"{type(message).__name__} from a worker that is not a member")
-        elif isinstance(message, FirstToken):
-            first = message.choices[0] if message.choices else None
-            if first is not None:
-                self.requests.add_stamps(first.request_id, first.attempt, message.stamps)
-            for news in message.choices:
-                self._dispatch.on_tokens(news)
-        elif isinstance(message, Tokens):
-            for news in message.choices:
-                self.requests.add_stamps(news.request_id, news.attempt, message.stamps.get(news.request_id, ()))
-                self._dispatch.on_tokens(news)
+        elif isinstance(message, RequestFailed):
+            if self._is_from_its_worker(identity, message.request_id, message.attempt):
+                self._dispatch.on_failed(message)
         else:
-            self._dispatch.on_failed(message)
+            self._on_tokens(identity, message)
+
+    def _on_tokens(self, identity: bytes, message: FirstToken | Tokens) -> None:
+        stamps = message.stamps
+        for index, news in enumerate(message.choices):
+            if not self._is_from_its_worker(identity, news.request_id, news.attempt):
+                continue
+            if isinstance(stamps, dict):
+                self.requests.add_stamps(news.request_id, news.attempt, stamps.get(news.request_id, ()))
+            elif index == 0:
+                self.requests.add_stamps(news.request_id, news.attempt, stamps)
+            self._dispatch.on_tokens(news)
+
+    def _is_from_its_worker(self, identity: bytes, request_id: str, attempt_number: int) -> bool:
+        """Whether a member speaks of an attempt that was given to it, or of none that anybody waits for."""
+        found = self.requests.get(request_id, attempt_number)
+        if found is None or any(key.identity == identity for key in found[1].workers):
+            return True
+        self._refusals.note("of another's request", worker=identity.decode("utf-8", "replace"), request=request_id)
+        return False
 
     # ---- members ----
 

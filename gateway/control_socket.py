@@ -5,22 +5,23 @@ What it does not know: what messages mean, who is a member.
 
 import asyncio
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 import zmq
 
 from protocol.errors import ConfigError
+from protocol.messages_gateway import TO_GATEWAY
+from runtime.address import split_endpoint
 
 QUEUE_LIMIT = 100_000  # messages for one worker; beyond it the worker counts as gone
 MAX_DRAIN = 200  # messages taken in one go, so that clients are written to in between
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+DRAIN_BYTES = 1024 * 1024  # and no more once so many bytes were taken: reading them takes time, too
 
 
 class ControlSocket:
     """Binds `endpoint` ("tcp://127.0.0.1:0": port 0 lets the system choose). Call `start` on the running loop."""
 
     def __init__(self, endpoint: str) -> None:
-        check_endpoint(endpoint)
+        split_endpoint(endpoint, "control")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[bytes, bytes], None] | None = None
         self._is_scheduled = False
@@ -30,7 +31,7 @@ class ControlSocket:
             (zmq.LINGER, 0),
             (zmq.SNDHWM, QUEUE_LIMIT),
             (zmq.RCVHWM, QUEUE_LIMIT),
-            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+            (zmq.MAXMSGSIZE, TO_GATEWAY.max_bytes),  # who sends more is cut off before it fills our memory
             (zmq.ROUTER_MANDATORY, 1),  # a message for a worker that is not connected is an error
             (zmq.ROUTER_HANDOVER, 1),  # a worker that dials again replaces its old connection
         ):
@@ -78,23 +79,17 @@ class ControlSocket:
 
     def _drain(self) -> None:
         self._is_scheduled = False
+        num_bytes = 0
         for _ in range(MAX_DRAIN):
+            if num_bytes >= DRAIN_BYTES:
+                break
             if self._on_message is None:  # closed meanwhile
                 return
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_message(parts[0], parts[1] if len(parts) == 2 else b"".join(parts[1:]))
+            raw = parts[1] if len(parts) == 2 else b"".join(parts[1:])
+            num_bytes += len(raw)
+            self._on_message(parts[0], raw)
         self._schedule()
-
-
-def check_endpoint(endpoint: str) -> None:
-    """ConfigError unless `endpoint` is tcp://HOST:PORT."""
-    try:
-        parts = urlsplit(endpoint)
-        good = parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
-    except ValueError:
-        good = False
-    if not good:
-        raise ConfigError(f"control: got {endpoint!r}, expected tcp://HOST:PORT", param="control")

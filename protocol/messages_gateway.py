@@ -229,7 +229,7 @@ ToGateway = Register | Heartbeat | FirstToken | Tokens | RequestFailed | Leaving
 ToWorker = Welcome | Refused | RegisterAgain | Assign | CancelRequest | PeerLost
 
 TO_GATEWAY: Boundary[ToGateway] = Boundary(
-    "worker to gateway", (Register, Heartbeat, FirstToken, Tokens, RequestFailed, Leaving)
+    "worker to gateway", (Register, Heartbeat, FirstToken, Tokens, RequestFailed, Leaving), max_bytes=4 * 1024 * 1024
 )
 TO_WORKER: Boundary[ToWorker] = Boundary(
     "gateway to worker", (Welcome, Refused, RegisterAgain, Assign, CancelRequest, PeerLost)

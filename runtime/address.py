@@ -11,7 +11,7 @@ import socket
 from protocol.errors import ConfigError
 
 MAX_PORT = 65535
-_ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/@]+):([0-9]{1,5})")
+_ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+(?:%[0-9A-Za-z_.-]+)?\]|[^\s\[\]:/@]+):([0-9]{1,5})")
 
 
 def split_endpoint(endpoint: str, name: str, *, min_port: int = 0) -> tuple[str, int]:

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.control_socket import check_endpoint
 from gateway.process import Gateway
 from protocol.errors import CheckpointError, ConfigError
 from runtime.clock import MonotonicClock
@@ -65,13 +64,6 @@ def test_wrong_folders_and_addresses(folder: Path) -> None:
     (folder / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"config\.json"):
         Gateway(settings(folder), MonotonicClock())
-
-
-@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:5", "ipc:///x", "tcp://127.0.0.1", "tcp://127.0.0.1:99999"])
-def test_endpoints(endpoint: str) -> None:
-    with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
-        check_endpoint(endpoint)
-    check_endpoint("tcp://127.0.0.1:0")
 
 
 async def test_what_generation_config_asks_in_vain_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
