@@ -43,7 +43,7 @@ serve: $(SERVING) ## set up, then serve on this machine (the bundled model, unle
 demo: $(SERVING) ## set up, stream one answer, show the request's time line across the processes, stop
 	@$(PY) -m deploy demo $(ARGS)
 
-bench: $(READY) ## measure a prefill + decode pair beside a unified worker on this machine
+bench: $(READY) ## measure Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm), or one deployment beside another
 	@$(PY) -m loadtest $(ARGS)
 
 bench-gateway: $(READY) ## measure the gateway alone: its CPU per token, and what it adds to TTFT

@@ -1,111 +1,145 @@
-"""`python -m loadtest`: the same load on two deployments in turn, as a table: a pair beside a unified worker, or
-overlap beside serial scheduling.
+"""`python -m loadtest`: measures Baton beside its peer, or two deployments of Baton, or drives any OpenAI server.
 
-    each round:  deploy one side, warm it, load it, stop it; then the other side
+    python -m loadtest [--compare peer]            Baton beside vLLM (what `make bench` runs)
+    python -m loadtest --compare topology|overlap  one deployment of Baton beside another
+    python -m loadtest drive --url URL             a load on a server that runs already
 
-The last line is one JSON object. What it does not know: how requests are timed (client.py) or summed up (report.py).
+The last line is one JSON object. What it does not know: how anything is measured.
 """
 
 import argparse
 import asyncio
 import json
-import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
-import aiohttp
+import uvloop
 from rich.console import Console
-from rich.table import Table
 
-from loadtest.client import Timing, stream_one
-from loadtest.deployment import deployed
-from loadtest.report import Figures, figures, median_figures, ratios
+from loadtest.against_peer import compare_with_peer, show_comparison
+from loadtest.http_exchange import KEY_VARIABLE, Server
+from loadtest.load import Load, run_load
+from loadtest.peer import VARIABLE
+from loadtest.report import Figures, figures_table, median_figures
+from loadtest.sides import COMPARISONS, compare_sides, show_sides
+from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
 
-Sides = Mapping[str, tuple[str, ...]]  # name -> arguments of baton serve; the second is the baseline
-COMPARISONS: Mapping[str, Sides] = {
-    "topology": {
-        "1P1D": ("--prefill", "1", "--decode", "1", "--unified", "0"),
-        "unified": ("--prefill", "0", "--decode", "0", "--unified", "1"),
-    },
-    "overlap": {"overlap": (), "serial": ("--disable-overlap-schedule",)},
-}
-WARM_UP = 4  # requests that are not counted
+T = TypeVar("T")
+WIDTH = 140  # of tables in a pipe
+ROUNDS = 3
+EXIT_CONFIG = 2
 
 
-@dataclass(frozen=True)
-class Load:
-    """What a round asks for. `vocab` bounds the random prompt ids."""
-
-    num_requests: int
-    concurrency: int
-    prompt_tokens: int
-    output_tokens: int
-    vocab: int
-    seed: int
-
-
-async def run_load(url: str, load: Load) -> Figures:
-    """One round: warm-up, then `num_requests` at `concurrency`."""
-    clock = MonotonicClock()
-    rng = random.Random(load.seed)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        async with session.get(f"{url}/v1/models") as response:
-            model = (await response.json())["data"][0]["id"]
-        places = asyncio.Semaphore(load.concurrency)
-
-        async def one() -> Timing:
-            prompt = [rng.randrange(load.vocab) for _ in range(load.prompt_tokens)]
-            async with places:
-                return await stream_one(session, clock, url, model, prompt, load.output_tokens)
-
-        await asyncio.gather(*(one() for _ in range(WARM_UP)))
-        start = clock.now()
-        timings = await asyncio.gather(*(one() for _ in range(load.num_requests)))
-        return figures(timings, clock.now() - start)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 1 if any request failed, 2 for wrong arguments, or when a server does not come up."""
+    typed = list(sys.argv[1:] if argv is None else argv)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    try:
+        return _drive(typed[1:], console) if typed[:1] == ["drive"] else _compare(typed, console)
+    except ConfigError as error:
+        print(f"loadtest: error: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG
+    except (KeyboardInterrupt, asyncio.CancelledError):  # everything that was started has ended
+        return 130
 
 
-async def compare(
-    sides: Sides, load: Load, rounds: int, arguments: Sequence[str], console: Console
-) -> dict[str, list[Figures]]:
-    """Figures by side; sides alternate, so that a drift of the machine meets both."""
-    found: dict[str, list[Figures]] = {name: [] for name in sides}
-    for number in range(rounds):
-        for name, own in sides.items():
-            console.print(f"round {number + 1} of {rounds}: {name}")
-            async with deployed([*arguments, *own]) as url:
-                found[name].append(await run_load(url, load))
-    return found
+def run(job: Coroutine[Any, Any, T]) -> T:
+    """Runs `job` to its end; SIGTERM ends it as Ctrl-C does, with everything that it has started."""
+
+    async def guarded() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await job
+
+    return uvloop.run(guarded())
 
 
-def show(found: dict[str, list[Figures]], load: Load, console: Console) -> None:
-    """The table, and the JSON line for programs."""
-    medians = {name: median_figures(rounds) for name, rounds in found.items()}
-    title = (
-        f"{load.num_requests} requests, {load.concurrency} at a time, {load.prompt_tokens} tokens in, "
-        f"{load.output_tokens} out"
+def _compare(typed: Sequence[str], console: Console) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest",
+        description="Measures Baton on this machine. `python -m loadtest drive --help`: drive a server that runs.",
+        epilog=f"--compare peer takes its peer from {VARIABLE}, the path of a vllm executable.",
     )
-    ours, baseline = found
-    rounds = len(found[ours])
-    console.print(title, "in 1 round" if rounds == 1 else f"(medians of {rounds} rounds)")
-    table = Table()
-    table.add_column("figure")
-    for name in medians:
-        table.add_column(name, justify="right")
-    table.add_column(f"{ours} / {baseline}", justify="right")
-    ratio = ratios(found[ours], found[baseline])
-    for figure in next(iter(medians.values())):
-        cells = [_cell(values[figure], "g") for values in medians.values()]
-        table.add_row(figure, *cells, _cell(ratio[figure], ".2f") if figure in ratio else "")
-    console.print(table)
-    for name, figures_of_rounds in found.items():
-        if error := next((each.first_error for each in figures_of_rounds if each.first_error), ""):
-            console.print(f"{name}: {medians[name]['num_errors']:g} requests failed; the first: {error}")
-    print(json.dumps({**medians, f"ratio_{ours}_to_{baseline}": ratio}))
+    choices = ("peer", *sorted(COMPARISONS))
+    parser.add_argument("--compare", choices=choices, default="peer", help="with what (default peer)")
+    parser.add_argument("--rounds", type=_positive, default=ROUNDS, help="rounds of each side (default 3)")
+    parser.add_argument("--quick", action="store_true", help="peer: one small round; shows that it works, no more")
+    _add_load(parser, "topology, overlap: ")
+    parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
+    asked = parser.parse_args(typed)
+    if asked.compare != "peer":
+        if asked.quick:
+            parser.error(f"--quick goes with --compare peer, got --compare {asked.compare}")
+        load = _load(asked)
+        sides = COMPARISONS[asked.compare]
+        found = run(compare_sides(sides, load, asked.rounds, asked.serve, MonotonicClock(), console))
+        print(json.dumps(show_sides(found, load, console, asked.markdown)))
+        return _status(sum(each.num_errors for rounds in found.values() for each in rounds))
+    for name in ("num", "concurrency", "inp", "out", "vocab", "seed"):
+        if getattr(asked, name) is not None:
+            parser.error(f"--{name} goes with --compare topology or overlap: the loads beside the peer are fixed")
+    rounds = 1 if asked.quick else asked.rounds
+    compared = run(compare_with_peer(rounds, asked.quick, asked.serve, MonotonicClock(), console))
+    print(json.dumps(show_comparison(compared, console, asked.markdown)))
+    return _status(compared.num_errors())
 
 
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def _drive(typed: Sequence[str], console: Console) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest drive",
+        description="Drives POST /v1/completions of any OpenAI server with prompts of random token ids.",
+        epilog=f"A key is taken from {KEY_VARIABLE}. Ends with status 1 if any request failed.",
+    )
+    parser.add_argument("--url", required=True, help="for example http://127.0.0.1:8000")
+    _add_load(parser, "")
+    parser.add_argument(
+        "--rate", type=_rate, default=0.0, help="open loop: requests a second, instead of --concurrency"
+    )
+    parser.add_argument("--intruder-rate", type=_rate, default=0.0, help="long prompts a second beside the others")
+    parser.add_argument("--intruder-inp", type=_positive, default=1500, help="their length in tokens (default 1500)")
+    asked = parser.parse_args(typed)
+    if asked.rate and asked.concurrency is not None:
+        parser.error("--rate sends however many requests still run; got --concurrency too")
+    load = _load(asked, asked.rate, asked.intruder_rate, asked.intruder_inp)
+    found: Figures = run(run_load(Server.at(asked.url), MonotonicClock(), load))
+    console.print(load.words())
+    console.print(figures_table({"figure": [found]}, {}, asked.markdown))
+    if found.first_error:
+        console.print(f"{found.num_errors} requests failed: {found.first_error}")
+    medians = median_figures([found])
+    print(json.dumps({"bench": "drive", **medians, "first_error": found.first_error}))
+    return _status(found.num_errors)
+
+
+def _add_load(parser: argparse.ArgumentParser, of: str) -> None:
+    parser.add_argument("--num", type=_positive, help=f"{of}requests per round (default 64)")
+    parser.add_argument("--concurrency", type=_positive, help=f"{of}requests at a time (default 16)")
+    parser.add_argument("--inp", type=_positive, help=f"{of}prompt tokens (default 256)")
+    parser.add_argument("--out", type=_positive, help=f"{of}output tokens (default 64)")
+    parser.add_argument("--vocab", type=_vocab, help=f"{of}prompt ids are below this (default 512)")
+    parser.add_argument("--seed", type=int, help=f"{of}of the prompts (default 0)")
+    parser.add_argument("--markdown", action="store_true", help="tables that can be pasted into a page")
+
+
+def _load(
+    asked: argparse.Namespace, rate: float = 0.0, intruder_rate: float = 0.0, intruder_tokens: int = 1500
+) -> Load:
+    def given(name: str, otherwise: int) -> int:
+        value: int | None = getattr(asked, name)
+        return otherwise if value is None else value
+
+    return Load(
+        given("num", 64), given("concurrency", 16), given("inp", 256), given("out", 64), given("vocab", 512),
+        given("seed", 0), rate, intruder_rate, intruder_tokens,
+    )  # fmt: skip
+
+
+def _status(num_errors: int) -> int:
+    return 1 if num_errors else 0
 
 
 def _positive(text: str) -> int:
@@ -115,26 +149,18 @@ def _positive(text: str) -> int:
     return value
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 1 if any request failed."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--compare", choices=sorted(COMPARISONS), default="topology", help="what differs between the sides"
-    )
-    parser.add_argument("--num", type=_positive, default=64, help="requests per round (default 64)")
-    parser.add_argument("--concurrency", type=_positive, default=16, help="requests at a time (default 16)")
-    parser.add_argument("--inp", type=_positive, default=256, help="prompt tokens (default 256)")
-    parser.add_argument("--out", type=_positive, default=64, help="output tokens (default 64)")
-    parser.add_argument("--vocab", type=_positive, default=512, help="prompt ids are below this (default 512)")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts (default 0)")
-    parser.add_argument("--rounds", type=_positive, default=3, help="rounds of each side (default 3)")
-    parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
-    asked = parser.parse_args(argv)
-    load = Load(asked.num, asked.concurrency, asked.inp, asked.out, asked.vocab, asked.seed)
-    console = Console()
-    found = asyncio.run(compare(COMPARISONS[asked.compare], load, asked.rounds, asked.serve, console))
-    show(found, load, console)
-    return 1 if any(each.num_errors for rounds in found.values() for each in rounds) else 0
+def _vocab(text: str) -> int:
+    value = int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"got {value}, expected at least 2")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"got {text}, expected a number above 0")
+    return value
 
 
 if __name__ == "__main__":

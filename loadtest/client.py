@@ -1,15 +1,21 @@
 """One streaming completion, timed: when each chunk came, how many tokens, or what went wrong.
 
-Prompts are token ids, so that any tokenizer (or none) will do. What it does not know: how many run at once.
+Prompts are token ids, so that any tokenizer (or none) will do. Only a chunk without choices is read as JSON: of the
+others it is enough that they came. What it does not know: how many run at once.
 """
 
-import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
-import aiohttp
+import orjson
 
+from loadtest.http_exchange import Broken, Server, exchange, get
+from protocol.errors import ConfigError
 from runtime.clock import Clock
+
+_TOKENS = (b'"choices":[{', b'"choices": [{')
 
 
 @dataclass(frozen=True)
@@ -23,42 +29,80 @@ class Timing:
     error: str = ""
 
 
-async def stream_one(
-    session: aiohttp.ClientSession, clock: Clock, url: str, model: str, prompt: list[int], max_tokens: int
-) -> Timing:
-    """Runs one request to its end. Network and HTTP errors are part of the result."""
-    body = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    start = clock.now()
-    arrivals: list[float] = []
-    num_tokens, error, done = 0, "", False
+def completion_body(model: str, prompt: Sequence[int], max_tokens: int) -> bytes:
+    """A greedy completion of exactly `max_tokens` tokens, streamed, with its usage at the end."""
+    return orjson.dumps(
+        {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+
+
+async def model_name(server: Server, clock: Clock) -> str:
+    """The first model that the server names. ConfigError where there is none."""
     try:
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            if response.status != 200:
-                return Timing(error=f"HTTP {response.status}: {(await response.text())[:200]}")
-            async for line in response.content:
-                if not line.startswith(b"data: "):
-                    continue
-                if line.strip() == b"data: [DONE]":
-                    done = True
-                    break
-                event = json.loads(line[6:])
-                if "error" in event:
-                    error = str(event["error"].get("message"))[:200]
-                if event.get("choices"):
-                    arrivals.append(clock.now())
-                if event.get("usage"):
-                    num_tokens = event["usage"]["completion_tokens"]
-    except (aiohttp.ClientError, TimeoutError) as failure:
-        error = f"{type(failure).__name__}: {failure}"
-    if error or not done or not arrivals:
-        return Timing(error=error or "the stream ended without [DONE]")
+        status, body = await get(server, clock, "/v1/models")
+        return str(orjson.loads(body)["data"][0]["id"])
+    except Broken as error:
+        raise ConfigError(f"nothing answers at {server.host}:{server.port}: {error}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"GET /v1/models: HTTP {status}, got {body[:200]!r}, expected a list of models") from error
+
+
+async def stream_one(server: Server, clock: Clock, body: bytes, since: float | None = None) -> Timing:
+    """Runs one request to its end. Network and HTTP errors are part of the result. Times count from `since` (now)."""
+    start = clock.now() if since is None else since
+    heard = _Heard()
+    try:
+        status = await exchange(server, clock, "POST", "/v1/completions", body, heard.line)
+    except Broken as failure:
+        return Timing(error=str(failure))
+    if status != 200:
+        return Timing(error=f"HTTP {status}: {b' '.join(heard.others)[:200].decode(errors='replace')}")
+    if heard.error or not heard.done or not heard.arrivals:
+        return Timing(error=heard.error or "the stream ended without [DONE]")
+    arrivals = heard.arrivals
     gaps = tuple(later - earlier for earlier, later in pairwise(arrivals))
-    return Timing(arrivals[0] - start, gaps, arrivals[-1] - start, num_tokens)
+    return Timing(arrivals[0] - start, gaps, arrivals[-1] - start, heard.num_tokens or len(arrivals))
+
+
+@dataclass
+class _Heard:
+    """What the lines of one answer said so far. `num_tokens` is 0 until usage comes."""
+
+    arrivals: list[float] = field(default_factory=list)
+    others: list[bytes] = field(default_factory=list)  # what is no event: the body of an error
+    num_tokens: int = 0
+    error: str = ""
+    done: bool = False
+
+    def line(self, now: float, line: bytes) -> bool:
+        if not line.startswith(b"data:"):
+            if line.strip() and not line.startswith(b":"):
+                self.others.append(line)
+        elif _TOKENS[0] in line or _TOKENS[1] in line:
+            self.arrivals.append(now)
+        elif line[5:].strip() == b"[DONE]":
+            self.done = True
+        else:
+            self._without_choices(line[5:])
+        return not self.done
+
+    def _without_choices(self, text: bytes) -> None:
+        try:
+            event: Any = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            self.error = f"not JSON: {text[:200]!r}"
+            return
+        if not isinstance(event, dict):
+            self.error = f"not an event: {text[:200]!r}"
+        elif failure := event.get("error"):
+            self.error = str(failure.get("message") if isinstance(failure, dict) else failure)[:200]
+        elif usage := event.get("usage"):
+            self.num_tokens = int(usage["completion_tokens"])

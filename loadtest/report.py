@@ -1,12 +1,15 @@
-"""Figures from timings: percentiles, throughput, medians over rounds. Pure.
+"""Figures from timings: percentiles, throughput, medians over rounds, and their tables. Pure.
 
 What it does not know: where the timings came from.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from statistics import median
+
+from rich import box
+from rich.table import Table
 
 from loadtest.client import Timing
 
@@ -20,10 +23,16 @@ class Figures:
     output_tokens_per_s: float
     ttft_p50_ms: float
     ttft_p99_ms: float
+    ttft_max_ms: float
     itl_p50_ms: float
     itl_p99_ms: float
+    itl_p999_ms: float
     itl_max_ms: float
     e2e_p50_ms: float
+    num_intruders: int
+    intruder_ttft_p50_ms: float
+    intruder_ttft_max_ms: float
+    client_cpu_us_per_token: float
     first_error: str
 
 
@@ -36,23 +45,38 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(rank, len(ordered)) - 1]
 
 
-def figures(timings: Sequence[Timing], duration_s: float) -> Figures:
-    """What a round of `duration_s` seconds amounts to."""
+def figures(
+    timings: Sequence[Timing], duration_s: float, intruders: Sequence[Timing] = (), client_cpu_s: float = 0.0
+) -> Figures:
+    """What a round of `duration_s` seconds amounts to, of which the client itself computed `client_cpu_s`."""
     good = [timing for timing in timings if not timing.error]
     ttft = [timing.ttft_s * 1e3 for timing in good]
     itl = [gap * 1e3 for timing in good for gap in timing.itl_s]
+    beside = [timing.ttft_s * 1e3 for timing in intruders if not timing.error]
+    num_tokens = sum(timing.num_tokens for timing in good)
+    errors = [timing.error for timing in (*timings, *intruders) if timing.error]
     return Figures(
         num_ok=len(good),
-        num_errors=len(timings) - len(good),
-        output_tokens_per_s=sum(timing.num_tokens for timing in good) / duration_s,
+        num_errors=len(errors),
+        output_tokens_per_s=num_tokens / duration_s,
         ttft_p50_ms=percentile(ttft, 0.5),
         ttft_p99_ms=percentile(ttft, 0.99),
+        ttft_max_ms=_max(ttft),
         itl_p50_ms=percentile(itl, 0.5),
         itl_p99_ms=percentile(itl, 0.99),
-        itl_max_ms=max(itl, default=float("nan")),
+        itl_p999_ms=percentile(itl, 0.999),
+        itl_max_ms=_max(itl),
         e2e_p50_ms=percentile([timing.e2e_s * 1e3 for timing in good], 0.5),
-        first_error=next((timing.error for timing in timings if timing.error), ""),
+        num_intruders=len(intruders),
+        intruder_ttft_p50_ms=percentile(beside, 0.5),
+        intruder_ttft_max_ms=_max(beside),
+        client_cpu_us_per_token=client_cpu_s * 1e6 / num_tokens if num_tokens else float("nan"),
+        first_error=errors[0] if errors else "",
     )
+
+
+def _max(values: Sequence[float]) -> float:
+    return max(values, default=float("nan"))
 
 
 def median_figures(rounds: Sequence[Figures]) -> dict[str, float | None]:
@@ -78,3 +102,45 @@ def ratios(ours: Sequence[Figures], baseline: Sequence[Figures]) -> dict[str, fl
         ]
         found[name] = _rounded(median(pairs), 3) if pairs else None
     return found
+
+
+# ---- tables ----
+
+_SAID_APART = ("num_errors", "first_error")
+
+
+def new_table(markdown: bool, *columns: str) -> Table:
+    """An empty table, numbers to the right; as Markdown it can be pasted into a page."""
+    table = Table(box=box.MARKDOWN) if markdown else Table()
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
+    return table
+
+
+def figures_table(
+    sides: Mapping[str, Sequence[Figures]], more: Mapping[str, Mapping[str, float | None]], markdown: bool
+) -> Table:
+    """A row for each figure: median and, of several rounds, the spread, by side; then further columns."""
+    table = new_table(markdown, "figure", *sides, *more)
+    for name in (field.name for field in fields(Figures)):
+        values = {
+            side: [float(getattr(each, name)) for each in rounds]
+            for side, rounds in sides.items()
+            if name not in _SAID_APART
+        }
+        if any(isfinite(value) and value for of_side in values.values() for value in of_side):
+            ratios_of = [_number(of_figure[name]) if name in of_figure else "" for of_figure in more.values()]
+            table.add_row(name, *(_spread(of_side) for of_side in values.values()), *ratios_of)
+    return table
+
+
+def _spread(values: Sequence[float]) -> str:
+    middle = _number(median(values))
+    return middle if len(values) == 1 else f"{middle} ({_number(min(values))} to {_number(max(values))})"
+
+
+def _number(value: float | None) -> str:
+    """Three digits that matter."""
+    if value is None or not isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

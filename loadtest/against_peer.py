@@ -1,0 +1,129 @@
+"""Baton beside its peer under the loads of scenarios.py, round by round: first one, then the other, never both.
+
+Without a peer Baton is measured alone and the peer reported as absent. What it does not know: what is enough
+(scenarios.py).
+"""
+
+import os
+import platform
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.bench_model import bench_model
+from loadtest.deployment import deployed
+from loadtest.http_exchange import Server
+from loadtest.load import run_load
+from loadtest.peer import ABSENT, Peer, peer_executable, peer_running, version_of
+from loadtest.report import Figures, figures_table, median_figures, new_table
+from loadtest.scenarios import OURS, PEER, SCENARIOS, TARGETS, Scenario, Verdict, expected_s, judge, of_round, quick
+from runtime.clock import Clock
+
+
+@dataclass
+class Comparison:
+    """What was measured, by side and run, one round after another."""
+
+    scenarios: tuple[Scenario, ...]
+    num_rounds: int
+    peer_version: str | None = None
+    rounds: dict[tuple[str, str], list[Figures]] = field(default_factory=dict)
+
+    def verdicts(self) -> list[Verdict]:
+        """One for each target."""
+        return [judge(target, self.rounds) for target in TARGETS]
+
+    def num_errors(self) -> int:
+        """Requests that failed, of all sides."""
+        return sum(figures.num_errors for rounds in self.rounds.values() for figures in rounds)
+
+
+async def compare_with_peer(
+    num_rounds: int, is_quick: bool, arguments: Sequence[str], clock: Clock, console: Console
+) -> Comparison:
+    """Measures everything. `arguments` go to `baton serve`."""
+    executable = peer_executable(os.environ)
+    scenarios = quick(SCENARIOS) if is_quick else SCENARIOS
+    found = Comparison(scenarios, num_rounds, await version_of(executable) if executable else None)
+    minutes = expected_s(scenarios, num_rounds, executable is not None) / 60
+    console.print(f"about {minutes:.0f} minutes on two idle cores" if minutes >= 1 else "about a minute")
+    console.print(f"the peer: vLLM {found.peer_version}" if executable else ABSENT)
+    model = bench_model()
+    async with _maybe_peer(clock, executable, model, console) as peer:
+        for number in range(num_rounds):
+            for scenario in scenarios:
+                console.print(f"round {number + 1} of {num_rounds}, {scenario.name}: Baton")
+                async with deployed(["--model", str(model), *arguments, *scenario.serve]) as url:
+                    await _measure(found, OURS, Server.at(url, ""), scenario, number, clock)
+                if peer is not None:
+                    console.print(f"round {number + 1} of {num_rounds}, {scenario.name}: vLLM")
+                    peer.resume()
+                    await _measure(found, PEER, peer.server, scenario, number, clock)
+                    peer.pause()
+    return found
+
+
+@asynccontextmanager
+async def _maybe_peer(
+    clock: Clock, executable: str | None, model: Path, console: Console
+) -> AsyncIterator[Peer | None]:
+    """The peer, standing still; None without an executable."""
+    if executable is None:
+        yield None
+        return
+    console.print("starting vLLM: about a minute")
+    async with peer_running(clock, executable, model) as peer:
+        peer.pause()
+        yield peer
+
+
+async def _measure(found: Comparison, side: str, server: Server, scenario: Scenario, number: int, clock: Clock) -> None:
+    for run in scenario.runs:
+        measured = await run_load(server, clock, of_round(run.load, number))
+        found.rounds.setdefault((side, run.name), []).append(measured)
+
+
+def show_comparison(found: Comparison, console: Console, markdown: bool) -> dict[str, Any]:
+    """Prints the tables; returns what programs want to know."""
+    sides = [OURS, PEER] if found.peer_version else [OURS]
+    for scenario in found.scenarios:
+        for run in scenario.runs:
+            of_sides = {side: found.rounds[side, run.name] for side in sides}
+            console.print(f"\n{run.name}: {run.load.words()} (Baton: {' '.join(scenario.serve)})")
+            console.print(figures_table(of_sides, {}, markdown))
+            for side, figures in of_sides.items():
+                if error := next((each.first_error for each in figures if each.first_error), ""):
+                    console.print(f"{side}: {sum(each.num_errors for each in figures)} requests failed: {error}")
+    verdicts = found.verdicts()
+    console.print(f"\ntargets, medians of {found.num_rounds} rounds (lowest to highest)")
+    console.print(_targets_table(verdicts, markdown))
+    if not found.peer_version:
+        console.print(ABSENT)
+    medians: Mapping[str, Any] = {
+        run.name: {side: median_figures(found.rounds[side, run.name]) for side in sides}
+        for scenario in found.scenarios
+        for run in scenario.runs
+    }
+    return {
+        "bench": "peer",
+        "peer": {"name": PEER, "version": found.peer_version} if found.peer_version else None,
+        "rounds": found.num_rounds,
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "runs": medians,
+        "targets": [verdict.to_json() for verdict in verdicts],
+    }
+
+
+def _targets_table(verdicts: Sequence[Verdict], markdown: bool) -> Table:
+    table = new_table(markdown, "target", "wanted", "ratio", "verdict")
+    for verdict in verdicts:
+        wanted = f"{verdict.target.kind} {verdict.target.bound:g}"
+        ratio = "-" if verdict.ratio is None else f"{verdict.ratio:g} ({verdict.lowest:g} to {verdict.highest:g})"
+        table.add_row(verdict.target.words, wanted, ratio, verdict.word)
+    return table

@@ -1,0 +1,123 @@
+"""The model that comparisons are made with: Qwen3's shape in 29 million parameters, bfloat16, random weights.
+
+It is a Hugging Face folder that any server loads, with a tokenizer of one made-up word per token. What it does not
+know: who serves it. It says nothing sensible, and only its speed is of interest.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+NAME = "qwen3-29m"
+CONFIG: Mapping[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "torch_dtype": "bfloat16",
+}
+_SEED = 0
+
+
+def bench_model() -> Path:
+    """The folder of the model, written on first use into the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "baton" / f"{NAME}-1"  # a new number when what is written changes
+    if not folder.exists():
+        unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
+        write_model(unfinished, CONFIG)
+        try:
+            unfinished.rename(folder)
+        except OSError:  # somebody else was faster
+            shutil.rmtree(unfinished)
+    return folder
+
+
+def write_model(folder: Path, config: Mapping[str, Any]) -> None:
+    """A checkpoint of the shape in `config`, the same bytes each time. `folder` comes into being."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": config["eos_token_id"]}))
+    rng = np.random.default_rng(_SEED)
+    tensors = {name: (shape, _weights(rng, name, shape, config)) for name, shape in _shapes(config)}
+    _write_safetensors(folder / "model.safetensors", tensors)
+    words = {f"w{token_id}": token_id for token_id in range(config["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w1"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w2", "pad_token": "w0", "unk_token": "w1"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+
+
+def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor of a Qwen3 checkpoint with untied embeddings."""
+    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    head = config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    for layer in range(config["num_hidden_layers"]):
+        of = f"model.layers.{layer}."
+        yield of + "input_layernorm.weight", (hidden,)
+        yield of + "self_attn.q_proj.weight", (queries, hidden)
+        yield of + "self_attn.k_proj.weight", (keys, hidden)
+        yield of + "self_attn.v_proj.weight", (keys, hidden)
+        yield of + "self_attn.q_norm.weight", (head,)
+        yield of + "self_attn.k_norm.weight", (head,)
+        yield of + "self_attn.o_proj.weight", (hidden, queries)
+        yield of + "post_attention_layernorm.weight", (hidden,)
+        yield of + "mlp.gate_proj.weight", (inner, hidden)
+        yield of + "mlp.up_proj.weight", (inner, hidden)
+        yield of + "mlp.down_proj.weight", (hidden, inner)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (vocab, hidden)
+
+
+def _weights(rng: np.random.Generator, name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bytes:
+    """Bytes of a bfloat16 tensor: the upper half of each float32. Norms are ones."""
+    if "norm" in name:
+        numbers = np.ones(shape, np.float32)
+    else:
+        numbers = rng.standard_normal(shape, np.float32) * np.float32(config["initializer_range"])
+    return (numbers.view(np.uint32) >> 16).astype("<u2").tobytes()
+
+
+def _write_safetensors(path: Path, tensors: Mapping[str, tuple[tuple[int, ...], bytes]]) -> None:
+    """Length of the header, header, bytes. By hand: the library takes bfloat16 only from torch, which loads slowly."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (shape, content) in tensors.items():
+        start, end = end, end + len(content)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        file.writelines(content for _, content in tensors.values())

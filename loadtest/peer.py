@@ -1,0 +1,161 @@
+"""The server that Baton is compared with: vLLM, in a process group of its own that is gone afterwards.
+
+It is started once and stands still (SIGSTOP) while Baton is measured: it takes long to start, and idle it may spin.
+What it does not know: what is measured.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+import psutil
+
+from loadtest.http_exchange import Broken, Server, get
+from protocol.errors import ConfigError
+from runtime.clock import Clock
+
+VARIABLE = "BATON_PEER_VLLM"
+ABSENT = f"no peer: {VARIABLE} is not set. Give it the path of a vllm executable (CPU build) to compare with"
+START_S = 300.0
+STOP_S = 20.0
+KILL_S = 10.0
+_LOOK_S = 0.25
+_LOG_LINES = 25
+_KV_GIB = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+class Peer:
+    """A running peer. All of its processes are in the session that it was started in."""
+
+    def __init__(self, child: asyncio.subprocess.Process, server: Server) -> None:
+        self.server = server
+        self._child = child
+
+    def pause(self) -> None:
+        """No process of it runs until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Goes on where `pause` found it."""
+        self._signal(signal.SIGCONT)
+
+    def processes(self) -> list[psutil.Process]:
+        """Those that are not gone, whoever their parent is by now."""
+        return session_members(self._child.pid)
+
+    async def stop(self) -> None:
+        """SIGTERM, after a grace SIGKILL. RuntimeError if anything is left then."""
+        self._signal(signal.SIGTERM)
+        self.resume()
+        if not await self._gone(STOP_S):
+            self._signal(signal.SIGKILL)
+            if not await self._gone(KILL_S):
+                raise RuntimeError(f"the peer left processes behind: {self.processes()}")
+        await self._child.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    async def _gone(self, within_s: float) -> bool:
+        for _ in range(int(within_s / _LOOK_S) + 1):
+            if not self.processes():
+                return True
+            await asyncio.sleep(_LOOK_S)
+        return False
+
+
+def session_members(session: int) -> list[psutil.Process]:
+    """The processes of a session that still run; what has ended and nobody has asked for does not count."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def peer_executable(environment: Mapping[str, str]) -> str | None:
+    """The peer's path; None when the variable is not set. ConfigError when nothing can be run there."""
+    given = environment.get(VARIABLE, "")
+    if given and shutil.which(given) is None:
+        raise ConfigError(f"{VARIABLE}: got {given!r}, expected an executable file")
+    return given or None
+
+
+def vllm_command(executable: str, model: Path, port: int) -> tuple[str, ...]:
+    """How vLLM is started for the comparison: its defaults, and the length that the load needs."""
+    fixed = ("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "4096")
+    return (executable, "serve", str(model), *fixed)
+
+
+@asynccontextmanager
+async def peer_running(clock: Clock, executable: str, model: Path) -> AsyncIterator[Peer]:
+    """vLLM once it is healthy, ended afterwards."""
+    port = _free_port()
+    command = vllm_command(executable, model, port)
+    async with started(clock, command, Server("127.0.0.1", port), {**os.environ, **_KV_GIB}) as peer:
+        yield peer
+
+
+@asynccontextmanager
+async def started(
+    clock: Clock, command: Sequence[str], server: Server, environment: Mapping[str, str]
+) -> AsyncIterator[Peer]:
+    """`command` once its /health says 200, ended afterwards. ConfigError with the last lines of its log."""
+    with TemporaryFile() as log:
+        child = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+        peer = Peer(child, server)
+        try:
+            await _healthy(clock, child, server, log)
+            yield peer
+        finally:
+            await peer.stop()
+
+
+async def _healthy(clock: Clock, child: asyncio.subprocess.Process, server: Server, log: IO[bytes]) -> None:
+    deadline = clock.now() + START_S
+    while child.returncode is None and clock.now() < deadline:
+        with contextlib.suppress(Broken):
+            status, _ = await get(server, clock, "/health", timeout_s=5.0)
+            if status == 200:
+                return
+        await asyncio.sleep(_LOOK_S)
+    how = f"was not healthy within {START_S:g} s" if child.returncode is None else f"ended with {child.returncode}"
+    raise ConfigError(f"the peer {how}:\n{_tail(log)}")
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0)
+    return b"\n".join(log.read().splitlines()[-_LOG_LINES:]).decode(errors="replace")
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+    return port
+
+
+async def version_of(executable: str) -> str:
+    """What the peer says of itself; "unknown" when it says nothing in time."""
+    python = Path(executable).with_name("python")
+    program = python if python.exists() else Path(sys.executable)
+    child = await asyncio.create_subprocess_exec(
+        str(program), "-c", "from importlib.metadata import version; print(version('vllm'))",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    said, _ = await child.communicate()
+    return said.decode().strip() or "unknown"

@@ -1,0 +1,157 @@
+"""What is compared with the peer, and what counts as enough: tables, and the judgement of a table. Pure.
+
+What it does not know: how servers start, or how a load is driven.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from statistics import median
+from typing import Any, Literal
+
+from loadtest.load import Load
+from loadtest.report import Figures
+
+OURS, PEER = "baton", "vllm"
+VOCAB = 4096
+UNIFIED = ("--prefill", "0", "--decode", "0", "--unified", "1")
+PAIR = ("--prefill", "1", "--decode", "1", "--unified", "0")
+START_OURS_S, START_PEER_S = 8.0, 60.0
+
+Rounds = Mapping[tuple[str, str], Sequence[Figures]]  # by side and run: one round after another
+
+
+@dataclass(frozen=True)
+class Run:
+    """One load, given to both sides. `expected_s`: how long it takes on two cores, for the estimate at the start."""
+
+    name: str
+    load: Load
+    expected_s: float
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Runs that one deployment of Baton serves, one after another. `serve`: arguments of baton serve."""
+
+    name: str
+    serve: tuple[str, ...]
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of one side in one run."""
+
+    side: str
+    run: str
+    figure: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """`over` divided by `under`, round by round, the median of which has a bound."""
+
+    words: str
+    over: Cell
+    under: Cell
+    kind: Literal["at least", "at most"]
+    bound: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a target. The ratios are None where a side was absent or has no such figure."""
+
+    target: Target
+    ratio: float | None
+    lowest: float | None
+    highest: float | None
+
+    @property
+    def word(self) -> str:
+        """pass, short, or absent."""
+        if self.ratio is None:
+            return "absent"
+        enough = self.ratio >= self.target.bound if self.target.kind == "at least" else self.ratio <= self.target.bound
+        return "pass" if enough else "short"
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "target": self.target.words,
+            "wanted": f"{self.target.kind} {self.target.bound:g}",
+            "ratio": self.ratio,
+            "lowest": self.lowest,
+            "highest": self.highest,
+            "verdict": self.word,
+        }
+
+
+_CROWD = Load(num_requests=64, concurrency=16, prompt_tokens=256, output_tokens=64, vocab=VOCAB, seed=1)
+_ALONE = Load(num_requests=10, concurrency=1, prompt_tokens=256, output_tokens=64, vocab=VOCAB, seed=2)
+_QUIET = Load(num_requests=32, concurrency=8, prompt_tokens=64, output_tokens=400, vocab=VOCAB, seed=3)
+_DISTURBED = replace(_QUIET, seed=4, intruder_rate=1.0)
+
+SCENARIOS: tuple[Scenario, ...] = (
+    Scenario("unified", UNIFIED, (Run("crowd", _CROWD, 9), Run("alone", _ALONE, 6))),
+    Scenario("pair", PAIR, (Run("quiet", _QUIET, 18), Run("disturbed", _DISTURBED, 38))),
+)
+
+
+def _against_peer(words: str, run: str, figure: str, kind: Literal["at least", "at most"], bound: float) -> Target:
+    return Target(words, Cell(OURS, run, figure), Cell(PEER, run, figure), kind, bound)
+
+
+TARGETS: tuple[Target, ...] = (
+    _against_peer("16 clients: output tokens/s, Baton / vLLM", "crowd", "output_tokens_per_s", "at least", 1.3),
+    _against_peer("1 client: TTFT p50, Baton / vLLM", "alone", "ttft_p50_ms", "at most", 1.0),
+    _against_peer("1 client: ITL p50, Baton / vLLM", "alone", "itl_p50_ms", "at most", 1.0),
+    Target(
+        "disturbed: ITL p99.9, vLLM / Baton",
+        Cell(PEER, "disturbed", "itl_p999_ms"), Cell(OURS, "disturbed", "itl_p999_ms"), "at least", 10.0,
+    ),
+    Target(
+        "disturbed: ITL p99.9, Baton / Baton quiet",
+        Cell(OURS, "disturbed", "itl_p999_ms"), Cell(OURS, "quiet", "itl_p999_ms"), "at most", 2.0,
+    ),
+    _against_peer("disturbed: output tokens/s, Baton / vLLM", "disturbed", "output_tokens_per_s", "at least", 1.5),
+    _against_peer("disturbed: intruders' TTFT p50, Baton / vLLM", "disturbed", "intruder_ttft_p50_ms", "at most", 2.0),
+)  # fmt: skip
+
+
+def quick(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
+    """The same in small: shows that everything works, and measures nothing."""
+
+    def smaller(run: Run) -> Run:
+        load = run.load
+        fewer = replace(load, num_requests=min(load.num_requests, 2 * load.concurrency), output_tokens=16)
+        return replace(run, load=replace(fewer, intruder_rate=2 * load.intruder_rate), expected_s=5)
+
+    return tuple(replace(each, runs=tuple(map(smaller, each.runs))) for each in scenarios)
+
+
+def of_round(load: Load, number: int) -> Load:
+    """The load of one round: other prompts each time, the same for both sides, so that nobody finds them cached."""
+    return replace(load, seed=load.seed + 1000 * number)
+
+
+def expected_s(scenarios: Sequence[Scenario], rounds: int, with_peer: bool) -> float:
+    """How long a comparison should take, in seconds."""
+    sides = 2 if with_peer else 1
+    measuring = sum(run.expected_s for scenario in scenarios for run in scenario.runs) * sides
+    return rounds * (measuring + START_OURS_S * len(scenarios)) + (START_PEER_S if with_peer else 0.0)
+
+
+def judge(target: Target, rounds: Rounds) -> Verdict:
+    """The median over rounds of the target's ratio, and its spread."""
+    pairs = zip(_values(target.over, rounds), _values(target.under, rounds), strict=False)
+    found = [over / under for over, under in pairs if under and isfinite(over) and isfinite(under)]
+    if not found:
+        return Verdict(target, None, None, None)
+    ratio, lowest, highest = (round(value, 3) for value in (median(found), min(found), max(found)))
+    return Verdict(target, ratio, lowest, highest)
+
+
+def _values(cell: Cell, rounds: Rounds) -> list[float]:
+    return [float(getattr(figures, cell.figure)) for figures in rounds.get((cell.side, cell.run), ())]

@@ -1,0 +1,77 @@
+"""The peer is a script here: it serves /health, has a child, and may refuse to end."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtest import peer as peer_module
+from loadtest.http_exchange import Server
+from loadtest.peer import _free_port, peer_executable, session_members, started
+from protocol.errors import ConfigError
+from runtime.clock import MonotonicClock
+
+CLOCK = MonotonicClock()
+SERVES = """
+import http.server, os, signal, subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import signal; print('x'); signal.pause()"], process_group=0)
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
+    def log_message(self, *_): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
+"""
+
+
+async def comes_true(what: Callable[[], bool]) -> bool:
+    """A signal acts a moment after it was sent."""
+    for _ in range(1000):
+        if what():
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("how", ["willing", "stubborn"])
+async def test_it_serves_stands_still_goes_on_and_leaves_nothing(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "STOP_S", 0.2 if how == "stubborn" else 20.0)
+    port = _free_port()
+    command = [sys.executable, "-c", SERVES, str(port), how]
+    async with started(CLOCK, command, Server("127.0.0.1", port), os.environ) as peer:
+        own = peer.processes()
+        assert len(own) == 2, "the server and its child, which has a group of its own"
+        peer.pause()
+        assert await comes_true(lambda: {process.status() for process in own} == {psutil.STATUS_STOPPED})
+        peer.resume()
+        assert await comes_true(lambda: psutil.STATUS_STOPPED not in {process.status() for process in own})
+        peer.pause()  # it is ended also when it stands still
+    assert session_members(own[0].pid) == []
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in own)
+
+
+async def test_one_that_ends_at_the_start_is_told_in_its_own_words() -> None:
+    command = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"]
+    with pytest.raises(ConfigError, match=r"the peer ended with 3:\nno such model"):
+        async with started(CLOCK, command, Server("127.0.0.1", 9), os.environ):
+            raise AssertionError("it never served")
+
+
+async def test_one_that_never_serves_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "START_S", 0.1)
+    with pytest.raises(ConfigError, match=r"was not healthy within 0.1 s"):
+        async with started(CLOCK, ["sleep", "60"], Server("127.0.0.1", 9), os.environ):
+            raise AssertionError("it never served")
+    assert not [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_the_variable_names_an_executable(tmp_path: Path) -> None:
+    assert peer_executable({}) is None
+    assert peer_executable({"BATON_PEER_VLLM": sys.executable}) == sys.executable
+    with pytest.raises(ConfigError, match="BATON_PEER_VLLM"):
+        peer_executable({"BATON_PEER_VLLM": str(tmp_path / "absent")})
