@@ -6,7 +6,6 @@ What it does not know: the command line, the launcher.
 import asyncio
 import contextlib
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +26,7 @@ from gateway.slow_reader import watched_http
 from gateway.tokenizer import load_tokenizer
 from gateway.translate import Translator
 from protocol.errors import ConfigError
+from runtime.address import listen
 from runtime.clock import Clock
 from runtime.log import get_log
 from runtime.settings import GatewaySettings
@@ -86,7 +86,8 @@ class Gateway:
             settings.launch_deadline_s,
         )
         try:
-            self._http_socket = _listen(settings.host, settings.port)
+            self._http_socket = listen(settings.host, settings.port, BACKLOG)
+            self._http_socket.setblocking(False)
         except ConfigError:
             self._control_socket.close()
             raise
@@ -156,21 +157,3 @@ class Gateway:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.stop)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket; ConfigError when the address is taken or wrong."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"host: got {host!r}: {error.strerror or error}", param="host") from error
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(BACKLOG)
-    except OSError as error:
-        found.close()
-        raise ConfigError(f"port: cannot listen on {host}:{port}: {error.strerror or error}", param="port") from error
-    found.setblocking(False)
-    return found

@@ -57,7 +57,7 @@ def test_a_failed_start_says_why(tmp_path: Path) -> None:
 
 def test_wrong_folders_and_addresses(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(ConfigError, match="cannot listen"):
+        with pytest.raises(ConfigError, match="is in use by another process"):
             Gateway(settings(folder, port=taken.getsockname()[1]), MonotonicClock())
         with pytest.raises(ConfigError, match="control"):
             Gateway(settings(folder, control=f"tcp://127.0.0.1:{taken.getsockname()[1]}"), MonotonicClock())
