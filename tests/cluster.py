@@ -87,7 +87,10 @@ class Cluster:
         self.assigned: dict[str, Worker] = {}
         self.on_message: Callable[[ToGateway], None] = lambda message: None
         self._next = 0
-        clock = clock or MonotonicClock()
+        self._clock = clock or MonotonicClock()
+        self._overlap, self._chunk_size = overlap, chunk_size
+        self._decode_page_size = decode_page_size or page_size
+        self._fingerprint = runner.fingerprint(page_size)
         counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
 
         def engine(page_size: int = page_size) -> Engine:
@@ -104,30 +107,44 @@ class Cluster:
                 debug=device.type == "cpu",
             )
 
-        fingerprint = runner.fingerprint(page_size)
+        self._engine = engine
         for index in range(counts.get("P", 0)):
-            address = WorkerAddress(f"prefill-{index}", 100 + index, peer=f"inproc-{100 + index}")
-            self.addresses[address.instance] = address
-            self.prefills[address.instance] = PrefillWorker(
-                (e := engine()),
-                self.network.sender(e.kv, address.instance),
-                address,
-                fingerprint,
-                clock,
-                overlap=overlap,
-                chunk_size=chunk_size,
-            )
+            self.add_prefill(f"prefill-{index}", 100 + index)
         for index in range(counts.get("D", 0)):
-            instance = 200 + index
-            e = engine(decode_page_size or page_size)
-            receiver = self.network.receiver(e.kv)
-            address = WorkerAddress(f"decode-{index}", instance, data=receiver.address)
-            self.addresses[instance] = address
-            self.decodes[instance] = DecodeWorker(e, receiver, address, fingerprint, clock, overlap=overlap)
+            self.add_decode(f"decode-{index}", 200 + index)
         for index in range(counts.get("U", 0)):
-            self.unifieds.append(
-                UnifiedWorker(engine(), f"unified-{index}", clock, overlap=overlap, chunk_size=chunk_size)
-            )
+            self.add_unified(f"unified-{index}", 300 + index)
+
+    def add_prefill(self, worker_id: str, instance: int) -> PrefillWorker:
+        """One more worker."""
+        e = self._engine()
+        address = WorkerAddress(worker_id, instance, peer=f"inproc-{instance}")
+        sender = self.network.sender(e.kv, instance)
+        overlap, chunk_size = self._overlap, self._chunk_size
+        worker = PrefillWorker(
+            e, sender, address, self._fingerprint, self._clock, overlap=overlap, chunk_size=chunk_size
+        )
+        self.addresses[instance] = address
+        self.prefills[instance] = worker
+        return worker
+
+    def add_decode(self, worker_id: str, instance: int) -> DecodeWorker:
+        """One more worker."""
+        e = self._engine(self._decode_page_size)
+        receiver = self.network.receiver(e.kv)
+        address = WorkerAddress(worker_id, instance, data=receiver.address)
+        worker = DecodeWorker(e, receiver, address, self._fingerprint, self._clock, overlap=self._overlap)
+        self.addresses[instance] = address
+        self.decodes[instance] = worker
+        return worker
+
+    def add_unified(self, worker_id: str, instance: int) -> UnifiedWorker:
+        """One more worker."""
+        overlap, chunk_size = self._overlap, self._chunk_size
+        worker = UnifiedWorker(self._engine(), worker_id, self._clock, overlap=overlap, chunk_size=chunk_size)
+        self.addresses[instance] = WorkerAddress(worker_id, instance)
+        self.unifieds.append(worker)
+        return worker
 
     @property
     def workers(self) -> list[Worker]:

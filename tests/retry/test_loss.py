@@ -1,0 +1,277 @@
+"""Whoever dies, and whenever: each client gets the very tokens of an undisturbed run, once and in order."""
+
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+
+from decode.request_states import DecodeState
+from decode.worker import DecodeWorker
+from model.fake import FakeRunner
+from prefill.job_states import JobState
+from prefill.worker import PrefillWorker
+from protocol.messages_gateway import RequestFailed, Tokens
+from tests.cluster import Worker
+from tests.decode.driving import VOCAB, greedy, prompt_of, reference
+from tests.retry.controlled import Controlled, Loss
+from unified.worker import UnifiedWorker
+
+NUM_TOKENS = 12
+LENGTH = 45  # tokens of a prompt: several chunks, several pages, a partial one
+PARAMS = greedy(NUM_TOKENS)
+
+
+def new_cluster(topology: str, max_attempts: int = 3, **options: object) -> Controlled:
+    return Controlled(FakeRunner(vocab_size=VOCAB, context_length=256), topology, max_attempts=max_attempts, **options)
+
+
+def expect_exact(cluster: Controlled, name: str, length: int = LENGTH) -> None:
+    client = cluster.clients[name]
+    tokens, finish = reference(prompt_of(name, length), PARAMS)
+    assert client.error is None, client.error
+    assert client.tokens == [tokens] * client.num_choices
+    assert client.finish == [finish] * client.num_choices
+
+
+# ---- phases: what a worker that is about to die is at ----
+
+
+def decoding(states: set[DecodeState], outputs: range = range(NUM_TOKENS)) -> Callable[[Worker], bool]:
+    def is_there(worker: Worker) -> bool:
+        return isinstance(worker, DecodeWorker) and any(
+            request.state in states and len(request.reqs[-1].outputs) in outputs
+            for request in worker._requests.values()
+        )
+
+    return is_there
+
+
+def prefilling(state: JobState, computed: range = range(LENGTH + NUM_TOKENS)) -> Callable[[Worker], bool]:
+    def is_there(worker: Worker) -> bool:
+        return isinstance(worker, PrefillWorker) and any(
+            job.state is state and job.prompt.num_computed in computed for job in worker._jobs.values()
+        )
+
+    return is_there
+
+
+def running(computed: range, outputs: range) -> Callable[[Worker], bool]:
+    def is_there(worker: Worker) -> bool:
+        return isinstance(worker, UnifiedWorker) and any(
+            request.reqs[0].num_computed in computed and len(request.reqs[0].outputs) in outputs
+            for request in worker._requests.values()
+        )
+
+    return is_there
+
+
+def finishing(worker: Worker) -> bool:
+    """It has drawn a last token, which nobody has heard of."""
+    return not isinstance(worker, PrefillWorker) and any(
+        isinstance(message, Tokens) and any(choice.finish for choice in message.choices)
+        for message in worker.outbox.gateway
+    )
+
+
+DECODE_PHASES = {
+    "reserving": decoding({DecodeState.RESERVING}),
+    "requested": decoding({DecodeState.REQUESTED}),
+    "receiving": decoding({DecodeState.RECEIVING}),
+    "prebuilt": decoding({DecodeState.RUNNING}, range(1, 2)),
+    "decoding": decoding({DecodeState.RUNNING}, range(5, 6)),
+    "finishing": finishing,
+}
+PREFILL_PHASES = {
+    "waiting": prefilling(JobState.WAITING),
+    "computing the first chunk": prefilling(JobState.COMPUTING, range(1, 8)),
+    "computing the last chunk": prefilling(JobState.COMPUTING, range(LENGTH, LENGTH + 1)),
+    "sending": prefilling(JobState.SENDING),
+}
+UNIFIED_PHASES = {
+    "waiting": running(range(1), range(1)),
+    "computing": running(range(7, LENGTH), range(1)),
+    "decoding": running(range(LENGTH, 999), range(5, 6)),
+    "finishing": finishing,
+}
+CASES = [
+    *(("2P2D", "decode-1", phase, is_there) for phase, is_there in DECODE_PHASES.items()),
+    *(("2P2D", "prefill-1", phase, is_there) for phase, is_there in PREFILL_PHASES.items()),
+    *(("2U", "unified-1", phase, is_there) for phase, is_there in UNIFIED_PHASES.items()),
+]
+
+
+def kill_when(cluster: Controlled, worker_id: str, is_there: Callable[[Worker], bool], loss: Loss) -> list[str]:
+    """Kills the worker when it is first there; the list tells what was killed."""
+    killed: list[str] = []
+    [victim] = [each for each in cluster.workers if cluster._keys[id(each)].worker_id == worker_id]
+
+    def watch() -> None:
+        if not killed and is_there(victim):
+            killed.append(worker_id)
+            cluster.kill(victim, loss)
+
+    cluster.watch = watch
+    return killed
+
+
+@pytest.mark.parametrize(
+    ("loss", "n"),
+    [("gone", 3), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("silent", 1), ("leaving", 3)))],
+)
+@pytest.mark.parametrize(
+    ("topology", "victim", "is_there"),
+    [(t, v, p) for t, v, _, p in CASES],
+    ids=[f"{v} {name}" for _, v, name, _ in CASES],
+)
+def test_every_phase(topology: str, victim: str, is_there: Callable[[Worker], bool], loss: Loss, n: int) -> None:
+    cluster = new_cluster(topology)
+    killed = kill_when(cluster, victim, is_there, loss)
+    for index in range(4):
+        cluster.ask(f"r{index}", prompt_of(f"r{index}", LENGTH), PARAMS, n)
+        cluster.watch()
+    cluster.finish()
+    assert killed == [victim] and cluster.num_retries >= 1
+    for name in cluster.clients:
+        expect_exact(cluster, name)
+    assert victim not in {worker_id for worker_id, assign in cluster.assigns if assign.attempt > 0}
+    cluster.close()
+
+
+@pytest.mark.parametrize("loss", get_args(Loss))
+@pytest.mark.parametrize("num_outputs", [1, 6])
+def test_a_prefill_worker_that_dies_after_delivery_is_not_missed(loss: Loss, num_outputs: int) -> None:
+    cluster = new_cluster("1P1D")
+    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)
+    cluster.run(lambda: len(client.tokens[0]) >= num_outputs and not cluster.prefills[100]._jobs)
+    assert len(client.tokens[0]) < NUM_TOKENS
+    cluster.kill(cluster.prefills[100], loss)
+    cluster.finish()
+    assert cluster.num_retries == 0 and len(cluster.assigns) == 1
+    expect_exact(cluster, "r")
+    cluster.close()
+
+
+def test_choices_with_outputs_go_on_one_by_one_and_cancelled_ones_do_not() -> None:
+    cluster = new_cluster("1P2D")
+    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 4)
+    assert client.ticket is not None
+    cluster.run(lambda: all(len(tokens) >= 3 for tokens in client.tokens))
+    client.ticket.cancel(2)
+    had = [len(tokens) for tokens in client.tokens]
+    [(first, _)] = cluster.assigns
+    cluster.kill(cluster.decodes[200 if first == "decode-0" else 201])
+    told = [
+        (assign.attempt, assign.first_choice, assign.num_choices, assign.num_replayed) for _, assign in cluster.assigns
+    ]
+    assert told[1:] == [(1, 0, 1, had[0]), (2, 1, 1, had[1]), (3, 3, 1, had[3])]
+    cluster.run(lambda: all(client.finish[choice] is not None for choice in (0, 1, 3)) and cluster.at_rest())
+    tokens, _ = reference(prompt_of("r", LENGTH), PARAMS)
+    assert [client.tokens[choice] for choice in (0, 1, 3)] == [tokens] * 3
+    assert client.tokens[2] == tokens[: had[2]]
+    assert client.ticket.pair == f"prefill-0+{first},prefill-0+{'decode-1' if first == 'decode-0' else 'decode-0'}"
+    assert cluster.control.loads == {} and len(cluster.control.requests) == 0
+    cluster.close()
+
+
+def test_the_last_attempt_fails_the_client_and_leaves_nothing() -> None:
+    cluster = new_cluster("1P4D")
+    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)
+    other = cluster.ask("other", prompt_of("other", LENGTH), PARAMS)
+    for count in (2, 4, 6):
+        cluster.run(lambda count=count: len(client.tokens[0]) >= count)  # type: ignore[misc]
+        worker_id = [worker_id for worker_id, assign in cluster.assigns if assign.request_id == "r"][-1]
+        [victim] = [each for key, each in cluster.decodes.items() if cluster.addresses[key].worker_id == worker_id]
+        cluster.kill(victim)
+    assert client.error is not None and client.error.code == "worker_lost"
+    assert client.error.message.endswith("is lost (the last of 3 attempts)")
+    tokens, _ = reference(prompt_of("r", LENGTH), PARAMS)
+    assert 6 <= len(client.tokens[0]) < NUM_TOKENS and client.tokens[0] == tokens[: len(client.tokens[0])]
+    cluster.finish()
+    if other.error is None:
+        expect_exact(cluster, "other")
+    cluster.close()
+
+
+@pytest.mark.parametrize("after_s", [0.0, 3.0])
+def test_stranded_requests_wait_for_a_restarted_worker(after_s: float) -> None:
+    cluster = new_cluster("1P1D")
+    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 2)
+    cluster.run(lambda: len(client.tokens[0]) >= 4)
+    cluster.kill(cluster.decodes[200])
+    assert cluster.control.membership.missing == "no decode worker is ready"
+    cluster.wait(after_s)
+    assert client.error is None and len(cluster.assigns) == 1
+    cluster.add_decode("decode-0", 250)
+    cluster.join(250)
+    assert len(cluster.assigns) == 3, "both choices, at once"
+    cluster.finish()
+    expect_exact(cluster, "r")
+    cluster.close()
+
+
+@pytest.mark.parametrize("loss", get_args(Loss))
+def test_stranded_requests_fail_when_nobody_comes(loss: Loss) -> None:
+    cluster = new_cluster("1P1D")
+    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)
+    cluster.run(lambda: len(client.tokens[0]) >= 4)
+    died_at = cluster.clock.now()
+    cluster.kill(cluster.decodes[200], loss)
+    assert client.error is None, "somebody may come"
+    while client.error is None:
+        cluster.wait(0.25)
+    assert 4.0 <= cluster.clock.now() - died_at <= 4.5, "counted from when it was last heard"
+    assert client.error.code == "worker_lost"
+    assert client.error.message == ("decode worker 'decode-0' is lost, and no other worker could take over in 4 s")
+    cluster.finish()
+    cluster.close()
+
+
+def test_a_client_that_leaves_while_stranded_is_forgotten() -> None:
+    cluster = new_cluster("1P1D")
+    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 2)
+    assert client.ticket is not None
+    cluster.run(lambda: len(client.tokens[0]) >= 4)
+    cluster.kill(cluster.decodes[200])
+    client.ticket.cancel(0)
+    client.ticket.cancel(-1)
+    cluster.add_decode("decode-0", 250)
+    cluster.join(250)
+    assert len(cluster.assigns) == 1 and len(cluster.control.requests) == 0 and client.error is None
+    cluster.run()
+    cluster.close()
+
+
+def test_what_an_older_attempt_still_says_is_dropped_and_counted() -> None:
+    cluster = new_cluster("2P2D")
+    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)
+    cluster.run(lambda: len(client.tokens[0]) >= 3)
+    [(first, _)] = cluster.assigns
+    old = cluster.decodes[200 if first == "decode-0" else 201]
+    key = cluster._keys[id(old)]
+    cluster.say(key, RequestFailed("r", 0, "unavailable", "it is told to fail"))
+    assert [worker_id for worker_id, _ in cluster.assigns] == [first, "decode-1" if first == "decode-0" else "decode-0"]
+    cluster.say(key, RequestFailed("r", 0, "internal_error", "again"))
+    cluster.run(lambda: client.is_done and not any(each._requests for each in cluster.decodes.values()))
+    assert cluster.control.counts.deliveries_dropped >= 2, "the old attempt went on, because nobody ended it"
+    expect_exact(cluster, "r")
+    cluster.finish()
+    cluster.close()
+
+
+def test_an_instance_that_was_lost_stays_out() -> None:
+    cluster = new_cluster("2P2D")
+    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)
+    cluster.run(lambda: len(client.tokens[0]) >= 3)
+    [(first, _)] = cluster.assigns
+    old = cluster.decodes[200 if first == "decode-0" else 201]
+    key = cluster._keys[id(old)]
+    old.step()
+    said = [message for message in old.outbox.gateway if isinstance(message, Tokens)]
+    cluster.kill(old, "silent")
+    before = cluster.control.counts.messages_refused
+    cluster.say(key, said[0] if said else RequestFailed("r", 0, "internal_error", "it wakes"))
+    assert cluster.control.counts.messages_refused == before + 1
+    cluster.finish()
+    expect_exact(cluster, "r")
+    assert cluster.control.counts.workers_lost == 1
+    cluster.close()
