@@ -64,7 +64,7 @@ class Deployment:
         self.faults, self.temporary = folder / "faults", folder / "temporary"
         for each in (self.faults, self.temporary):
             each.mkdir()
-        self.num_hits: dict[str, int] = {}  # by role
+        self.num_hits: dict[str, int] = {}  # ends of processes, by role
         self._shared_before = shared_memory()
         argv = [str(model), *FLAGS.split(), "--prefill", str(pairs), "--decode", str(pairs)]
         variables = {
@@ -73,7 +73,7 @@ class Deployment:
             "TMPDIR": str(self.temporary),
         }
         self.baton = BatonProcess(*argv, log=folder / "log", program=FAKE, variables=variables)
-        self.num_pairs = pairs * pairs
+        self.pairs = pairs
         self._ever: set[psutil.Process] = set()  # identity: number and time of start
         self._at_start = set(self.pids())
         self._rest: dict[str, int] = {}  # descriptors of each process at rest, as all pairs have met
@@ -90,7 +90,7 @@ class Deployment:
         armed = {"phase": phase, "marker": marker, "victim": victim, "signal": int(number), "pids": self.pids()}
         (self.faults / "part").write_text(json.dumps(armed))
         (self.faults / "part").rename(self.faults / "armed.json")
-        if number:
+        if number and not (number == signal.SIGSTOP and victim in ("gateway", "launcher")):
             self.num_hits[victim] = self.num_hits.get(victim, 0) + 1
 
     def proof(self, phase: str) -> Proof:
@@ -130,11 +130,14 @@ class Deployment:
     def expect_recovery(self) -> None:
         """Every process serves, every pair answers exactly, nothing is held; no descriptor, no process too many."""
         assert wait_until(self._is_whole), f"not whole: {self.pids()}; {self.baton.log_text()[-3000:]}"
-        clients = [Client(self.baton.url, [7, pair, *range(40)], 20).start() for pair in range(self.num_pairs)]
+        clients = [
+            Client(self.baton.url, [7, pair, *range(40)], 20).start() for pair in range(self.pairs**2)
+        ]  # each with each
         assert all(client.has_ended() for client in clients)
         verdicts = [client.verdict(RUNNER.expected_tokens) for client in clients]
         assert set(verdicts) == {"exact"}, f"{verdicts}: {[client.error or client.cut for client in clients]}"
         assert self.baton.wait_for_rest()
+        assert "\nbaton_requests_in_flight 0.0\n" in self.baton.http.get("/metrics").text
         assert wait_until(self._has_no_more_descriptors), f"{self._descriptors()}, at first {self._rest}"
         assert set(self.pids()) == self._at_start
         assert len(self.baton.children()) == len(self._at_start) - 1, "a process too many"

@@ -13,7 +13,7 @@ from runtime.clock import MonotonicClock
 from tests.faults.client import Client
 from tests.faults.conftest import Lender
 from tests.faults.deployment import RUNNER, Deployment, Proof, pause, wait_until
-from tests.faults.grid import FEW, LIMIT_S, Cell, all_cells, stretched
+from tests.faults.grid import DELIVERED, FEW, LIMIT_S, Cell, all_cells, stretched
 
 SILENCE_S = 2.0  # after it a worker is lost
 PAUSED_S = SILENCE_S + 1.0  # the gateway's and the launcher's pause
@@ -28,14 +28,38 @@ CELLS = [
     *(pytest.param(cell, marks=pytest.mark.slow, id=str(cell)) for cell in FEW),
     *(pytest.param(cell, id=str(cell)) for cell in all_cells() if cell not in FEW),
 ]
+ALONE = [
+    pytest.param(Cell(victim, "kill", phase), id=f"{victim}-{phase.replace(' ', '_')}")
+    for victim, phase in (
+        ("prefill", "queued"),
+        ("prefill", "middle frame"),
+        ("prefill", "prebuilt"),
+        ("decode", "reserving"),
+        ("decode", "middle frame"),
+        ("decode", "finishing"),
+    )
+]
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_fault(cell: Cell, lender: Lender) -> None:
-    deployment = lender.borrow(cell.victim)
+    """Two pairs: what one loses, the other takes over."""
+    suffer(cell, lender, pairs=2, allowed=cell.allowed)
+
+
+@pytest.mark.parametrize("cell", ALONE)
+def test_a_fault_of_the_only_pair(cell: Cell, lender: Lender) -> None:
+    """Nobody takes over: the request waits for the restart as long as it may, or ends with a clear error."""
+    is_delivered = cell.victim == "prefill" and cell.phase in DELIVERED
+    suffer(cell, lender, pairs=1, allowed={"exact"} if is_delivered else {"exact", "error"})
+
+
+def suffer(cell: Cell, lender: Lender, pairs: int, allowed: set[str]) -> None:
+    """One request and its company through one fault."""
+    deployment = lender.borrow(cell.victim, pairs)
     url = deployment.baton.url
     pids = deployment.pids()
-    company = [Client(url, [5, index, 9], COMPANY_TOKENS).start() for index in range(deployment.num_pairs)]
+    company = [Client(url, [5, index, 9], COMPANY_TOKENS).start() for index in range(pairs**2)]
     assert all(client.has_begun() for client in company)
     marker = [3, 1, 4, 1, 5]
     deployment.arm(cell.phase, marker, cell.victim, cell.number)
@@ -49,12 +73,11 @@ def test_a_fault(cell: Cell, lender: Lender) -> None:
     assert client.has_ended()
     verdict = client.verdict(RUNNER.expected_tokens)
     took = client.ended_at - proof.at
-    assert verdict in cell.allowed, f"{verdict}: {client.error or client.cut}"
+    assert verdict in allowed, f"{verdict}: {client.error or client.cut}"
     assert took <= stretched(LIMIT_S + (PAUSED_S if cell.fault == "stop" else 0.0)), f"{verdict} after {took:.1f} s"
 
     assert all(each.has_ended() for each in company)
-    unharmed = {"exact"} if "exact" in cell.allowed else {"exact", *cell.allowed}
-    assert {each.verdict(RUNNER.expected_tokens) for each in company} <= unharmed
+    assert {each.verdict(RUNNER.expected_tokens) for each in company} <= {"exact", *allowed}
     if cell.ends_all:
         deployment.expect_end(-signal.SIGKILL if cell.fault == "kill" else 0)
     else:
