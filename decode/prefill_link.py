@@ -51,7 +51,7 @@ class PrefillLink:
                 try:
                     message = TO_DECODE.decode(raw)
                 except WireError as error:
-                    self._refusals.note("message", source=instance, why=error.message)
+                    self._refusals.note("message", instance=instance, why=error.message)
                     continue
                 self._deliver(instance, message)
 
@@ -60,7 +60,7 @@ class PrefillLink:
         for address, message in self._outbox.prefill:
             dealer = self._dealers.get(address.instance) or self._dial(address)
             if dealer is None or not dealer.send(TO_PREFILL.encode(message)):
-                log.warning("message not sent", to=address.worker_id, kind=type(message).__name__)
+                log.warning("message not sent", worker=address.worker_id, kind=type(message).__name__)
         self._outbox.prefill.clear()
 
     def forget(self, instance: int) -> None:
@@ -82,7 +82,7 @@ class PrefillLink:
         try:
             dealer = Dealer(self._context, address.peer, self._identity)
         except zmq.ZMQError as error:
-            log.warning("cannot dial", worker=address.worker_id, address=address.peer, error=str(error))
+            log.warning("cannot dial", worker=address.worker_id, address=address.peer, why=str(error))
             return None
         self._dealers[address.instance] = dealer
         return dealer

@@ -7,15 +7,19 @@ not know: how requests are parsed.
 import asyncio
 from collections.abc import AsyncIterator
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.generation import Batch, Generation, Usage
 from gateway.http_errors import error_object, error_response, json_response
+from gateway.schemas import short
 from gateway.slow_reader import BACKLOG, backlog_of
 from gateway.sse import DONE, ChunkWriter, event
 from gateway.whole_answer import WholeAnswer
+from protocol.errors import BadRequest
 
+TIMELINE_HEADER = "x-baton-timeline"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -23,7 +27,17 @@ HEADERS = [
 ]
 
 
-async def answer_whole(generation: Generation, answer: WholeAnswer, timeline: bool, receive: Receive) -> Response:
+def wants_timeline(request: Request, in_body: bool | None) -> bool:
+    """Whether the client asks for the time line, in the body or, where that says nothing, by a header."""
+    if in_body is not None:
+        return in_body
+    header = request.headers.get(TIMELINE_HEADER, "false")
+    if header not in ("true", "false"):
+        raise BadRequest(f"{TIMELINE_HEADER}: got {short(header)}, expected true or false", param=TIMELINE_HEADER)
+    return header == "true"
+
+
+async def answer_whole(generation: Generation, answer: WholeAnswer, receive: Receive) -> Response:
     """Waits for all choices. The response of a client that has left goes nowhere."""
     watcher = asyncio.create_task(_watch(receive, generation))
     try:
@@ -36,18 +50,18 @@ async def answer_whole(generation: Generation, answer: WholeAnswer, timeline: bo
         return error_response(generation.error)
     if not generation.is_complete:
         return Response(status_code=499)
-    return json_response(answer.body(generation.usage, generation.timeline() if timeline else None))
+    return json_response(answer.body(generation.usage, generation.timeline() if generation.with_timeline else None))
 
 
 class StreamedAnswer(Response):
     """Server-sent events, all that is ready in one turn of the loop in one write."""
 
-    def __init__(self, generation: Generation, writer: ChunkWriter, include_usage: bool, timeline: bool) -> None:
+    def __init__(self, generation: Generation, writer: ChunkWriter, include_usage: bool) -> None:
         super().__init__()
         self._generation = generation
         self._writer = writer
         self._include_usage = include_usage
-        self._timeline = timeline
+        self._timeline = generation.with_timeline
         self._num_sent = 0  # tokens of all choices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -172,7 +172,7 @@ class Control:
         found = self.requests.get(request_id, attempt_number)
         if found is None or any(key.identity == identity for key in found[1].workers):
             return True
-        self._refusals.note("of another's request", worker=identity.decode("utf-8", "replace"), request=request_id)
+        self._refusals.note("of another's request", worker=identity.decode("utf-8", "replace"), request_id=request_id)
         return False
 
     # ---- members ----

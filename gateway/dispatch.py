@@ -219,9 +219,10 @@ class Dispatch:
         self.retries[error.code] += 1
         log.warning(
             "request retried",
-            request=record.request_id,
+            request_id=record.request_id,
             attempt=record.num_attempts - 1,
-            pair=record.pairs[-1],
+            worker=record.pairs[-1],
+            before=",".join(dict.fromkeys(record.pairs[:-1])),
             why=error.message,
         )
 
@@ -242,7 +243,7 @@ class Dispatch:
                 raise WireError(f"choice {news.choice} was cancelled, but not by the gateway")
         except (WireError, ValueError) as error:
             self.num_refused += 1
-            log.warning("tokens refused", request=news.request_id, attempt=news.attempt, why=str(error))
+            log.warning("tokens refused", request_id=news.request_id, attempt=news.attempt, why=str(error))
             found = self.requests.get(news.request_id, news.attempt)
             if found is not None:
                 self._fail(found[0], InternalError("a worker sent tokens that make no sense"))

@@ -47,7 +47,7 @@ class FaultGuard:
             request_id, kind = request_id_of(Request(scope)), type(error).__name__
             log.error(
                 "request failed by a fault of the gateway",
-                request=request_id,
+                x_request_id=request_id,
                 kind=kind,
                 at=_place(error.__traceback__),
             )

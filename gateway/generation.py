@@ -20,6 +20,7 @@ from runtime.clock import Clock
 from runtime.log import get_log
 
 log = get_log("gateway.generation")
+MAX_LOGGED = 8  # prompts of one call that its line in the log names
 Batch = list[tuple[int, Piece]]  # (index of the choice in the response, what it gained)
 
 
@@ -76,7 +77,8 @@ class Generation:
         self._first_token_at: float | None = None  # of any choice
         self._stamps: list[Stamp] = []
         self._received_at = clock.now()
-        self._request_id = ""
+        self._x_request_id = ""
+        self.with_timeline = False
 
     # ---- for the HTTP side ----
 
@@ -84,11 +86,12 @@ class Generation:
         """Notes a moment for the time line."""
         self._stamps.append(Stamp(name, self._clock.now() if at is None else at, GATEWAY))
 
-    def start(self, received_at: float, timeline: bool, request_id: str = "") -> None:
-        """Assigns every prompt, or none: Unavailable when there are no workers for one of them. `request_id` is for the
-        log."""
+    def start(self, received_at: float, timeline: bool, x_request_id: str = "") -> None:
+        """Assigns every prompt, or none: Unavailable when there are no workers for one of them. `x_request_id` is the
+        HTTP header's, for the log."""
         self._received_at = received_at
-        self._request_id = request_id
+        self._x_request_id = x_request_id
+        self.with_timeline = timeline
         self.stamp("received", received_at)
         self.stamp("tokenised")
         try:
@@ -215,14 +218,15 @@ class Generation:
 
     def _log_end(self, outcome: str) -> None:
         """Numbers and names only, never what client or model wrote."""
-        usage, error = self.usage, self.error
+        usage, error, tickets = self.usage, self.error, self._tickets
         fields = {
-            "request": self._request_id,
-            "response": self.response_id,
+            "request_id": ",".join(ticket.request_id for ticket in tickets[:MAX_LOGGED]),
+            "attempt": max((ticket.record.num_attempts for ticket in tickets), default=1) - 1,
+            "worker": ",".join(dict.fromkeys(ticket.pair for ticket in tickets[:MAX_LOGGED])),
+            "x_request_id": self._x_request_id,
             "prompt_tokens": usage.prompt_tokens,
             "choices": self.num_choices,
             "tokens_out": usage.completion_tokens,
-            "pair": ",".join(dict.fromkeys(ticket.pair for ticket in self._tickets)),
             "outcome": outcome,
             "seconds": round(self._clock.now() - self._received_at, 3),
         }

@@ -17,14 +17,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
 from gateway.admission import Admission
-from gateway.answering import StreamedAnswer, answer_whole
+from gateway.answering import StreamedAnswer, answer_whole, wants_timeline
 from gateway.control import Control
 from gateway.detokenizer import Detokenizer, NoText
 from gateway.fault_guard import FaultGuard
 from gateway.generation import Generation
 from gateway.http_errors import error_response, json_response, status_object
 from gateway.json_body import check_content, parse_json, read_body
-from gateway.limits import Limits
+from gateway.limits import Limits, check_list
 from gateway.membership import Member
 from gateway.metrics import Metrics
 from gateway.openapi import NOT_FOUND, add_schemas, body_of, errors, generation_responses, text_response
@@ -41,6 +41,7 @@ from runtime.log import get_log
 from runtime.settings import HttpLimits
 
 LONG_BODY_BYTES = 16 * 1024  # a longer one is parsed and tokenised in a thread
+MAX_PATH_SHOWN = 200  # characters
 T = TypeVar("T")
 R = TypeVar("R", bound=GenerationRequest)
 log = get_log("gateway.http")
@@ -87,7 +88,7 @@ def merged(model: Limits, workers: Limits) -> Limits:
 
 def build_app(service: Service) -> FastAPI:
     """The ASGI application."""
-    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_middleware(FaultGuard, count=service.metrics.requests.labels(InternalError.code).inc)
     app.add_middleware(RequestIdMiddleware)
     _add_error_handlers(app, service)
@@ -101,7 +102,7 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     async def ours(request: Request, error: BatonError) -> Response:
         if request.method == "POST" and request.url.path.startswith("/v1/"):
             service.metrics.requests.labels(error.code).inc()
-            fields = {"request": request_id_of(request), "code": error.code}
+            fields = {"x_request_id": request_id_of(request), "code": error.code}
             if isinstance(error, BadRequest):  # its message may quote the client
                 log.debug("request refused", **fields, param=error.param or "")
             else:
@@ -110,7 +111,8 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(HTTPException)
     async def of_http(request: Request, error: HTTPException) -> Response:
-        message = f"{error.detail}: {request.method} {request.url.path}" if error.status_code < 408 else error.detail
+        place = f"{request.method} {request.url.path[:MAX_PATH_SHOWN]}"
+        message = f"{error.detail}: {place}" if error.status_code < 408 else error.detail
         response = json_response(status_object(error.status_code, message), error.status_code)
         response.headers.update(error.headers or {})
         return response
@@ -167,18 +169,19 @@ async def _parsed(kind: type[R], request: Request, service: Service) -> tuple[R,
     raw = await read_body(request, service.admission)
     service.admission.check()
     if len(raw) <= LONG_BODY_BYTES:
-        return _checked(kind, raw, service.http_limits), len(raw)
+        return _checked(kind, raw, service), len(raw)
     async with service.one_long_body:
-        return await asyncio.to_thread(_checked, kind, raw, service.http_limits), len(raw)
+        return await asyncio.to_thread(_checked, kind, raw, service), len(raw)
 
 
-def _checked(kind: type[R], raw: bytes, limits: HttpLimits) -> R:
-    """All that can be said of a request without the model."""
+def _checked(kind: type[R], raw: bytes, service: Service) -> R:
+    """All that can be said of a request before it is tokens."""
     body = parse_json(raw)
     if isinstance(body, dict):
         refuse_unsupported(body)
+        check_list(body.get("prompt"), service.limits)
     parsed = parse(kind, body)
-    check_counts(parsed, limits)
+    check_counts(parsed, service.http_limits)
     return parsed
 
 
@@ -213,22 +216,21 @@ def _started(
     generation = Generation(
         response_id, jobs, rules, service.new_detokenizer, service.control, service.clock, service.metrics
     )
-    generation.start(received_at, parsed.timeline is True, request_id_of(request))
+    generation.start(received_at, wants_timeline(request, parsed.timeline), request_id_of(request))
     return generation
 
 
 async def _answer(service: Service, request: Request, parsed: GenerationRequest, generation: Generation) -> Response:
     """Streamed or whole."""
-    timeline = parsed.timeline is True
     created, is_chat = int(datetime.now(UTC).timestamp()), isinstance(parsed, ChatRequest)
     head = ResponseHead(generation.response_id, created, service.served_name, is_chat, parsed.return_token_ids is True)
     if not parsed.stream:
         answer = WholeAnswer(head, generation.num_choices)
-        return await answer_whole(generation, answer, timeline, request.receive)
+        return await answer_whole(generation, answer, request.receive)
     options = parsed.stream_options
     include_usage = options is not None and options.include_usage is True
     continuous = options is not None and options.continuous_usage_stats is True
-    return StreamedAnswer(generation, ChunkWriter(head, include_usage, continuous), include_usage, timeline)
+    return StreamedAnswer(generation, ChunkWriter(head, include_usage, continuous), include_usage)
 
 
 def _add_status(app: FastAPI, service: Service) -> None:

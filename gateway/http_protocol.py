@@ -208,7 +208,7 @@ class BoundedHttp(HttpToolsProtocol):
         error = status_object(status, message, code)
         body = orjson.dumps(error)
         request_id = new_request_id()
-        log.debug("connection refused", request=request_id, status=status)
+        log.debug("connection refused", x_request_id=request_id, status=status)
         retry = f"retry-after: {RETRY_AFTER_S[status]}\r\n" if status in RETRY_AFTER_S else ""
         head = (
             f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: application/json\r\n"

@@ -43,7 +43,7 @@ class DecodeLink:
             try:
                 instance, message = self._read(identity, raw)
             except WireError as error:
-                self._refusals.note("message", source=identity.decode(errors="replace"), why=error.message)
+                self._refusals.note("message", worker=identity.decode(errors="replace"), why=error.message)
             else:
                 self._identities[instance] = identity
                 self._deliver(instance, message)
@@ -68,7 +68,7 @@ class DecodeLink:
         for instance, message in self._outbox.decode:
             identity = self._identities.get(instance)
             if identity is None or not self._router.send(identity, TO_DECODE.encode(message)):
-                log.warning("message not sent", to=instance, kind=type(message).__name__)
+                log.warning("message not sent", instance=instance, kind=type(message).__name__)
             if isinstance(message, HelloRefused):
                 self.forget(instance)
         self._outbox.decode.clear()

@@ -15,6 +15,7 @@ WITHHELD = frozenset(
     + "api_key authorization password secret".split()
 )
 MAX_VALUE_CHARS = 400
+MAX_TRACEBACK_CHARS = 8000  # the end of it
 _ROOT = "baton"
 _FIELDS = "baton_fields"
 
@@ -42,7 +43,7 @@ class EventLog:
         self._write(logging.ERROR, event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
-        """Like `error`, inside an except clause: the traceback follows."""
+        """Like `error`, inside an except clause: with the traceback."""
         self._logger.error(event, extra={_FIELDS: fields}, exc_info=sys.exc_info())
 
     def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
@@ -68,7 +69,7 @@ def start_log(process: str, level: str = "info", stream: TextIO | None = None) -
 
 
 class LineFormatter(logging.Formatter):
-    """One event to one line (and a traceback below it)."""
+    """One event to one line, a traceback included: whatever is in it, a terminal or a log reader sees one line."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -84,7 +85,9 @@ class LineFormatter(logging.Formatter):
         parts = [f"{at}Z", record.levelname.lower(), self._process, event]
         parts += [f"{name}={_show(name, value)}" for name, value in fields.items()]
         line = " ".join(parts)
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if record.exc_info:
+            line += f" traceback={json.dumps(self.formatException(record.exc_info)[-MAX_TRACEBACK_CHARS:])}"
+        return line
 
 
 def _show(name: str, value: Any) -> str:

@@ -61,6 +61,7 @@ def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
     """One worker process, from its command line to its exit status."""
     die_with_parent()
     status = StatusPipe()
+    start_log("worker")
     try:
         check_imports()
         arguments = read_arguments(WorkerSettings, argv)
@@ -70,7 +71,7 @@ def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
         _serve(settings, status, build)
     except BatonError as error:
         status.failed(error.message)
-        log.error("cannot serve", error=error.message)
+        log.error("cannot serve", why=error.message)
         return EXIT_REFUSED if isinstance(error, RefusedByGateway) else EXIT_CANNOT_START
     return 0
 

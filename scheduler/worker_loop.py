@@ -17,12 +17,15 @@ from protocol.errors import BatonError, Unavailable, WireError
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
+    Assign,
+    CancelRequest,
     Heartbeat,
     Leaving,
     PeerLost,
     Refused,
     Register,
     RegisterAgain,
+    RequestFailed,
     ToWorker,
     Welcome,
     WorkerStats,
@@ -218,6 +221,12 @@ class WorkerLoop:
             return
         if isinstance(message, PeerLost):
             log.warning("peer lost", worker=message.worker_id, instance=message.instance)
+        elif isinstance(message, Assign):
+            worker = "" if message.prefill is None else message.prefill.worker_id
+            log.debug("request assigned", request_id=message.request_id, attempt=message.attempt, prefill=worker)
+        elif isinstance(message, CancelRequest):
+            ids = {"request_id": message.request_id, "attempt": message.attempt}
+            log.debug("request cancelled", **ids, choice=message.choice)
         self.core.on_gateway(message)
         if isinstance(message, PeerLost):
             self.link.flush()
@@ -228,6 +237,9 @@ class WorkerLoop:
         outbox = self.core.outbox
         for message in outbox.gateway:
             self.gateway.send(TO_GATEWAY.encode(message))
+            if isinstance(message, RequestFailed):
+                ids = {"request_id": message.request_id, "attempt": message.attempt}
+                log.warning("request failed", **ids, code=message.code, why=message.message)
         outbox.gateway.clear()
         now = self.clock.now()
         if self.core.oldest_launch != self._launch:

@@ -62,7 +62,7 @@ async def test_before_the_answer(
     assert error.keys() == {"message", "type", "param", "code"} and error["code"] == "internal_error"
     assert "secret" not in response.text
     fields = one_line(caplog)
-    assert (fields["request"], fields["kind"]) == ("mine", "ZeroDivisionError")
+    assert (fields["x_request_id"], fields["kind"]) == ("mine", "ZeroDivisionError")
     assert fields["at"].startswith("test_fault_guard.py:")
     assert 'baton_requests_total{outcome="internal_error"} 1.0' in (await setting.client.get("/metrics")).text
     assert await is_well(setting)

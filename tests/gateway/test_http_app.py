@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.json_body import parse_json
@@ -201,6 +202,24 @@ async def test_timeline(setting: Setting, include_usage: bool) -> None:
         assert by_name["received"] == {"name": "received", "at_ms": 0.0, "worker": "gateway"}
         assert by_name["decode done"]["worker"].startswith("decode")
         assert [each["at_ms"] for each in timeline] == sorted(each["at_ms"] for each in timeline)
+
+
+async def test_a_header_asks_for_the_timeline_unless_the_body_speaks(setting: Setting) -> None:
+    await setting.add_pair()
+
+    async def ask(header: str, **fields: Any) -> httpx.Response:
+        body = {"prompt": "x", "max_tokens": 2, **fields}
+        return await setting.client.post("/v1/completions", json=body, headers={"x-baton-timeline": header})
+
+    assert {"received", "done"} <= {each["name"] for each in (await ask("true")).json()["timeline"]}
+    assert "timeline" in (await ask("true", stream=True)).text
+    assert "timeline" not in (await ask("false")).json()
+    assert "timeline" not in (await ask("true", timeline=False)).json()
+    refused = await ask("yes")
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["message"] == "x-baton-timeline: got 'yes', expected true or false"
+    assert error["param"] == "x-baton-timeline"
 
 
 async def test_without_workers(setting: Setting) -> None:

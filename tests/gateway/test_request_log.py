@@ -1,12 +1,13 @@
 """What the log says of requests: numbers and names, never what clients or models wrote."""
 
+import asyncio
 import logging
 from typing import Any
 
 import pytest
 
 from gateway.http_app import Service
-from protocol.messages_gateway import Role
+from protocol.messages_gateway import Leaving, Role
 from tests.gateway.conftest import Setting
 from tests.gateway.fake_worker import Behaviour
 
@@ -26,12 +27,13 @@ async def test_a_request_that_ends_well_is_told_at_debug(setting: Setting, caplo
     [(level, fields)] = lines(caplog, "request ended")
     assert level == "DEBUG" and fields.pop("seconds") >= 0
     assert fields == {
-        "request": "mine",
-        "response": response.json()["id"],
+        "request_id": ",".join(f"{response.json()['id']}-{prompt}" for prompt in (0, 1)),
+        "attempt": 0,
+        "worker": "prefill-0+decode-1",
+        "x_request_id": "mine",
         "prompt_tokens": 13,
         "choices": 2,
         "tokens_out": 6,
-        "pair": "prefill-0+decode-1",
         "outcome": "ok",
     }
     assert not any("private" in str(record.__dict__) for record in caplog.records)
@@ -42,13 +44,13 @@ async def test_failures_are_told_at_info(setting: Setting, caplog: pytest.LogCap
     refused = await setting.complete("very private")
     [(level, fields)] = lines(caplog, "request failed")
     assert level == "INFO" and fields["why"] == "no worker is ready yet"
-    assert fields["request"] == refused.headers["x-request-id"]
+    assert fields["x_request_id"] == refused.headers["x-request-id"]
     caplog.clear()
     await setting.add(Role.UNIFIED, "u", behaviour=Behaviour(fail_after=1))
     failed = await setting.complete("very private", max_tokens=3)
     [(level, fields)] = lines(caplog, "request failed")
-    assert (level, fields["outcome"], fields["pair"]) == ("WARNING", "internal_error", "u")
-    assert fields["request"] == failed.headers["x-request-id"] and fields["why"] == "it was told to"
+    assert (level, fields["outcome"], fields["worker"]) == ("WARNING", "internal_error", "u")
+    assert fields["x_request_id"] == failed.headers["x-request-id"] and fields["why"] == "it was told to"
     caplog.clear()
     await setting.complete("very private", temperature=-1)
     assert not caplog.records
@@ -66,4 +68,23 @@ async def test_a_fault_of_the_gateway_names_its_place(
     assert response.status_code == 500 and response.headers["x-request-id"].startswith("req-")
     [(level, fields)] = lines(caplog, "request failed by a fault of the gateway")
     assert level == "ERROR" and fields["kind"] == "KeyError" and "test_request_log.py:" in fields["at"]
-    assert fields["request"] == response.headers["x-request-id"]
+    assert fields["x_request_id"] == response.headers["x-request-id"]
+
+
+async def test_a_retry_is_told_with_its_attempt_and_its_workers(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "baton")
+    lost = await setting.add(Role.UNIFIED, "first", behaviour=Behaviour(stop_after=2))
+    sending = asyncio.create_task(setting.complete("very private", max_tokens=4))
+    await lost.until(lambda: bool(lost.assigned))
+    await setting.add(Role.UNIFIED, "second")
+    await lost.send(Leaving(lost.worker_id, lost.instance))
+    response = await sending
+    request_id = f"{response.json()['id']}-0"
+    [(level, fields)] = lines(caplog, "request retried")
+    assert level == "WARNING" and fields.pop("why")
+    assert fields == {"request_id": request_id, "attempt": 1, "worker": "second", "before": "first"}
+    [(level, fields)] = lines(caplog, "request ended")
+    ids = {name: fields[name] for name in ("request_id", "attempt", "worker")}
+    assert ids == {"request_id": request_id, "attempt": 1, "worker": "first,second"}

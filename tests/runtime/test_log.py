@@ -53,12 +53,21 @@ def test_levels_below_are_not_written(lines: io.StringIO) -> None:
     assert lines.getvalue() == ""
 
 
-def test_an_exception_carries_its_traceback(lines: io.StringIO) -> None:
+def test_an_exception_is_one_line_with_its_traceback(lines: io.StringIO) -> None:
     try:
-        raise KeyError("gone")
+        raise KeyError("gone\x1b[31m\nrequest failed")
     except KeyError:
         get_log("test").exception("broke", request_id="r1")
-    assert " error decode-0 broke request_id=r1\nTraceback" in lines.getvalue()
+    line = lines.getvalue()
+    assert line.count("\n") == 1 and "\x1b" not in line
+    start = ' error decode-0 broke request_id=r1 traceback="Traceback (most recent call last):\\n'
+    assert start in line and "KeyError: 'gone\\\\x1b[31m" in line
+
+
+@pytest.mark.parametrize("value", ["a\x1b[2Jb", "a\u202eb", "a\x00b", "a\rb", "a\u2028b", "a\x9bb"])
+def test_control_characters_are_escaped(lines: io.StringIO, value: str) -> None:
+    get_log("test").info("odd", why=value)
+    assert value not in lines.getvalue() and 'why="a\\' in lines.getvalue()
 
 
 def test_a_library_speaks_in_our_format(lines: io.StringIO) -> None:
