@@ -24,10 +24,12 @@ GC_YOUNG = 20_000  # new objects before the collector looks for cycles; a token 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs until a signal comes; the exit status."""
     die_with_parent()
-    arguments = read_arguments(GatewaySettings, argv)
-    start_log("gateway", arguments.settings.log_level)
-    status = StatusPipe(arguments.status_fd)
+    status = StatusPipe()
+    start_log("gateway")
     try:
+        arguments = read_arguments(GatewaySettings, argv)
+        start_log("gateway", arguments.settings.log_level)
+        status = StatusPipe(arguments.status_fd)
         check_imports()
         status.loading("tokenizer")
         gateway = Gateway(arguments.settings, MonotonicClock())

@@ -5,10 +5,12 @@ process.
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from protocol.errors import ConfigError
 from runtime.settings import Settings
 
 S = TypeVar("S", bound=Settings)
@@ -28,4 +30,10 @@ def read_arguments(kind: type[S], argv: Sequence[str] | None = None) -> ProcessA
     parser.add_argument("--settings", required=True, metavar="JSON", help=f"{kind.__name__} as one line of JSON")
     parser.add_argument("--status-fd", type=int, metavar="N", help="descriptor for status events")
     found = parser.parse_args(argv)
-    return ProcessArguments(kind.from_json(found.settings), found.status_fd)
+    settings = kind.from_json(found.settings)
+    if found.status_fd is not None:
+        try:
+            os.fstat(found.status_fd)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"--status-fd: got {found.status_fd}, expected an open descriptor") from error
+    return ProcessArguments(settings, found.status_fd)

@@ -145,7 +145,7 @@ class StatusPipe:
         """Writes one event. A launcher that is gone, or that no longer reads, is no error."""
         if self._fd is None:
             return
-        line = json.dumps({"event": event, **details}).encode() + b"\n"
+        line = json.dumps({"event": event, **details}, ensure_ascii=False).encode(errors="replace") + b"\n"
         assert len(line) <= MAX_STATUS_BYTES, f"status event {event} of {len(line)} bytes"
         try:
             os.write(self._fd, line)

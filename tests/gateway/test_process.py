@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.__main__ import main
 from gateway.process import Gateway
 from protocol.errors import CheckpointError, ConfigError
 from runtime.clock import MonotonicClock
@@ -70,3 +72,14 @@ async def test_what_generation_config_asks_in_vain_is_logged(tmp_path: Path, cap
     async with running(write_folder(tmp_path / "story", generation={"repetition_penalty": 1.1})):
         [record] = [each for each in caplog.records if "generation_config.json" in each.getMessage()]
     assert record.__dict__["baton_fields"] == {"repetition_penalty": 1.1}
+
+
+@pytest.mark.parametrize("text", ["{", '{"port": "x"}', '{"model": "/nowhere", "served_model_name": "m"}'])
+def test_settings_that_make_no_sense_end_it_with_status_2(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = logging.getLogger().handlers[:]
+    try:
+        assert main(["--settings", text]) == 2
+    finally:
+        logging.getLogger().handlers[:] = before
+    said = capsys.readouterr().err
+    assert "cannot start" in said and said.count("\n") == 1

@@ -47,6 +47,17 @@ def test_a_signal_sets_the_flag_and_wakes_a_poller() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("character", ["a", "\x00", "\U0001f600", "\udcff", '"', "\n"])
+def test_a_long_reason_fits_into_one_event_whatever_it_is_made_of(character: str) -> None:
+    read_fd, write_fd = os.pipe()
+    status = StatusPipe(write_fd)
+    status.failed(character * 10_000)
+    status.close()
+    with os.fdopen(read_fd, encoding="utf-8") as pipe:
+        [event] = [json.loads(line) for line in pipe]
+    assert event["event"] == "failed" and len(event["error"]) == 500
+
+
 def test_status_events_are_json_lines() -> None:
     read_fd, write_fd = os.pipe()
     status = StatusPipe(write_fd)
