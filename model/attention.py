@@ -28,8 +28,10 @@ class AttentionBackend(Protocol):
         ...
 
 
-def choose_attention(name: str, device: torch.device, layout: KvLayout, num_heads: int) -> AttentionBackend:
-    """The backend `name` (auto, cpu, triton or varlen) for a device.
+def choose_attention(
+    name: str, device: torch.device, layout: KvLayout, num_heads: int, query_dtype: torch.dtype
+) -> AttentionBackend:
+    """The backend `name` (auto, cpu, triton or varlen) for a device. Only cpu takes queries wider than the pages.
 
     auto is cpu on a CPU and triton on a GPU, which takes every page size and dtype and gives a request the same result
     whatever its neighbours. Raises ConfigError when the backend named cannot run there.
@@ -37,7 +39,7 @@ def choose_attention(name: str, device: torch.device, layout: KvLayout, num_head
     if name == "auto":
         name = "cpu" if device.type == "cpu" else "triton"
     if name == "cpu" and device.type == "cpu":
-        return CpuAttention()
+        return CpuAttention(query_dtype)
     if name == "triton" and device.type == "cuda":
         return _triton(layout, num_heads)
     if name == "varlen" and device.type == "cuda":

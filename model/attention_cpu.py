@@ -3,7 +3,8 @@
 Decides how decodes are grouped so that padding stays small and memory bounded. Query heads that share a kv head become
 rows of one product, so K and V are never repeated. Slots past a context's end may hold anything, NaN included: decodes
 overwrite their scores and zero their V, because adding a mask does not stop NaN (NaN - inf and 0 * NaN are NaN).
-What it does not know: how KV got there.
+Queries may be wider than the pages (float32 over bfloat16): what is gathered is widened. What it does not know: how KV
+got there.
 Shapes: T tokens, H query heads, K kv heads, G = H / K, D head_dim, S context, N requests of a group,
 C tokens of a chunk.
 """
@@ -26,14 +27,6 @@ MAX_GROUP_BYTES: Final = 64 << 20  # gathered K (or V) of one decode group
 
 
 @dataclass(frozen=True)
-class _Pages:
-    """Rows of K and V when a layer is viewed as (num_pages * 2, page_size * K * D)."""
-
-    k_rows: Tensor
-    v_rows: Tensor
-
-
-@dataclass(frozen=True)
 class _QueryBlock:
     """Rows [start, end) of T, whose contexts are [0, first_context), [0, first_context + 1), ..."""
 
@@ -49,16 +42,16 @@ class _QueryBlock:
 
 @dataclass(frozen=True)
 class _Extend:
-    pages: _Pages
+    pages: Tensor
     blocks: tuple[_QueryBlock, ...]
 
 
 @dataclass(frozen=True)
 class _DecodeGroup:
-    rows_N: Tensor  # into T
-    pages: _Pages
-    past_end_N11S: Tensor  # True in the slots behind a request's context
-    past_end_rows: Tensor  # the same slots, into N * S
+    rows_N: Tensor | slice  # into T
+    pages: Tensor  # N * P, request by request
+    past_end_N1S: Tensor  # True in the slots behind a request's context
+    past_end_v_rows: Tensor  # where the V of these slots is among the gathered rows of K and V
 
 
 @dataclass(frozen=True)
@@ -69,49 +62,51 @@ class CpuPlan:
     decodes: tuple[_DecodeGroup, ...]
 
 
+@dataclass(frozen=True)
 class CpuAttention:
-    """Extends one by one (each over its earlier pages and causally over itself), decodes in padded groups."""
+    """Extends one by one (each over its earlier pages and causally over itself), decodes in padded groups. Queries are
+    of `query_dtype`; None: of the pages' own."""
+
+    query_dtype: torch.dtype | None = None
 
     def plan(self, inp: ModelInput, layout: KvLayout) -> CpuPlan:
         """Page rows, groups and masks; `inp` lives in host memory, so lengths may be read."""
-        dtype = torch_dtype(layout.dtype)
+        dtype = self.query_dtype or torch_dtype(layout.dtype)
         extends = []
         start = 0
         for index, (length, seq_len) in enumerate(zip(inp.extend_lens, inp.extend_seq_lens, strict=True)):
-            pages = _pages(inp.page_table_BP[index, : layout.num_pages(seq_len)])
+            pages = inp.page_table_BP[index, : layout.num_pages(seq_len)]
             extends.append(_Extend(pages, tuple(_query_blocks(start, length, seq_len, dtype))))
             start += length
         first = len(extends)
         decode_lens = inp.seq_lens_B[first : first + inp.num_decodes].tolist()
-        groups = []
-        for members in group_by_length(decode_lens, MAX_GROUP_BYTES // layout.token_bytes):
-            members_N = torch.tensor(members, dtype=torch.int64)
-            seq_lens = tuple(decode_lens[member] for member in members)
-            num_pages = layout.num_pages(seq_lens[0])
-            pages = _pages(inp.page_table_BP[first + members_N, :num_pages].flatten())
-            past_end_NS = torch.arange(num_pages * layout.page_size) >= torch.tensor(seq_lens)[:, None]
-            past_end_rows = past_end_NS.flatten().nonzero()[:, 0]
-            groups.append(_DecodeGroup(start + members_N, pages, past_end_NS[:, None, None], past_end_rows))
+        tables_DP = inp.page_table_BP[first:]
+        groups = [
+            _decode_group(members, start, decode_lens, tables_DP, layout)
+            for members in group_by_length(decode_lens, MAX_GROUP_BYTES // layout.token_bytes)
+        ]
         return CpuPlan(tuple(extends), tuple(groups))
 
     def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: CpuPlan) -> Tensor:
         """(T, H, D): softmax(q k / sqrt(D)) v over each token's own context."""
-        out_THD = torch.empty_like(q_THD)
-        flat = kv_layer.view(kv_layer.shape[0] * 2, -1)
+        if not plan.extends and len(plan.decodes) == 1:
+            return self._decode(q_THD, kv_layer, plan.decodes[0])
+        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype)
         for extend in plan.extends:
-            self._extend(q_THD, flat, kv_layer.shape[3], extend, out_THD)
+            self._extend(q_THD, kv_layer, extend, out_THD)
         for group in plan.decodes:
-            out_THD[group.rows_N] = self._decode(q_THD[group.rows_N], flat, kv_layer.shape[3], group)
+            out_THD[group.rows_N] = self._decode(q_THD[group.rows_N], kv_layer, group)
         return out_THD
 
-    def _extend(self, q_THD: Tensor, flat: Tensor, num_kv_heads: int, extend: _Extend, out_THD: Tensor) -> None:
-        num_heads, head_dim = q_THD.shape[1:]
+    def _extend(self, q_THD: Tensor, kv_layer: Tensor, extend: _Extend, out_THD: Tensor) -> None:
+        num_heads, num_kv_heads, head_dim = q_THD.shape[1], *kv_layer.shape[3:]
         groups = num_heads // num_kv_heads
-        k_KSD = flat.index_select(0, extend.pages.k_rows).view(-1, num_kv_heads, head_dim).transpose(0, 1)
-        v_KSD = flat.index_select(0, extend.pages.v_rows).view(-1, num_kv_heads, head_dim).transpose(0, 1)
+        kv_P2SKD = kv_layer.index_select(0, extend.pages)
+        k_KSD = kv_P2SKD[:, 0].reshape(-1, num_kv_heads, head_dim).transpose(0, 1).to(q_THD.dtype)
+        v_KSD = kv_P2SKD[:, 1].reshape(-1, num_kv_heads, head_dim).transpose(0, 1).to(q_THD.dtype)
         for block in extend.blocks:
             q_CHD = q_THD[block.start : block.end]
-            q_GKCD = q_CHD.view(-1, num_kv_heads, groups, head_dim).permute(2, 1, 0, 3)
+            q_GKCD = q_CHD.unflatten(1, (num_kv_heads, groups)).permute(2, 1, 0, 3)
             end = block.last_context
             causal = block.first_context == 1
             mask_CS = None if causal else block.mask_CS
@@ -126,18 +121,38 @@ class CpuAttention:
             )
             out_THD[block.start : block.end] = out_GKCD.permute(2, 1, 0, 3).reshape(q_CHD.shape)
 
-    def _decode(self, q_NHD: Tensor, flat: Tensor, num_kv_heads: int, group: _DecodeGroup) -> Tensor:
+    def _decode(self, q_NHD: Tensor, kv_layer: Tensor, group: _DecodeGroup) -> Tensor:
         count, num_heads, head_dim = q_NHD.shape
-        shape = (count, -1, num_kv_heads, head_dim)
-        k_NSKD = flat.index_select(0, group.pages.k_rows).view(shape)
-        v_NSKD = flat.index_select(0, group.pages.v_rows).view(shape)
-        v_NSKD.view(-1, num_kv_heads * head_dim).index_fill_(0, group.past_end_rows, 0.0)
+        page_size, num_kv_heads = kv_layer.shape[2:4]
+        kv = kv_layer.index_select(0, group.pages)
+        kv.view(-1, num_kv_heads * head_dim).index_fill_(0, group.past_end_v_rows, 0.0)
         # Products of contiguous matrices; strided ones take three times as long, copies included.
-        k_NKSD, v_NKSD = k_NSKD.transpose(1, 2).contiguous(), v_NSKD.transpose(1, 2).contiguous()
-        q_NKGD = (q_NHD * head_dim**-0.5).view(count, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        scores_NKGS = torch.matmul(q_NKGD, k_NKSD.transpose(2, 3)).float()
-        weights_NKGS = torch.softmax(scores_NKGS.masked_fill_(group.past_end_N11S, float("-inf")), dim=-1)
-        return torch.matmul(weights_NKGS.to(q_NHD.dtype), v_NKSD).reshape(q_NHD.shape)
+        kv_2NKPSD = kv.view(count, -1, 2, page_size, num_kv_heads, head_dim).permute(2, 0, 4, 1, 3, 5)
+        k_MSD, v_MSD = kv_2NKPSD.to(q_NHD.dtype).reshape(2, count * num_kv_heads, -1, head_dim)
+        q_MGD = (q_NHD * head_dim**-0.5).view(count * num_kv_heads, -1, head_dim)
+        scores_NHS = torch.bmm(q_MGD, k_MSD.transpose(1, 2)).view(count, num_heads, -1)
+        scores_NHS.masked_fill_(group.past_end_N1S, float("-inf"))
+        weights_NHS = torch.softmax(scores_NHS, dim=-1, dtype=torch.float32).to(q_NHD.dtype)
+        return torch.bmm(weights_NHS.view(count * num_kv_heads, -1, weights_NHS.shape[-1]), v_MSD).view(q_NHD.shape)
+
+
+def _decode_group(
+    members: list[int], start: int, seq_lens: list[int], tables_DP: Tensor, layout: KvLayout
+) -> _DecodeGroup:
+    """The group of the decodes numbered `members`, the longest first; decode i is token `start + i`. All of them: in
+    their own order, so that queries and results need not be gathered."""
+    longest = layout.num_pages(seq_lens[members[0]])
+    rows_N: Tensor | slice
+    if len(members) == len(seq_lens):
+        members, rows_N, tables_NP = list(range(len(members))), slice(start, start + len(members)), tables_DP
+    else:
+        members_N = torch.tensor(members, dtype=torch.int64)
+        rows_N, tables_NP = start + members_N, tables_DP[members_N]
+    lens_N1 = torch.tensor([seq_lens[member] for member in members])[:, None]
+    past_end_NS = torch.arange(longest * layout.page_size) >= lens_N1
+    past_end = past_end_NS.flatten().nonzero()[:, 0]
+    v_rows = past_end + (past_end // layout.page_size + 1) * layout.page_size
+    return _DecodeGroup(rows_N, tables_NP[:, :longest].flatten(), past_end_NS[:, None], v_rows)
 
 
 def group_by_length(seq_lens: list[int], max_tokens: int) -> Iterator[list[int]]:
@@ -155,11 +170,6 @@ def group_by_length(seq_lens: list[int], max_tokens: int) -> Iterator[list[int]]
         group.append(index)
     if group:
         yield group
-
-
-def _pages(pages_N: Tensor) -> _Pages:
-    k_rows = pages_N * 2
-    return _Pages(k_rows, k_rows + 1)
 
 
 def _query_blocks(start: int, length: int, seq_len: int, dtype: torch.dtype) -> Iterator[_QueryBlock]:

@@ -24,12 +24,16 @@ class Linear:
     def __call__(self, x_TI: Tensor) -> Tensor:
         return F.linear(x_TI, self.weight_OI, self.bias_O)
 
+    def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        """residual + y."""
+        return residual_TO + self(x_TI)
+
 
 @dataclass(frozen=True)
 class PackedLinear:
     """The same, with the weight laid out once as oneDNN's kernels want it, instead of at every call.
 
-    In bfloat16 the results are the same to the bit. The weight is a copy: the workers of a host do not share it.
+    The weight is a copy: the workers of a host do not share it.
     """
 
     packed: Tensor
@@ -39,14 +43,26 @@ class PackedLinear:
         y_TO: Tensor = torch.ops.mkldnn._linear_pointwise(x_TI, self.packed, self.bias_O, "none", [], "")
         return y_TO
 
+    def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        """residual + y, in one pass and rounded once."""
+        y_TO: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_TI, residual_TO, self.packed, self.bias_O, "add")
+        return y_TO
+
 
 AnyLinear = Linear | PackedLinear
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether this torch packs such weights: bfloat16 on a CPU, with oneDNN."""
+    """Whether this torch and CPU pack such weights."""
     known = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return known and weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+    kind = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and has_fast_bfloat16())
+    return known and weight.device.type == "cpu" and kind
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether this CPU has instructions for bfloat16 products that oneDNN uses; without them float32 is far faster."""
+    known = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(known is not None and known())
 
 
 def pack(linear: Linear) -> AnyLinear:
@@ -58,14 +74,14 @@ def pack(linear: Linear) -> AnyLinear:
 
 @dataclass(frozen=True)
 class ParallelLinears:
-    """Several linears of one input (q, k, v; gate, up): merged into one product, or left apart.
+    """Several linears of one input (q, k, v; gate, up): merged into one product and split again, or left apart.
 
     Merging copies the weights. On a device, or packed, they are copied anyway, and one large product is faster;
     otherwise they stay views over the mapped checkpoint, so that the workers of a host share them.
     """
 
     linears: tuple[AnyLinear, ...]
-    split: tuple[int, ...]  # output sizes
+    split: tuple[int, ...]  # sizes of the parts of a merged product
 
     def __call__(self, x_TI: Tensor) -> tuple[Tensor, ...]:
         if len(self.linears) == 1:
@@ -73,9 +89,11 @@ class ParallelLinears:
         return tuple(linear(x_TI) for linear in self.linears)
 
 
-def parallel_linears(linears: Sequence[Linear], *, merge: bool, packed: bool = False) -> ParallelLinears:
-    """The linears as one step, merged if asked for (and then packed, if asked for). All or none have a bias."""
-    split = tuple(linear.weight_OI.shape[0] for linear in linears)
+def parallel_linears(
+    linears: Sequence[Linear], split: tuple[int, ...], *, merge: bool, packed: bool = False
+) -> ParallelLinears:
+    """The linears as one step, merged if asked for (and then packed, if asked for). All or none have a bias. Merged,
+    their outputs come in parts of the sizes in `split`; apart, one by one."""
     if not merge:
         return ParallelLinears(tuple(linears), split)
     biases = [linear.bias_O for linear in linears if linear.bias_O is not None]
@@ -84,13 +102,11 @@ def parallel_linears(linears: Sequence[Linear], *, merge: bool, packed: bool = F
     return ParallelLinears((pack(merged) if packed else merged,), split)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension, in float32 inside (Zhang and Sennrich 2019)."""
-    x_float = x.float()
-    x_float = x_float * torch.rsqrt(x_float.square().mean(-1, keepdim=True) + eps)
-    return weight * x_float.to(x.dtype)
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up (Shazeer 2020)."""
-    return F.silu(gate) * up
+    return F.silu(gate).mul_(up)

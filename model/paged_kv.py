@@ -41,10 +41,21 @@ class PagedKv:
         else:
             self._storage = torch.zeros(shape, dtype=dtype, device=self.device)
         self._layers = tuple(self._storage.unbind(0))
+        self._rows = tuple(layer.view(-1, layout.num_kv_heads * layout.head_dim) for layer in self._layers)
 
     def layer(self, layer: int) -> Tensor:
         """(num_pages, 2, page_size, num_kv_heads, head_dim) of one layer: [:, 0] is K, [:, 1] is V."""
         return self._layers[layer]
+
+    def token_rows(self, slots_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the K and where the V of the tokens at `slots_T` are: what `write` needs, the same for every layer."""
+        k_rows_T = slots_T + slots_T // self.layout.page_size * self.layout.page_size
+        return k_rows_T, k_rows_T + self.layout.page_size
+
+    def write(self, layer: int, rows: tuple[Tensor, Tensor], k_TN: Tensor, v_TN: Tensor) -> None:
+        """Writes each token's K and V, (T, num_kv_heads * head_dim), in the dtype of the pages."""
+        for rows_T, values_TN in zip(rows, (k_TN, v_TN), strict=True):
+            self._rows[layer].index_copy_(0, rows_T, values_TN.to(self._storage.dtype))
 
     def copy_pages(self, src_N: Tensor, dst_N: Tensor) -> None:
         """Copies page src_N[i] onto dst_N[i] in every layer, on the device. No page may be in both."""

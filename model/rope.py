@@ -69,13 +69,14 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def rotation(positions_T: Tensor, inv_freq_F: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of every token's angles, each (T, 1, F) float32. Computed once per forward, used by every layer."""
+    """cos and signed sin of every token's angles, each (T, 1, D) float32: once per forward, used by every layer."""
     angles_T1F = positions_T.to(torch.float32)[:, None, None] * inv_freq_F
-    return angles_T1F.cos(), angles_T1F.sin()
+    cos_T1F, sin_T1F = angles_T1F.cos(), angles_T1F.sin()
+    return torch.cat((cos_T1F, cos_T1F), dim=-1), torch.cat((-sin_T1F, sin_T1F), dim=-1)
 
 
-def rotate(x_TND: Tensor, cos_T1F: Tensor, sin_T1F: Tensor) -> Tensor:
+def rotate(x_TND: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
     """`x_TND` turned by its position, in float32 inside, in x's dtype outside. Halves are paired (d, d + D/2)."""
-    first_TNF, second_TNF = x_TND.float().chunk(2, dim=-1)
-    turned = torch.cat((first_TNF * cos_T1F - second_TNF * sin_T1F, second_TNF * cos_T1F + first_TNF * sin_T1F), dim=-1)
-    return turned.to(x_TND.dtype)
+    x_float = x_TND.float()
+    half_turned = x_float.roll(x_float.shape[-1] // 2, -1)
+    return torch.addcmul(x_float * cos_T1D, half_turned, sin_T1D).to(x_TND.dtype)

@@ -19,6 +19,7 @@ from model.config import ModelConfig, load_config, model_fingerprint
 from model.host_memory import available_bytes
 from model.inputs import ModelInput
 from model.kv_sizing import worth_packing
+from model.layers import has_fast_bfloat16
 from model.paged_kv import PagedKv, torch_dtype
 from model.transformer import Decoder, load_decoder
 from protocol.errors import ConfigError
@@ -68,7 +69,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class ModelRunner:
-    """One loaded model. `dtype` is the serving dtype of weights, activations and KV."""
+    """One loaded model. `dtype` is the serving dtype: of KV always, of weights and activations unless `widened`."""
 
     config: ModelConfig
     device: torch.device
@@ -77,6 +78,7 @@ class ModelRunner:
     attention: AttentionBackend
     tensors: dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape) in the checkpoint
     packed: bool = False  # linears hold weights of this worker's own, laid out for oneDNN
+    widened: bool = False  # bfloat16 computed in float32, on a CPU without instructions for it
 
     @classmethod
     def load(
@@ -104,11 +106,14 @@ class ModelRunner:
         name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
         weight_bytes = sum(math.prod(shape) * ITEM_BYTES[name] for _, shape in checkpoint.tensors.values())
         can = on.type == "cpu" and name == "bfloat16"
-        packed = can and worth_packing(weight_bytes, available_bytes(on), workers_on_host)
-        decoder = load_decoder(checkpoint, config, to_dtype=torch_dtype(name), to_device=on, packed=packed)
+        widen = can and not has_fast_bfloat16()
+        packed = can and worth_packing(weight_bytes * (2 if widen else 1), available_bytes(on), workers_on_host)
+        widened = widen and packed
+        compute = torch.float32 if widened else torch_dtype(name)
+        decoder = load_decoder(checkpoint, config, to_dtype=compute, to_device=on, packed=packed)
         layout = _kv_layout(config, page_size, name)
-        backend = choose_attention(attention, on, layout, config.num_heads)
-        return cls(config, on, name, decoder, backend, checkpoint.tensors, packed)
+        backend = choose_attention(attention, on, layout, config.num_heads, compute)
+        return cls(config, on, name, decoder, backend, checkpoint.tensors, packed, widened)
 
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens)."""
@@ -129,7 +134,8 @@ class ModelRunner:
     @property
     def private_weight_bytes(self) -> int:
         """Weights that are copies of this worker's own, because device, dtype or packing asked for them."""
-        total = sum(math.prod(shape) for _, shape in self.tensors.values()) * ITEM_BYTES[self.dtype]
+        item_bytes = 4 if self.widened else ITEM_BYTES[self.dtype]
+        total = sum(math.prod(shape) for _, shape in self.tensors.values()) * item_bytes
         return total - self.mapped_weight_bytes
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ L wanted rows, V vocabulary.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, device, dtype
 
@@ -22,12 +23,11 @@ from model.rope import inverse_frequencies, rotate, rotation
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """Weights of one layer. The q/k norms are there in architectures that have them."""
+    """Weights of one layer. The q/k norm is there in architectures that have it."""
 
     input_norm_E: Tensor
     qkv: ParallelLinears
-    q_norm_D: Tensor | None
-    k_norm_D: Tensor | None
+    qk_norm_ND: Tensor | None  # N = H + K: the q norm for every query head, then the k norm for every kv head
     output: AnyLinear
     mlp_norm_E: Tensor
     gate_up: ParallelLinears
@@ -52,37 +52,32 @@ class Decoder:
         eps = self.config.rms_norm_eps
         cos, sin = rotation(inp.positions_T, self.inv_freq_F)
         plan = attention.plan(inp, kv.layout)
+        rows = kv.token_rows(inp.slots_T)
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
         for index, layer in enumerate(self.layers):
-            q_THD, k_TKD, v_TKD = self._queries_keys_values(layer, rms_norm(x_TE, layer.input_norm_E, eps), cos, sin)
-            kv_layer = kv.layer(index)
-            write_kv(kv_layer, inp.slots_T, k_TKD, v_TKD)
+            q_THD, k_TKD, v_TN = self._queries_keys_values(layer, rms_norm(x_TE, layer.input_norm_E, eps), cos, sin)
+            kv.write(index, rows, k_TKD.flatten(1), v_TN)
             if on_layer is not None:
                 on_layer(index)
-            attended_THD = attention.attend(q_THD, kv_layer, plan)
-            x_TE = x_TE + layer.output(attended_THD.flatten(1))
+            attended_THD = attention.attend(q_THD, kv.layer(index), plan)
+            x_TE = layer.output.added_to(x_TE, attended_THD.flatten(1))
             gate, up = layer.gate_up(rms_norm(x_TE, layer.mlp_norm_E, eps))
-            x_TE = x_TE + layer.down(swiglu(gate, up))
+            x_TE = layer.down.added_to(x_TE, swiglu(gate, up))
         wanted_LE = rms_norm(x_TE.index_select(0, inp.logit_indices_L), self.final_norm_E, eps)
         return self.head(wanted_LE).float()
 
     def _queries_keys_values(
         self, layer: DecoderLayer, x_TE: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        shape = (x_TE.shape[0], -1, self.config.head_dim)
-        q_THD, k_TKD, v_TKD = (part.reshape(shape) for part in layer.qkv(x_TE))
-        if layer.q_norm_D is not None and layer.k_norm_D is not None:
-            q_THD = rms_norm(q_THD, layer.q_norm_D, self.config.rms_norm_eps)
-            k_TKD = rms_norm(k_TKD, layer.k_norm_D, self.config.rms_norm_eps)
-        return rotate(q_THD, cos, sin), rotate(k_TKD, cos, sin), v_TKD
-
-
-def write_kv(kv_layer: Tensor, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
-    """Writes each token's K and V at its slot of one layer's (num_pages, 2, page_size, K, D)."""
-    page_size = kv_layer.shape[2]
-    pages_T, offsets_T = slots_T // page_size, slots_T % page_size
-    kv_layer.select(1, 0).index_put_((pages_T, offsets_T), k_TKD)
-    kv_layer.select(1, 1).index_put_((pages_T, offsets_T), v_TKD)
+        """Queries and keys share their norm and rotation: one pass over both."""
+        num_heads, head_dim = self.config.num_heads, self.config.head_dim
+        *parts, v_TN = layer.qkv(x_TE)
+        qk_TN = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        qk_TND = qk_TN.unflatten(-1, (-1, head_dim))
+        if layer.qk_norm_ND is not None:
+            qk_TND = rms_norm(qk_TND, None, self.config.rms_norm_eps) * layer.qk_norm_ND
+        qk_TND = rotate(qk_TND, cos, sin)
+        return qk_TND[:, :num_heads], qk_TND[:, num_heads:], v_TN
 
 
 def load_decoder(
@@ -127,6 +122,10 @@ class _Weights:
         weight_OI = self.tensor(f"{name}.weight", outputs, inputs)
         return Linear(weight_OI, self.tensor(f"{name}.bias", outputs) if bias else None)
 
+    def qk_norm(self, attention: str) -> Tensor:
+        q_D, k_D = (self.tensor(f"{attention}.{name}_norm.weight", self.config.head_dim) for name in ("q", "k"))
+        return torch.cat((q_D.expand(self.config.num_heads, -1), k_D.expand(self.config.num_kv_heads, -1)))
+
     def finished(self, linear: Linear) -> AnyLinear:
         return pack(linear) if self.packed else linear
 
@@ -145,11 +144,10 @@ class _Weights:
         ]
         return DecoderLayer(
             input_norm_E=self.tensor(f"{prefix}.input_layernorm.weight", c.hidden_size),
-            qkv=parallel_linears(qkv, merge=merge, packed=self.packed),
-            q_norm_D=self.tensor(f"{attention}.q_norm.weight", c.head_dim) if c.qk_norm else None,
-            k_norm_D=self.tensor(f"{attention}.k_norm.weight", c.head_dim) if c.qk_norm else None,
+            qkv=parallel_linears(qkv, (q_size + kv_size, kv_size), merge=merge, packed=self.packed),
+            qk_norm_ND=self.qk_norm(attention) if c.qk_norm else None,
             output=self.finished(self.linear(f"{attention}.o_proj", c.hidden_size, q_size, bias=c.output_bias)),
             mlp_norm_E=self.tensor(f"{prefix}.post_attention_layernorm.weight", c.hidden_size),
-            gate_up=parallel_linears(gate_up, merge=merge, packed=self.packed),
+            gate_up=parallel_linears(gate_up, (c.intermediate_size,) * 2, merge=merge, packed=self.packed),
             down=self.finished(self.linear(f"{mlp}.down_proj", c.hidden_size, c.intermediate_size, bias=c.mlp_bias)),
         )

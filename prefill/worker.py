@@ -138,7 +138,7 @@ class PrefillWorker:
         jobs = [job for job in self._computing if job.prompt.num_computed < job.prompt.prompt_len]
         sizes = plan_chunks([job.prompt.prompt_len - job.prompt.num_computed for job in jobs], self._chunk_size)
         chunks = [self._chunk(job, size) for job, size in zip(jobs, sizes, strict=True) if size]
-        return LaunchPlan(tuple(chunks), None, relay=False) if chunks else None
+        return LaunchPlan(tuple(chunks), None, relay=False, ships=True) if chunks else None
 
     def launched(self, launch: Launch) -> None:
         """The forward is enqueued; its layers leave as it runs."""

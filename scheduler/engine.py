@@ -9,6 +9,7 @@ The engine knows what is in flight and when memory may be reused. What it does n
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -221,7 +222,8 @@ class Engine:
                 if batch.has_sentinels:
                     resolved_T = self.future_map.resolve_future(inp.input_ids_T, batch.decode_generations)
                     inp = replace(inp, input_ids_T=resolved_T)
-                logits_LV = self._runner.forward(inp, self.kv, lambda layer: self._layer_written(launch, layer))
+                on_layer = partial(self._layer_written, launch) if launch.plan.ships else None
+                logits_LV = self._runner.forward(inp, self.kv, on_layer)
                 if batch.sampling is not None:
                     tokens_L = sample(logits_LV, batch.sampling)
                     # NOT_A_TOKEN must not be read by the launch behind this one, which is enqueued already
@@ -239,7 +241,7 @@ class Engine:
         launch.layers.append((layer, self._forward.mark()))
 
     def _pages_written(self, plan: LaunchPlan) -> tuple[int, ...]:
-        if not isinstance(self.kv, MirroredKv):
+        if not plan.ships or not isinstance(self.kv, MirroredKv):
             return ()
         size = self.page_size
         return tuple(

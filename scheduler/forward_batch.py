@@ -34,12 +34,14 @@ class ExtendChunk:
 class LaunchPlan:
     """What the next launch runs: chunks of prompts, and the running batch or None.
 
-    With `relay` the sampled tokens are stashed for the next launch, because their requests go on decoding here.
+    With `relay` the sampled tokens are stashed for the next launch, because their requests go on decoding here. With
+    `ships` the loop is told of every layer as soon as its KV is written, because KV leaves from here.
     """
 
     chunks: tuple[ExtendChunk, ...]
     running: ScheduleBatch | None
     relay: bool = True
+    ships: bool = False
 
     @property
     def reqs(self) -> list[Req]:

@@ -159,6 +159,8 @@ class WorkerLoop:
     _next_register: float = 0.0
     _launch: int = 0  # the oldest in flight when it was last looked at
     _launch_since: float = 0.0
+    _watched: tuple[Any, ...] = ()
+    _poller: zmq.Poller = field(default_factory=zmq.Poller)
 
     def run(self) -> None:
         """Serves until a stop signal; RefusedByGateway or Unavailable when it cannot join."""
@@ -187,12 +189,17 @@ class WorkerLoop:
     def _wait(self, progressed: bool) -> None:
         busy = self.core.busy
         timeout_s = 0.0 if progressed or (busy and self.spin) else min(self._next_beat - self.clock.now(), IDLE_POLL_S)
-        poller = zmq.Poller()
-        for each in (self.gateway.socket, self.wake.fd, self.stop.fd, *self.link.pollables()):
-            poller.register(each, zmq.POLLIN)
-        poller.poll(int(max(0.0, timeout_s) * 1e3 + 0.5))
+        self._poll(int(max(0.0, timeout_s) * 1e3 + 0.5))
         self.wake.clear()
         self.stop.clear_wakeup()
+
+    def _poll(self, timeout_ms: int) -> None:
+        watched = (self.gateway.socket, self.wake.fd, self.stop.fd, *self.link.pollables())
+        if watched != self._watched:
+            self._watched, self._poller = watched, zmq.Poller()
+            for each in watched:
+                self._poller.register(each, zmq.POLLIN)
+        self._poller.poll(timeout_ms)
 
     def _receive(self) -> None:
         for raw in self.gateway.receive():

@@ -80,8 +80,8 @@ def test_trial_believes_a_right_kernel_only() -> None:
 @pytest.mark.parametrize("name", ["triton", "varlen", "flash"])
 def test_a_backend_that_cannot_run_here_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"attention: got '{name}' on cpu, expected auto or cpu"):
-        choose_attention(name, torch.device("cpu"), LAYOUT, 4)
-    assert isinstance(choose_attention("auto", torch.device("cpu"), LAYOUT, 4), CpuAttention)
+        choose_attention(name, torch.device("cpu"), LAYOUT, 4, torch.float32)
+    assert isinstance(choose_attention("auto", torch.device("cpu"), LAYOUT, 4, torch.float32), CpuAttention)
 
 
 @pytest.mark.gpu

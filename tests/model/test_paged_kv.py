@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from model.paged_kv import PagedKv, torch_dtype
-from model.transformer import write_kv
 from protocol.kv_layout import ITEM_BYTES, KvLayout
 
 
@@ -41,10 +40,10 @@ def test_copy_pages_in_every_layer() -> None:
         assert torch.equal(kv.layer(layer), expected)
 
 
-def test_write_kv_writes_its_slots_only() -> None:
+def test_write_writes_its_slots_only() -> None:
     kv = PagedKv(KvLayout(1, 2, 3, 4, "float32"), 5)
     k, v = torch.randn(3, 2, 3), torch.randn(3, 2, 3)
-    write_kv(kv.layer(0), torch.tensor([6, 19, 4]), k, v)
+    kv.write(0, kv.token_rows(torch.tensor([6, 19, 4])), k.flatten(1), v.flatten(1))
     layer = kv.layer(0)
     assert torch.equal(layer[1, 0, 2], k[0]) and torch.equal(layer[4, 1, 3], v[1]) and torch.equal(layer[1, 0, 0], k[2])
     assert int((layer != 0).any(dim=(-1, -2)).sum()) == 6

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -168,13 +170,14 @@ def test_copying_nothing_enqueues_nothing() -> None:
     assert not stream.queue
 
 
-def test_layers_are_told_as_they_are_written() -> None:
+@pytest.mark.parametrize("ships", [True, False])
+def test_layers_are_told_as_they_are_written_where_kv_leaves(ships: bool) -> None:
     stream = ManualStream()
     engine = make_engine(stream)
-    launch = engine.launch(prompt_plan(admitted(engine)))
+    launch = engine.launch(replace(prompt_plan(admitted(engine)), ships=ships))
     assert not launch.layers
     finish(engine, stream)
-    assert [layer for layer, _ in launch.layers] == [0, 1]
+    assert [layer for layer, _ in launch.layers] == ([0, 1] if ships else [])
     assert all(event.done() for _, event in launch.layers)
 
 
