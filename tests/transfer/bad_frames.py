@@ -1,0 +1,116 @@
+"""A receiver with two reservations, a victim's and a neighbour's, whose every frame, byte and credit is accounted for."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, pack_header, seal
+from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from tests.transfer.test_landing import Queue
+from transfer.interface import Delivered, FrameRejected, ReceiverEvent, Rejection, TransferFailed
+from transfer.landing import FrameReceiver
+
+Parts = list[bytes]
+NUM_PAGES = 12
+NUM_TOKENS = 6
+
+
+@dataclass(frozen=True)
+class Honest:
+    """A sender that tells the truth: its reservation and the frames for it."""
+
+    sender: int
+    reservation: int
+    attempt: int
+    pages: tuple[int, int]
+    seed: int
+
+    @property
+    def source(self) -> HostMemory:
+        return HostMemory(LAYOUT, 3, self.seed)
+
+    def frames(self) -> list[tuple[FrameHeader, bytes]]:
+        source = self.source
+        blank = FrameHeader(0, self.sender, self.reservation, self.attempt, 0, 0, 2, NUM_TOKENS, 0)
+        found = []
+        for layer in range(LAYOUT.num_layers):
+            payload = bytes(source.page_bytes_view(layer, 1, 2))
+            found.append((seal(replace(blank, layer=layer, sequence=layer), payload), payload))
+        digest = sum(header.checksum for header, _ in found) % 2**64
+        payload = LAST_MESSAGE.encode(LastMessage((9,), LAYOUT.num_layers, digest))
+        last = replace(blank, layer=LAST_LAYER, sequence=LAYOUT.num_layers, num_pages=0, num_tokens=0)
+        return [*found, (seal(last, payload), payload)]
+
+
+VICTIM = Honest(sender=77, reservation=4, attempt=1, pages=(5, 2), seed=1)
+NEIGHBOUR = Honest(sender=78, reservation=2**40, attempt=0, pages=(9, 1), seed=2)
+
+
+class Bench:
+    """A receiver with a victim's and a neighbour's reservation, whose every frame is accounted for."""
+
+    def __init__(self) -> None:
+        self.pool = HostMemory(LAYOUT, NUM_PAGES, seed=3)
+        self.before = bytes(self.pool.pool)
+        self.queue = Queue()
+        self.receiver = FrameReceiver(self.pool, self.queue)
+        self.events: list[ReceiverEvent] = []
+        self.num_given = 0
+        for each in (VICTIM, NEIGHBOUR):
+            self.receiver.reserve(each.reservation, each.attempt, each.sender, each.pages, NUM_TOKENS)
+
+    def give(self, *frames: Parts) -> None:
+        self.num_given += len(frames)
+        self.queue.frames.extend(frames)
+        while self.queue.frames:
+            self.events += self.receiver.poll()
+
+    def give_honest(self, honest: Honest) -> None:
+        self.give(*([pack_header(header), payload] for header, payload in honest.frames()))
+
+    def rejections(self) -> Counter[Rejection]:
+        return Counter(event.reason for event in self.events if isinstance(event, FrameRejected))
+
+    def is_delivered(self, honest: Honest) -> bool:
+        return honest.reservation in [event.reservation for event in self.events if isinstance(event, Delivered)]
+
+    def has_failed(self, honest: Honest) -> bool:
+        return honest.reservation in [event.reservation for event in self.events if isinstance(event, TransferFailed)]
+
+    def check(self) -> None:
+        """The counters are the events, credit is what came, and no byte changed but where a frame could land."""
+        counted = {name: count for name, count in self.receiver.counters.items() if name.startswith("rejected_")}
+        assert counted == {f"rejected_{reason}": count for reason, count in self.rejections().items()}
+        for honest in (VICTIM, NEIGHBOUR):
+            ended = [
+                e
+                for e in self.events
+                if isinstance(e, Delivered | TransferFailed) and e.reservation == honest.reservation
+            ]
+            assert len(ended) <= 1
+        want = self.before
+        for honest in (VICTIM, NEIGHBOUR):
+            if self.is_delivered(honest):
+                want = expected_pool(want, self.pool, honest.pages, honest.source, (1, 2), NUM_TOKENS)
+        open_pages = {page for h in (VICTIM, NEIGHBOUR) if not self.is_delivered(h) for page in h.pages}
+        got = HostMemory(LAYOUT, NUM_PAGES, seed=0)
+        got.pool[:] = self.pool.pool
+        expected = HostMemory(LAYOUT, NUM_PAGES, seed=0)
+        expected.pool[:] = want
+        for layer in range(LAYOUT.num_layers):
+            for page in set(range(NUM_PAGES)) - open_pages:
+                assert got.page_bytes_view(layer, page, 1) == expected.page_bytes_view(layer, page, 1), (layer, page)
+
+    def check_aftermath(self) -> None:
+        """Both are released, and their pages serve others: late copies of every frame land nowhere."""
+        for honest in (VICTIM, NEIGHBOUR):
+            self.receiver.release(honest.reservation)
+        assert self.receiver.counters["reservations_now"] == 0
+        again = replace(VICTIM, reservation=99, attempt=0, sender=80, seed=7)
+        self.receiver.reserve(again.reservation, again.attempt, again.sender, again.pages, NUM_TOKENS)
+        before = bytes(self.pool.pool)
+        for honest in (VICTIM, NEIGHBOUR):
+            self.give_honest(honest)
+        assert bytes(self.pool.pool) == before
+        self.give_honest(again)
+        assert self.is_delivered(again)
+        assert self.pool.pool == expected_pool(before, self.pool, again.pages, again.source, (1, 2), NUM_TOKENS)
