@@ -180,7 +180,9 @@ class FakeWorker:
     async def _serve(self, assign: Assign) -> None:
         """Answers one request: first tokens by the prefill fake, then everything by this one."""
         how = self.behaviour
-        plan = [self._choice_messages(assign, choice) for choice in range(assign.num_choices)]
+        first_choice = assign.first_choice
+        choices = range(first_choice, first_choice + assign.num_choices)
+        plan = [self._choice_messages(assign, choice) for choice in choices]
         first = FirstToken(
             tuple(replace(messages[0], token_ids=messages[0].token_ids[:1], finish="") for messages in plan),
             (Stamp("first token", 0.5, self.prefill.worker_id),) if self.prefill is not None else (),
@@ -212,7 +214,8 @@ class FakeWorker:
     def _choice_messages(self, assign: Assign, choice: int) -> list[ChoiceTokens]:
         token_ids: list[int] = []
         finish = ""
-        for token_id in self.behaviour.script(assign, choice):
+        num_prompt = len(assign.prompt_ids) - assign.num_replayed
+        for token_id in self.behaviour.script(replace(assign, prompt_ids=assign.prompt_ids[:num_prompt]), choice):
             token_ids.append(token_id)
             finish = str(finish_reason(assign.sampling, len(token_ids), token_id) or "")
             if finish:
@@ -220,7 +223,7 @@ class FakeWorker:
         burst = self.behaviour.burst
         messages = [
             ChoiceTokens(assign.request_id, assign.attempt, choice, seq, tuple(token_ids[seq : seq + burst]))
-            for seq in range(0, len(token_ids), burst)
+            for seq in range(assign.num_replayed, len(token_ids), burst)
         ]
         messages[-1] = replace(messages[-1], finish=finish)
         return messages

@@ -105,3 +105,19 @@ def test_equal_load_is_spread() -> None:
         taken[choice.decode.key.worker_id] += 1
         book.add(choice.decode.key, decode_load(NEED))
     assert set(taken) == {"d0", "d1", "u0"} and max(taken.values()) - min(taken.values()) <= 2
+
+
+def test_those_that_are_avoided_take_it_only_where_there_is_nobody_else() -> None:
+    pairer = Pairer("round_robin")
+    everybody = [*PREFILLS, *DECODES]
+    p0, p1, d0, d1 = (each.key for each in everybody)
+    for _ in range(3):
+        choice = pairer.pick(everybody, NEED, {}, {p0, d1})
+        assert choice is not None and choice.prefill is PREFILLS[1] and choice.decode is DECODES[0]
+    for _ in range(2):
+        choice = pairer.pick(everybody, NEED, {}, {p0, p1, d1})
+        assert choice is not None and choice.prefill in PREFILLS and choice.decode is DECODES[0]
+    choice = pairer.pick([*everybody, UNIFIED], NEED, {}, {p0, p1, d0})
+    assert choice is not None and choice.decode is UNIFIED, "a whole pair to trust goes before half of one"
+    alone = pairer.pick([UNIFIED], NEED, {}, {UNIFIED.key})
+    assert alone is not None and alone.decode is UNIFIED

@@ -81,9 +81,12 @@ def test_every_cut(topology: str, page_size: int) -> None:
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_endings_and_min_tokens_count_replayed_outputs(topology: str) -> None:
     plain = fake().expected_tokens(PROMPT, NUM_TOKENS)
-    params = replace(GREEDY, stop_token_ids=(plain[3], plain[7]), min_tokens=6)
+    params = replace(GREEDY, stop_token_ids=(plain[3],), min_tokens=6)
     [whole] = undisturbed(fake(), topology, params, 4, 1, PROMPT)
-    assert len(whole) > 6 and whole[:3] == plain[:3] and whole[3] != plain[3], "min_tokens has changed a token"
+    params = replace(params, stop_token_ids=(plain[3], whole[9]))
+    [whole] = undisturbed(fake(), topology, params, 4, 1, PROMPT)
+    assert whole[:3] == plain[:3] and whole[3] != plain[3], "min_tokens has changed a token"
+    assert len(whole) == 10, "a stop token has ended it, some time after min_tokens"
     check_every_cut(fake(), topology, params, 4)
 
 

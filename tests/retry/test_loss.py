@@ -173,6 +173,25 @@ def test_choices_with_outputs_go_on_one_by_one_and_cancelled_ones_do_not() -> No
     cluster.close()
 
 
+@pytest.mark.parametrize("topology", ["2U", "1P2D"])
+def test_neighbours_without_outputs_go_on_together_and_may_be_cancelled(topology: str) -> None:
+    cluster = new_cluster(topology)
+    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 4)
+    assert client.ticket is not None
+    client.ticket.cancel(0)
+    [(first, _)] = cluster.assigns
+    [victim] = [each for each in cluster.workers if cluster._keys[id(each)].worker_id == first]
+    cluster.kill(victim)
+    [_, (_, second)] = cluster.assigns
+    assert (second.first_choice, second.num_choices, second.num_replayed) == (1, 3, 0)
+    client.ticket.cancel(1)  # in whose pages a unified worker computes the prompt
+    cluster.run(lambda: client.finish[2] is not None and client.finish[3] is not None and cluster.at_rest())
+    tokens, _ = reference(prompt_of("r", LENGTH), PARAMS)
+    assert client.tokens == [[], [], tokens, tokens] and cluster.control.loads == {}
+    cluster.check()
+    cluster.close()
+
+
 def test_the_last_attempt_fails_the_client_and_leaves_nothing() -> None:
     cluster = new_cluster("1P4D")
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)
@@ -253,6 +272,23 @@ def test_what_an_older_attempt_still_says_is_dropped_and_counted() -> None:
     cluster.say(key, RequestFailed("r", 0, "internal_error", "again"))
     cluster.run(lambda: client.is_done and not any(each._requests for each in cluster.decodes.values()))
     assert cluster.control.counts.deliveries_dropped >= 2, "the old attempt went on, because nobody ended it"
+    expect_exact(cluster, "r")
+    cluster.finish()
+    cluster.close()
+
+
+def test_a_worker_that_failed_a_request_is_avoided_while_there_is_another() -> None:
+    cluster = new_cluster("2U")
+    for name in ("r", "other"):
+        cluster.ask(name, prompt_of(name, LENGTH), PARAMS)
+    [first, second] = [worker_id for worker_id, _ in cluster.assigns]
+    assert first != second, "they take turns, and the next one is the first's"
+    for attempt in range(2):
+        worker = cluster.assigns[-1][0] if attempt else first
+        [key] = [key for key in cluster._keys.values() if key.worker_id == worker]
+        cluster.say(key, RequestFailed("r", attempt, "unavailable", "it has no room"))
+    assert [worker_id for worker_id, _ in cluster.assigns] == [first, second, second, cluster.assigns[-1][0]]
+    cluster.run(lambda: cluster.clients["r"].is_done and cluster.clients["other"].is_done)
     expect_exact(cluster, "r")
     cluster.finish()
     cluster.close()

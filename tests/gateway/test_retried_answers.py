@@ -1,0 +1,130 @@
+"""What clients see when a worker is lost in the middle of their answer: nothing, or a clear error."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.messages_gateway import Role
+from tests.gateway.conftest import Setting, running, wait_until
+from tests.gateway.fake_worker import Behaviour, FakeWorker
+
+
+def chunks_of(body: str) -> list[dict[str, Any]]:
+    """The JSON of each event but [DONE]."""
+    events = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
+    return [json.loads(event) for event in events if event != "[DONE]"]
+
+
+def choices_of(body: str) -> dict[int, list[tuple[str, str | None, tuple[int, ...]]]]:
+    """By choice: (text, finish reason, token ids) of every chunk."""
+    found: dict[int, list[tuple[str, str | None, tuple[int, ...]]]] = {}
+    for chunk in chunks_of(body):
+        for choice in chunk["choices"]:
+            ids = tuple(choice.get("token_ids") or ())
+            found.setdefault(choice["index"], []).append((choice["text"], choice["finish_reason"], ids))
+    return found
+
+
+async def lose(worker: FakeWorker) -> None:
+    """Its process is gone, and its connection with it."""
+    await worker.stop()
+
+
+async def ask_and_lose(setting: Setting, victim: FakeWorker, after: int, **fields: Any) -> Any:
+    """Asks; the worker dies once it has sent `after` tokens of each choice."""
+    asking = asyncio.create_task(setting.complete("hello", **fields))
+    await victim.until(lambda: bool(victim.assigned))
+    records = setting.gateway.control.requests
+    request_id = victim.assigned[-1].request_id
+    num_choices = victim.assigned[-1].num_choices
+
+    def has_sent() -> bool:
+        record = records.find(request_id)
+        return record is not None and [len(each.token_ids) for each in record.choices] == [after] * num_choices
+
+    await wait_until(has_sent)
+    await lose(victim)
+    return await asking
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nobody_notices_a_lost_worker(setting: Setting, stream: bool, after: int) -> None:
+    fields: dict[str, Any] = {"n": 2, "max_tokens": 9, "stream": stream, "return_token_ids": True}
+    good = await setting.add(Role.UNIFIED, "u1")
+    undisturbed = await setting.complete("hello", **fields)
+    assert undisturbed.status_code == 200 and len(good.assigned) == 1
+    victim = await setting.add(Role.UNIFIED, "u2", behaviour=Behaviour(stop_after=after))  # whose turn is the second
+    answer = await ask_and_lose(setting, victim, after, **fields)
+    assert answer.status_code == 200
+    retries = [(each.attempt, each.first_choice, each.num_choices, each.num_replayed) for each in good.assigned[1:]]
+    assert retries == ([(1, 0, 1, after), (2, 1, 1, after)] if after else [(1, 0, 2, 0)])
+    if stream:
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert choices_of(answer.text) == choices_of(undisturbed.text)
+    else:
+        assert answer.json()["choices"] == undisturbed.json()["choices"]
+        assert answer.json()["usage"] == undisturbed.json()["usage"], "the replayed outputs are no part of the prompt"
+    metrics = (await setting.client.get("/metrics")).text
+    assert f'baton_request_retries_total{{reason="worker_lost"}} {len(retries)}.0' in metrics
+    assert "baton_workers_lost_total 1.0" in metrics
+    assert setting.gateway.control.loads == {}
+
+
+async def test_a_stop_string_across_the_loss(setting: Setting) -> None:
+    fields: dict[str, Any] = {"max_tokens": 12, "stream": True}
+    good = await setting.add(Role.UNIFIED, "u1")
+    plain = await setting.complete("hello", **fields)
+    text = "".join(piece for piece, _, _ in choices_of(plain.text)[0])
+    fields["stop"] = text[3:7]
+    undisturbed = await setting.complete("hello", **fields)
+    victim = await setting.add(Role.UNIFIED, "u0", behaviour=Behaviour(stop_after=5))
+    answer = await ask_and_lose(setting, victim, 5, **fields)
+    assert good.assigned[-1].num_replayed == 5, "two characters of the stop string came from the lost worker"
+    assert choices_of(answer.text) == choices_of(undisturbed.text)
+    assert "".join(piece for piece, _, _ in choices_of(answer.text)[0]) == text[:3]
+    await good.until(lambda: len(good.cancelled) == 2)
+    assert good.cancelled[-1].attempt == 1, "what is running now is cancelled"
+
+
+@pytest.mark.parametrize("options", [{"max_attempts": 1}, {"retry_wait_s": 0.0}], ids=["one attempt", "no wait"])
+@pytest.mark.parametrize("after", [0, 3])
+async def test_who_cannot_go_on_gets_a_clear_error(folder: Path, options: dict[str, Any], after: int) -> None:
+    async with running(folder, **options) as setting:
+        victim = await setting.add(Role.UNIFIED, "u0", behaviour=Behaviour(stop_after=after))
+        answer = await ask_and_lose(setting, victim, after, max_tokens=9, stream=True)
+        if after:
+            assert answer.status_code == 200 and "[DONE]" not in answer.text
+            *chunks, error = chunks_of(answer.text)
+            assert len(chunks) == after
+        else:
+            error = answer.json()
+            assert answer.status_code == 503 and answer.headers["retry-after"]
+        assert error["error"]["type"] == "service_unavailable" and error["error"]["code"] == "worker_lost"
+        assert "'u0' is lost" in error["error"]["message"]
+        assert len(setting.gateway.control.requests) == 0 and setting.gateway.control.loads == {}
+        refused = await setting.complete("x")
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+
+
+async def test_a_worker_that_comes_back_in_time_takes_over(setting: Setting) -> None:
+    victim = await setting.add_pair(Behaviour(stop_after=2))
+    asking = asyncio.create_task(ask_and_lose(setting, victim, 2, max_tokens=6, stream=True))
+    await wait_until(lambda: not setting.gateway.control.membership.can_serve)
+    restarted = await setting.add(Role.DECODE, victim.worker_id, prefill=setting.workers[0])
+    answer = await asking
+    assert answer.text.endswith("data: [DONE]\n\n")
+    [assign] = restarted.assigned
+    assert (assign.attempt, assign.num_replayed) == (1, 2) and assign.prefill is not None
+    assert sum(len(piece) for piece, _, _ in choices_of(answer.text)[0]) == 6
+
+
+async def test_a_last_token_whose_finish_was_lost_is_the_last(setting: Setting) -> None:
+    victim = await setting.add_pair(Behaviour(stop_after=0))
+    answer = await ask_and_lose(setting, victim, 1, max_tokens=1, stream=True)  # its first token came from prefill
+    [(piece, finish, _)] = [each for each in choices_of(answer.text)[0] if each[0]]
+    assert len(piece) == 1 and finish in (None, "length")
+    assert choices_of(answer.text)[0][-1][1] == "length" and answer.text.endswith("data: [DONE]\n\n")
