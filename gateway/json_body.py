@@ -16,6 +16,7 @@ from protocol.errors import BadRequest
 
 MAX_DEPTH = 200  # jiter's own
 MAX_CONTAINERS = 100_000  # "[" and "{" in a body, also in its texts: each may become an object of Python
+MAX_STRINGS = 100_000  # pairs of quotes, without those that a backslash makes part of a text
 JSON_TYPE = "application/json"
 _TWICE = re.compile(r'Detected duplicate key "(.*)" at line (\d+) column (\d+)', re.DOTALL)
 
@@ -50,6 +51,9 @@ def parse_json(raw: bytes) -> Any:
     containers = raw.count(b"[") + raw.count(b"{")
     if containers > MAX_CONTAINERS:
         raise BadRequest(f"the body has {containers} opening brackets, expected at most {MAX_CONTAINERS}")
+    strings = (raw.count(b'"') - raw.count(b'\\"')) // 2
+    if strings > MAX_STRINGS:
+        raise BadRequest(f"the body has {strings} strings, expected at most {MAX_STRINGS}")
     try:
         return jiter.from_json(raw, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:

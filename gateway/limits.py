@@ -55,6 +55,15 @@ def check_ids(prompt: Sequence[int], where: str, limits: Limits) -> None:
         )
 
 
+def check_list(prompt: object, limits: Limits) -> None:
+    """ContextLengthExceeded for a list that begins like token ids and is too long for any: before each is looked at."""
+    longest = limits.context_length
+    if isinstance(prompt, list) and longest is not None and len(prompt) > longest and isinstance(prompt[0], int):
+        raise ContextLengthExceeded(
+            f"prompt has {len(prompt)} tokens: beyond the context length of {longest} tokens", param="prompt"
+        )
+
+
 def check_text(least_tokens: int, num_chars: int, where: str, limits: Limits) -> None:
     """ContextLengthExceeded when a text is too long whatever its tokens are: those of a long text take seconds."""
     if limits.context_length is not None and least_tokens > limits.context_length:

@@ -2,7 +2,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from gateway.json_body import MAX_CONTAINERS, MAX_DEPTH, check_content, parse_json
+from gateway.json_body import MAX_CONTAINERS, MAX_DEPTH, MAX_STRINGS, check_content, parse_json
 from protocol.errors import BadRequest
 
 
@@ -30,6 +30,7 @@ def test_json() -> None:
         (b"[" * (MAX_DEPTH + 2), "nested deeper than 200 levels"),
         (b'{"a":' * (MAX_DEPTH + 2), "nested deeper than 200 levels"),
         (b"9" * 100_000, "number out of range"),
+        (b"[" + b'"",' * MAX_STRINGS + b'""]', "100001 strings, expected at most 100000"),
         (b"[" + b"[]," * MAX_CONTAINERS + b"1]", "100001 opening brackets, expected at most 100000"),
     ],
 )

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits import UNKNOWN_REST, Limits, check_ids, max_tokens
+from gateway.limits import UNKNOWN_REST, Limits, check_ids, check_list, max_tokens
 from gateway.pairing import Need
 from protocol.errors import BadRequest
 
@@ -50,6 +50,16 @@ def test_room_is_exactly_what_the_pages_hold(num_prompt: int, num_choices: int, 
     if room >= 1:
         assert Need(num_prompt, num_choices, room).total_pages(page_size) <= pages
     assert Need(num_prompt, num_choices, max(1, room + 1)).total_pages(page_size) > pages or room == 0
+
+
+def test_a_list_that_is_too_long_whatever_is_in_it() -> None:
+    prompts: list[object] = [[1] * 100, ["a"] * 101, [[1]] * 101, "a" * 101, {}, None, [], 5]
+    for prompt in prompts:
+        check_list(prompt, LIMITS)
+    check_list([1] * 101, Limits())
+    with pytest.raises(BadRequest, match="prompt has 101 tokens: beyond the context length of 100") as caught:
+        check_list([1] * 101, LIMITS)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
 def test_ids() -> None:

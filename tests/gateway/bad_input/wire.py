@@ -1,0 +1,134 @@
+"""HTTP itself: request lines, headers, lengths, chunks, paths, methods, what follows a request."""
+
+from tests.gateway.bad_input.case import COMPLETIONS, Case, post
+
+GET = b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+BODY = b'{"prompt": "a", "max_tokens": 1}'
+NOT_HTTP: list[bytes] = [
+    b"\r\n\r\n\r\nnonsense\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\0\0\0\0",
+    b"GET\r\n\r\n",
+    b"GET / HTTP/1.1 x\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET / FTP/1.1\r\n\r\n",
+    b"get / HTTP/1.1\r\n\r\n",
+    b"FETCH / HTTP/1.1\r\n\r\n",
+    b"GET /\xff\xfe HTTP/1.1\r\n\r\n",
+    b"GET /a b HTTP/1.1\r\n\r\n",
+    b"GET http://[::1 HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+    b"GET / HTTP/1.1\r\n: no name\r\n\r\n",
+    b"GET / HTTP/1.1\r\na b: c\r\n\r\n",
+    b"GET / HTTP/1.1\r\na\0: c\r\n\r\n",
+    b"GET / HTTP/1.1\r\na: b\0c\r\n\r\n",
+    POST + b"content-length: -1\r\n\r\n",
+    POST + b"content-length: abc\r\n\r\n",
+    POST + b"content-length: 1e3\r\n\r\n",
+    POST + b"content-length: 99999999999999999999999\r\n\r\n",
+    POST + b"content-length: 1\r\ncontent-length: 2\r\n\r\n",
+    POST + b"content-length: 1, 2\r\n\r\n",
+    POST + b"content-length: 32\r\ntransfer-encoding: chunked\r\n\r\n",
+    CHUNKED + b"zz\r\n",
+    CHUNKED + b"-1\r\n",
+    CHUNKED + b"fffffffffffffffffffff\r\n",
+    CHUNKED + b"3\r\nabcd\r\n",
+]
+PATHS: list[tuple[str, str, int]] = [
+    ("GET", "/nowhere", 404),
+    ("GET", "/v1", 404),
+    ("GET", "/v1/", 404),
+    ("POST", "/v1/embeddings", 404),
+    ("POST", "/v1/completions/", 404),
+    ("POST", "//v1/completions", 404),
+    ("POST", "/V1/COMPLETIONS", 404),
+    ("GET", "/v1/models/gpt-9", 404),
+    ("GET", "/v1/models/%00", 404),
+    ("GET", "/v1/models/%FF%FE", 404),
+    ("GET", "/v1/models/..%2f..%2fetc%2fpasswd", 404),
+    ("GET", "/../../etc/passwd", 404),
+    ("GET", "/%", 404),
+    ("GET", "/docs", 404),
+    ("GET", "/" + "a" * 5000, 404),
+    ("GET", "/v1/models/" + "%41" * 5000, 404),
+    ("GET", "/v1/completions", 405),
+    ("PUT", "/v1/completions", 405),
+    ("DELETE", "/v1/chat/completions", 405),
+    ("PATCH", "/v1/completions", 405),
+    ("OPTIONS", "/v1/completions", 405),
+    ("TRACE", "/v1/completions", 405),
+    ("POST", "/health", 405),
+    ("POST", "/metrics", 405),
+    ("DELETE", "/workers", 405),
+    ("GET", "/flush_cache", 405),
+    ("POST", "/v1/models", 405),
+    ("PROPFIND", "/", 405),
+]
+
+
+def request_line(method: str, path: str) -> tuple[bytes, ...]:
+    return (f"{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".encode(),)
+
+
+def chunk(content: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(content), content)
+
+
+def too_much() -> list[Case]:
+    """What is too long, also when it only says so, against the default limits."""
+    many = b"".join(b"a%d: b\r\n" % number for number in range(300))
+    long = b"x" * 1_000_000
+    keys = b",".join(b'"k%d":1' % number for number in range(600_000))
+    return [
+        Case("300 headers", (b"GET / HTTP/1.1\r\n" + many + b"\r\n",), 431, ("300 headers, expected at most 256",)),
+        Case("a million headers", (b"GET / HTTP/1.1\r\n", b"a: b\r\n" * 1_000_000), 431, ("65536 bytes",)),
+        Case("one long header", (b"GET / HTTP/1.1\r\na: ", long), 431, ("65536 bytes",)),
+        Case("a header without end of line", (b"GET / HTTP/1.1\r\n", long), 431, ("65536 bytes",)),
+        Case("a huge query", (b"GET /v1/models?", long, b" HTTP/1.1\r\n\r\n"), 431, ("65536 bytes",)),
+        Case("a huge path", (b"GET /", long), 431, ("65536 bytes",)),
+        Case("a huge method", (long,), 431),
+        Case("32 MB", post(COMPLETIONS, b" " * 32 * 2**20), 413, ("33554432 bytes", "at most 8388608")),
+        Case("32 MB promised", (POST + b"content-length: 33554432\r\n\r\n",), 413, ("33554432 bytes",)),
+        Case("32 MB asked for", (POST + b"expect: 100-continue\r\ncontent-length: 33554432\r\n\r\n",), 413),
+        Case("32 MB in chunks", (CHUNKED, *[chunk(b" " * 2**20)] * 32), 413, ("at most 8388608 bytes",)),
+        Case(
+            "8 MB of text", post(COMPLETIONS, b'{"prompt": "' + b"x" * 8_000_000 + b'"}'), 400, ("8000000 characters",)
+        ),
+        Case("7 MB of keys", post(COMPLETIONS, b"{" + keys + b"}"), 400, ("600000 strings",)),
+        Case("8 MB of escapes", post(COMPLETIONS, b'{"prompt": "' + b"\\n" * 4_000_000 + b'"}'), 400, ("characters",)),
+        Case("endless extensions", (CHUNKED + b"1;", long), 431, ("65536 bytes between",)),
+        Case("endless trailers", (CHUNKED + chunk(BODY) + b"0\r\na: ", long), 431, ("65536 bytes between",)),
+    ]
+
+
+def odd_but_fine() -> list[Case]:
+    """Nothing is wrong with these."""
+    lying = b"content-length: 32\r\n\r\n" + BODY
+    return [
+        Case("HTTP/1.0", (b"GET /v1/models HTTP/1.0\r\n\r\n",), 200),
+        Case("a websocket", (GET.replace(b"host: a", b"upgrade: websocket\r\nconnection: upgrade"),), 200),
+        Case("an unknown expectation", (GET.replace(b"host: a", b"expect: miracles"),), 200),
+        Case("no host", (GET.replace(b"host: a\r\n", b""),), 200),
+        Case("a host of bytes", (GET.replace(b"host: a", b"host: \xff\xfe"),), 200),
+        Case("a long query", (GET.replace(b"models", b"models?" + b"a=%00&" * 5000),), 200),
+        Case("empty lines before", (b"\r\n\r\n" + GET,), 200),
+        Case("byte by byte", tuple(GET[place : place + 1] for place in range(len(GET))), 200),
+        Case("a body in chunks of one", (CHUNKED, *[chunk(bytes([each])) for each in BODY], b"0\r\n\r\n"), 200),
+        Case("more than was promised", (POST + lying + b"}" * 500,), 200),
+        Case("garbage after", (POST + lying + b"nonsense\r\n\r\n",), 200),
+        Case("a GET with a body", (GET.replace(b"\r\n\r\n", b"\r\ncontent-length: 5\r\n\r\nhello"),), 200),
+        Case("200 headers", (GET.replace(b"\r\n\r\n", b"\r\n" + b"a: b\r\n" * 200 + b"\r\n"),), 200),
+        Case("a strange request id", (GET.replace(b"host: a", b"x-request-id: a b\xff"),), 200),
+        Case("less than was promised", (POST + b"content-length: 20\r\n\r\n" + BODY,), 400, ("not valid JSON",)),
+    ]
+
+
+def all_cases() -> list[Case]:
+    """Every row; the slow ones, which wait for a deadline, are elsewhere."""
+    found = [Case(f"not HTTP {raw[:60]!r}", (raw,), 400, ("not valid HTTP",)) for raw in NOT_HTTP]
+    for method, path, status in PATHS:
+        found.append(Case(f"{method} {path[:60]}", request_line(method, path), status))
+    return found + too_much() + odd_but_fine()
