@@ -25,7 +25,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q
 TOOLS  := $(PY) -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo bench bench-gateway check test test-full test-faults test-gpu format clean \
+.PHONY: help setup serve demo bench bench-gateway soak check test test-full test-faults test-gpu format clean \
   check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
@@ -33,7 +33,7 @@ help: ## print this list
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
 	@echo
-	@echo "serve, demo and bench pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
+	@echo "serve, demo, bench and soak pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
 
 # ---- run it ----
 
@@ -48,6 +48,9 @@ bench: $(READY) ## measure Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm), or
 
 bench-gateway: $(READY) ## measure the gateway alone: its CPU per token, and what it adds to TTFT
 	@$(PY) -m loadtest.gateway_bench $(ARGS)
+
+soak: $(READY) ## 20 minutes of mixed load with a fault every 20 s: nothing wrong, lost, grown or left behind
+	@$(PY) -m loadtest.soak $(ARGS)
 
 # ---- gates ----
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def run(job: Coroutine[Any, Any, T]) -> T:
+def guarded_run(job: Coroutine[Any, Any, T]) -> T:
     """Runs `job` to its end; SIGTERM ends it as Ctrl-C does, with everything that it has started."""
 
     async def guarded() -> T:
@@ -76,14 +76,14 @@ def _compare(typed: Sequence[str], console: Console) -> int:
             parser.error(f"--quick goes with --compare peer, got --compare {asked.compare}")
         load = _load(asked)
         sides = COMPARISONS[asked.compare]
-        found = run(compare_sides(sides, load, asked.rounds, asked.serve, MonotonicClock(), console))
+        found = guarded_run(compare_sides(sides, load, asked.rounds, asked.serve, MonotonicClock(), console))
         print(json.dumps(show_sides(found, load, console, asked.markdown)))
         return _status(sum(each.num_errors for rounds in found.values() for each in rounds))
     for name in ("num", "concurrency", "inp", "out", "vocab", "seed"):
         if getattr(asked, name) is not None:
             parser.error(f"--{name} goes with --compare topology or overlap: the loads beside the peer are fixed")
     rounds = 1 if asked.quick else asked.rounds
-    compared = run(compare_with_peer(rounds, asked.quick, asked.serve, MonotonicClock(), console))
+    compared = guarded_run(compare_with_peer(rounds, asked.quick, asked.serve, MonotonicClock(), console))
     print(json.dumps(show_comparison(compared, console, asked.markdown)))
     return _status(compared.num_errors())
 
@@ -105,7 +105,7 @@ def _drive(typed: Sequence[str], console: Console) -> int:
     if asked.rate and asked.concurrency is not None:
         parser.error("--rate sends however many requests still run; got --concurrency too")
     load = _load(asked, asked.rate, asked.intruder_rate, asked.intruder_inp)
-    found: Figures = run(run_load(Server.at(asked.url), MonotonicClock(), load))
+    found: Figures = guarded_run(run_load(Server.at(asked.url), MonotonicClock(), load))
     console.print(load.words())
     console.print(figures_table({"figure": [found]}, {}, asked.markdown))
     if found.first_error:

@@ -1,0 +1,94 @@
+"""Which process is hit when, and how; and the hitting, with the proof that it was hit.
+
+Processes are hit in turn, so that a run of any length meets every role. What it does not know: what must hold after it.
+"""
+
+import asyncio
+import contextlib
+import random
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import psutil
+
+GONE_S = 15.0  # from a signal to the end of the process: SIGTERM has a grace
+STOPPED_S = 5.0  # how long SIGSTOP holds a process: more than the 2 s after which a silent worker is lost
+_LOOK_S = 0.02
+
+
+class Fault(StrEnum):
+    """What is done to a process."""
+
+    KILL = "kill -9"
+    TERM = "SIGTERM"
+    STOP = "SIGSTOP, then SIGCONT"
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A fault that was injected. `landed`: the process has ended, or stood still. Times in seconds of the clock."""
+
+    fault: Fault
+    role: str
+    pid: int
+    at: float
+    landed: bool
+    recovered_s: float | None = None  # until everything served again; None: it did not
+
+
+def schedule(seed: int, roles: Sequence[str]) -> Iterator[tuple[Fault, str]]:
+    """Every fault for every role, in random order, again and again."""
+    rng = random.Random(seed)
+    pairs = [(fault, role) for fault in Fault for role in roles]
+    while True:
+        rng.shuffle(pairs)
+        yield from pairs
+
+
+def roles_of(launcher: int) -> Mapping[str, list[psutil.Process]]:
+    """The children of a deployment by role: gateway, prefill, decode, unified."""
+    found: dict[str, list[psutil.Process]] = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(launcher).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                words = child.cmdline()
+                if "-m" in words and child.status() != psutil.STATUS_ZOMBIE:
+                    found.setdefault(words[words.index("-m") + 1].split(".")[0], []).append(child)
+    return found
+
+
+async def inject(fault: Fault, victim: psutil.Process) -> bool:
+    """Does it; whether it took effect. A stopped process goes on afterwards, if somebody has not ended it meanwhile."""
+    try:
+        if fault is Fault.STOP:
+            return await _stand_still(victim)
+        victim.send_signal(signal.SIGKILL if fault is Fault.KILL else signal.SIGTERM)
+    except psutil.NoSuchProcess:
+        return False  # it ended by itself, just now
+    return await _comes_to(victim, None, GONE_S)
+
+
+async def _stand_still(victim: psutil.Process) -> bool:
+    victim.send_signal(signal.SIGSTOP)
+    try:
+        stood = await _comes_to(victim, psutil.STATUS_STOPPED, GONE_S)
+        await asyncio.sleep(STOPPED_S)
+        return stood
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.send_signal(signal.SIGCONT)
+
+
+async def _comes_to(victim: psutil.Process, status: str | None, within_s: float) -> bool:
+    """Whether it takes on this status in time; None is its end."""
+    for _ in range(int(within_s / _LOOK_S)):
+        try:
+            seen: str | None = victim.status()
+        except psutil.NoSuchProcess:
+            return status is None
+        if (None if seen == psutil.STATUS_ZOMBIE else seen) == status:
+            return True
+        await asyncio.sleep(_LOOK_S)
+    return False
