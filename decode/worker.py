@@ -52,6 +52,7 @@ from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import LaunchPlan
 from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
+from scheduler.phase_times import PhaseTimes
 from scheduler.req import Req, kv_tokens
 from scheduler.request_check import first_tokens_fault, replay_fault, transfer_fault
 from scheduler.running import Running
@@ -78,6 +79,7 @@ class DecodeWorker:
         overlap: bool,
     ) -> None:
         self.outbox = Outbox()
+        self._phases = PhaseTimes()
         self.engine = engine
         self._receiver = receiver
         self._address = address
@@ -157,7 +159,7 @@ class DecodeWorker:
             waiting=len(waiting),
             queued_prompt_tokens=sum(request.prompt_len for request in waiting),
             num_launches=self.engine.num_launches,
-            counters=dict(self._receiver.counters),
+            counters={**self._receiver.counters, **self._phases.counters},
         )
 
     # ---- loop: what the overlap loop asks of a role ----
@@ -378,4 +380,6 @@ class DecodeWorker:
         del self._requests[request.key]
 
     def _stamp(self, request: DecodeRequest, name: str) -> None:
-        request.stamp(name, self._clock.now(), self._address.worker_id)
+        now = self._clock.now()
+        self._phases.note(request, name, now)
+        request.stamp(name, now, self._address.worker_id)

@@ -7,8 +7,9 @@ it does not know: HTTP.
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.membership import Member
@@ -38,6 +39,14 @@ EXACT = {
     "bytes_in_flight_now": Shown("kv_transfer_in_flight_bytes", "KV bytes sent and not yet acknowledged.", True),
     "reservations_now": Shown("reservations", "Prompts for which a decode worker keeps pages to receive KV.", True),
 }
+TIMES = {  # see scheduler/phase_times.py
+    "queue_time_seconds": (
+        "request_queue_time_seconds",
+        "How long requests wait at a worker: for pages and credit (decode), for their turn (prefill, unified).",
+    ),
+    "prefill_time_seconds": ("request_prefill_time_seconds", "From the first chunk of a prompt to its first token."),
+    "kv_transfer_time_seconds": ("kv_transfer_seconds", "From the first frame of a prompt's KV to the last one."),
+}
 # by the beginning of the name, whose rest is the value of a label: (beginning, name, label, help)
 BY_REST = (
     ("rejected_", "kv_transfer_rejected_frames", "reason", "Frames that a decode worker refused, by reason."),
@@ -66,10 +75,10 @@ class WorkerCollector(Collector):
     def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
         self._members = members
 
-    def collect(self) -> Iterable[Family]:
+    def collect(self) -> Iterable[Family | SummaryMetricFamily]:
         """Read at every scrape."""
         members = list(self._members())
-        return [*_loads(members), *_counts(members)]
+        return [*_loads(members), *_times(members), *_counts(members)]
 
 
 def _loads(members: Iterable[Member]) -> list[Family]:
@@ -98,12 +107,26 @@ def _loads(members: Iterable[Member]) -> list[Family]:
     return [running, waiting, queued, usage, pages, launches]
 
 
+def _times(members: Iterable[Member]) -> list[SummaryMetricFamily]:
+    """How long requests spend in the phases of a worker."""
+    families = []
+    for name, (public, text) in TIMES.items():
+        summary = SummaryMetricFamily(PREFIX + public, text, labels=LABELS)
+        for member in members:
+            counters = member.stats.counters
+            if (count := counters.get(f"{name}_count")) is not None:
+                total: Any = counters.get(f"{name}_sum", 0.0)  # its type says int, its text seconds
+                summary.add_metric(_who(member), int(count), total)
+        families.append(summary)
+    return families
+
+
 def _counts(members: Iterable[Member]) -> list[Family]:
     """What workers count beside that, each its own."""
     families: dict[str, Family] = {}
     for member in members:
         for name, value in sorted(member.stats.counters.items()):
-            if not _NAME.match(name):
+            if not _NAME.match(name) or name.removesuffix("_sum").removesuffix("_count") in TIMES:
                 continue
             how = shown(name)
             labels = _who(member) if how.label is None else [*_who(member), how.label[1]]

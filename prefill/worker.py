@@ -40,6 +40,7 @@ from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import ExtendChunk, LaunchPlan
 from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
+from scheduler.phase_times import PhaseTimes
 from scheduler.req import Req
 from scheduler.request_check import replay_fault, transfer_fault
 from transfer.interface import KvSender
@@ -63,6 +64,7 @@ class PrefillWorker:
         chunk_size: int,
     ) -> None:
         self.outbox = Outbox()
+        self._phases = PhaseTimes()
         self.engine = engine
         self._sender = sender
         self._address = address
@@ -128,7 +130,7 @@ class PrefillWorker:
             waiting=len(self._waiting),
             queued_prompt_tokens=sum(job.prompt.prompt_len - job.prompt.num_computed for job in self._queued()),
             num_launches=self.engine.num_launches,
-            counters=dict(self._sender.counters),
+            counters={**self._sender.counters, **self._phases.counters},
         )
 
     # ---- loop: what the overlap loop asks of a role ----
@@ -222,7 +224,9 @@ class PrefillWorker:
         return self._waiting + self._computing
 
     def _stamp(self, job: Job, name: str) -> None:
-        job.stamp(name, self._clock.now(), self._address.worker_id)
+        now = self._clock.now()
+        self._phases.note(job, name, now)
+        job.stamp(name, now, self._address.worker_id)
 
     def _admit(self) -> None:
         """Oldest first; a prompt that does not fit yet holds back the ones behind it."""

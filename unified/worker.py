@@ -26,6 +26,7 @@ from scheduler.forward_batch import ExtendChunk, LaunchPlan
 from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.page_allocator import PageState
+from scheduler.phase_times import PhaseTimes
 from scheduler.req import Req
 from scheduler.request_check import replay_fault
 from scheduler.running import Running
@@ -58,6 +59,7 @@ class UnifiedWorker:
 
     def __init__(self, engine: Engine, worker_id: str, clock: Clock, *, overlap: bool, chunk_size: int) -> None:
         self.outbox = Outbox()
+        self._phases = PhaseTimes()
         self.engine = engine
         self._worker_id = worker_id
         self._clock = clock
@@ -110,6 +112,7 @@ class UnifiedWorker:
             waiting=len(queued),
             queued_prompt_tokens=sum(r.reqs[0].prompt_len - r.reqs[0].num_computed for r in queued),
             num_launches=self.engine.num_launches,
+            counters=self._phases.counters,
         )
 
     # ---- loop: what the overlap loop asks of a role ----
@@ -253,5 +256,7 @@ class UnifiedWorker:
         del self._requests[request.key]
 
     def _stamp(self, request: UnifiedRequest, name: str) -> None:
+        now = self._clock.now()
+        self._phases.note(request, name, now)
         if request.assign.timeline:
-            request.stamps.append(Stamp(name, self._clock.now(), self._worker_id))
+            request.stamps.append(Stamp(name, now, self._worker_id))

@@ -57,6 +57,20 @@ def test_numbers_have_a_subject_a_unit_and_the_right_type() -> None:
     )
 
 
+def test_times_of_phases_are_summaries() -> None:
+    times = {"queue_time_seconds_sum": 1.5, "queue_time_seconds_count": 3.0, "kv_transfer_time_seconds_count": 0.0}
+    lines = page(member("d", Role.DECODE, times), member("p", Role.PREFILL, {}))
+    for line in (
+        "# TYPE baton_request_queue_time_seconds summary",
+        'baton_request_queue_time_seconds_count{role="decode",worker="d"} 3.0',
+        'baton_request_queue_time_seconds_sum{role="decode",worker="d"} 1.5',
+        'baton_kv_transfer_seconds_count{role="decode",worker="d"} 0.0',
+    ):
+        assert line in lines, line
+    assert not any('worker="p"' in line and "_seconds" in line for line in lines)
+    assert not any("baton_worker_queue" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("name", "public", "is_gauge"),
     [("odd_things", "worker_odd_things", False), ("odd_total", "worker_odd", False), ("odd_now", "worker_odd", True)],
