@@ -15,6 +15,7 @@ from model.json_fields import JsonFields, read_json_object
 from model.safetensors_file import SafetensorsFile
 from protocol.errors import CheckpointError
 
+CHECKED_VALUES: Final = 1 << 22  # at a time
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 SERVED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -23,10 +24,12 @@ SERVED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 class Checkpoint:
     """Named weights of one folder. `take` marks a tensor as wanted; its bytes are read when first computed with."""
 
-    def __init__(self, folder: Path, files: Mapping[str, SafetensorsFile]) -> None:
-        """`files` maps each tensor's name to the file that holds it."""
+    def __init__(self, folder: Path, files: Mapping[str, SafetensorsFile], check_values: bool = False) -> None:
+        """`files` maps each tensor's name to the file that holds it. `check_values`: all of a tensor that is taken is
+        read at once, and refused if it holds NaN or an infinity."""
         self.folder = folder
         self._files = files
+        self._check_values = check_values
 
     @property
     def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -46,7 +49,8 @@ class Checkpoint:
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """The tensor `name`: a view over the mapped file when device and dtype allow it, else converted.
 
-        Raises CheckpointError when it is missing, has another shape, or is not a floating-point tensor.
+        Raises CheckpointError when it is missing, has another shape, is not a floating-point tensor, or has values that
+        are not finite and is checked for them.
         """
         file = self._files.get(name)
         if file is None:
@@ -60,16 +64,26 @@ class Checkpoint:
             raise CheckpointError(
                 f"{file.path}: {name}: got dtype {entry.dtype}, supported: {', '.join(SERVED_DTYPES)}"
             )
-        return file.tensor(name).to(device=device, dtype=dtype)
+        found = file.tensor(name)
+        if self._check_values and (num_bad := count_not_finite(found)):
+            raise CheckpointError(
+                f"{file.path}: {name}: {num_bad} of {found.numel()} values are NaN or infinite, expected finite numbers"
+            )
+        return found.to(device=device, dtype=dtype)
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Maps the weights of `folder`. Raises CheckpointError when there are none or files are missing or damaged."""
+def count_not_finite(tensor: Tensor) -> int:
+    """Values of `tensor` that are NaN or infinite; memory for a part of it is all that this takes."""
+    return sum(int(part.isfinite().logical_not().sum()) for part in tensor.flatten().split(CHECKED_VALUES))
+
+
+def open_checkpoint(folder: Path, check_values: bool = False) -> Checkpoint:
+    """Maps the weights of `folder`; see Checkpoint for `check_values`. Raises CheckpointError when there are none or files are missing or damaged."""
     if (folder / INDEX_FILE).exists():
-        return Checkpoint(folder, _open_shards(folder))
+        return Checkpoint(folder, _open_shards(folder), check_values)
     if (folder / SINGLE_FILE).exists():
         file = SafetensorsFile(folder / SINGLE_FILE)
-        return Checkpoint(folder, dict.fromkeys(file.entries, file))
+        return Checkpoint(folder, dict.fromkeys(file.entries, file), check_values)
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
     found = f"; found {', '.join(others[:3])}, but only safetensors weights are read" if others else ""
     raise CheckpointError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}{found}")

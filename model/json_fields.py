@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from protocol.brief import brief, brief_name
 from protocol.errors import CheckpointError
 
 MAX_JSON_BYTES: Final = 64 << 20
@@ -18,6 +19,8 @@ _MISSING: Final = object()
 def read_json_object(path: Path) -> dict[str, Any]:
     """The object in `path`. Raises CheckpointError when the file is absent, oversized, not JSON, or not an object."""
     try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path}: it is no file; expected a JSON object in one")
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes, which no such file should be")
         parsed = json.loads(path.read_text(encoding="utf-8"))
@@ -26,7 +29,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
+        raise CheckpointError(f"{path}: not valid JSON ({str(error)[:200]})") from None
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{path}: got a JSON {type(parsed).__name__}, expected an object")
     return parsed
@@ -42,8 +45,8 @@ class JsonFields:
     def refuse(self, name: str, expected: str) -> CheckpointError:
         """The error to raise for field `name`: says what was got and what `expected` is."""
         if name not in self.values:
-            return CheckpointError(f"{self.where}: {name} is missing, expected {expected}")
-        return CheckpointError(f"{self.where}: {name}: got {self.values[name]!r}, expected {expected}")
+            return CheckpointError(f"{self.where}: {brief_name(name)} is missing, expected {expected}")
+        return CheckpointError(f"{self.where}: {brief_name(name)}: got {brief(self.values[name])}, expected {expected}")
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""

@@ -12,6 +12,7 @@ from protocol.errors import ConfigError
 from protocol.kv_layout import ITEM_BYTES, KvLayout
 
 PACKED_SHARE: Final = 0.1  # of available memory that all workers together may spend on weights of their own
+WIDENED_SHARE: Final = 0.4  # the same where the alternative is bfloat16 on a CPU without instructions for it
 SAFETY_SHARE: Final = 0.1  # of available memory, left for everything nobody counted
 _MIB: Final = 1 << 20
 
@@ -97,6 +98,6 @@ def activation_bytes(config: ModelConfig, dtype: str, *, tokens_per_forward: int
     return tokens_per_forward * per_token + gathered + mask + logit_rows * per_row
 
 
-def worth_packing(weight_bytes: int, available_bytes: int, workers_on_host: int) -> bool:
+def worth_packing(weight_bytes: int, available_bytes: int, workers_on_host: int, share: float = PACKED_SHARE) -> bool:
     """Whether each worker may hold packed weights of its own: faster, but no longer shared through the mapped file."""
-    return weight_bytes * workers_on_host <= PACKED_SHARE * available_bytes
+    return weight_bytes * workers_on_host <= share * available_bytes

@@ -18,7 +18,7 @@ from model.checkpoint import SERVED_DTYPES, open_checkpoint
 from model.config import ModelConfig, load_config, model_fingerprint
 from model.host_memory import available_bytes
 from model.inputs import ModelInput
-from model.kv_sizing import worth_packing
+from model.kv_sizing import PACKED_SHARE, WIDENED_SHARE, worth_packing
 from model.layers import has_fast_bfloat16
 from model.paged_kv import PagedKv, torch_dtype
 from model.transformer import Decoder, load_decoder
@@ -91,23 +91,26 @@ class ModelRunner:
         attention: str = "auto",
         page_size: int = 16,
         workers_on_host: int = 1,
+        check_weights: bool = False,
     ) -> "ModelRunner":
         """Loads a Hugging Face folder.
 
         `device` auto: CUDA if there is one. `dtype` auto: the checkpoint's. `context_length`: longest prompt plus
         output (tokens), the model's own limit if None. `page_size`: what the attention backend is tried with.
         `workers_on_host`: how many share this host's memory, which decides whether each packs weights of its own.
+        `check_weights`: every weight is read at once, and NaN or an infinity refused.
         Raises CheckpointError or ConfigError, each with one sentence.
         """
         folder = Path(folder)
         on = _device(device)
         config = load_config(folder, context_length=context_length)
-        checkpoint = open_checkpoint(folder)
+        checkpoint = open_checkpoint(folder, check_weights)
         name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
         weight_bytes = sum(math.prod(shape) * ITEM_BYTES[name] for _, shape in checkpoint.tensors.values())
         can = on.type == "cpu" and name == "bfloat16"
         widen = can and not has_fast_bfloat16()
-        packed = can and worth_packing(weight_bytes * (2 if widen else 1), available_bytes(on), workers_on_host)
+        own_bytes, share = (2 * weight_bytes, WIDENED_SHARE) if widen else (weight_bytes, PACKED_SHARE)
+        packed = can and worth_packing(own_bytes, available_bytes(on), workers_on_host, share)
         widened = widen and packed
         compute = torch.float32 if widened else torch_dtype(name)
         decoder = load_decoder(checkpoint, config, to_dtype=compute, to_device=on, packed=packed)

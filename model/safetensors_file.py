@@ -8,12 +8,14 @@ import json
 import math
 import mmap
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from protocol.brief import brief, brief_name
 from protocol.errors import CheckpointError
 
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -49,6 +51,8 @@ class SafetensorsFile:
         """Maps `path` and checks its header. Raises CheckpointError when the file is damaged or cut short."""
         self.path = path
         try:
+            if path.exists() and not path.is_file():  # a pipe would keep us waiting for ever
+                raise CheckpointError(f"{path}: it is no file")
             with path.open("rb") as file:
                 self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except FileNotFoundError:
@@ -86,16 +90,37 @@ def _read_header(path: Path, mapping: mmap.mmap) -> dict[str, TensorEntry]:
     if data_start > size:
         raise CheckpointError(f"{path}: truncated: the header ends at byte {data_start}, the file at byte {size}")
     try:
-        header = json.loads(mapping[_LENGTH_BYTES:data_start])
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{path}: the header is not JSON; this is not a safetensors file") from None
+        header = json.loads(mapping[_LENGTH_BYTES:data_start], object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        why = str(error) if isinstance(error, _Repeated) else "the header is not JSON; this is not a safetensors file"
+        raise CheckpointError(f"{path}: {why}") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: the header is not a JSON object; this is not a safetensors file")
-    return {
+    entries = {
         name: _read_entry(path, name, value, data_start, size)
         for name, value in header.items()
         if name != "__metadata__"
     }
+    _refuse_overlaps(path, entries)
+    return entries
+
+
+class _Repeated(ValueError):
+    pass
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Repeated("the header names a tensor or a field twice")
+    return found
+
+
+def _refuse_overlaps(path: Path, entries: dict[str, TensorEntry]) -> None:
+    held = sorted((entry.start, entry.end, name) for name, entry in entries.items() if entry.end > entry.start)
+    for (_, end, name), (start, _, other) in pairwise(held):
+        if start < end:
+            raise CheckpointError(f"{path}: {brief_name(name)} and {brief_name(other)} lie over each other")
 
 
 def _read_entry(path: Path, name: str, value: object, data_start: int, file_size: int) -> TensorEntry:
@@ -106,12 +131,14 @@ def _read_entry(path: Path, name: str, value: object, data_start: int, file_size
         if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
             raise TypeError
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{path}: {name}: damaged header entry {value!r}") from None
+        raise CheckpointError(f"{path}: {brief_name(name)}: damaged header entry {brief(value)}") from None
     if data_start + end > file_size:
         raise CheckpointError(
-            f"{path}: truncated: {name} ends at byte {data_start + end}, the file at byte {file_size}"
+            f"{path}: truncated: {brief_name(name)} ends at byte {data_start + end}, the file at byte {file_size}"
         )
     known = _DTYPES.get(dtype)
     if end < start or (known is not None and end - start != math.prod(shape) * known.itemsize):
-        raise CheckpointError(f"{path}: {name}: {end - start} bytes do not hold shape {list(shape)} of {dtype}")
+        raise CheckpointError(
+            f"{path}: {brief_name(name)}: {end - start} bytes do not hold shape {brief(list(shape))} of {brief_name(dtype)}"
+        )
     return TensorEntry(dtype, shape, data_start + start, data_start + end)
