@@ -102,7 +102,7 @@ def test_only_bfloat16_on_a_cpu_is_packed_and_only_when_there_is_room(
     own = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
     assert own.packed and own.mapped_weight_bytes == 0
     assert own.private_weight_bytes == shared.mapped_weight_bytes // (1 if own.widened else 2)
-    monkeypatch.setattr("model.runner.available_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr("model.runner.available_bytes", lambda _: 1 << 16)
     tight = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
     assert not tight.packed and not tight.widened and isinstance(tight.decoder.head, Linear)
 
