@@ -29,8 +29,9 @@ def qwen3() -> ModelRunner:
     return ModelRunner.load(reference("qwen3").folder, device="cpu", dtype="float32")
 
 
-def new_cluster(runner: Runner, topology: str, page_size: int) -> Cluster:
-    return Cluster(runner, topology, page_size=page_size, chunk_size=7, num_pages=800 // page_size)
+def new_cluster(runner: Runner, topology: str, page_size: int, **options: int) -> Cluster:
+    pages = {"num_pages": 800 // page_size, **options}
+    return Cluster(runner, topology, page_size=page_size, chunk_size=7, **pages)
 
 
 def undisturbed(
@@ -65,6 +66,11 @@ def check_every_cut(
     cluster.check()
     cluster.close()
     assert not cluster.failures and cuts
+    for decode in cluster.decodes.values():
+        refused = {
+            name: count for name, count in decode.stats().counters.items() if name.startswith("rejected") and count
+        }
+        assert not refused or params.stop_token_ids, "nothing is sent that nobody waits for, but for a late surprise"
     for name, (choice, cut) in cuts.items():
         answer = cluster.answers[name, choice]
         assert answer.ids == whole[choice], f"choice {choice}, cut after {cut}"
@@ -114,3 +120,16 @@ def test_senseless_replays_are_refused(topology: str, n: int, first_choice: int,
     assert cluster.failures["r"].code == "bad_request" and cluster.failures["r"].message.startswith(why)
     assert cluster.at_rest()
     cluster.close()
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+def test_what_fits_to_the_last_slot_fits_when_it_is_replayed(topology: str) -> None:
+    whole = fake().expected_tokens(PROMPT, NUM_TOKENS)
+    num_kv = len(PROMPT) + NUM_TOKENS - 1
+    assert num_kv % 4 == 0, "pages are full"
+    for cut in (0, 1, 5, NUM_TOKENS - 1):
+        cluster = new_cluster(fake(), topology, 4, num_pages=num_kv // 4 + 1, max_context=num_kv)
+        cluster.assign("r", PROMPT, GREEDY, replayed=whole[:cut])
+        cluster.run()
+        cluster.close()
+        assert not cluster.failures and cluster.answers["r", 0].ids == whole
