@@ -14,6 +14,7 @@ COMMANDS = {
 }
 OTHER_VARIABLES = {
     "BATON_LAUNCHER_PID": "written by the launcher for its children, which end with it; not for users",
+    "BATON_PEER_VLLM": "the vllm executable that `make bench` compares with; nothing for servers",
 }
 NOT_YET = frozenset(
     "tp-size tp tensor-parallel-size dp-size dp data-parallel-size enable-dp-attention ep-size enable-mixed-chunk "
