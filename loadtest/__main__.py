@@ -95,6 +95,7 @@ def _drive(typed: Sequence[str], console: Console) -> int:
         epilog=f"A key is taken from {KEY_VARIABLE}. Ends with status 1 if any request failed.",
     )
     parser.add_argument("--url", required=True, help="for example http://127.0.0.1:8000")
+    parser.add_argument("--model", help="the model's name (default: the first one that the server names)")
     _add_load(parser, "")
     parser.add_argument(
         "--rate", type=_rate, default=0.0, help="open loop: requests a second, instead of --concurrency"
@@ -105,7 +106,7 @@ def _drive(typed: Sequence[str], console: Console) -> int:
     if asked.rate and asked.concurrency is not None:
         parser.error("--rate sends however many requests still run; got --concurrency too")
     load = _load(asked, asked.rate, asked.intruder_rate, asked.intruder_inp)
-    found: Figures = guarded_run(run_load(Server.at(asked.url), MonotonicClock(), load))
+    found: Figures = guarded_run(run_load(Server.at(asked.url), MonotonicClock(), load, asked.model))
     console.print(load.words())
     console.print(figures_table({"figure": [found]}, {}, asked.markdown))
     if found.first_error:

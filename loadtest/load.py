@@ -75,9 +75,9 @@ def arrivals(load: Load) -> list[float]:
     return moments
 
 
-async def run_load(server: Server, clock: Clock, load: Load) -> Figures:
-    """Warms the server up, then one round."""
-    model = await model_name(server, clock)
+async def run_load(server: Server, clock: Clock, load: Load, model: str | None = None) -> Figures:
+    """Warms the server up, then one round. Without `model`: the first one that the server names."""
+    model = model or await model_name(server, clock)
     await _Round(server, clock, model, warm_up(load)).run()
     if load.intruder_rate:
         prompt = next(prompts(warm_up(load).seed, load.intruder_tokens, load.vocab))

@@ -64,6 +64,14 @@ async def test_intruders_without_an_answer_are_not_left_out(monkeypatch: pytest.
     assert found.intruder_ttft_p50_ms >= 50
 
 
+async def test_a_model_that_is_named_is_asked_for() -> None:
+    stand_in = StandIn(tokens)
+    async with standing_in(stand_in) as server:
+        await run_load(server, CLOCK, LOAD, "other")
+        await run_load(server, CLOCK, LOAD)
+    assert [body["model"] for body in stand_in.bodies] == ["other"] * 15 + ["stand-in"] * 15
+
+
 def test_arrivals_keep_their_rate_and_prompts_their_seed() -> None:
     moments = arrivals(replace(LOAD, num_requests=4000, rate=10.0))
     assert moments[0] == 0 and moments == sorted(moments)
