@@ -78,7 +78,8 @@ def count_not_finite(tensor: Tensor) -> int:
 
 
 def open_checkpoint(folder: Path, check_values: bool = False) -> Checkpoint:
-    """Maps the weights of `folder`; see Checkpoint for `check_values`. Raises CheckpointError when there are none or files are missing or damaged."""
+    """Maps the weights of `folder`; `check_values` as in Checkpoint. CheckpointError when there are none, or when files
+    are missing or damaged."""
     if (folder / INDEX_FILE).exists():
         return Checkpoint(folder, _open_shards(folder), check_values)
     if (folder / SINGLE_FILE).exists():
