@@ -21,18 +21,18 @@ class Lender:
         self._present: Deployment | None = None
         self._is_lent = False
 
-    def borrow(self, victim: str, pairs: int = 2) -> Deployment:
+    def borrow(self, victim: str, topology: str = "2P2D") -> Deployment:
         """For a test that will hit one process of the role `victim`; "" if none."""
         if (present := self._present) is not None:
             if self._is_lent:
                 self._present = None
                 present.abandon()
-            elif present.num_hits.get(victim, 0) >= MAX_HITS or present.pairs != pairs or not present.is_running:
+            elif present.num_hits.get(victim, 0) >= MAX_HITS or present.topology != topology or not present.is_running:
                 self.close()
         if self._present is None:
             folder = self._folder / str(next(self._numbers))
             folder.mkdir()
-            self._present = Deployment(folder, self._model, pairs)
+            self._present = Deployment(folder, self._model, topology)
         self._is_lent = True
         return self._present
 

@@ -58,25 +58,29 @@ class Proof:
 
 
 class Deployment:
-    """`baton serve` with the model of hashes. `pairs` prefill and as many decode workers."""
+    """`baton serve` with the model of hashes, 2 prefill and 2 decode workers for the topology "2P2D"."""
 
-    def __init__(self, folder: Path, model: Path, pairs: int) -> None:
+    def __init__(self, folder: Path, model: Path, topology: str) -> None:
+        self.topology = topology
         self.faults, self.temporary = folder / "faults", folder / "temporary"
         for each in (self.faults, self.temporary):
             each.mkdir()
         self.num_hits: dict[str, int] = {}  # ends of processes, by role
         self._shared_before = shared_memory()
-        argv = [str(model), *FLAGS.split(), "--prefill", str(pairs), "--decode", str(pairs)]
+        counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
+        argv = [str(model), *FLAGS.split()]
+        for flag in ("prefill", "decode", "unified"):
+            argv += [f"--{flag}", str(counts.get(flag[0].upper(), 0))]
+        self.num_ways = counts.get("P", 0) * counts.get("D", 0) + counts.get("U", 0)
         variables = {
             "PYTHONPATH": str(HOOKED) + os.pathsep + str(HOOKED.parents[2]),
             "PHASE_HOOKS_FOLDER": str(self.faults),
             "TMPDIR": str(self.temporary),
         }
         self.baton = BatonProcess(*argv, log=folder / "log", program=FAKE, variables=variables)
-        self.pairs = pairs
         self._ever: set[psutil.Process] = set()  # identity: number and time of start
         self._at_start = set(self.pids())
-        self._rest: dict[str, int] = {}  # descriptors of each process at rest, as all pairs have met
+        self._rest: dict[str, int] = {}  # descriptors of each process, once all have met
         self.expect_recovery()
         self._rest = self._descriptors()
 
@@ -130,9 +134,7 @@ class Deployment:
     def expect_recovery(self) -> None:
         """Every process serves, every pair answers exactly, nothing is held; no descriptor, no process too many."""
         assert wait_until(self._is_whole), f"not whole: {self.pids()}; {self.baton.log_text()[-3000:]}"
-        clients = [
-            Client(self.baton.url, [7, pair, *range(40)], 20).start() for pair in range(self.pairs**2)
-        ]  # each with each
+        clients = [Client(self.baton.url, [7, way, *range(40)], 20).start() for way in range(self.num_ways)]
         assert all(client.has_ended() for client in clients)
         verdicts = [client.verdict(RUNNER.expected_tokens) for client in clients]
         assert set(verdicts) == {"exact"}, f"{verdicts}: {[client.error or client.cut for client in clients]}"

@@ -46,7 +46,7 @@ class Cell:
     @property
     def allowed(self) -> set[str]:
         """What the client of the request may get. A worker's loss, or a pause, must not show at all."""
-        if self.victim in ("prefill", "decode") or self.fault == "stop":
+        if self.victim in ("prefill", "decode", "unified") or self.fault == "stop":
             return {"exact"}
         if self.fault == "kill":
             return {"cut"}  # whoever held the connection is gone

@@ -13,7 +13,7 @@ from runtime.clock import MonotonicClock
 from tests.faults.client import Client
 from tests.faults.conftest import Lender
 from tests.faults.deployment import RUNNER, Deployment, Proof, pause, wait_until
-from tests.faults.grid import DELIVERED, FEW, LIMIT_S, Cell, all_cells, stretched
+from tests.faults.grid import DELIVERED, FAULTS, FEW, LIMIT_S, Cell, all_cells, stretched
 
 SILENCE_S = 2.0  # after it a worker is lost
 PAUSED_S = SILENCE_S + 1.0  # the gateway's and the launcher's pause
@@ -39,27 +39,38 @@ ALONE = [
         ("decode", "finishing"),
     )
 ]
+UNIFIED = [
+    pytest.param(cell, id=str(cell))
+    for phase in ("queued", "prefilling", "decoding", "finishing")
+    for cell in (Cell("unified", fault, phase) for fault in FAULTS)
+]
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_fault(cell: Cell, lender: Lender) -> None:
     """Two pairs: what one loses, the other takes over."""
-    suffer(cell, lender, pairs=2, allowed=cell.allowed)
+    suffer(cell, lender, "2P2D", cell.allowed)
 
 
 @pytest.mark.parametrize("cell", ALONE)
 def test_a_fault_of_the_only_pair(cell: Cell, lender: Lender) -> None:
     """Nobody takes over: the request waits for the restart as long as it may, or ends with a clear error."""
     is_delivered = cell.victim == "prefill" and cell.phase in DELIVERED
-    suffer(cell, lender, pairs=1, allowed={"exact"} if is_delivered else {"exact", "error"})
+    suffer(cell, lender, "1P1D", {"exact"} if is_delivered else {"exact", "error"})
 
 
-def suffer(cell: Cell, lender: Lender, pairs: int, allowed: set[str]) -> None:
+@pytest.mark.parametrize("cell", UNIFIED)
+def test_a_fault_of_a_unified_worker(cell: Cell, lender: Lender) -> None:
+    """The other one takes over."""
+    suffer(cell, lender, "2U", cell.allowed)
+
+
+def suffer(cell: Cell, lender: Lender, topology: str, allowed: set[str]) -> None:
     """One request and its company through one fault."""
-    deployment = lender.borrow(cell.victim, pairs)
+    deployment = lender.borrow(cell.victim, topology)
     url = deployment.baton.url
     pids = deployment.pids()
-    company = [Client(url, [5, index, 9], COMPANY_TOKENS).start() for index in range(pairs**2)]
+    company = [Client(url, [5, index, 9], COMPANY_TOKENS).start() for index in range(deployment.num_ways)]
     assert all(client.has_begun() for client in company)
     marker = [3, 1, 4, 1, 5]
     deployment.arm(cell.phase, marker, cell.victim, cell.number)

@@ -30,8 +30,8 @@ ACTED_S = 1.0
 # ---- firing ----
 
 
-def reached(phase: str, prompt_ids: Sequence[int], prefill: str, decode: str) -> None:
-    """`phase` begins for the request with this prompt on this pair: fires if that is what is armed."""
+def reached(phase: str, prompt_ids: Sequence[int], **workers: str) -> None:
+    """`phase` begins for the request with this prompt on these workers (ids by role): fires if that is armed."""
     folder = Path(FOLDER)
     try:
         armed = json.loads((folder / "armed.json").read_text())
@@ -40,7 +40,7 @@ def reached(phase: str, prompt_ids: Sequence[int], prefill: str, decode: str) ->
         (folder / "armed.json").rename(folder / "fired.json")
     except FileNotFoundError:
         return  # nothing is armed, or another process was quicker
-    victim = {"prefill": prefill, "decode": decode}.get(armed["victim"], armed["victim"])
+    victim = workers.get(armed["victim"], armed["victim"])
     pid = armed["pids"][victim]
     proof = {"phase": phase, "at": time.monotonic(), "by": os.getpid(), "victim": victim, "pid": pid}
     (folder / "proof.part").write_text(json.dumps(proof))
@@ -75,11 +75,11 @@ def _has_acted(pid: int, number: int) -> bool:
     return number != signal.SIGKILL and not pending >> (number - 1) & 1
 
 
-def _own_name() -> str:
-    """The worker id in our command line; "" for other processes."""
+def _own(key: str) -> str:
+    """A worker's setting ("worker_id", "role"), by our command line; "" in other processes."""
     for flag, value in zip(sys.orig_argv, sys.orig_argv[1:], strict=False):
         if flag == "--settings":
-            return str(json.loads(value).get("worker_id", ""))
+            return str(json.loads(value).get(key, ""))
     return ""
 
 
@@ -88,8 +88,9 @@ def _own_name() -> str:
 
 def _gateway_control(module: ModuleType) -> None:
     def before(control: Any, key: Any, message: Any) -> None:
-        if type(message).__name__ == "Assign" and message.attempt == 0 and message.prefill is not None:
-            reached("queued", message.prompt_ids, message.prefill.worker_id, key.worker_id)
+        if type(message).__name__ == "Assign" and message.attempt == 0:
+            pair = {"decode": key.worker_id, "prefill": message.prefill.worker_id} if message.prefill else {}
+            reached("queued", message.prompt_ids, **pair or {"unified": key.worker_id})
 
     _wrap(module.Control, "_send", before)
 
@@ -99,22 +100,26 @@ PREFILL_OF: dict[str, str] = {}  # on a decode worker, by request id
 
 def _decode_request(module: ModuleType) -> None:
     phases = {"REQUESTED": "reserving", "RUNNING": "prebuilt", "FINISHED": "finishing"}
-    name = _own_name()
+    name = _own("worker_id")
 
     def before(request: Any, state: Any) -> None:
         if request.assign.attempt == 0 and state.name in phases:
             PREFILL_OF[request.assign.request_id] = request.prefill.worker_id
-            reached(phases[state.name], request.assign.prompt_ids, request.prefill.worker_id, name)
+            prefill = request.prefill.worker_id
+            reached(phases[state.name], request.assign.prompt_ids, prefill=prefill, decode=name)
 
     _wrap(module.DecodeRequest, "move", before)
 
 
 def _token_stream(module: ModuleType) -> None:
-    name = _own_name()
+    name, role = _own("worker_id"), _own("role")
 
     def before(stream: Any, req: Any, token: int) -> None:
+        workers = {role: name, "prefill": PREFILL_OF.get(req.request_id, "")}
         if req.attempt == 0 and len(req.outputs) == DECODING_SEQ:
-            reached("decoding", req.prompt_ids, PREFILL_OF.get(req.request_id, ""), name)
+            reached("decoding", req.prompt_ids, **workers)
+        elif req.attempt == 0 and role == "unified" and len(req.outputs) == req.sampling.max_tokens - 1:
+            reached("finishing", req.prompt_ids, **workers)
 
     _wrap(module.TokenStream, "add", before)
 
@@ -131,24 +136,35 @@ def _prefill_job(module: ModuleType) -> None:
 
 
 def _prefill_worker(module: ModuleType) -> None:
-    name = _own_name()
+    name = _own("worker_id")
 
     def before(worker: Any, launch: Any) -> None:
         for chunk in launch.plan.chunks:
             job = worker._job_of.get(chunk.req)
             if job is not None and chunk.start > 0 and job.message.attempt == 0:
-                reached("prefilling", job.message.prompt_ids, name, job.peer.worker_id)
+                reached("prefilling", job.message.prompt_ids, prefill=name, decode=job.peer.worker_id)
 
     _wrap(module.PrefillWorker, "launched", before)
 
 
+def _unified_worker(module: ModuleType) -> None:
+    name = _own("worker_id")
+
+    def before(worker: Any, launch: Any) -> None:
+        for chunk in launch.plan.chunks:
+            if chunk.start > 0 and chunk.req.attempt == 0:
+                reached("prefilling", chunk.req.prompt_ids, unified=name)
+
+    _wrap(module.UnifiedWorker, "launched", before)
+
+
 def _transfer_sending(module: ModuleType) -> None:
-    name, sent_pages = _own_name(), dict[Any, int]()
+    name, sent_pages = _own("worker_id"), dict[Any, int]()
 
     def note(phase: str, target: Any) -> None:
         if target in SENDING:
             prompt_ids, decode = SENDING[target]
-            reached(phase, prompt_ids, name, decode)
+            reached(phase, prompt_ids, prefill=name, decode=decode)
 
     def before(sender: Any, instance: int, transfer: Any, frame: Any) -> None:
         if not isinstance(frame, module.KvFrame):
@@ -174,6 +190,7 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "prefill.job": _prefill_job,
     "prefill.worker": _prefill_worker,
     "transfer.sending": _transfer_sending,
+    "unified.worker": _unified_worker,
 }
 
 
