@@ -15,6 +15,7 @@ from model.json_fields import JsonFields, read_json_object
 from model.safetensors_file import SafetensorsFile
 from protocol.errors import CheckpointError
 
+MAX_NAME_BYTES: Final = 255
 CHECKED_VALUES: Final = 1 << 22  # at a time
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -99,7 +100,8 @@ def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
     files: dict[str, SafetensorsFile] = {}
     for name in weight_map.values:
         shard = weight_map.text(name)
-        if shard in ("", ".", "..") or "\0" in shard or Path(shard).name != shard or "\\" in shard:
+        is_name = shard not in ("", ".", "..") and Path(shard).name == shard and "\\" not in shard
+        if not is_name or not shard.isprintable() or len(shard.encode()) > MAX_NAME_BYTES:
             raise weight_map.refuse(name, "a file name inside the model folder")
         if shard not in shards:
             shards[shard] = SafetensorsFile(folder / shard)
