@@ -12,6 +12,7 @@ from deploy.console import log_level_of
 from deploy.invitation import count_roles
 from deploy.options import options_for
 from deploy.processes import describe_exit
+from deploy.supervision import Life, State
 from runtime.layered_config import Config, Kind, Origin
 
 _TELLING = ("warning", "error", "critical")
@@ -26,12 +27,35 @@ class Ended:
     name: str
     code: int
     last_line: str
+    failure: str = ""  # the reason that it gave itself, with the code of that error
+    failure_code: str = ""
+    was_ready: bool = True
+    killed_because: str = ""  # by its supervisor
 
 
 def describe_end(ended: Ended) -> str:
-    """`decode-0 was killed by SIGKILL`, or `decode-0 ended with exit status 1; its last line: ...`."""
+    """`decode-0 was killed by SIGKILL`, `decode-0 ended with exit status 1; its last line: ...`, or `...: the reason`
+    that the process or its supervisor gave."""
+    if ended.killed_because:
+        return f"{ended.name} {ended.killed_because} and was killed"
     how = f"ended with {describe_exit(ended.code)}" if ended.code >= 0 else f"was {describe_exit(ended.code)}"
+    if ended.failure:
+        return f"{ended.name} {how}: {ended.failure}"
     return f"{ended.name} {how}{last_words(ended)}"
+
+
+def describe_restart(life: Life, max_restarts: int) -> str:
+    """What follows an end, for what has ended and is in the state that `life` says."""
+    if life.state is State.GIVEN_UP:
+        if max_restarts == 0:
+            return "it is not started again (--max-restarts 0)"
+        if life.failures > max_restarts:
+            return f"it is given up after {max_restarts} restart{'s' * (max_restarts > 1)} in a row"
+        return "it is given up, as another start would end the same way"
+    wait_s = life.start_at - life.since
+    when = f"in {wait_s:g} s" if wait_s > 0 else "at once"
+    count = f", restart {life.failures} of {max_restarts} in a row" if life.failures > 1 else ""
+    return f"it is started again {when}{count}"
 
 
 def last_words(ended: Ended) -> str:

@@ -1,7 +1,8 @@
 """Starts processes, waits until they serve, watches them, ends them. One thread, one selector.
 
 Raises StartFailed with one sentence for a person. What it does not know: what the processes do, or how progress looks
-(console.py). A process that ends after its start is reported once, by `turn`; whoever calls decides what follows.
+(console.py). A process that ends after its start is reported once, by `turn`; whoever calls decides what follows
+(supervisor.py) and may start it again.
 """
 
 import selectors
@@ -13,7 +14,8 @@ from typing import Any, Self
 from deploy.console import Console
 from deploy.endings import Ended, last_words
 from deploy.layout import ProcessSpec
-from deploy.processes import ChildProcess, describe_exit
+from deploy.processes import ChildProcess, StatusEvent, describe_exit
+from deploy.supervision import EXIT_CONFIG
 from protocol.errors import BatonError
 from runtime.clock import Clock
 from runtime.process_life import StopSignal
@@ -21,7 +23,6 @@ from runtime.process_life import StopSignal
 SILENCE_S = 600.0  # a start without any news for so long has failed
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 LAST_WORDS_S = 3.0  # from a process's word that it fails to its end
-EXIT_CONFIG = 2  # bad configuration or model
 _TURN_S = 0.1
 
 
@@ -50,7 +51,11 @@ class Launcher:
         self._children: dict[str, ChildProcess] = {}
         self._reported: set[str] = set()
         self._ready: dict[str, Mapping[str, Any]] = {}
-        self._failed: dict[str, str] = {}
+        self._failed: dict[str, StatusEvent] = {}
+        self._news: dict[str, float] = {}  # when a status event last came, or else the start was
+        self._beating: set[str] = set()  # have given a sign of life: they do so all the time
+        self._killed: dict[str, str] = {}  # by us, and why
+        self._again: set[str] = set()  # started again: their progress is not shown
         self._heard = clock.now()
         self._quiet = False
         self._selector = selectors.DefaultSelector()
@@ -61,20 +66,57 @@ class Launcher:
         for spec in specs:
             self._console.starting(spec.name)
             self._children[spec.name] = ChildProcess(spec, self._project)
+            self._news[spec.name] = self._clock.now()
             names.append(spec.name)
         self._heard = self._clock.now()
         while not all(name in self._ready for name in names):
             for ended in self.turn():
                 raise self._start_failed(ended)
             if self._failed and self._clock.now() - self._heard > LAST_WORDS_S:
-                name, error = next(iter(self._failed.items()))
-                raise StartFailed(f"{name} cannot start: {error}", 1)
+                name = next(iter(self._failed))
+                raise StartFailed(f"{name} cannot start: {self._failure(name)}", 1)
             if self._stop.is_set():
                 raise Stopped
             if self._clock.now() - self._heard > SILENCE_S:
                 silent = ", ".join(name for name in names if name not in self._ready)
                 raise StartFailed(f"{silent}: no progress for {SILENCE_S:.0f} s while starting", 1)
         return {name: self._ready[name] for name in names}
+
+    def start_again(self, spec: ProcessSpec) -> None:
+        """Starts a process in the place of one of its name that `turn` has reported. `is_ready` tells when it serves.
+        Raises OSError when the system cannot start it now."""
+        name = spec.name
+        assert name in self._reported, f"{name} has not ended"
+        child = ChildProcess(spec, self._project)
+        self._children[name].close()
+        self._children[name] = child
+        self._reported.discard(name)
+        self._again.add(name)
+        self._beating.discard(name)
+        self._news[name] = self._clock.now()
+        for notes in (self._ready, self._failed, self._killed):
+            notes.pop(name, None)
+
+    def is_ready(self, name: str) -> bool:
+        """Whether the process has said that it serves; also when it has ended since."""
+        return name in self._ready
+
+    def silence_s(self, name: str) -> float:
+        """How long ago the last status event was read."""
+        return self._clock.now() - self._news[name]
+
+    def is_beating(self, name: str) -> bool:
+        """Whether the process has begun to give signs of life, so that its silence means something."""
+        return name in self._beating
+
+    def forgive_silence(self) -> None:
+        """Counts everybody's silence from now on."""
+        self._news = dict.fromkeys(self._news, self._clock.now())
+
+    def kill(self, name: str, because: str) -> None:
+        """Kills a process and what it started. Its end is reported by `turn`, with the reason: "did not ..."."""
+        self._killed[name] = because
+        self._children[name].kill_group()
 
     def turn(self, timeout_s: float = _TURN_S) -> list[Ended]:
         """Waits for news at most `timeout_s`, shows it, and returns the processes that have newly ended."""
@@ -133,13 +175,16 @@ class Launcher:
             if not self._quiet:
                 self._console.log_line(child.name, line)
         for event in events:
-            self._heard = self._clock.now()
+            self._heard = self._news[child.name] = self._clock.now()
             if event.event == "ready":
                 self._ready[child.name] = event.fields
-                self._console.ready(child.name, event.fields)
+                if child.name not in self._again:
+                    self._console.ready(child.name, event.fields)
+            elif event.event == "alive":
+                self._beating.add(child.name)
             elif event.event == "failed":
-                self._failed[child.name] = str(event.fields.get("error", "no reason given"))
-            else:
+                self._failed[child.name] = event
+            elif child.name not in self._again:
                 self._console.loading(child.name, event.fields)
         return bool(lines or events)
 
@@ -153,11 +198,23 @@ class Launcher:
         self._reported.add(child.name)
         code = child.exit_code()
         assert code is not None
-        return Ended(child.name, code, child.tail[-1] if child.tail else "")
+        failed = child.name in self._failed
+        return Ended(
+            child.name,
+            code,
+            child.tail[-1] if child.tail else "",
+            failure=self._failure(child.name) if failed else "",
+            failure_code=str(self._failed[child.name].fields.get("code", "")) if failed else "",
+            was_ready=child.name in self._ready,
+            killed_because=self._killed.get(child.name, ""),
+        )
+
+    def _failure(self, name: str) -> str:
+        return str(self._failed[name].fields.get("error", "no reason given"))
 
     def _start_failed(self, ended: Ended) -> StartFailed:
         status = EXIT_CONFIG if ended.code == EXIT_CONFIG else 1
         if ended.name in self._failed:
-            return StartFailed(f"{ended.name} cannot start: {self._failed[ended.name]}", status)
+            return StartFailed(f"{ended.name} cannot start: {ended.failure}", status)
         how = f"{ended.name} ended while starting ({describe_exit(ended.code)})"
         return StartFailed(how + last_words(ended), status)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
+from urllib.parse import urlsplit
 
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
@@ -36,7 +37,7 @@ class ProcessSpec:
     """One process to start. `environment` is added to the launcher's own; the launcher appends `--status-fd N`."""
 
     name: str
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # its last word is the settings
     environment: Mapping[str, str]
 
 
@@ -112,6 +113,13 @@ def worker_spec(settings: WorkerSettings) -> ProcessSpec:
     """How a worker is started."""
     environment = thread_environment(settings.num_threads)
     return ProcessSpec(settings.worker_id, _python(settings.role.value, settings), environment)
+
+
+def at_addresses(gateway: ProcessSpec, http: str, control: str) -> ProcessSpec:
+    """The gateway once more, where it was: it announced `http` and `control`, and clients and workers know them."""
+    settings = GatewaySettings.from_json(gateway.command[-1])
+    settings = replace(settings, port=urlsplit(http).port or settings.port, control=control)
+    return replace(gateway, command=(*gateway.command[:-1], settings.to_json()))
 
 
 def _python(room: str, settings: Settings) -> tuple[str, ...]:

@@ -145,6 +145,16 @@ OPTIONS: tuple[Option, ...] = (
         commands=_FRONT, help="a worker that computes one batch for so long counts as lost",
     ),
     Option(
+        name="max-restarts", kind=Kind.INTEGER, default=5, maximum=1000000, metavar="N", group=LOSS,
+        commands=("serve", "gateway", "worker"),
+        help="how often in a row a process that ends is started again, with growing waits; 0: never",
+    ),
+    Option(
+        name="hang-limit", kind=Kind.INTEGER, default=10, metavar="SECONDS", group=LOSS,
+        commands=("serve", "gateway", "worker"),
+        help="a process without a sign of life for so long (stopped, or hung) is killed and started again; 0: never",
+    ),
+    Option(
         name="max-body-bytes", kind=Kind.INTEGER, default=8388608, minimum=1, metavar="BYTES", group=LIMITS,
         commands=_FRONT,
         help="longest body of a request",

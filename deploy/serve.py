@@ -1,29 +1,49 @@
 """The commands that serve: everything on this machine, a gateway alone, or one worker. Each returns an exit status.
 
-A worker that ends later is reported and the rest stays up (the gateway answers 503 for what needs it); a gateway that
-ends takes the rest with it. What it does not know: how processes are started (launcher.py) or laid out (layout.py).
+What ends later is started again (supervisor.py). A worker that is given up leaves the rest up (the gateway answers 503
+for what needs it); a gateway, or a worker alone, that is given up ends the command. What it does not know: how
+processes are started (launcher.py) or laid out (layout.py).
 """
 
 import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from deploy.console import Console
-from deploy.endings import Ended, count_left, describe_end, describe_loss, replacement, worker_flags
+from deploy.endings import count_left, describe_loss, replacement, worker_flags
 from deploy.host import address_facing, check_device, check_port_free, check_worker_id, count_cores
 from deploy.invitation import gateway_lines, serve_lines, worker_lines
 from deploy.launcher import Launcher, StartFailed, Stopped
-from deploy.layout import GATEWAY, Plan, check_counts, gateway_plan, serve_plan, worker_plan
+from deploy.layout import (
+    GATEWAY,
+    Plan,
+    ProcessSpec,
+    at_addresses,
+    check_counts,
+    gateway_plan,
+    serve_plan,
+    worker_plan,
+)
 from deploy.model_folder import PROJECT, check_context_length, find_model, has_tokenizer, model_name
+from deploy.supervisor import GivenUp, Rules, Supervisor
 from protocol.errors import ConfigError
 from runtime.address import split_endpoint
 from runtime.clock import MonotonicClock
 from runtime.layered_config import Config
 from runtime.process_life import StopSignal
 
-Start = Callable[[Launcher], list[str]]  # starts processes; returns what to print then
-Tell = Callable[[Ended, Collection[str]], str]  # what to say of an end, given the names of all that have ended
+
+@dataclass(frozen=True)
+class Up:
+    """What has been started: how to start each process again, and the lines to print."""
+
+    specs: Sequence[ProcessSpec]
+    lines: list[str]
+
+
+Start = Callable[[Launcher], Up]
 
 
 def serve(config: Config, console: Console) -> int:
@@ -35,11 +55,23 @@ def serve(config: Config, console: Console) -> int:
     check_device(config.text("device"))
     check_context_length(model, config.optional_integer("context-length"))
     check_port_free(config.text("host"), config.integer("port"))
-    return run_plan(plan, console, name, with_text=has_tokenizer(model), flags=worker_flags(config))
+    flags, rules = worker_flags(config), rules_of(config)
+    return run_plan(plan, console, name, with_text=has_tokenizer(model), flags=flags, rules=rules)
+
+
+def rules_of(config: Config) -> Rules:
+    """How what ends is started again."""
+    return Rules(max_restarts=config.integer("max-restarts"), hang_limit_s=config.integer("hang-limit"))
 
 
 def run_plan(
-    plan: Plan, console: Console, served_model_name: str, *, with_text: bool, flags: Sequence[str] = ()
+    plan: Plan,
+    console: Console,
+    served_model_name: str,
+    *,
+    with_text: bool,
+    rules: Rules,
+    flags: Sequence[str] = (),
 ) -> int:
     """Starts gateway and workers, invites to a first request, serves. `flags` start another such worker."""
     clock = MonotonicClock()
@@ -47,24 +79,24 @@ def run_plan(
     roles = {settings.worker_id: settings.role.value for settings in plan.worker_settings}
     control = ""
 
-    def start(launcher: Launcher) -> list[str]:
+    def start(launcher: Launcher) -> Up:
         nonlocal control
         ready = start_plan(launcher, plan)
-        control = str(ready["control"])
+        http, control = str(ready["http"]), str(ready["control"])
         seconds = clock.now() - began
-        return serve_lines(str(ready["http"]), served_model_name, list(roles.values()), seconds, with_text=with_text)
+        lines = serve_lines(http, served_model_name, list(roles.values()), seconds, with_text=with_text)
+        return Up([at_addresses(plan.gateway, http, control), *plan.workers(control)], lines)
 
-    def tell(ended: Ended, gone: Collection[str]) -> str:
-        if ended.name not in roles:
-            return f"{describe_end(ended)}. Everything stops."
-        loss = describe_loss(
-            roles[ended.name],
-            count_left(roles, gone),
+    def tell(name: str, given_up: Collection[str]) -> str:
+        if name not in roles:
+            return "Everything stops"
+        return describe_loss(
+            roles[name],
+            count_left(roles, given_up),
             lambda role: replacement(role, control, flags, len(roles)),
         )
-        return f"{describe_end(ended)}. {loss}"
 
-    return run(start, console, GATEWAY, tell)
+    return run(start, console, GATEWAY, rules, tell)
 
 
 def start_plan(launcher: Launcher, plan: Plan) -> Mapping[str, Any]:
@@ -83,12 +115,13 @@ def gateway(config: Config, console: Console) -> int:
     check_port_free(config.text("host"), config.integer("port"))
     spec = gateway_plan(config, model, name)
 
-    def start(launcher: Launcher) -> list[str]:
+    def start(launcher: Launcher) -> Up:
         ready = launcher.start([spec])[spec.name]
+        http, control = str(ready["http"]), str(ready["control"])
         named = None if config.optional_text("model") is None else str(model)
-        return gateway_lines(str(ready["http"]), str(ready["control"]), named)
+        return Up([at_addresses(spec, http, control)], gateway_lines(http, control, named))
 
-    return run(start, console, needed=spec.name)
+    return run(start, console, spec.name, rules_of(config))
 
 
 def worker(config: Config, console: Console) -> int:
@@ -107,19 +140,22 @@ def worker(config: Config, console: Console) -> int:
     worker_id = config.optional_text("worker-id") or f"{role}-{socket.gethostname()}-{secrets.token_hex(2)}"
     spec = worker_plan(config, model, worker_id, host, count_cores())
 
-    def start(launcher: Launcher) -> list[str]:
+    def start(launcher: Launcher) -> Up:
         launcher.start([spec])
-        return worker_lines(worker_id, endpoint)
+        return Up([spec], worker_lines(worker_id, endpoint))
 
-    return run(start, console, needed=worker_id)
+    return run(start, console, worker_id, rules_of(config))
 
 
-def run(start: Start, console: Console, needed: str, tell: Tell = lambda ended, _: describe_end(ended)) -> int:
-    """Starts, shows what `start` returned, and serves until a signal (status 0) or the end of `needed` (status 1)."""
-    with StopSignal() as stop, Launcher(console, stop, MonotonicClock(), PROJECT) as launcher:
+def run(start: Start, console: Console, needed: str, rules: Rules, tell: GivenUp = lambda _name, _given_up: "") -> int:
+    """Starts, shows what `start` returned, and keeps it alive until a signal (status 0), or until `needed` is given up
+    (status 1)."""
+    clock = MonotonicClock()
+    with StopSignal() as stop, Launcher(console, stop, clock, PROJECT) as launcher:
         try:
-            console.serving(start(launcher))
-            return watch(launcher, stop, console, needed, tell)
+            up = start(launcher)
+            console.serving(up.lines)
+            return watch(Supervisor(launcher, up.specs, rules, clock, console, tell), stop, console, needed)
         except StartFailed as error:
             console.close()
             launcher.stop()  # first, so that the reason is the last line
@@ -131,15 +167,11 @@ def run(start: Start, console: Console, needed: str, tell: Tell = lambda ended, 
             return 0
 
 
-def watch(launcher: Launcher, stop: StopSignal, console: Console, needed: str, tell: Tell) -> int:
-    """Turns until a signal comes or `needed` ends; other processes that end are reported."""
-    gone: set[str] = set()
+def watch(supervisor: Supervisor, stop: StopSignal, console: Console, needed: str) -> int:
+    """Turns until a signal comes or `needed` is given up."""
     while not stop.is_set():
-        endings = launcher.turn(timeout_s=1.0)
-        gone |= {ended.name for ended in endings}
-        for ended in endings:
-            console.trouble(tell(ended, gone))
-        if needed in gone:
+        supervisor.turn()
+        if needed in supervisor.given_up:
             return 1
     console.note("stopping")
     return 0

@@ -3,6 +3,7 @@
 Exit status 2 when it cannot start. What it does not know: how it serves (process.py).
 """
 
+import asyncio
 import gc
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from runtime.clock import MonotonicClock
 from runtime.log import get_log, start_log
 from runtime.name_check import check_imports
 from runtime.process_arguments import read_arguments
-from runtime.process_life import StatusPipe, die_with_parent
+from runtime.process_life import ALIVE_S, StatusPipe, die_with_parent
 from runtime.settings import GatewaySettings
 
 GC_YOUNG = 20_000  # new objects before the collector looks for cycles; a token makes a dozen, and none
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status.loading("tokenizer")
         gateway = Gateway(arguments.settings, MonotonicClock())
     except BatonError as error:
-        status.failed(error.message)
+        status.failed(error.message, code=error.code)
         get_log("gateway").error("cannot start", why=error.message)
         return 2
     gc.collect()
@@ -52,8 +53,18 @@ async def _run(gateway: Gateway, status: StatusPipe) -> None:
         status.ready(http=gateway.url, control=gateway.control_endpoint)
         log.info("ready", http=gateway.url, control=gateway.control_endpoint)
 
+    alive = asyncio.create_task(_say_alive(status))
     await gateway.serve(ready)
+    alive.cancel()
     log.info("stopped")
+
+
+async def _say_alive(status: StatusPipe) -> None:
+    """Tells the launcher that the loop turns."""
+    clock = MonotonicClock()
+    while True:
+        status.alive(clock.now())
+        await asyncio.sleep(ALIVE_S)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import zmq
 
-from protocol.errors import ConfigError
+from protocol.errors import AddressInUse, ConfigError
 from protocol.messages_gateway import TO_GATEWAY
 from runtime.address import split_endpoint
 
@@ -40,7 +40,8 @@ class ControlSocket:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"control: cannot listen on {endpoint!r}: {error}", param="control") from error
+            kind = AddressInUse if error.errno == zmq.EADDRINUSE else ConfigError
+            raise kind(f"control: cannot listen on {endpoint!r}: {error}", param="control") from error
         bound = self._socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes), "the option is bytes"
         self.endpoint = bound.rstrip(b"\0").decode("ascii")

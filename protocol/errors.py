@@ -8,6 +8,7 @@
     │   ├── WorkerLost        the worker that had the request is gone               HTTP 503
     │   └── KvNotDelivered    its KV did not come from prefill to decode            HTTP 503
     ├── ConfigError           a flag, environment variable or config file is wrong  (exit status 2)
+    │   └── AddressInUse      another process listens where this one should         (exit status 2)
     ├── CheckpointError       a model folder cannot be served                       (exit status 2)
     ├── WireError             a message or frame from a peer is malformed           (counted, dropped)
     │   └── LayoutMismatch    two workers hold KV of different shape or model       (pair refused)
@@ -69,6 +70,12 @@ class ConfigError(BatonError, ValueError):
     """A flag, environment variable or config file has a wrong or unknown value."""
 
     code = "config_error"
+
+
+class AddressInUse(ConfigError):
+    """Another process listens where this one should; it may go away."""
+
+    code = "address_in_use"
 
 
 class CheckpointError(BatonError, ValueError):

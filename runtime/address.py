@@ -8,7 +8,7 @@ import errno
 import re
 import socket
 
-from protocol.errors import ConfigError
+from protocol.errors import AddressInUse, ConfigError
 
 MAX_PORT = 65535
 _ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+(?:%[0-9A-Za-z_.-]+)?\]|[^\s\[\]:/@]+):([0-9]{1,5})")
@@ -49,7 +49,7 @@ def listen(host: str, port: int, backlog: int, *, host_name: str = "host", port_
 def _cannot_listen(host: str, port: int, error: OSError, host_name: str, port_name: str) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         advice = f"choose another with {port_name} (0 lets the system choose)"
-        return ConfigError(f"{port_name}: {port} on {host} is in use by another process; {advice}", param="port")
+        return AddressInUse(f"{port_name}: {port} on {host} is in use by another process; {advice}", param="port")
     if error.errno == errno.EACCES:
         return ConfigError(f"{port_name}: {port} needs privileges; choose one above 1023", param="port")
     return ConfigError(f"{host_name}: cannot listen on {host}:{port}: {error.strerror or error}", param="host")

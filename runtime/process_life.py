@@ -1,7 +1,7 @@
 """How a process starts and ends: dying with its launcher, stop signals, thread counts, the status pipe.
 
     launcher --fork, exec--> process        environment: thread_environment(), BATON_LAUNCHER_PID
-    launcher <--JSON lines-- status pipe    {"event": "loading"|"ready"|"failed", ...}
+    launcher <--JSON lines-- status pipe    {"event": "loading"|"ready"|"alive"|"failed", ...}
 
 What it does not know: what the process does in between.
 """
@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Self
 
 LAUNCHER_PID = "BATON_LAUNCHER_PID"
 MAX_STATUS_BYTES = 4096  # a pipe writes so much in one piece
+ALIVE_S = 1.0  # between two signs of life
 _PR_SET_PDEATHSIG = 1
 
 
@@ -132,8 +133,10 @@ class StatusPipe:
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = fd
+        self._alive_at = 0.0
         if fd is not None:
             os.set_inheritable(fd, False)
+            os.set_blocking(fd, False)  # a launcher that is paused stops nobody
 
     def loading(self, what: str, **details: Any) -> None:
         """The process is busy with `what` ("weights"); `done` and `total` in `details` make a progress bar."""
@@ -143,18 +146,27 @@ class StatusPipe:
         """The process serves."""
         self.send("ready", **details)
 
+    def alive(self, now: float) -> None:
+        """The main loop turns. May be called at every turn: once a second it is said. `now` is in seconds of one
+        clock. After the first sign of life, the launcher takes a long silence for a hang."""
+        if now >= self._alive_at:
+            self._alive_at = now + ALIVE_S
+            self.send("alive")
+
     def failed(self, error: str, **details: Any) -> None:
         """The process ends because of `error`, one sentence for a person."""
         self.send("failed", error=error[:500], **details)
 
     def send(self, event: str, **details: Any) -> None:
-        """Writes one event. A launcher that is gone, or that no longer reads, is no error."""
+        """Writes one event. A launcher that is gone, or that has not read for an hour, is no error."""
         if self._fd is None:
             return
         line = json.dumps({"event": event, **details}, ensure_ascii=False).encode(errors="replace") + b"\n"
         assert len(line) <= MAX_STATUS_BYTES, f"status event {event} of {len(line)} bytes"
         try:
             os.write(self._fd, line)
+        except BlockingIOError:
+            return
         except BrokenPipeError:
             self.close()
 

@@ -70,7 +70,7 @@ def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
         start_log(settings.worker_id, settings.log_level)
         _serve(settings, status, build)
     except BatonError as error:
-        status.failed(error.message)
+        status.failed(error.message, code=error.code)
         log.error("cannot serve", why=error.message)
         return EXIT_REFUSED if isinstance(error, RefusedByGateway) else EXIT_CANNOT_START
     return 0
@@ -114,7 +114,8 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         status.ready(kv_pages=engine.kv.num_pages - 1)
 
     status.loading("joining the gateway")
-    loop = WorkerLoop(core, link, gateway, register, wake, stop, clock, on_ready, spin=runner.device.type == "cuda")
+    spin = runner.device.type == "cuda"
+    loop = WorkerLoop(core, link, gateway, register, wake, stop, clock, on_ready, status.alive, spin=spin)
     try:
         loop.run()
     finally:

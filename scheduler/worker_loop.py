@@ -150,6 +150,7 @@ class WorkerLoop:
     stop: StopSignal
     clock: Clock
     on_ready: Callable[[], None]
+    on_turn: Callable[[float], None] = lambda _now: None  # called as often as heartbeats go
     spin: bool = False
     _gateway_instance: int = 0  # 0: not a member now
     _join_deadline: float = 0.0
@@ -256,6 +257,7 @@ class WorkerLoop:
             self.gateway.send(TO_GATEWAY.encode(replace(self.register, stats=self._stats())))
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_S
+            self.on_turn(now)
             self._beat(now)
 
     def _stats(self) -> WorkerStats:

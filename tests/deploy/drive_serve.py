@@ -1,5 +1,9 @@
-"""`baton serve` with stand-ins: python drive_serve.py PREFILL_BEHAVIOUR DECODE_BEHAVIOUR."""
+"""`baton serve` with stand-ins: python drive_serve.py PREFILL_BEHAVIOUR DECODE_BEHAVIOUR [MAX_RESTARTS [HANG_LIMIT]].
 
+The gateway's stand-in behaves as DRIVE_GATEWAY says ("gateway" unless it is set).
+"""
+
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +14,7 @@ from dataclasses import replace
 from deploy.console import make_console
 from deploy.layout import Plan, ProcessSpec, gateway_spec, worker_spec
 from deploy.serve import run_plan
+from deploy.supervisor import Rules
 from protocol.messages_gateway import Role
 from runtime.settings import GatewaySettings, WorkerSettings
 
@@ -21,7 +26,7 @@ def as_stand_in(spec: ProcessSpec, behaviour: str) -> ProcessSpec:
     return replace(spec, command=(python, STAND_IN, behaviour, "--settings", settings))
 
 
-def main(prefill: str, decode: str) -> int:
+def main(prefill: str, decode: str, max_restarts: str = "5", hang_limit: str = "10") -> int:
     behaviours = {"prefill": prefill, "decode": decode}
     workers = tuple(
         WorkerSettings(worker_id=f"{role}-0", role=role, gateway="", model="/models/story")
@@ -29,16 +34,17 @@ def main(prefill: str, decode: str) -> int:
     )
     settings = GatewaySettings(port=0, model="/models/story", served_model_name="story")
     plan = Plan(
-        as_stand_in(gateway_spec(settings), "gateway"),
+        as_stand_in(gateway_spec(settings), os.environ.get("DRIVE_GATEWAY", "gateway")),
         workers,
         lambda worker: as_stand_in(worker_spec(worker), behaviours[worker.role]),
     )
     console = make_console()
     try:
-        return run_plan(plan, console, "story", with_text=True)
+        rules = Rules(int(max_restarts), float(hang_limit))
+        return run_plan(plan, console, "story", with_text=True, rules=rules)
     finally:
         console.close()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(main(*sys.argv[1:]))

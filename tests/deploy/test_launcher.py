@@ -42,11 +42,11 @@ class Starter:
         self._folder = folder
         self.started: list[Serve] = []
 
-    def __call__(self, prefill: str, decode: str) -> Serve:
+    def __call__(self, prefill: str, decode: str, *rules: str) -> Serve:
         errors = self._folder / "stderr"
         with errors.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, str(DRIVE), prefill, decode], stdout=subprocess.PIPE, stderr=file, text=True
+                [sys.executable, str(DRIVE), prefill, decode, *rules], stdout=subprocess.PIPE, stderr=file, text=True
             )
         self.started.append(Serve(process, errors))
         return self.started[-1]
@@ -126,8 +126,8 @@ def test_a_worker_that_crashes_at_start_ends_all_with_status_1(serve: Starter) -
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_later_is_reported_and_the_rest_stays(serve: Starter) -> None:
-    running = serve("worker", "worker")
+def test_a_worker_that_is_given_up_is_reported_and_the_rest_stays(serve: Starter) -> None:
+    running = serve("worker", "worker", "0")
     running.ready_lines()
     victim = child_named(running, "decode-0")
     gone = exit_fds([victim])
@@ -137,19 +137,23 @@ def test_a_worker_that_dies_later_is_reported_and_the_rest_stays(serve: Starter)
     running.process.send_signal(signal.SIGTERM)
     assert running.end() == 0
     assert (
-        "baton: error: decode-0 was killed by SIGKILL. No decode worker of this command is left: " in running.stderr()
+        "baton: error: decode-0 was killed by SIGKILL; it is not started again (--max-restarts 0). "
+        "No decode worker of this command is left: " in running.stderr()
     )
 
 
 @pytest.mark.slow
-def test_a_gateway_that_dies_takes_the_rest_with_it(serve: Starter) -> None:
-    running = serve("worker", "worker")
+def test_a_gateway_that_is_given_up_takes_the_rest_with_it(serve: Starter) -> None:
+    running = serve("worker", "worker", "0")
     running.ready_lines()
     gone = exit_fds(running.children())
     child_named(running, "served_model_name").kill()
     assert running.end() == 1
     assert wait_all_gone(gone)
-    assert "baton: error: gateway was killed by SIGKILL. Everything stops." in running.stderr()
+    assert (
+        "baton: error: gateway was killed by SIGKILL; it is not started again (--max-restarts 0). Everything stops"
+        in running.stderr()
+    )
 
 
 @pytest.mark.slow

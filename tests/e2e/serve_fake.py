@@ -16,7 +16,7 @@ from deploy.command_line import parse
 from deploy.console import make_console
 from deploy.host import count_cores
 from deploy.layout import serve_plan
-from deploy.serve import run_plan
+from deploy.serve import rules_of, run_plan
 
 
 def main(folder: str, flags: list[str]) -> int:
@@ -25,7 +25,8 @@ def main(folder: str, flags: list[str]) -> int:
     fakes = tuple(replace(settings, fake_model=True) for settings in plan.worker_settings)
     console = make_console()
     try:
-        return run_plan(replace(plan, worker_settings=fakes), console, "fake", with_text=False)
+        plan = replace(plan, worker_settings=fakes)
+        return run_plan(plan, console, "fake", with_text=False, rules=rules_of(config))
     finally:
         console.close()
 
