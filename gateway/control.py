@@ -5,11 +5,12 @@ A thin loop around membership and dispatch. What it does not know: HTTP, text, w
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from gateway.control_metrics import ControlCounts
-from gateway.dispatch import GATEWAY, Dispatch, Listener, Ticket
+from gateway.dispatch import Dispatch, Listener, Ticket
 from gateway.limits import Limits
 from gateway.membership import LAUNCH_DEADLINE_S, LOST_AFTER_S, Change, Member, Membership, WorkerKey
 from gateway.pairing import Load
@@ -37,8 +38,6 @@ from runtime.clock import Clock
 from runtime.log import get_log
 from runtime.refusals import Refusals
 from runtime.settings import Pairing
-
-__all__ = ["GATEWAY", "Control", "Listener", "Ticket"]
 
 TICK_S = 0.25
 log = get_log("gateway.control")
@@ -76,6 +75,7 @@ class Control:
         self._ticker: asyncio.Task[None] | None = None
         self._limits: Limits | None = None
         self._refusals = Refusals(log, "message refused")
+        self._joined: Counter[str] = Counter()  # by role
         self.membership = Membership(secrets.randbits(62), launch_deadline_s)
         self._dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose)
 
@@ -108,7 +108,12 @@ class Control:
     def counts(self) -> ControlCounts:
         """For the metrics."""
         return ControlCounts(
-            self._dispatch.retries, self.membership.num_lost, self.requests.num_dropped, self.num_refused_messages
+            attempts=self.requests.num_attempts,
+            retries=self._dispatch.retries,
+            workers_joined=self._joined,
+            workers_lost=self.membership.num_lost,
+            deliveries_dropped=self.requests.num_dropped,
+            messages_refused=self._refusals.counts + Counter(tokens=self._dispatch.num_refused),
         )
 
     @property
@@ -186,6 +191,7 @@ class Control:
             log.warning("worker kept waiting", why=change.kept_waiting)
         if change.joined is not None:
             self._limits = None
+            self._joined[str(change.joined.role)] += 1
             log.info("worker joined", worker=change.joined.key.worker_id, role=str(change.joined.role))
             self._dispatch.rescue()
         for member in change.lost:

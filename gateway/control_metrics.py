@@ -14,12 +14,15 @@ from gateway.worker_metrics import PREFIX
 
 @dataclass(frozen=True)
 class ControlCounts:
-    """Monotonic. `retries` by the code of what ended the attempt before."""
+    """Monotonic. `retries` by the code of what ended the attempt before, `workers_joined` by role, `messages_refused`
+    by kind."""
 
+    attempts: int
     retries: Mapping[str, int]
+    workers_joined: Mapping[str, int]
     workers_lost: int
     deliveries_dropped: int
-    messages_refused: int
+    messages_refused: Mapping[str, int]
 
 
 class ControlCollector(Collector):
@@ -31,16 +34,35 @@ class ControlCollector(Collector):
     def collect(self) -> Iterable[CounterMetricFamily]:
         """One family for each count."""
         counts = self._counts()
-        retries = CounterMetricFamily(
-            PREFIX + "request_retries",
-            "Attempts after the first, by the code of what ended the one before.",
-            labels=["reason"],
-        )
-        for reason, count in sorted(counts.retries.items()):
-            retries.add_metric([reason], count)
-        rest = (
+        plain = (
+            ("request_attempts", "Requests given to workers, again and again where workers are lost.", counts.attempts),
             ("workers_lost", "Worker processes that left or were declared lost.", counts.workers_lost),
             ("deliveries_dropped", "Tokens and failures of attempts that are over.", counts.deliveries_dropped),
-            ("messages_refused", "Messages that made no sense or came from who is no member.", counts.messages_refused),
         )
-        return [retries, *(CounterMetricFamily(PREFIX + name, text, value=value) for name, text, value in rest)]
+        labelled = (
+            (
+                "request_retries",
+                "Attempts after the first, by the code of what ended the one before.",
+                "reason",
+                counts.retries,
+            ),
+            (
+                "workers_joined",
+                "Worker processes that became members: more than there are workers means restarts.",
+                "role",
+                counts.workers_joined,
+            ),
+            (
+                "messages_refused",
+                "Messages that made no sense or came from who is no member, by kind.",
+                "reason",
+                counts.messages_refused,
+            ),
+        )
+        families = [CounterMetricFamily(PREFIX + name, text, value=value) for name, text, value in plain]
+        for name, text, label, by_label in labelled:
+            family = CounterMetricFamily(PREFIX + name, text, labels=[label])
+            for value, count in sorted(by_label.items()):
+                family.add_metric([value], count)
+            families.append(family)
+        return families

@@ -90,7 +90,7 @@ def build_app(service: Service) -> FastAPI:
     """The ASGI application."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_middleware(FaultGuard, count=service.metrics.requests.labels(InternalError.code).inc)
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(RequestIdMiddleware, count=service.metrics.count_response)
     _add_error_handlers(app, service)
     _add_generation(app, service)
     _add_status(app, service)

@@ -66,10 +66,18 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.http_responses = Counter(
+            PREFIX + "http_responses", "Responses by HTTP status, of any path.", ["status"], registry=registry
+        )
+        self.http_connections = Gauge(PREFIX + "http_connections", "Open connections of clients.", registry=registry)
         in_flight = Gauge(PREFIX + "requests_in_flight", "Prompts being answered.", registry=registry)
         in_flight.set_function(num_in_flight)
         registry.register(WorkerCollector(members))
         ProcessCollector(registry=registry)  # process_cpu_seconds_total and the like, of the gateway itself
+
+    def count_response(self, status: int) -> None:
+        """A response with this HTTP status has begun."""
+        self.http_responses.labels(str(status)).inc()
 
     def render(self) -> bytes:
         """The text format of Prometheus."""

@@ -112,18 +112,22 @@ class Gateway:
         )
         config = uvicorn.Config(
             build_app(service),
-            http=watched_http(settings.limits, lambda reason: metrics.slow_readers_cut.labels(reason).inc()),
+            http=watched_http(
+                settings.limits, lambda reason: metrics.slow_readers_cut.labels(reason).inc(), metrics.count_response
+            ),
             ws="none",
             lifespan="off",
             log_config=None,
             log_level="error",  # not a line for each client that speaks no HTTP
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nobody asks where a client is
             backlog=BACKLOG,
             timeout_keep_alive=settings.limits.keep_alive_s,  # type: ignore[arg-type]  # it also takes fractions
             timeout_graceful_shutdown=GRACE_S,
         )
         self._server = Server(config)
+        metrics.http_connections.set_function(lambda: len(self._server.server_state.connections))
 
     @property
     def control_endpoint(self) -> str:

@@ -5,6 +5,7 @@ What it does not know: routes.
 
 import re
 import secrets
+from collections.abc import Callable
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -26,10 +27,11 @@ def request_id_of(request: Request) -> str:
 
 
 class RequestIdMiddleware:
-    """Wraps the application."""
+    """Wraps the application. `count` is told the status of each response."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, count: Callable[[int], None]) -> None:
         self._app = app
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes everything on and adds the header."""
@@ -42,6 +44,7 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
+                self._count(message["status"])
                 MutableHeaders(raw=message.setdefault("headers", []))[HEADER] = request_id
             await send(message)
 

@@ -179,6 +179,7 @@ class Requests:
     def __init__(self) -> None:
         self._records: dict[str, RequestRecord] = {}
         self.num_choices = 0  # of all requests in flight
+        self.num_attempts = 0
         self.num_dropped = 0  # deliveries for requests or attempts that nobody waits for
 
     def __len__(self) -> int:
@@ -199,6 +200,7 @@ class Requests:
         """The next attempt, at these choices: what older ones still say of them is dropped."""
         attempt = Attempt(record.num_attempts, choices, record.need_of(choices), decode, prefill)
         record.num_attempts += 1
+        self.num_attempts += 1
         record.attempts[attempt.number] = attempt
         record.pairs.append(attempt.pair)
         for number in choices:

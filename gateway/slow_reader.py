@@ -23,9 +23,11 @@ Cut = Callable[[str], None]  # ends the connection for a reason
 
 
 class WatchedHttp(BoundedHttp):
-    """One connection. `watched_http` makes a class whose `count` is told of each one that is cut."""
+    """One connection. `watched_http` makes a class whose `count` is told of each one that is cut, and whose
+    `count_refusal` of the status of each refusal that no route has made."""
 
     count: Cut
+    count_refusal: Callable[[int], None]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -35,6 +37,10 @@ class WatchedHttp(BoundedHttp):
         """Lets the stream that answers cut the connection when its backlog is full."""
         super().on_message_begin()
         self.scope[SCOPE_KEY] = (self.limits.max_stream_backlog, self.cut)  # type: ignore[literal-required]
+
+    def _write(self, status: int, message: str, code: str | None) -> None:
+        super()._write(status, message, code)
+        type(self).count_refusal(status)
 
     def pause_writing(self) -> None:
         """The client takes less than is written: the clock runs."""
@@ -87,9 +93,10 @@ class WatchedHttp(BoundedHttp):
             self.cut(STALLED)
 
 
-def watched_http(limits: HttpLimits, count: Cut) -> type[WatchedHttp]:
+def watched_http(limits: HttpLimits, count: Cut, count_refusal: Callable[[int], None]) -> type[WatchedHttp]:
     """The protocol of one gateway's connections."""
-    return type("WatchedHttpOfGateway", (WatchedHttp,), {"limits": limits, "count": staticmethod(count)})
+    own = {"limits": limits, "count": staticmethod(count), "count_refusal": staticmethod(count_refusal)}
+    return type("WatchedHttpOfGateway", (WatchedHttp,), own)
 
 
 def backlog_of(scope: Scope) -> tuple[int, Cut] | None:

@@ -304,9 +304,9 @@ def test_an_instance_that_was_lost_stays_out() -> None:
     old.step()
     said = [message for message in old.outbox.gateway if isinstance(message, Tokens)]
     cluster.kill(old, "silent")
-    before = cluster.control.counts.messages_refused
+    before = cluster.control.num_refused_messages
     cluster.say(key, said[0] if said else RequestFailed("r", 0, "internal_error", "it wakes"))
-    assert cluster.control.counts.messages_refused == before + 1
+    assert cluster.control.num_refused_messages == before + 1
     cluster.finish()
     expect_exact(cluster, "r")
     assert cluster.control.counts.workers_lost == 1
