@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.choice_text import ChoiceText, Piece
-from gateway.control import GATEWAY, Control, Ticket
+from gateway.control import Control
 from gateway.detokenizer import Detokenizer
+from gateway.dispatch import GATEWAY, Ticket
 from gateway.metrics import Metrics
 from gateway.requests import Delivery
 from gateway.translate import Job, TextRules

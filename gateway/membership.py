@@ -9,6 +9,7 @@ Pure: messages and times in, messages to send and members lost out. What it does
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from protocol.kv_layout import mismatch
 from protocol.messages_gateway import (
@@ -36,7 +37,7 @@ class WorkerKey:
     worker_id: str
     instance: int
 
-    @property
+    @cached_property
     def identity(self) -> bytes:
         """The routing id of the worker's socket."""
         return f"{self.worker_id}#{self.instance}".encode()

@@ -4,8 +4,9 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.control import Control, Ticket
+from gateway.control import Control
 from gateway.detokenizer import NoText
+from gateway.dispatch import Ticket
 from gateway.generation import Generation
 from gateway.metrics import Metrics
 from gateway.translate import Job, TextRules

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gateway.control import Control, Ticket
+from gateway.control import Control
+from gateway.dispatch import Ticket
 from gateway.membership import LOST_AFTER_S, WorkerKey
 from gateway.requests import Delivery
 from gateway.retry import RetryRules
