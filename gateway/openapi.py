@@ -49,6 +49,7 @@ ANSWER = {
         "usage": {"$ref": REF.format(model="Usage")},
     },
 }
+EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}  # of a stream
 SCHEMAS = {"Error": ERROR, "Usage": USAGE, "Choice": CHOICE, "Answer": ANSWER}
 EVERYWHERE = {  # whatever the route: HTTP itself went wrong, or there are too many connections
     400: "the request makes no sense; `param` names the field",
@@ -84,7 +85,7 @@ def generation_responses() -> Responses:
     """What completions and chat completions answer."""
     content = {
         "application/json": {"schema": {"$ref": REF.format(model="Answer")}},
-        "text/event-stream": {"schema": {"type": "string"}},
+        "text/event-stream": {"schema": EVENT},
     }
     answer = {"description": "the whole answer, or with `stream` an event for each token", "content": content}
     return {200: answer, **errors(OF_GENERATION)}

@@ -1,0 +1,111 @@
+"""Requests made up from /openapi.json, valid and not: whatever comes, the answer is one that the page declares.
+
+2,000 in the exhaustive run, a share of them else. After every 50 a request whose answer is known; at the end nothing
+is held, left or grown.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import APIOperation, Case, GenerationMode
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.e2e.baton_process import BatonProcess
+
+pytestmark = pytest.mark.slow
+FLAGS = "--port 0 --max-total-tokens 8192 --dtype float32 --context-length 64"
+KNOWN: dict[str, Any] = {"prompt": [70, 300, 22], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
+NUM_STATUS = 15  # for each of the routes that generate nothing; fewer where there is nothing to make up
+EVERY = 50
+MAX_GROWTH = 48 * 2**20  # bytes of one process, from the middle to the end
+
+
+class Sender:
+    """Sends cases and checks what comes back."""
+
+    def __init__(self, server: BatonProcess) -> None:
+        self.server = server
+        self.num_sent = 0
+        self.statuses: dict[int, int] = {}
+        self._expected = server.tokens(**KNOWN)
+
+    def run(self, operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, number: int) -> None:
+        """`number` requests of one kind."""
+
+        @settings(
+            max_examples=number,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def send(case: Case[Any]) -> None:
+            self.send(case)
+
+        send()
+
+    def send(self, case: Case[Any]) -> None:
+        """One request."""
+        response = case.call(base_url=self.server.url)
+        status = response.status_code
+        assert status < 500 or status == 503, (status, response.text)
+        case.validate_response(response, checks=CHECKS)
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        self.num_sent += 1
+        if self.num_sent % EVERY == 0:
+            self.know()
+
+    def know(self) -> None:
+        """The known answer is still the same."""
+        assert self.server.tokens(**KNOWN) == self._expected
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatonProcess]:
+    """The bundled model on a pair, with a context so short that no answer takes long."""
+    log: Path = tmp_path_factory.mktemp("made_up") / "log"
+    with BatonProcess("serve", *FLAGS.split(), log=log) as baton:
+        yield baton
+
+
+@pytest.mark.parametrize(
+    "number", [60, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(900)])], ids=["share", "all"]
+)
+def test_made_up_requests(server: BatonProcess, number: int) -> None:
+    """`number` for each of two routes, valid and not."""
+    load_all_checks()
+    page = schemathesis.openapi.from_dict(server.get("/openapi.json"))
+    sender = Sender(server)
+    middle: dict[Any, int] = {}
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            sender.run(page[path]["POST"], mode, number)
+        middle = middle or {process: process.memory_info().rss for process in server.children()}
+    for path, method in (
+        ("/v1/models/{name}", "GET"),
+        ("/v1/models", "GET"),
+        ("/health", "GET"),
+        ("/workers", "GET"),
+        ("/metrics", "GET"),
+        ("/flush_cache", "POST"),
+        ("/reset_prefix_cache", "POST"),
+    ):
+        sender.run(page[path][method], GenerationMode.POSITIVE, NUM_STATUS)
+    sender.know()
+    assert sender.num_sent >= 4 * number and {200, 400, 404} <= sender.statuses.keys(), sender.statuses
+    assert server.wait_for_rest()
+    grown = {process.pid: process.memory_info().rss - rss for process, rss in middle.items()}
+    assert max(grown.values()) < MAX_GROWTH, grown
+    assert "Traceback" not in server.log_text() and "fault" not in server.log_text(), server.log_text()[-2000:]
