@@ -1,0 +1,301 @@
+"""What a worker, a faulty one or a stranger may say to the gateway: refused and counted, and nobody else notices."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+
+from gateway.control import Control
+from gateway.dispatch import Ticket
+from gateway.membership import WorkerKey
+from gateway.requests import Delivery
+from gateway.retry import RetryRules
+from gateway.translate import Job
+from protocol.codec import MAX_STRANGER_BYTES, VERSION
+from protocol.errors import BatonError
+from protocol.messages_gateway import (
+    TO_GATEWAY,
+    TO_WORKER,
+    Assign,
+    ChoiceTokens,
+    FirstToken,
+    Heartbeat,
+    KvPages,
+    Leaving,
+    Register,
+    RequestFailed,
+    Role,
+    ToGateway,
+    Tokens,
+    ToWorker,
+    WorkerAddress,
+    WorkerStats,
+)
+from protocol.request import FinishReason, SamplingParams
+from runtime.clock import VirtualClock
+from tests.gateway.fake_worker import LAYOUT
+
+PREFILL, DECODE, OTHER = WorkerKey("p", 11), WorkerKey("d", 12), WorkerKey("d2", 13)
+STRANGER = b"x#99"
+STATS = WorkerStats(KvPages(256, 256), 0, 0, counters={"frames": 5.0})
+OUTPUTS = (65, 66, 67)
+
+
+def register(key: WorkerKey, role: Role, **changed: Any) -> Register:
+    address = WorkerAddress(key.worker_id, key.instance, peer="tcp://127.0.0.1:1", data="tcp://127.0.0.1:2")
+    return replace(Register(address, role, 4242, "host", LAYOUT, "story", 300, 512, 64, 1024, STATS), **changed)
+
+
+class Bench:
+    """A gateway with a pair, a worker beside it, and a request of the pair."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, ToWorker]] = []
+        self.got: list[int] = []
+        self.finish: FinishReason | None = None
+        self.control = Control(self, VirtualClock(), "round_robin", RetryRules(3, 4.0))
+        for key, role in ((PREFILL, Role.PREFILL), (DECODE, Role.DECODE), (OTHER, Role.DECODE)):
+            self.say(key.identity, register(key, role))
+        self.ticket: Ticket = self.control.assign("r1", Job((1, 2, 3), SamplingParams(len(OUTPUTS)), 1), self)
+        self.decode = next(each for each, message in self.sent if isinstance(message, Assign))
+        self.other = OTHER.identity if self.decode == DECODE.identity else DECODE.identity
+        self.sent.clear()
+
+    # ---- the socket ----
+
+    def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
+        """Nothing comes by itself."""
+
+    def send(self, identity: bytes, raw: bytes) -> bool:
+        self.sent.append((identity, TO_WORKER.decode(raw)))
+        return True
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    # ---- the client ----
+
+    def on_tokens(self, delivery: Delivery) -> None:
+        self.got += delivery.token_ids
+        self.finish = delivery.finish
+
+    def on_failed(self, error: BatonError) -> None:
+        raise AssertionError(f"the request fails: {error}")
+
+    # ---- workers ----
+
+    def say(self, identity: bytes, message: ToGateway | bytes) -> None:
+        self.control._on_raw(identity, message if isinstance(message, bytes) else TO_GATEWAY.encode(message))
+
+    def state(self) -> object:
+        record = self.control.requests.find("r1")
+        assert record is not None
+        choices = [repr(choice) for choice in record.choices]
+        return self.control.membership.members, dict(self.control.loads), choices, list(record.attempts)
+
+    def refused(self, identity: bytes, message: ToGateway | bytes) -> None:
+        """It is counted, changes nothing, and nobody is told anything."""
+        before, num_refused = self.state(), self.control.num_refused_messages
+        self.say(identity, message)
+        assert self.control.num_refused_messages == num_refused + 1
+        assert self.state() == before
+        assert self.sent == [] and self.got == []
+
+    def finish_request(self) -> None:
+        """The good messages of the good workers still do what they did."""
+        self.say(PREFILL.identity, FirstToken((ChoiceTokens("r1", 0, 0, 0, OUTPUTS[:1]),)))
+        self.say(self.decode, Tokens((ChoiceTokens("r1", 0, 0, 0, OUTPUTS, "length"),)))
+        assert (tuple(self.got), self.finish) == (OUTPUTS, FinishReason.LENGTH)
+        assert self.control.loads == {} and len(self.control.requests) == 0
+        for key in (PREFILL, DECODE, OTHER):
+            self.say(key.identity, Heartbeat(key.worker_id, key.instance, STATS))
+            assert self.control.membership.find(key) is not None
+        assert self.sent == []
+
+
+def packed(kind: Any, fields: Any, version: Any = VERSION) -> bytes:
+    raw: bytes = msgpack.packb([version, kind, fields], strict_types=False)
+    return raw
+
+
+def fields_of(message: ToGateway) -> dict[str, Any]:
+    found: dict[str, Any] = msgpack.unpackb(TO_GATEWAY.encode(message), strict_map_key=False)[2]
+    return found
+
+
+def changed(message: ToGateway, path: str, value: Any) -> bytes:
+    """`message` with another value at `path`; ... takes it out."""
+    fields = fields_of(message)
+    *above, last = path.split(".")
+    at: Any = fields
+    for name in above:
+        at = at[int(name) if name.isdigit() else name]
+    if value is ...:
+        del at[last]
+    else:
+        at[last] = value
+    return packed(type(message).__name__, fields)
+
+
+BEAT = Heartbeat("d", 12, STATS)
+TOKENS = Tokens((ChoiceTokens("r1", 0, 0, 0, OUTPUTS, "length"),))
+REGISTER = register(DECODE, Role.DECODE)
+FAILED = RequestFailed("r1", 0, "internal_error", "x")
+DEEP: Any = 5
+for _ in range(900):
+    DEEP = [DEEP]
+
+FROM_MEMBER: dict[str, bytes] = {
+    # not a message
+    "empty": b"",
+    "text": b"GET / HTTP/1.1\r\n\r\n",
+    "never used": b"\xc1",
+    "cut": TO_GATEWAY.encode(TOKENS)[:-1],
+    "longer": TO_GATEWAY.encode(TOKENS) + b"\x00",
+    "twice": TO_GATEWAY.encode(TOKENS) * 2,
+    "int": msgpack.packb(7),
+    "map": msgpack.packb({"version": 1}),
+    "two of three": msgpack.packb([VERSION, "Tokens"]),
+    "four of three": msgpack.packb([VERSION, "Tokens", {}, {}]),
+    "deep": b"\x91" * 3000 + b"\x01",
+    "deep in a field": changed(BEAT, "worker_id", DEEP),
+    "many empty lists": b"\xdd\x00\x10\x00\x00" + b"\x90" * 0x100000,
+    "says it is huge": b"\xdd\xff\xff\xff\xff",
+    "says text is huge": b"\xdb\xff\xff\xff\xff",
+    "4 MiB and more": packed("Heartbeat", "x" * 4 * 1024 * 1024),
+    "bad utf-8": b"\x93\x01\xa6\xff\xfe\xfd\xfc\xfb\xfa\x80",
+    "extension": msgpack.packb([VERSION, "Tokens", msgpack.ExtType(5, b"x")]),
+    "time": msgpack.packb([VERSION, "Tokens", msgpack.Timestamp(1)]),
+    # version and name
+    "version 0": packed("Heartbeat", fields_of(BEAT), 0),
+    "version 2": packed("Heartbeat", fields_of(BEAT), 2),
+    "version text": packed("Heartbeat", fields_of(BEAT), "1"),
+    "version true": packed("Heartbeat", fields_of(BEAT), True),
+    "version float": packed("Heartbeat", fields_of(BEAT), 1.0),
+    "unknown name": packed("Assign", {}),
+    "name of another boundary": packed("PrefillJob", {}),
+    "name long": packed("x" * 100_000, {}),
+    "name bytes": packed(b"Heartbeat", fields_of(BEAT)),
+    "name none": packed(None, {}),
+    "name list": packed(["Heartbeat"], {}),
+    "fields list": packed("Heartbeat", [1, 2]),
+    "fields none": packed("Heartbeat", None),
+    "fields nothing": packed("Heartbeat", {}),
+    "field twice": b"\x93\x01\xa7Leaving\x83\xa9worker_id\xa1d\xa8instance\x0c\xa8instance\x0c",
+    "field int": packed("Leaving", {5: 1}),
+    "field bytes": packed("Leaving", {b"worker_id": "d", b"instance": 12}),
+    # fields of a heartbeat
+    "extra": changed(BEAT, "more", 1),
+    "missing": changed(BEAT, "stats", ...),
+    "id int": changed(BEAT, "worker_id", 5),
+    "id bytes": changed(BEAT, "worker_id", b"d"),
+    "id empty": changed(BEAT, "worker_id", ""),
+    "id long": changed(BEAT, "worker_id", "d" * 129),
+    "id blank": changed(BEAT, "worker_id", "d d"),
+    "id control": changed(BEAT, "worker_id", "d\x1b[31m"),
+    "id line": changed(BEAT, "worker_id", "d\n"),
+    "id nul": changed(BEAT, "worker_id", "d\x00"),
+    "id of another": changed(BEAT, "worker_id", "d3"),
+    "instance text": changed(BEAT, "instance", "12"),
+    "instance float": changed(BEAT, "instance", 12.0),
+    "instance true": changed(BEAT, "instance", True),
+    "instance negative": changed(BEAT, "instance", -1),
+    "instance of another": changed(BEAT, "instance", 77),
+    "pages negative": changed(BEAT, "stats.kv_pages.free", -1),
+    "pages float": changed(BEAT, "stats.kv_pages.free", 1.0),
+    "pages huge": changed(BEAT, "stats.kv_pages.free", 2**64 - 1),
+    "pages list": changed(BEAT, "stats.kv_pages", [1, 2]),
+    "running text": changed(BEAT, "stats.running", "0"),
+    "counters nan": changed(BEAT, "stats.counters", {"a": float("nan")}),
+    "counters inf": changed(BEAT, "stats.counters", {"a": float("inf")}),
+    "counters text": changed(BEAT, "stats.counters", {"a": "1"}),
+    "counters list": changed(BEAT, "stats.counters", [1.0]),
+    "age negative": changed(BEAT, "launch_age_s", -0.5),
+    "age nan": changed(BEAT, "launch_age_s", float("nan")),
+    # fields of the others
+    "role": changed(REGISTER, "role", "both"),
+    "role int": changed(REGISTER, "role", 1),
+    "pid negative": changed(REGISTER, "pid", -1),
+    "vocabulary 0": changed(REGISTER, "vocab_size", 0),
+    "context negative": changed(REGISTER, "context_length", -5),
+    "capacity float": changed(REGISTER, "max_total_tokens", 1.5),
+    "rows 0": changed(REGISTER, "max_running_requests", 0),
+    "layout 0": changed(REGISTER, "layout.page_size", 0),
+    "layout dtype": changed(REGISTER, "layout.dtype", "int4"),
+    "endpoint blank": changed(REGISTER, "address.peer", "tcp://a b:1"),
+    "endpoint long": changed(REGISTER, "address.data", "t" * 257),
+    "endpoint nul": changed(REGISTER, "address.data", "tcp://\x00"),
+    "address of another": changed(REGISTER, "address.worker_id", "p"),
+    "leaving of another": TO_GATEWAY.encode(Leaving("p", 11)),
+    "token text": changed(TOKENS, "choices.0.token_ids", ["65"]),
+    "token none": changed(TOKENS, "choices.0.token_ids", [None] * 100_000),
+    "tokens text": changed(TOKENS, "choices.0.token_ids", "ABC"),
+    "seq float": changed(TOKENS, "choices.0.seq", 0.0),
+    "choice none": changed(TOKENS, "choices.0.choice", None),
+    "request empty": changed(TOKENS, "choices.0.request_id", ""),
+    "request long": changed(TOKENS, "choices.0.request_id", "r" * 257),
+    "choices none": changed(TOKENS, "choices", None),
+    "choices of ints": changed(TOKENS, "choices", [1, 2]),
+    "stamp nan": changed(Tokens((), {}), "stamps", {"r1": [{"name": "x", "at": float("nan"), "worker_id": "d"}]}),
+    "code int": changed(FAILED, "code", 5),
+}
+
+
+@pytest.mark.parametrize("name", FROM_MEMBER)
+def test_a_member_that_talks_nonsense(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    with caplog.at_level(logging.WARNING):
+        bench.refused(DECODE.identity, FROM_MEMBER[name])
+    [record] = caplog.records
+    said = record.__dict__["baton_fields"]["why"]
+    assert len(said) < 600 and ("worker to gateway" in said or "its connection another" in said), said
+    bench.finish_request()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [TOKENS, FAILED, FirstToken((ChoiceTokens("r1", 0, 0, 0, (7,)),)), Tokens(()), BEAT, Leaving("d", 12), REGISTER],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_stranger_speaks_for_nobody(message: ToGateway) -> None:
+    bench = Bench()
+    for identity in (STRANGER, b"", b"\x00\xff", b"d#13", b"d#012", b"d", b"x" * 255):
+        bench.refused(identity, message)
+    bench.finish_request()
+
+
+@pytest.mark.parametrize("message", [TOKENS, FAILED, FirstToken((ChoiceTokens("r1", 0, 0, 0, (7,)),))])
+def test_a_member_speaks_only_of_its_own_requests(message: ToGateway) -> None:
+    bench = Bench()
+    bench.refused(bench.other, message)
+    bench.finish_request()
+
+
+def test_a_strangers_message_is_short_and_a_members_may_be_long() -> None:
+    bench = Bench()
+    long = replace(REGISTER, host="h" * MAX_STRANGER_BYTES)
+    bench.refused(STRANGER, replace(long, address=WorkerAddress("x", 99)))
+    bench.say(DECODE.identity, long)
+    assert bench.control.num_refused_messages == 1
+    bench.sent.clear()
+    bench.finish_request()
+
+
+def test_a_flood_is_counted_logged_a_few_times_and_kept_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    before = bench.state()
+    with caplog.at_level(logging.WARNING):
+        for index in range(12_000):
+            bench.say(b"x#%d" % index, b"noise %d" % index)
+    assert bench.control.num_refused_messages == 12_000
+    told = [record.__dict__["baton_fields"]["count"] for record in caplog.records]
+    assert told == [1, 10, 100, 1000, 10_000]
+    assert bench.state() == before
+    bench.finish_request()
+
+
+def test_the_tables_are_long() -> None:
+    assert len(FROM_MEMBER) >= 80
