@@ -80,7 +80,7 @@ test-full: test ## test, then the exhaustive ones: every topology, page size and
 	@$(PYTEST) -m "full and not gpu" --timeout 1800 --hypothesis-profile thorough
 
 test-faults: $(READY) ## every process killed, ended and paused at every phase of a request's life
-	@$(PYTEST) -m faults -v --no-header
+	@$(PYTEST) -m faults -vv --no-header
 
 test-gpu: $(READY) ## the tests that need a CUDA device
 	@$(PY) -m pytest -q -m gpu -n 0
