@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import uvloop
 
+from gateway.open_files import SPARE, allow_connections
 from gateway.process import Gateway
 from protocol.errors import BatonError
 from runtime.clock import MonotonicClock
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = StatusPipe(arguments.status_fd)
         check_imports()
         status.loading("tokenizer")
+        _make_room(arguments.settings.limits.max_connections)
         gateway = Gateway(arguments.settings, MonotonicClock())
     except BatonError as error:
         status.failed(error.message, code=error.code)
@@ -43,6 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(GC_YOUNG)
     uvloop.run(_run(gateway, status))
     return 0
+
+
+def _make_room(max_connections: int) -> None:
+    most = allow_connections(max_connections)
+    if most is not None:
+        get_log("gateway").warning(
+            "the system allows too few open files", files=most, max_connections=max_connections, spare=SPARE
+        )
 
 
 async def _run(gateway: Gateway, status: StatusPipe) -> None:

@@ -1,15 +1,16 @@
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from deploy.layout import check_counts, gateway_plan, serve_plan, threads_per_worker, worker_plan
-from deploy.options import OPTIONS, options_for
+from deploy.options import LIMITS, OPTIONS, options_for
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.layered_config import Config, resolve
-from runtime.settings import GatewaySettings, WorkerSettings
+from runtime.settings import GatewaySettings, HttpLimits, WorkerSettings
 
 MODEL = Path("/models/story")
 
@@ -51,6 +52,20 @@ def test_settings_follow_the_flags() -> None:
         page_size=1, max_total_tokens=512, max_running_requests=3, chunked_prefill_size=0, context_length=128,
         overlap=False, host="127.0.0.1", workers_on_host=2, num_threads=4, log_level="debug",
     )  # fmt: skip
+
+
+def test_every_limit_has_a_flag_of_its_own() -> None:
+    flags = [option for option in options_for("gateway") if option.group == LIMITS]
+    typed = {option.key: str(101 + place) for place, option in enumerate(flags)}
+    spec = gateway_plan(config("gateway", **typed), MODEL, "story")
+    limits = asdict(GatewaySettings.from_json(spec.command[-1]).limits)
+    names = {option.key.replace("_timeout", "_timeout_s") for option in flags} - {"keep_alive_timeout_s"}
+    assert limits.keys() == names | {"keep_alive_s"}
+    for option, value in zip(flags, range(101, 101 + len(flags)), strict=True):
+        name = "keep_alive_s" if option.name == "keep-alive-timeout" else option.key.replace("_timeout", "_timeout_s")
+        assert limits[name] == value, option.name
+    defaults = GatewaySettings.from_json(gateway_plan(config("gateway"), MODEL, "story").command[-1])
+    assert defaults.limits == HttpLimits()
 
 
 def test_the_environment_bounds_the_threads() -> None:
