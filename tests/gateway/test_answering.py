@@ -1,0 +1,155 @@
+"""Answers whose client leaves, or whose connection fails, at any moment: the worker is told, nothing is left."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from starlette.types import Message
+
+from gateway.answering import StreamedAnswer, answer_whole
+from gateway.control import Control
+from gateway.control_socket import ControlSocket
+from gateway.detokenizer import NoText
+from gateway.generation import Generation
+from gateway.metrics import Metrics
+from gateway.retry import RetryRules
+from gateway.sse import ChunkWriter, ResponseHead
+from gateway.translate import Job, TextRules
+from gateway.whole_answer import WholeAnswer
+from protocol.messages_gateway import TO_GATEWAY, TO_WORKER, CancelRequest, ChoiceTokens, Role, Tokens, ToWorker
+from protocol.request import SamplingParams
+from runtime.clock import MonotonicClock
+from tests.gateway.test_membership import register
+
+HEAD = ResponseHead("r", 7, "m", is_chat=False, with_token_ids=True)
+MAX_TOKENS = 5
+
+
+class Wire:
+    """A control socket that keeps what is sent to the worker."""
+
+    def __init__(self) -> None:
+        self.sent: list[ToWorker] = []
+
+    def send(self, _identity: bytes, raw: bytes) -> bool:
+        self.sent.append(TO_WORKER.decode(raw))
+        return True
+
+    @property
+    def cancelled(self) -> list[CancelRequest]:
+        return [message for message in self.sent if isinstance(message, CancelRequest)]
+
+
+class Call:
+    """One call of a client: its generation at one unified worker, its connection."""
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+        self.control = Control(cast(ControlSocket, self.wire), MonotonicClock(), "least_loaded", RetryRules(1, 0.0))
+        joined = register("u", 1, Role.UNIFIED)
+        self._identity = f"u#{joined.address.instance}".encode()
+        self.control._on_raw(self._identity, TO_GATEWAY.encode(joined))
+        self.metrics = Metrics(lambda: (), lambda: 0)
+        job = Job((1, 2), SamplingParams(max_tokens=MAX_TOKENS), 1)
+        self.generation = Generation(
+            "r", [job], TextRules((), 0, True), lambda _: NoText(), self.control, MonotonicClock(), self.metrics
+        )
+        self.generation.start(0.0, timeline=False)
+        self.messages: list[Message] = []
+        self.has_left = asyncio.Event()
+        self.fail_at: int | None = None  # the message whose sending fails
+        self._num_tokens = 0
+
+    async def receive(self) -> Message:
+        await self.has_left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if len(self.messages) == self.fail_at:
+            raise OSError("the connection is gone")
+        self.messages.append(message)
+
+    def answer(self, is_stream: bool) -> "asyncio.Task[Any]":
+        """The answer under way."""
+        if not is_stream:
+            return asyncio.create_task(answer_whole(self.generation, WholeAnswer(HEAD, 1), self.receive))
+        streamed = StreamedAnswer(self.generation, ChunkWriter(HEAD, False, False), include_usage=False)
+        return asyncio.create_task(streamed({"type": "http"}, self.receive, self.send))
+
+    async def tokens(self, count: int) -> None:
+        """The worker sends so many, each taken before the next."""
+        await asyncio.sleep(0)  # the answer has begun
+        for _ in range(count):
+            seq, self._num_tokens = self._num_tokens, self._num_tokens + 1
+            finish = "length" if self._num_tokens == MAX_TOKENS else ""
+            news = ChoiceTokens("r-0", 0, 0, seq, (3,), finish)
+            self.control._on_raw(self._identity, TO_GATEWAY.encode(Tokens((news,))))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    def is_at_rest(self) -> bool:
+        return len(self.control.requests) == 0 and not self.control.loads
+
+
+def leave(call: Call, _task: "asyncio.Task[Any]") -> None:
+    call.has_left.set()
+
+
+def cancel(_call: Call, task: "asyncio.Task[Any]") -> None:
+    task.cancel()
+
+
+@pytest.mark.parametrize("end", [leave, cancel])
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("num_before", range(MAX_TOKENS))
+async def test_leaving_at_any_token_cancels(
+    num_before: int, is_stream: bool, end: Callable[[Call, "asyncio.Task[Any]"], None]
+) -> None:
+    call = Call()
+    task = call.answer(is_stream)
+    await call.tokens(num_before)
+    assert not call.wire.cancelled
+    end(call, task)
+    async with asyncio.timeout(1):
+        await asyncio.gather(task, return_exceptions=True)
+    assert [(each.request_id, each.choice) for each in call.wire.cancelled] == [("r-0", -1)]
+    assert call.is_at_rest()
+    assert 'outcome="cancelled"} 1.0' in call.metrics.render().decode()
+    assert not any(b"[DONE]" in message.get("body", b"") for message in call.messages)
+
+
+@pytest.mark.parametrize("fail_at", range(4))
+async def test_a_connection_that_fails_cancels(fail_at: int) -> None:
+    """Nobody says that the client has left: sending fails, at the head or at any chunk."""
+    call = Call()
+    call.fail_at = fail_at
+    task = call.answer(is_stream=True)
+    await call.tokens(4)
+    with pytest.raises(OSError, match="is gone"):
+        await task
+    assert len(call.messages) == fail_at
+    assert len(call.wire.cancelled) == 1 and call.is_at_rest()
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_leaving_at_the_end_cancels_nothing(is_stream: bool) -> None:
+    call = Call()
+    task = call.answer(is_stream)
+    await call.tokens(MAX_TOKENS)
+    call.has_left.set()
+    async with asyncio.timeout(1):
+        await task
+    assert not call.wire.cancelled and call.is_at_rest()
+    assert 'outcome="ok"} 1.0' in call.metrics.render().decode()
+
+
+async def test_one_write_for_what_came_together() -> None:
+    call = Call()
+    task = call.answer(is_stream=True)
+    for seq in range(MAX_TOKENS):  # no turn of the loop between them
+        news = ChoiceTokens("r-0", 0, 0, seq, (3,), "length" if seq + 1 == MAX_TOKENS else "")
+        call.control._on_raw(call._identity, TO_GATEWAY.encode(Tokens((news,))))
+    await task
+    bodies = [message["body"] for message in call.messages if message["type"] == "http.response.body"]
+    assert [body.count(b"data: {") for body in bodies] == [MAX_TOKENS, 0] and b"[DONE]" in bodies[-1]
