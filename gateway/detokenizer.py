@@ -91,7 +91,6 @@ class ByteDetokenizer:
 
     def flush(self) -> str:
         """See Detokenizer."""
-        self._is_between = True
         return self._decoder.decode(b"", final=True)
 
 

@@ -146,6 +146,7 @@ async def test_leaving_at_the_end_cancels_nothing(is_stream: bool) -> None:
 
 async def test_one_write_for_what_came_together() -> None:
     call = Call()
+    call.generation.bound_backlog(1, call.has_left.set)  # which is for a client that does not read
     task = call.answer(is_stream=True)
     for seq in range(MAX_TOKENS):  # no turn of the loop between them
         news = ChoiceTokens("r-0", 0, 0, seq, (3,), "length" if seq + 1 == MAX_TOKENS else "")

@@ -103,10 +103,13 @@ async def test_a_stream_that_nobody_reads_is_cut(
 
 
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
-async def test_a_whole_answer_that_nobody_reads_is_cut(folder: Path, connection: str) -> None:
+@pytest.mark.parametrize(
+    "num_tokens", [5_000, 20_000]
+)  # less, and more, than what a connection buffers before it says so
+async def test_a_whole_answer_that_nobody_reads_is_cut(folder: Path, num_tokens: int, connection: str) -> None:
     limits = HttpLimits(slow_reader_timeout_s=0.3)
     async with served(folder, limits) as (setting, _):
-        body = {"return_token_ids": True, "max_tokens": 20_000}
+        body = {"return_token_ids": True, "max_tokens": num_tokens}
         with stuck_client(setting.gateway.url, body, connection) as client:
             async with asyncio.timeout(20):
                 while not await cut_for(setting, "stalled"):  # noqa: ASYNC110  # what is waited for has no event
