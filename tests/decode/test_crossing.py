@@ -36,8 +36,8 @@ POISON = VOCAB - 1  # of a token that only the prompt that shall fail has
 class LateMail(Cluster):
     """Messages arrive DELAY turns after they were sent, in order."""
 
-    def __init__(self, runner: FakeRunner) -> None:
-        super().__init__(runner, "1P1D", page_size=4, chunk_size=7, num_pages=256)
+    def __init__(self, runner: FakeRunner, topology: str) -> None:
+        super().__init__(runner, topology, page_size=4, chunk_size=7, num_pages=256)
         self.mail: deque[tuple[int, Any, Callable[[], None]]] = deque()  # due, message, how to deliver it
         self.turn = 0
 
@@ -106,9 +106,14 @@ KINDS = [
 
 
 @pytest.mark.parametrize("choice", [-1, 0, *(pytest.param(c, marks=pytest.mark.slow) for c in (1, 2))])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_cancel_meets(kind: type, choice: int) -> None:
-    cluster = LateMail(FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=raise_on_poison))
+@pytest.mark.parametrize(
+    "topology,kind",
+    [*(("1P1D", kind) for kind in KINDS), ("1U", Tokens), ("1U", RequestFailed)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_cancel_meets(topology: str, kind: type, choice: int) -> None:
+    runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=raise_on_poison)
+    cluster = LateMail(runner, topology)
     company = [token % POISON for token in prompt_of("company", 30)]
     prompt, max_tokens = victim_for(kind)
     cluster.assign("victim", prompt, greedy(max_tokens), 3)
@@ -132,9 +137,9 @@ def test_a_cancel_meets(kind: type, choice: int) -> None:
     for index in range(3):
         answer = cluster.answers["victim", index]
         if index not in cancelled and not failed:
-            assert (answer.ids, answer.finish) == (cluster.runner.expected_tokens(prompt, max_tokens), "length")  # type: ignore[attr-defined]
+            assert (answer.ids, answer.finish) == (runner.expected_tokens(prompt, max_tokens), "length")
         elif answer.finish:  # the end was under way already
-            assert answer.ids == cluster.runner.expected_tokens(prompt, max_tokens)  # type: ignore[attr-defined]
+            assert answer.ids == runner.expected_tokens(prompt, max_tokens)
         else:
             expect_prefix(cluster, "victim", prompt, greedy(max_tokens), index)
     cluster.assign("next", company[:20], PARAMS)
