@@ -96,8 +96,6 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request, or a further one on the same connection."""
-        if self._is_refused:
-            return
         super().on_message_begin()
         self._num_headers = self._body_bytes = 0
         if self._deadline is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,19 @@ async def test_nothing_of_a_refused_request_is_answered_twice(small: Setting) ->
     assert answer.count(b"HTTP/1.1") == 1 and "32 headers" in error_of(answer, 431)
     [worker] = small.workers
     assert worker.assigned == []
+
+
+async def test_the_rest_of_a_refused_request_meets_no_fault(small: Setting, caplog: pytest.LogCaptureFixture) -> None:
+    """The parser goes on to the end of what it was fed; uvicorn would tell of an exception on the way."""
+    caplog.set_level(logging.WARNING, "uvicorn.error")
+    headers = b"".join(b"a%d: b\r\n" % number for number in range(30))
+    error_of(await exchange(small, POST + headers + b"content-length: 5\r\n\r\nhello" + GET), 431)
+    error_of(await exchange(small, POST + headers + b"content-length: 0\r\n\r\n"), 431)
+    chunks = chunk(b"x" * 2050) + chunk(b"y") + b"0\r\n\r\n"
+    error_of(await exchange(small, POST + b"transfer-encoding: chunked\r\n\r\n" + chunks + GET), 413)
+    assert [each.getMessage() for each in caplog.records if each.name == "uvicorn.error"] == []
+    error_of(await exchange(small, b"nonsense\r\n\r\n"), 400)
+    assert [each.getMessage() for each in caplog.records if each.name == "uvicorn.error"] != []
 
 
 async def test_requests_on_one_connection(setting: Setting) -> None:
