@@ -17,7 +17,7 @@ from runtime.layered_config import Config, Kind, Origin
 
 _TELLING = ("warning", "error", "critical")
 # what is this command's own affair and not that of a worker started in place of another
-_NOT_THE_WORKERS = frozenset({"role", "worker-id", "host", "gateway", "config", "log-level", "workers-on-host"})
+_NOT_THE_WORKERS = frozenset({"role", "worker-id", "host", "gateway", "config", "log-level", "workers-on-host", "cpus"})
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def describe_restart(life: Life, max_restarts: int) -> str:
             return f"it is given up after {max_restarts} restart{'s' * (max_restarts > 1)} in a row"
         return "it is given up, as another start would end the same way"
     wait_s = life.start_at - life.since
-    when = f"in {wait_s:g} s" if wait_s > 0 else "at once"
-    count = f", restart {life.failures} of {max_restarts} in a row" if life.failures > 1 else ""
-    return f"it is started again {when}{count}"
+    if wait_s <= 0:
+        return "it is started again at once"
+    return f"it is started again in {wait_s:g} s, restart {life.failures} of {max_restarts} in a row"
 
 
 def last_words(ended: Ended) -> str:

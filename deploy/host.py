@@ -26,6 +26,11 @@ def count_cores(proc: Path = Path("/proc/self/cgroup"), root: Path = _CGROUP) ->
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
+def available_cpus() -> tuple[int, ...]:
+    """Numbers of the cores that this process may run on."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
 def cpu_quota(proc: Path, root: Path) -> float | None:
     """The smallest CPU quota from this process's cgroup up to the root, in cores; None without one.
 

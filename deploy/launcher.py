@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from deploy.console import Console
+from deploy.cpus import show_cpus
 from deploy.endings import Ended, last_words
 from deploy.layout import ProcessSpec
 from deploy.processes import ChildProcess, StatusEvent, describe_exit
@@ -65,6 +66,8 @@ class Launcher:
         names = []
         for spec in specs:
             self._console.starting(spec.name)
+            if spec.cpus is not None:
+                self._console.note(f"{spec.name} runs on core{'s' * (len(spec.cpus) > 1)} {show_cpus(spec.cpus)}")
             self._children[spec.name] = ChildProcess(spec, self._project)
             self._news[spec.name] = self._clock.now()
             names.append(spec.name)

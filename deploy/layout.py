@@ -7,12 +7,13 @@ What it does not know: how processes are started and watched (processes.py, laun
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
+from deploy.cpus import share_cpus
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.layered_config import Config
@@ -39,6 +40,7 @@ class ProcessSpec:
     name: str
     command: tuple[str, ...]  # its last word is the settings
     environment: Mapping[str, str]
+    cpus: tuple[int, ...] | None = None  # cores it may run on; None: all that the launcher may
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,24 @@ class Plan:
         return tuple(self.make_worker(replace(settings, gateway=control)) for settings in self.worker_settings)
 
 
-def serve_plan(config: Config, model: Path, served_model_name: str, cores: int) -> Plan:
-    """Gateway and workers of `baton serve`; ConfigError unless the counts make a server."""
+def serve_plan(
+    config: Config, model: Path, served_model_name: str, cores: int, cpus: Sequence[int] | None = None
+) -> Plan:
+    """Gateway and workers of `baton serve`; ConfigError unless the counts make a server. Workers share `cpus`, if they
+    are to be pinned; `cores` bounds their threads."""
     counts = {role: config.integer(role) for role in ("prefill", "decode", "unified")}
     check_counts(counts["prefill"], counts["decode"], counts["unified"])
     num_workers = sum(counts.values())
     gateway = gateway_spec(_gateway_settings(config, model, served_model_name, "tcp://127.0.0.1:0"))
+    names = [(Role(role), f"{role}-{index}") for role, count in counts.items() for index in range(count)]
+    pins: Sequence[tuple[int, ...] | None] = [None] * num_workers if cpus is None else share_cpus(cpus, num_workers)
+    threads = [threads_per_worker(cores, num_workers) if pin is None else min(len(pin), cores) for pin in pins]
     workers = tuple(
-        _worker_settings(
-            config, Role(role), f"{role}-{index}", model, cores, gateway="", host="127.0.0.1", workers=num_workers
-        )
-        for role, count in counts.items()
-        for index in range(count)
+        _worker_settings(config, role, name, model, count, gateway="", host="127.0.0.1", workers=num_workers)
+        for (role, name), count in zip(names, threads, strict=True)
     )
-    return Plan(gateway, workers, worker_spec)
+    pin_of = {settings.worker_id: pin for settings, pin in zip(workers, pins, strict=True)}
+    return Plan(gateway, workers, lambda settings: worker_spec(settings, pin_of[settings.worker_id]))
 
 
 def check_counts(prefill: int, decode: int, unified: int) -> None:
@@ -90,13 +96,16 @@ def gateway_plan(config: Config, model: Path, served_model_name: str) -> Process
     return gateway_spec(_gateway_settings(config, model, served_model_name, config.text("control")))
 
 
-def worker_plan(config: Config, model: Path, worker_id: str, host: str, cores: int) -> ProcessSpec:
-    """The process of `baton worker`. `host` is where peers reach it."""
+def worker_plan(
+    config: Config, model: Path, worker_id: str, host: str, cores: int, cpus: tuple[int, ...] | None = None
+) -> ProcessSpec:
+    """The process of `baton worker`. `host` is where peers reach it; it is pinned to `cpus`, if any."""
     role, gateway, workers = config.text("role"), config.text("gateway"), config.integer("workers-on-host")
+    threads = threads_per_worker(cores, workers) if cpus is None else min(len(cpus), cores)
     settings = _worker_settings(
-        config, Role(role), worker_id, model, cores, gateway=gateway, host=host, workers=workers
+        config, Role(role), worker_id, model, threads, gateway=gateway, host=host, workers=workers
     )
-    return worker_spec(settings)
+    return worker_spec(settings, cpus)
 
 
 def threads_per_worker(cores: int, num_workers: int) -> int:
@@ -109,10 +118,10 @@ def gateway_spec(settings: GatewaySettings) -> ProcessSpec:
     return ProcessSpec(GATEWAY, _python(GATEWAY, settings), thread_environment(1))
 
 
-def worker_spec(settings: WorkerSettings) -> ProcessSpec:
+def worker_spec(settings: WorkerSettings, cpus: tuple[int, ...] | None = None) -> ProcessSpec:
     """How a worker is started."""
     environment = thread_environment(settings.num_threads)
-    return ProcessSpec(settings.worker_id, _python(settings.role.value, settings), environment)
+    return ProcessSpec(settings.worker_id, _python(settings.role.value, settings), environment, cpus)
 
 
 def at_addresses(gateway: ProcessSpec, http: str, control: str) -> ProcessSpec:
@@ -163,7 +172,7 @@ def _http_limits(config: Config) -> HttpLimits:
 
 
 def _worker_settings(
-    config: Config, role: Role, worker_id: str, model: Path, cores: int, *, gateway: str, host: str, workers: int
+    config: Config, role: Role, worker_id: str, model: Path, threads: int, *, gateway: str, host: str, workers: int
 ) -> WorkerSettings:
     return WorkerSettings(
         worker_id=worker_id,
@@ -181,6 +190,6 @@ def _worker_settings(
         transfer_backend=cast(TransferBackend, config.text("transfer-backend")),
         host=host,
         workers_on_host=workers,
-        num_threads=config.optional_integer("threads") or threads_per_worker(cores, workers),
+        num_threads=config.optional_integer("threads") or threads,
         log_level=cast(LogLevel, config.text("log-level")),
     )

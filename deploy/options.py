@@ -141,10 +141,6 @@ OPTIONS: tuple[Option, ...] = (
         help="how long a request may lack workers, from when its lost worker was last heard",
     ),
     Option(
-        name="launch-deadline", kind=Kind.INTEGER, default=120, minimum=1, metavar="SECONDS", group=LOSS,
-        commands=_FRONT, help="a worker that computes one batch for so long counts as lost",
-    ),
-    Option(
         name="max-restarts", kind=Kind.INTEGER, default=5, maximum=1000000, metavar="N", group=LOSS,
         commands=("serve", "gateway", "worker"),
         help="how often in a row a process that ends is started again, with growing waits; 0: never",
@@ -158,6 +154,10 @@ OPTIONS: tuple[Option, ...] = (
         name="max-body-bytes", kind=Kind.INTEGER, default=8388608, minimum=1, metavar="BYTES", group=LIMITS,
         commands=_FRONT,
         help="longest body of a request",
+    Option(
+        name="launch-deadline", kind=Kind.INTEGER, default=120, minimum=1, metavar="SECONDS", group=LOSS,
+        commands=_FRONT, help="a worker that computes one batch for so long counts as lost",
+    ),
     ),
     Option(
         name="max-header-bytes", kind=Kind.INTEGER, default=65536, minimum=1, metavar="BYTES", group=LIMITS,
@@ -218,6 +218,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="workers-on-host", kind=Kind.INTEGER, default=1, minimum=1, maximum=1024, metavar="N", group=MACHINE,
         commands=("worker",), help="workers that share this machine's memory and cores, this one included",
+    ),
+    Option(
+        name="cpus", default="none", metavar="LIST", group=MACHINE, commands=_SERVE,
+        help="cores that workers are pinned to, shared out in order (0-3,6); auto: all; the gateway is never pinned",
     ),
     Option(
         name="config", metavar="FILE", group=MACHINE, commands=_START, in_file=False, unset="none",

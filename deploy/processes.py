@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,15 +71,16 @@ class ChildProcess:
         status_read, status_write = os.pipe()
         log_read, log_write = os.pipe()
         try:
-            self._popen = subprocess.Popen(
-                [*spec.command, "--status-fd", str(status_write)],
-                stdin=subprocess.DEVNULL,
-                stdout=log_write,
-                stderr=log_write,
-                pass_fds=(status_write,),
-                env=child_environment(spec, project),
-                process_group=0,
-            )
+            with pinned_to(spec.cpus):
+                self._popen = subprocess.Popen(
+                    [*spec.command, "--status-fd", str(status_write)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log_write,
+                    stderr=log_write,
+                    pass_fds=(status_write,),
+                    env=child_environment(spec, project),
+                    process_group=0,
+                )
         except OSError:
             os.close(status_read)
             os.close(log_read)
@@ -141,6 +142,20 @@ class ChildProcess:
         if self.exit_fd >= 0:
             os.close(self.exit_fd)
             self.exit_fd = -1
+
+
+@contextlib.contextmanager
+def pinned_to(cpus: Iterable[int] | None) -> Iterator[None]:
+    """What this thread starts meanwhile runs on these cores from its first instruction on; None changes nothing."""
+    if cpus is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def child_environment(spec: ProcessSpec, project: Path) -> dict[str, str]:

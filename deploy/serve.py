@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.console import Console
+from deploy.cpus import read_cpus
 from deploy.endings import count_left, describe_loss, replacement, worker_flags
-from deploy.host import address_facing, check_device, check_port_free, check_worker_id, count_cores
+from deploy.host import address_facing, available_cpus, check_device, check_port_free, check_worker_id, count_cores
 from deploy.invitation import gateway_lines, serve_lines, worker_lines
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import (
@@ -51,7 +52,7 @@ def serve(config: Config, console: Console) -> int:
     check_counts(*(config.integer(role) for role in ("prefill", "decode", "unified")))
     model = find_model(config.optional_text("model"))
     name = config.optional_text("served-model-name") or model_name(model)
-    plan = serve_plan(config, model, name, count_cores())
+    plan = serve_plan(config, model, name, count_cores(), read_cpus(config.text("cpus"), available_cpus()))
     check_device(config.text("device"))
     check_context_length(model, config.optional_integer("context-length"))
     check_port_free(config.text("host"), config.integer("port"))
@@ -138,7 +139,8 @@ def worker(config: Config, console: Console) -> int:
     role = config.text("role")
     check_worker_id(config.optional_text("worker-id"))
     worker_id = config.optional_text("worker-id") or f"{role}-{socket.gethostname()}-{secrets.token_hex(2)}"
-    spec = worker_plan(config, model, worker_id, host, count_cores())
+    cpus = read_cpus(config.text("cpus"), available_cpus())
+    spec = worker_plan(config, model, worker_id, host, count_cores(), cpus)
 
     def start(launcher: Launcher) -> Up:
         launcher.start([spec])

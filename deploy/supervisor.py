@@ -6,19 +6,52 @@ do, and which of them the others cannot do without (serve.py).
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from deploy import supervision
 from deploy.console import Console
 from deploy.endings import Ended, describe_end, describe_restart
-from deploy.launcher import SILENCE_S, Launcher
+from deploy.launcher import SILENCE_S
 from deploy.layout import ProcessSpec
-from deploy.supervision import Life, State, cause_of, is_due
+from deploy.supervision import Cause, Life, State, cause_of, is_due
 from runtime.clock import Clock
 
 TURN_S = 1.0
 PAUSED_S = 3.0  # between two turns: it was us who stood still, and nobody's silence counts
 
 GivenUp = Callable[[str, Collection[str]], str]  # (name, all that are given up): what that means, for a person
+
+
+class Processes(Protocol):
+    """What a supervisor needs of the Launcher."""
+
+    def turn(self, timeout_s: float) -> list[Ended]:
+        """Waits for news; who has newly ended."""
+        ...
+
+    def start_again(self, spec: ProcessSpec) -> None:
+        """Starts a process that has ended. Raises OSError when the system cannot start it now."""
+        ...
+
+    def is_ready(self, name: str) -> bool:
+        """Whether it has said that it serves."""
+        ...
+
+    def is_beating(self, name: str) -> bool:
+        """Whether it has begun to give signs of life."""
+        ...
+
+    def silence_s(self, name: str) -> float:
+        """Since its last news."""
+        ...
+
+    def forgive_silence(self) -> None:
+        """Counts everybody's silence from now on."""
+        ...
+
+    def kill(self, name: str, because: str) -> None:
+        """Kills it; `turn` reports its end."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -34,7 +67,7 @@ class Supervisor:
 
     def __init__(
         self,
-        launcher: Launcher,
+        launcher: Processes,
         specs: Collection[ProcessSpec],
         rules: Rules,
         clock: Clock,
@@ -89,7 +122,10 @@ class Supervisor:
         life = supervision.ended(self._lives[name], cause, self._rules.max_restarts, now)
         self._lives[name] = life
         self._ended_at.setdefault(name, now)
-        sentence = f"{describe_end(ended)}; {describe_restart(life, self._rules.max_restarts)}"
+        self._say(name, life, describe_end(ended))
+
+    def _say(self, name: str, life: Life, what: str) -> None:
+        sentence = f"{what}; {describe_restart(life, self._rules.max_restarts)}"
         meaning = self._tell(name, self.given_up) if life.state is State.GIVEN_UP else ""
         self._console.trouble(f"{sentence}. {meaning}" if meaning else sentence)
 
@@ -99,8 +135,9 @@ class Supervisor:
         try:
             self._launcher.start_again(self._specs[name])
         except OSError as error:  # no memory or no descriptor for it: another time, perhaps
-            ended = Ended(name, 1, "", failure=f"the system cannot start it: {error}", was_ready=False)
-            self._bury(ended, now)
+            life = supervision.ended(life, Cause.FAILED, self._rules.max_restarts, now)
+            self._lives[name] = life
+            self._say(name, life, f"{name} cannot be started: {error}")
 
     def _kill_what_hangs(self) -> None:
         for name, life in self._lives.items():

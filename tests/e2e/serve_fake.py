@@ -14,14 +14,16 @@ from dataclasses import replace
 from deploy.cli import find_config
 from deploy.command_line import parse
 from deploy.console import make_console
-from deploy.host import count_cores
+from deploy.cpus import read_cpus
+from deploy.host import available_cpus, count_cores
 from deploy.layout import serve_plan
 from deploy.serve import rules_of, run_plan
 
 
 def main(folder: str, flags: list[str]) -> int:
     config = find_config(parse(["serve", "--model", folder, *flags], "test"), os.environ)
-    plan = serve_plan(config, Path(folder), "fake", count_cores())
+    cpus = read_cpus(config.text("cpus"), available_cpus())
+    plan = serve_plan(config, Path(folder), "fake", count_cores(), cpus)
     fakes = tuple(replace(settings, fake_model=True) for settings in plan.worker_settings)
     console = make_console()
     try:

@@ -75,7 +75,8 @@ def test_each_worker_gets_its_share_of_the_cores(fake: BatonProcess) -> None:
 
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
 def test_a_killed_worker_ends_its_streams_with_an_error(victim: str, fake_folder: Path, tmp_path: Path) -> None:
-    flags = ("--port", "0", "--prefill", "2", "--decode", "2", "--page-size", "1", "--pairing", "round_robin")
+    pairs = ("--port", "0", "--prefill", "2", "--decode", "2", "--page-size", "1", "--pairing", "round_robin")
+    flags = (*pairs, "--max-restarts", "0", "--max-attempts", "1")  # nothing is mended, nothing tried again
     with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
         streams = [baton.stream(**LONG) for _ in range(4)]
         begun = [next(stream)["choices"][0]["token_ids"] for stream in streams]

@@ -1,0 +1,191 @@
+"""The supervisor with processes that exist on paper only, in time that moves only when told."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from deploy.console import PlainConsole
+from deploy.endings import Ended
+from deploy.layout import ProcessSpec
+from deploy.supervisor import Rules, Supervisor
+from runtime.clock import VirtualClock
+
+NAMES = ("gateway", "decode-0")
+
+
+@dataclass
+class PaperProcesses:
+    """`pending` are ends to report. A turn without news takes all the time that it is given."""
+
+    clock: VirtualClock
+    pending: list[Ended] = field(default_factory=list)
+    starts: list[tuple[float, str]] = field(default_factory=list)  # (when, who)
+    ready: set[str] = field(default_factory=set)
+    beating: set[str] = field(default_factory=lambda: set(NAMES))
+    heard: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
+    silent: set[str] = field(default_factory=set)
+    killed: dict[str, str] = field(default_factory=dict)
+    cannot_start: bool = False
+
+    def turn(self, timeout_s: float) -> list[Ended]:
+        if not self.pending:
+            self.clock.advance(timeout_s)
+        found, self.pending = self.pending, []
+        self.heard |= {name: self.clock.now() for name in NAMES if name not in self.silent}
+        return found
+
+    def start_again(self, spec: ProcessSpec) -> None:
+        if self.cannot_start:
+            raise OSError("no memory")
+        self.starts.append((self.clock.now(), spec.name))
+        self.ready.discard(spec.name)
+        self.killed.pop(spec.name, None)
+        self.heard[spec.name] = self.clock.now()
+
+    def is_ready(self, name: str) -> bool:
+        return name in self.ready
+
+    def is_beating(self, name: str) -> bool:
+        return name in self.beating
+
+    def silence_s(self, name: str) -> float:
+        return self.clock.now() - self.heard[name]
+
+    def forgive_silence(self) -> None:
+        self.heard = dict.fromkeys(NAMES, self.clock.now())
+
+    def kill(self, name: str, because: str) -> None:
+        self.killed[name] = because
+
+
+class Stage:
+    def __init__(self, rules: Rules) -> None:
+        self.clock = VirtualClock(100.0)
+        self.processes = PaperProcesses(self.clock)
+        self.supervisor = Supervisor(
+            self.processes,
+            [ProcessSpec(name, (), {}) for name in NAMES],
+            rules,
+            self.clock,
+            PlainConsole(with_logs=True),
+            lambda name, given_up: f"{name} of {len(given_up)} is missed",
+        )
+
+    def end(self, name: str, code: int, was_ready: bool = True) -> None:
+        self.processes.pending.append(Ended(name, code, "", was_ready=was_ready))
+        self.supervisor.turn()
+
+    def turns(self, seconds: float) -> None:
+        until = self.clock.now() + seconds
+        while self.clock.now() < until:
+            self.supervisor.turn()
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line.removeprefix("baton: ") for line in capsys.readouterr().err.splitlines()]
+
+
+def test_a_crash_is_mended_at_once_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(Rules())
+    stage.end("decode-0", -9)
+    assert stage.processes.starts == [(100.0, "decode-0")]
+    stage.turns(3.0)
+    stage.processes.ready.add("decode-0")
+    stage.turns(1.0)
+    assert said(capsys) == [
+        "error: decode-0 was killed by SIGKILL; it is started again at once",
+        "decode-0 serves again after 4.0 s",
+    ]
+
+
+def test_waits_grow_to_the_second_then_it_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(Rules(max_restarts=4))
+    ends = []
+    for _ in range(5):
+        ends.append(stage.clock.now())
+        stage.end("decode-0", 1, was_ready=False)
+        stage.turns(4.0)
+    starts = [when for when, _ in stage.processes.starts]
+    assert [start - end for start, end in zip(starts, ends[:4], strict=True)] == [0.0, 0.5, 1.0, 2.0]
+    assert stage.supervisor.given_up == {"decode-0"}
+    lines = said(capsys)
+    assert lines[1] == "error: decode-0 ended with exit status 1; it is started again in 0.5 s, restart 2 of 4 in a row"
+    assert lines[4] == (
+        "error: decode-0 ended with exit status 1; it is given up after 4 restarts in a row. decode-0 of 1 is missed"
+    )
+
+
+def test_a_wrong_configuration_is_not_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(Rules())
+    stage.end("gateway", -15)
+    stage.processes.pending.append(
+        Ended("gateway", 2, "", failure="tokenizer.json is no JSON", failure_code="checkpoint_error", was_ready=False)
+    )
+    stage.turns(100.0)
+    assert len(stage.processes.starts) == 1
+    assert stage.supervisor.given_up == {"gateway"}
+    assert said(capsys)[-1] == (
+        "error: gateway ended with exit status 2: tokenizer.json is no JSON; it is given up, as another start would "
+        "end the same way. gateway of 1 is missed"
+    )
+
+
+def test_what_the_system_cannot_start_counts_as_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(Rules(max_restarts=2))
+    stage.processes.cannot_start = True
+    stage.end("decode-0", -9)
+    stage.processes.cannot_start = False
+    stage.turns(2.0)
+    assert stage.processes.starts == [(100.5, "decode-0")]
+    assert (
+        said(capsys)[1]
+        == "error: decode-0 cannot be started: no memory; it is started again in 0.5 s, restart 2 of 2 in a row"
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_falls_silent_is_killed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(Rules(hang_limit_s=10.0))
+    stage.turns(5.0)
+    stage.processes.silent.add(name)
+    stage.turns(10.0)
+    assert stage.processes.killed == {}
+    stage.turns(1.0)
+    assert stage.processes.killed == {name: "gave no sign of life for 11 s"}
+    stage.processes.pending.append(Ended(name, -9, "", killed_because=stage.processes.killed[name]))
+    stage.turns(1.0)
+    assert [who for _, who in stage.processes.starts] == [name]
+    assert said(capsys)[0] == f"error: {name} gave no sign of life for 11 s and was killed; it is started again at once"
+
+
+def test_silence_means_nothing_where_there_was_no_sign_or_no_limit() -> None:
+    patient = Stage(Rules(hang_limit_s=0.0))
+    patient.processes.silent.update(NAMES)
+    patient.turns(100.0)
+    quiet = Stage(Rules())
+    quiet.processes.silent.update(NAMES)
+    quiet.processes.beating.clear()
+    quiet.turns(100.0)
+    assert patient.processes.killed == quiet.processes.killed == {}
+
+
+def test_a_start_without_any_news_does_not_last_for_ever() -> None:
+    stage = Stage(Rules())
+    stage.processes.beating.clear()
+    stage.end("decode-0", -9)
+    stage.processes.silent.add("decode-0")
+    stage.turns(599.0)
+    assert stage.processes.killed == {}
+    stage.turns(3.0)
+    assert set(stage.processes.killed) == {"decode-0"}
+
+
+def test_its_own_pause_is_nobodys_silence() -> None:
+    stage = Stage(Rules(hang_limit_s=10.0))
+    stage.turns(2.0)
+    stage.processes.silent.update(NAMES)
+    stage.clock.advance(60.0)
+    stage.turns(9.0)
+    assert stage.processes.killed == {}
+    stage.turns(3.0)
+    assert set(stage.processes.killed) == set(NAMES)

@@ -1,0 +1,155 @@
+"""What dies, leaves or hangs in a real deployment is started again where it was, and answers are exact again."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from model.fake import FakeRunner
+from tests.e2e.baton_process import FAKE, BatonProcess
+
+pytestmark = pytest.mark.slow
+RUNNER = FakeRunner()
+HANG_LIMIT = 6  # seconds; the gateway loses a silent worker after 2
+
+
+@pytest.fixture(scope="module")
+def baton(fake_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatonProcess]:
+    """One deployment goes through every fault; that the one before has left nothing wrong is part of each test."""
+    log = tmp_path_factory.mktemp("supervised") / "log"
+    flags = ("--port", "0", "--page-size", "4", "--hang-limit", str(HANG_LIMIT), "--max-restarts", "20")
+    with BatonProcess(str(fake_folder), *flags, log=log, program=FAKE) as found:
+        yield found
+
+
+def pid_of(baton: BatonProcess, name: str) -> int:
+    """The process of a worker, or of the "gateway"; 0 when there is none now."""
+    for child in baton.children():
+        try:
+            argv = child.cmdline()
+        except psutil.Error:
+            continue
+        if name in argv or f'"worker_id": "{name}"' in " ".join(argv):
+            return child.pid
+    return 0
+
+
+def instance_of(baton: BatonProcess, name: str) -> int:
+    return next((int(row["instance"]) for row in baton.workers() if row["id"] == name), 0)
+
+
+def is_whole(baton: BatonProcess) -> bool:
+    try:
+        return {row["id"]: row["pid"] for row in baton.workers()} == {
+            name: pid_of(baton, name) for name in ("prefill-0", "decode-0")
+        }
+    except httpx.HTTPError:
+        return False
+
+
+def expect_exact_again(baton: BatonProcess) -> None:
+    assert baton.wait_until(lambda: is_whole(baton))
+    assert baton.tokens([9, 9], max_tokens=5, temperature=0) == RUNNER.expected_tokens([9, 9], 5)
+    assert baton.wait_for_rest()
+    assert len(baton.children()) == 3
+
+
+@pytest.mark.parametrize("name, number", [("prefill-0", signal.SIGTERM), ("decode-0", signal.SIGKILL)])
+def test_a_worker_that_ends_is_started_again(baton: BatonProcess, name: str, number: signal.Signals) -> None:
+    old, control = pid_of(baton, name), pid_of(baton, "gateway")
+    os.kill(old, number)
+    assert baton.wait_until(lambda: pid_of(baton, name) not in (0, old))
+    expect_exact_again(baton)
+    assert pid_of(baton, "gateway") == control
+    how = "was killed by SIGKILL" if number == signal.SIGKILL else "ended with exit status 0"
+    assert re.search(rf"baton: error: {name} {how}(; its last line: .*)?; it is started again", baton.log_text())
+    assert re.search(rf"baton: {name} serves again after \d+\.\d s", baton.log_text())
+
+
+def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> None:
+    """The client's URL is the same; workers stay the processes they are and join again."""
+    expect_exact_again(baton)
+    before = {name: pid_of(baton, name) for name in ("prefill-0", "decode-0")}
+    old = pid_of(baton, "gateway")
+    os.kill(old, signal.SIGKILL)
+    assert baton.wait_until(lambda: pid_of(baton, "gateway") not in (0, old))
+    expect_exact_again(baton)
+    assert {name: pid_of(baton, name) for name in before} == before
+    assert re.search(r"baton: error: gateway was killed by SIGKILL.*; it is started again at once", baton.log_text())
+
+
+def test_a_worker_that_wakes_after_it_was_lost_returns_as_another_instance(baton: BatonProcess) -> None:
+    expect_exact_again(baton)
+    old, instance = pid_of(baton, "decode-0"), instance_of(baton, "decode-0")
+    os.kill(old, signal.SIGSTOP)
+    try:
+        assert baton.wait_until(lambda: instance_of(baton, "decode-0") == 0)  # lost
+        assert pid_of(baton, "decode-0") == old
+    finally:
+        os.kill(old, signal.SIGCONT)
+    assert baton.wait_until(lambda: instance_of(baton, "decode-0") not in (0, instance))
+    expect_exact_again(baton)
+    said = "decode-0 ended with exit status 3: worker 'decode-0' was silent for "
+    assert said in baton.log_text()
+    assert re.search(r"this instance may not return; it is started again at once\n", baton.log_text())
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "gateway"])
+def test_what_never_wakes_is_killed_and_started_again(baton: BatonProcess, name: str) -> None:
+    expect_exact_again(baton)
+    old = pid_of(baton, name)
+    os.kill(old, signal.SIGSTOP)
+    assert baton.wait_until(lambda: pid_of(baton, name) not in (0, old))
+    expect_exact_again(baton)
+    assert re.search(rf"{name} gave no sign of life for \d+ s and was killed; it is started again", baton.log_text())
+
+
+def test_a_launcher_that_was_paused_goes_on(baton: BatonProcess) -> None:
+    """Its pause is nobody's silence, and what ended meanwhile is started again."""
+    expect_exact_again(baton)
+    others = {name: pid_of(baton, name) for name in ("gateway", "prefill-0")}
+    killed = pid_of(baton, "decode-0")
+    baton.process.send_signal(signal.SIGSTOP)
+    try:
+        os.kill(killed, signal.SIGKILL)
+        assert baton.wait_until(lambda: instance_of(baton, "decode-0") == 0)
+        assert baton.http.get("/health").status_code == 503
+    finally:
+        baton.process.send_signal(signal.SIGCONT)
+    assert baton.wait_until(lambda: pid_of(baton, "decode-0") not in (0, killed))
+    expect_exact_again(baton)
+    assert {name: pid_of(baton, name) for name in others} == others
+
+
+def test_what_cannot_stay_is_given_up_and_the_rest_answers_503(fake_folder: Path, tmp_path: Path) -> None:
+    flags = ("--port", "0", "--max-restarts", "1")
+    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
+        for _ in range(2):
+            old = pid_of(baton, "decode-0")
+            assert old
+            os.kill(old, signal.SIGKILL)
+            assert baton.wait_until(
+                lambda old=old: pid_of(baton, "decode-0") not in (0, old) or "is given up" in baton.log_text()  # type: ignore[misc]
+            )
+        said = r"decode-0 was killed by SIGKILL.*; it is given up after 1 restart in a row. No decode worker"
+        assert re.search(said, baton.log_text())
+        assert baton.wait_until(lambda: [row["id"] for row in baton.workers()] == ["prefill-0"])
+        assert baton.http.post("/v1/completions", json={"prompt": [1], "max_tokens": 2}).status_code == 503
+        assert len(baton.children()) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_while_something_starts_again_leaves_nothing(
+    fake_folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    with BatonProcess(str(fake_folder), "--port", "0", log=tmp_path / "log", program=FAKE) as baton:
+        old = pid_of(baton, "decode-0")
+        os.kill(old, signal.SIGKILL)
+        assert baton.wait_until(lambda: pid_of(baton, "decode-0") not in (0, old))
+        assert "serves again" not in baton.log_text()
+        assert baton.end(number) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
