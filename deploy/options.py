@@ -151,13 +151,13 @@ OPTIONS: tuple[Option, ...] = (
         help="a process without a sign of life for so long (stopped, or hung) is killed and started again; 0: never",
     ),
     Option(
-        name="max-body-bytes", kind=Kind.INTEGER, default=8388608, minimum=1, metavar="BYTES", group=LIMITS,
-        commands=_FRONT,
-        help="longest body of a request",
-    Option(
         name="launch-deadline", kind=Kind.INTEGER, default=120, minimum=1, metavar="SECONDS", group=LOSS,
         commands=_FRONT, help="a worker that computes one batch for so long counts as lost",
     ),
+    Option(
+        name="max-body-bytes", kind=Kind.INTEGER, default=8388608, minimum=1, metavar="BYTES", group=LIMITS,
+        commands=_FRONT,
+        help="longest body of a request",
     ),
     Option(
         name="max-header-bytes", kind=Kind.INTEGER, default=65536, minimum=1, metavar="BYTES", group=LIMITS,
@@ -216,12 +216,12 @@ OPTIONS: tuple[Option, ...] = (
         unset="cores / workers", help="compute threads of each worker",
     ),
     Option(
-        name="workers-on-host", kind=Kind.INTEGER, default=1, minimum=1, maximum=1024, metavar="N", group=MACHINE,
-        commands=("worker",), help="workers that share this machine's memory and cores, this one included",
-    ),
-    Option(
         name="cpus", default="none", metavar="LIST", group=MACHINE, commands=_SERVE,
         help="cores that workers are pinned to, shared out in order (0-3,6); auto: all; the gateway is never pinned",
+    ),
+    Option(
+        name="workers-on-host", kind=Kind.INTEGER, default=1, minimum=1, maximum=1024, metavar="N", group=MACHINE,
+        commands=("worker",), help="workers that share this machine's memory and cores, this one included",
     ),
     Option(
         name="config", metavar="FILE", group=MACHINE, commands=_START, in_file=False, unset="none",
