@@ -1,0 +1,42 @@
+"""docs/http.md says what the options, constants and statuses really are."""
+
+import re
+from pathlib import Path
+
+from deploy.options import LIMITS, options_for
+from gateway import admission, http_protocol, json_body, schemas
+from gateway.http_errors import TYPES
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/http.md").read_text()
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of every row under a heading."""
+    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in section.splitlines() if line[:1] == "|"]
+
+
+def test_every_flag_has_a_row_with_its_default() -> None:
+    found = {row[0]: row[1].split()[0] for row in rows("Limits") if row[0].startswith("`--")}
+    wanted = {f"`{option.flag}`": str(option.default) for option in options_for("gateway") if option.group == LIMITS}
+    assert {name: default for name, default in found.items() if name != "`--context-length`"} == wanted
+
+
+def test_what_is_fixed() -> None:
+    found = {row[0]: row[1].replace(",", "") for row in rows("Limits") if not row[0].startswith(("`--", "-"))}
+    for name, value in (
+        ("depth of the JSON", json_body.MAX_DEPTH),
+        ("`[` and `{` in the body", json_body.MAX_CONTAINERS),
+        ("strings in the body", json_body.MAX_STRINGS),
+        ("messages of a conversation", schemas.MAX_MESSAGES),
+        ("characters of a stop string", schemas.MAX_STOP_CHARS),
+        ("`stop_token_ids`", schemas.MAX_STOP_TOKEN_IDS),
+        ("bytes between two pieces of a chunked body, or after it", http_protocol.FRAMING_BYTES),
+    ):
+        assert found[name] == str(value), name
+    assert found["bytes of all bodies that are being read"] == f"{admission.BODIES} times `--max-body-bytes`"
+
+
+def test_every_status_has_a_row() -> None:
+    found = {int(number) for row in rows("Statuses") for number in re.findall(r"\d{3}", row[0])}
+    assert found == set(TYPES) - {401} | {500}
