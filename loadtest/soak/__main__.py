@@ -42,7 +42,7 @@ class Outcome:
 
     def problems(self) -> list[str]:
         """What must not be."""
-        grown = [f"{growth.name} {growth.pid} grew" for growth in self.growths if growth.is_flat is False]
+        grown = [f"{growth.name} grew" for growth in self.growths if growth.is_flat is False]
         return [*self.findings.problems(), *grown, *(f"left behind: {orphan}" for orphan in self.orphans)]
 
 
@@ -80,11 +80,12 @@ def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict
         times = (f"{median(took):.1f}", f"{max(took):.1f}") if took else ("-", "-")
         faults.add_row(fault, role, str(number), str(sum(hit.landed for hit in these)), str(len(took)), *times)
     console.print(faults)
-    memory = new_table(markdown, "process", "pid", "seconds", "MiB", "MiB/min", "descriptors", "per min", "flat")
+    memory = new_table(markdown, "process", "lives", "seconds", "MiB max", "MiB/min", "fds max", "fds/min", "flat")
     for growth in outcome.growths:
         flat = {True: "yes", False: "NO", None: "too short"}[growth.is_flat]
-        figures = (growth.seconds, growth.rss_mib, growth.rss_mib_per_min, growth.fds, growth.fds_per_min)
-        memory.add_row(growth.name, str(growth.pid), *(f"{figure:g}" for figure in figures), flat)
+        figures = (growth.num_lives, growth.seconds, growth.rss_max_mib, growth.rss_mib_per_min)
+        more = (growth.fds_max, growth.fds_per_min)
+        memory.add_row(growth.name, *(f"{figure:g}" for figure in (*figures, *more)), flat)
     console.print(memory)
     for line in [*findings.told, *problems]:
         console.print(line, markup=False)
@@ -129,7 +130,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=_positive, default=1200.0, help="of load (default 1200)")
     parser.add_argument("--clients", type=int, default=8, help="requests at a time (default 8)")
     parser.add_argument("--leaving", type=_share, default=0.2, help="share of clients that go away (default 0.2)")
-    parser.add_argument("--fault-every", type=_positive, default=20.0, help="seconds between faults (default 20)")
+    parser.add_argument(
+        "--fault-every",
+        type=_positive,
+        default=20.0,
+        help="seconds between faults (default 20); a run is longer where recoveries are",
+    )
     parser.add_argument("--asks", type=int, default=24, help="different requests (default 24)")
     parser.add_argument("--vocab", type=int, default=1000, help="prompt ids are below this (default 1000)")
     parser.add_argument("--seed", type=int, default=0, help="of requests and faults (default 0)")

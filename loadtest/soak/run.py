@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -23,12 +24,13 @@ from protocol.errors import ConfigError
 from runtime.clock import Clock
 
 REQUEST_S = 90.0  # an answer that is not there by then is lost
-RECOVER_S = 40.0
+RECOVER_S = 120.0
 REST_S = 20.0
 _LOOK_S = 0.2
-_BREATH_S = 0.2  # of a client that got no answer
+_BREATH_S = 0.5  # of a client that got no answer
 _AFTER_OUTAGE_S = 1.0
 _MAX_TOLD = 5
+_QUIET_SHARE = 0.25  # of the time between two faults, at least, is without one
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Soak:
 
     async def run(self) -> None:
         """Load, faults and watch for the planned time; then rest."""
-        end = self._clock.now() + self._plan.seconds
+        start = self._clock.now()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_looking())
             clients = [
@@ -104,9 +106,9 @@ class Soak:
                 for number in range(self._plan.clients)
             ]
             if self._plan.fault_every_s:
-                await self._faults(end)
-            else:
-                await self._until(end)
+                await self._faults(start)
+            if not self.findings.ended_early:
+                await self._until(start + self._plan.seconds)
             self._over.set()
             await asyncio.gather(*clients)
         self.findings.at_rest = await self._comes_to_rest()
@@ -151,16 +153,16 @@ class Soak:
 
     # ---- faults ----
 
-    async def _faults(self, end: float) -> None:
-        """One after another, each when its time has come and the last one is over; the last leaves time to recover."""
-        for number, (fault, role) in enumerate(schedule(self._plan.seed, sorted(self._plan.roles)), 1):
-            due = end - self._plan.seconds + number * self._plan.fault_every_s - self._plan.fault_every_s / 2
-            if max(due, self._clock.now()) > end - self._plan.fault_every_s / 2:
-                break
-            await self._until(due)
+    async def _faults(self, start: float) -> None:
+        """As many as the planned time has room for, each in the middle of its period. Where recoveries take longer than
+        planned, the run does: no fault is left out, and none comes before there was some time without."""
+        every = self._plan.fault_every_s
+        planned = islice(schedule(self._plan.seed, sorted(self._plan.roles)), int(self._plan.seconds / every))
+        for number, (fault, role) in enumerate(planned):
+            await self._until(max(start + (number + 0.5) * every, self._clock.now() + every * _QUIET_SHARE))
             if not await self._hit(fault, role):
                 return
-        await self._until(end)
+        await self._until(self._clock.now() + every * _QUIET_SHARE)
 
     async def _hit(self, fault: Fault, role: str) -> bool:
         """Whether to go on: False when the deployment has ended."""

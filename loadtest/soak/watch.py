@@ -10,10 +10,10 @@ from statistics import fmean
 
 import psutil
 
-WARM_UP_S = 30.0  # pools fill, caches grow: not counted
-LEAST_S = 45.0  # a shorter life says nothing
-MAX_RSS_GROWTH_MIB = 16.0  # over the part of a life that counts, by the fitted line
-MAX_FD_GROWTH = 8.0
+WARM_UP_S = 30.0  # pools fill, caches grow: not counted, nor is the first half of a longer life
+LEAST_S = 240.0  # of all lives of a role together; less says nothing
+MAX_RSS_MIB_PER_MIN = 2.0
+MAX_FDS_PER_MIN = 1.0
 _MIB = 2**20
 
 
@@ -27,20 +27,23 @@ class Life:
 
     def counted(self) -> list[tuple[float, float, int]]:
         """Samples after the warm-up."""
-        start = self.samples[0][0] + WARM_UP_S if self.samples else 0.0
+        if not self.samples:
+            return []
+        first, last = self.samples[0][0], self.samples[-1][0]
+        start = max(first + WARM_UP_S, (first + last) / 2)
         return [sample for sample in self.samples if sample[0] >= start]
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What the fitted lines say of one life. `is_flat` is None for a life too short to tell."""
+    """What all lives of a role say together. `seconds` are those that count; `is_flat` is None for too few of them."""
 
     name: str
-    pid: int
+    num_lives: int
     seconds: float
-    rss_mib: float
+    rss_max_mib: float
     rss_mib_per_min: float
-    fds: float
+    fds_max: int
     fds_per_min: float
     is_flat: bool | None
 
@@ -70,15 +73,19 @@ class Watch:
         return found
 
     def growths(self) -> list[Growth]:
-        """One for each life, in the order of their beginnings."""
-        return [growth(life) for life in self._lives.values()]
+        """One for each role."""
+        names = sorted({life.name for life in self._lives.values()})
+        return [growth(name, [life for life in self._lives.values() if life.name == name]) for name in names]
 
     def _sample(self, process: psutil.Process, now: float) -> None:
         key = (process.pid, process.create_time())
         words = process.cmdline()
+        is_launcher = process.pid == self._launcher.pid
         if not words or process.status() == psutil.STATUS_ZOMBIE:
             return
-        name = "launcher" if process.pid == self._launcher.pid else _name(words)
+        if not is_launcher and words == self._launcher.cmdline():
+            return  # a child that is about to become another program
+        name = "launcher" if is_launcher else _name(words)
         life = self._lives.setdefault(key, Life(name, process.pid))
         life.samples.append((now, process.memory_info().rss / _MIB, process.num_fds()))
 
@@ -87,24 +94,30 @@ def _name(words: Sequence[str]) -> str:
     return words[words.index("-m") + 1].split(".")[0] if "-m" in words else words[0].rsplit("/", 1)[-1]
 
 
-def growth(life: Life) -> Growth:
-    """The fit of one life."""
-    counted = life.counted()
-    seconds = counted[-1][0] - counted[0][0] if counted else 0.0
-    rss = slope([(at, mib) for at, mib, _ in counted])
-    fds = slope([(at, float(count)) for at, _, count in counted])
-    is_flat = rss * seconds <= MAX_RSS_GROWTH_MIB and fds * seconds <= MAX_FD_GROWTH
-    last = life.samples[-1] if life.samples else (0.0, 0.0, 0)
+def growth(name: str, lives: Sequence[Life]) -> Growth:
+    """The common slope of all lives, each around its own mean."""
+    counted = [life.counted() for life in lives]
+    seconds = sum(samples[-1][0] - samples[0][0] for samples in counted if samples)
+    rss = slope([[(at, mib) for at, mib, _ in samples] for samples in counted]) * 60
+    fds = slope([[(at, float(count)) for at, _, count in samples] for samples in counted]) * 60
+    every = [sample for life in lives for sample in life.samples]
     return Growth(
-        life.name, life.pid, round(seconds, 1), round(last[1], 1), round(rss * 60, 3), last[2], round(fds * 60, 3),
-        is_flat if seconds >= LEAST_S else None,
-    )  # fmt: skip
+        name=name,
+        num_lives=len(lives),
+        seconds=round(seconds, 1),
+        rss_max_mib=round(max((mib for _, mib, _ in every), default=0.0), 1),
+        rss_mib_per_min=round(rss, 3),
+        fds_max=max((count for _, _, count in every), default=0),
+        fds_per_min=round(fds, 3),
+        is_flat=rss <= MAX_RSS_MIB_PER_MIN and fds <= MAX_FDS_PER_MIN if seconds >= LEAST_S else None,
+    )
 
 
-def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the line of least squares, per second; 0 for fewer than two points."""
-    if len(points) < 2:
-        return 0.0
-    middle_x, middle_y = fmean(x for x, _ in points), fmean(y for _, y in points)
-    spread = sum((x - middle_x) ** 2 for x, _ in points)
-    return sum((x - middle_x) * (y - middle_y) for x, y in points) / spread if spread else 0.0
+def slope(lines: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """Of parallel lines of least squares, per unit of x; 0 where there are no two points on one of them."""
+    rise = spread = 0.0
+    for points in filter(None, lines):
+        middle_x, middle_y = fmean(x for x, _ in points), fmean(y for _, y in points)
+        rise += sum((x - middle_x) * (y - middle_y) for x, y in points)
+        spread += sum((x - middle_x) ** 2 for x, _ in points)
+    return rise / spread if spread else 0.0

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_a_short_run_with_faults_has_nothing_wrong_or_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = "--seconds 36 --fault-every 12 --clients 4 --asks 6 --prefill 1 --decode 2 --seed 3"
+    asked = "--seconds 30 --fault-every 10 --clients 4 --asks 6 --prefill 1 --decode 2 --seed 3"
     status = main(asked.split())
     said = capsys.readouterr().out
     found = json.loads(said.splitlines()[-1])
