@@ -35,6 +35,12 @@ class SamplingInput:
     any_top_p: bool
     any_min_p: bool
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The columns."""
+        columns = (self.temperature_L, self.top_k_L, self.top_p_L, self.min_p_L, self.seed_L, self.choice_L)
+        return (*columns, self.position_L)
+
 
 @torch.no_grad()
 def sample(logits_LV: Tensor, s: SamplingInput) -> Tensor:

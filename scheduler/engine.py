@@ -7,13 +7,15 @@ The engine knows what is in flight and when memory may be reused. What it does n
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from model.inputs import ModelInput
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import Runner
@@ -43,6 +45,13 @@ class Launch:
     tokens_L: Tensor | None = None  # on the host
     error: Exception | None = None  # of the forward
     layers: deque[tuple[int, Event]] = field(default_factory=deque)  # (layer, its KV is written), filled as it runs
+    input: ModelInput | None = None  # from one segment to the next, on the forward stream
+    logits_LV: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What its forward reads, made on the schedule stream."""
+        return self.batch.tensors
 
 
 class Engine:
@@ -126,20 +135,20 @@ class Engine:
             return
         src_N = torch.tensor(sources, dtype=torch.int64).to(self.device, non_blocking=True)
         dst_N = torch.tensor(targets, dtype=torch.int64).to(self.device, non_blocking=True)
-        self._enqueue(lambda: self.kv.copy_pages(src_N, dst_N), src_N, dst_N)
+        self._enqueue(self.kv.copy_pages, src_N, dst_N)
 
-    def _enqueue(self, copy: Callable[[], None], *tensors: Tensor) -> None:
+    def _enqueue(self, copy: Callable[..., None], *tensors: Tensor) -> None:
         """A copy on the forward stream, with a ticket of its own: pages it touches are not reused before it is done."""
         self._newest_ticket += 1
         self._forward.wait(self._schedule.record())
-        self._forward.launch(lambda: self._copy(copy), *tensors)
+        self._forward.launch([partial(self._copy, copy)], *tensors)
         self._keep_alive.hold(self._newest_ticket, tensors)
         self._copies.append((self._newest_ticket, self._forward.record()))
 
-    def _copy(self, copy: Callable[[], None]) -> None:
+    def _copy(self, copy: Callable[..., None], *tensors: Tensor) -> None:
         """On the forward stream. Whose KV is incomplete after a failure cannot be said, so it ends the worker."""
         try:
-            copy()
+            copy(*tensors)
         except Exception as error:  # noqa: BLE001 - raised again on the scheduler thread
             self._copy_error = error
 
@@ -156,7 +165,7 @@ class Engine:
         self.num_launches += 1
         launch = Launch(self._newest_ticket, plan, batch, self._pages_written(plan))
         self._forward.wait(self._schedule.record())
-        self._forward.launch(lambda: self._run(launch), *_tensors(batch))
+        self._forward.launch([self._resolve, self._compute, self._sample], launch)
         launch.copy_done = self._forward.record()
         self._keep_alive.hold(launch.ticket, batch)
         if plan.running is not None:
@@ -213,24 +222,33 @@ class Engine:
         self._forward.close()
         self._schedule.close()
 
-    def _run(self, launch: Launch) -> None:
-        """On the forward stream. A failure belongs to the launch, not to the stream."""
-        batch = launch.batch
-        try:
-            with torch.inference_mode():
-                inp = batch.input
-                if batch.has_sentinels:
-                    resolved_T = self.future_map.resolve_future(inp.input_ids_T, batch.decode_generations)
-                    inp = replace(inp, input_ids_T=resolved_T)
-                on_layer = partial(self._layer_written, launch) if launch.plan.ships else None
-                logits_LV = self._runner.forward(inp, self.kv, on_layer)
-                if batch.sampling is not None:
-                    tokens_L = sample(logits_LV, batch.sampling)
-                    # NOT_A_TOKEN must not be read by the launch behind this one, which is enqueued already
-                    self.future_map.stash(batch.stash_rows_L, tokens_L.clamp(min=0), batch.stash_generations)
-                    launch.tokens_L = self._forward.to_host(tokens_L)
-        except Exception as error:  # noqa: BLE001 - the top of the forward loop: fails this launch's requests and goes on
-            launch.error = error
+    # ---- segments: on the forward stream ----
+
+    def _resolve(self, launch: Launch) -> None:
+        with _failures_of(launch):
+            inp, generations = launch.batch.input, launch.batch.decode_generations
+            if launch.batch.has_sentinels:
+                resolved_T = self.future_map.resolve_future(inp.input_ids_T, generations)
+                inp = replace(inp, input_ids_T=resolved_T)
+            launch.input = inp
+
+    def _compute(self, launch: Launch) -> None:
+        if launch.input is None:
+            return
+        with _failures_of(launch):
+            on_layer = partial(self._layer_written, launch) if launch.plan.ships else None
+            launch.logits_LV = self._runner.forward(launch.input, self.kv, on_layer)
+
+    def _sample(self, launch: Launch) -> None:
+        batch, logits_LV = launch.batch, launch.logits_LV
+        if logits_LV is not None and batch.sampling is not None:
+            with _failures_of(launch):
+                tokens_L = sample(logits_LV, batch.sampling)
+                # NOT_A_TOKEN must not be read by the launch behind this one, which is enqueued already
+                self.future_map.stash(batch.stash_rows_L, tokens_L.clamp(min=0), batch.stash_generations)
+                launch.tokens_L = self._forward.to_host(tokens_L)
+        launch.input = launch.logits_LV = None
+        if launch.error is not None:
             # The launch behind this one is enqueued already, and others than the failed requests may have joined it:
             # they must not fail because these rows hold no token. What is drawn from the zeros is ignored.
             self.future_map.stash(batch.stash_rows_L, torch.zeros_like(batch.stash_rows_L), batch.stash_generations)
@@ -249,11 +267,11 @@ class Engine:
         )
 
 
-def _tensors(batch: ForwardBatch) -> list[Tensor]:
-    inp, sampling = batch.input, batch.sampling
-    found = [inp.input_ids_T, inp.positions_T, inp.slots_T, inp.page_table_BP, inp.seq_lens_B, inp.logit_indices_L]
-    found.append(batch.stash_rows_L)
-    if sampling is not None:
-        found += [sampling.temperature_L, sampling.top_k_L, sampling.top_p_L, sampling.min_p_L]
-        found += [sampling.seed_L, sampling.choice_L, sampling.position_L]
-    return found
+@contextmanager
+def _failures_of(launch: Launch) -> Iterator[None]:
+    """A failure belongs to the launch, not to the stream."""
+    try:
+        with torch.inference_mode():
+            yield
+    except Exception as error:  # noqa: BLE001 - the top of the forward loop: fails this launch's requests and goes on
+        launch.error = error

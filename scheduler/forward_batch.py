@@ -62,6 +62,13 @@ class ForwardBatch:
     stash_generations: tuple[int, ...]
     decode_generations: tuple[int, ...]  # owners of the rows of the decodes
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything that the forward reads, made on the schedule stream."""
+        inp, sampling = self.input, self.sampling
+        found = (inp.input_ids_T, inp.positions_T, inp.slots_T, inp.page_table_BP, inp.seq_lens_B, inp.logit_indices_L)
+        return (*found, self.stash_rows_L, *(() if sampling is None else sampling.tensors))
+
     @staticmethod
     def init_new(plan: LaunchPlan, rows: RowPool, page_size: int, device: torch.device) -> "ForwardBatch":
         """The only place where the inputs of a launch are built. `plan.running` has been advanced already."""

@@ -1,13 +1,16 @@
 """Where device work runs: a Stream takes functions in order, an Event marks a point in it.
 
-Two implementations stand beside this file: streams_host.py (a worker thread, for CPU) and streams_cuda.py. A forward
-is one or more segments launched in order. What it does not know: what the segments compute.
+Three implementations stand beside this file: streams_host.py (a worker thread, for CPU), streams_cuda.py, and
+streams_simulated.py, which runs segments in any order that the declared waits allow. A forward is several segments
+launched together; between them other streams may run. What it does not know: what the segments compute.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
+
+Segment = Callable[..., None]  # called with what the launch uses
 
 
 class Event(Protocol):
@@ -25,8 +28,9 @@ class Event(Protocol):
 class Stream(Protocol):
     """An ordered queue of device work."""
 
-    def launch(self, segment: Callable[[], None], *tensors: Tensor) -> None:
-        """Enqueues `segment`, which uses `tensors`. The caller keeps them alive until the work has completed."""
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        """Enqueues each of `segments`, to be called with `used`: tensors, or things whose `tensors` are the tensors
+        they hold. The caller keeps what is used alive until the work has completed. Segments must not raise."""
         ...
 
     def record(self) -> Event:
@@ -56,3 +60,12 @@ class Stream(Protocol):
     def close(self) -> None:
         """Finishes what was launched and releases the stream."""
         ...
+
+
+def tensors_of(used: Sequence[Any]) -> Iterator[Tensor]:
+    """The tensors that a launch uses."""
+    for each in used:
+        if isinstance(each, Tensor):
+            yield each
+        else:
+            yield from each.tensors

@@ -3,12 +3,13 @@
 Results go to pinned host memory, so that a copy does not block. What it does not know: batches.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from scheduler.streams import Event
+from scheduler.streams import Event, Segment, tensors_of
 
 
 class CudaEvent:
@@ -34,17 +35,18 @@ class CudaStream:
         """A new stream for forwards; for the schedule stream, the one that the scheduler thread uses anyway."""
         self._stream = stream
 
-    def launch(self, segment: Callable[[], None], *tensors: Tensor) -> None:
-        """Runs `segment` with this stream current; its kernels are queued on the device.
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        """Runs the segments with this stream current; their kernels are queued on the device.
 
         `record_stream` tells the allocator about tensors made on another stream, so that their memory is not handed
         out again before this stream has passed here.
         """
-        for tensor in tensors:
+        for tensor in tensors_of(used):
             if tensor.is_cuda:
                 tensor.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
-            segment()
+            for segment in segments:
+                segment(*used)
 
     def record(self) -> Event:
         """An event behind everything launched so far."""

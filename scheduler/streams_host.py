@@ -5,11 +5,12 @@ InlineStream is the schedule stream of a CPU worker: the scheduler's own thread.
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from scheduler.streams import Event
+from scheduler.streams import Event, Segment
 
 
 class _Now:
@@ -48,9 +49,14 @@ class HostStream:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def launch(self, segment: Callable[[], None], *tensors: Tensor) -> None:
-        """Enqueues `segment`. It must not raise: a launch catches its own failures."""
-        self._queue.put(segment)
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        """Enqueues the segments. They must not raise: a launch catches its own failures."""
+
+        def run() -> None:
+            for segment in segments:
+                segment(*used)
+
+        self._queue.put(run)
 
     def record(self) -> Event:
         """An event behind everything launched so far."""
@@ -103,9 +109,10 @@ class HostStream:
 class InlineStream:
     """Runs each segment at once, on the caller's thread."""
 
-    def launch(self, segment: Callable[[], None], *tensors: Tensor) -> None:
-        """Runs `segment`."""
-        segment()
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        """Runs the segments."""
+        for segment in segments:
+            segment(*used)
 
     def record(self) -> Event:
         """An event that is done."""

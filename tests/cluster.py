@@ -27,6 +27,7 @@ from protocol.request import SamplingParams
 from runtime.clock import Clock, MonotonicClock
 from scheduler.boot import open_streams
 from scheduler.engine import Engine
+from scheduler.streams_simulated import Simulation
 from transfer.backend_inproc import InprocNetwork
 from unified.worker import UnifiedWorker
 
@@ -74,6 +75,7 @@ class Cluster:
         mirrored: bool = False,
         clock: Clock | None = None,
         decode_page_size: int | None = None,
+        simulation: Simulation | None = None,
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -95,7 +97,10 @@ class Cluster:
 
         def engine(page_size: int = page_size) -> Engine:
             layout, device = runner.kv_layout(page_size), runner.device
-            forward, schedule = open_streams(device, wake=lambda: None)
+            if simulation is None:
+                forward, schedule = open_streams(device, wake=lambda: None)
+            else:
+                forward, schedule = simulation.stream("forward"), simulation.stream("schedule", is_schedule=True)
             return Engine(
                 runner,
                 (MirroredKv if mirrored else PagedKv)(layout, num_pages, device),

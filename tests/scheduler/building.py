@@ -1,7 +1,9 @@
 """What tests of scheduler/ are built from: requests, engines over the fake model, and a stream that runs on command."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from model.paged_kv import PagedKv
 from protocol.request import SamplingParams
 from scheduler.engine import Engine
 from scheduler.req import Req
-from scheduler.streams import Event, Stream
+from scheduler.streams import Event, Segment, Stream
 from scheduler.streams_host import InlineStream
 
 CPU = torch.device("cpu")
@@ -63,8 +65,8 @@ class ManualStream:
         self.queue: deque[Callable[[], None]] = deque()
         self.closed = False
 
-    def launch(self, segment: Callable[[], None], *tensors: Tensor) -> None:
-        self.queue.append(segment)
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        self.queue.extend(partial(segment, *used) for segment in segments)
 
     def record(self) -> Event:
         event = ManualEvent(self)

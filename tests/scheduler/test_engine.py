@@ -149,7 +149,7 @@ def test_a_copy_runs_behind_the_launches_before_it_and_ahead_of_the_next() -> No
     filled(engine, target, -7.0)
     engine.launch(prompt_plan(req))
     engine.copy_pages([source], [target])
-    stream.launch(lambda: seen.append(float(engine.kv.layer(0)[target].sum())))
+    stream.launch([lambda: seen.append(float(engine.kv.layer(0)[target].sum()))])
     assert float(engine.kv.layer(0)[target].mean()) == -7.0
     engine.release(req)
     finish(engine, stream)

@@ -17,7 +17,7 @@ def test_segments_run_in_order_on_one_other_thread() -> None:
     stream = HostStream("test")
     seen: list[tuple[int, int]] = []
     for index in range(50):
-        stream.launch(lambda index=index: seen.append((index, threading.get_ident())))  # type: ignore[misc]
+        stream.launch([lambda index=index: seen.append((index, threading.get_ident()))])
     stream.synchronize()
     assert [index for index, _ in seen] == list(range(50))
     assert {ident for _, ident in seen} != {threading.get_ident()} and len({ident for _, ident in seen}) == 1
@@ -29,8 +29,8 @@ def test_an_event_is_done_when_what_came_before_it_is() -> None:
     gate = threading.Event()
     ran: list[str] = []
     before = stream.record()
-    stream.launch(gated(gate))
-    stream.launch(lambda: ran.append("segment"))
+    stream.launch([gated(gate)])
+    stream.launch([lambda: ran.append("segment")])
     after = stream.record()
     before.synchronize()
     assert before.done() and not after.done() and ran == []
@@ -44,10 +44,10 @@ def test_one_stream_waits_for_an_event_of_another() -> None:
     first, second = HostStream("first"), HostStream("second")
     gate = threading.Event()
     ran: list[str] = []
-    first.launch(gated(gate))
-    first.launch(lambda: ran.append("first"))
+    first.launch([gated(gate)])
+    first.launch([lambda: ran.append("first")])
     second.wait(first.record())
-    second.launch(lambda: ran.append("second"))
+    second.launch([lambda: ran.append("second")])
     end = second.record()
     assert not end.done() and ran == []
     gate.set()
@@ -71,7 +71,7 @@ def test_waiting_for_what_is_done_costs_nothing() -> None:
 def test_events_and_marks_wake_the_polling_loop() -> None:
     calls: list[str] = []
     stream = HostStream("test", on_event=lambda: calls.append("wake"))
-    stream.launch(lambda: calls.append("marked") if stream.mark().done() else None)
+    stream.launch([lambda: calls.append("marked") if stream.mark().done() else None])
     event = stream.record()
     stream.synchronize()
     assert event.done()
@@ -83,7 +83,7 @@ def test_an_event_is_done_before_the_loop_is_woken() -> None:
     seen: list[bool] = []
     stream = HostStream("test", on_event=lambda: seen.append(event.done()))
     gate = threading.Event()
-    stream.launch(gated(gate))
+    stream.launch([gated(gate)])
     event = stream.record()
     gate.set()
     stream.synchronize()
@@ -95,7 +95,7 @@ def test_close_finishes_what_was_launched() -> None:
     stream = HostStream("test")
     ran: list[int] = []
     for index in range(20):
-        stream.launch(lambda index=index: ran.append(index))  # type: ignore[misc]
+        stream.launch([lambda index=index: ran.append(index)])
     stream.close()
     assert ran == list(range(20))
 
@@ -112,11 +112,11 @@ def test_results_are_copies() -> None:
 def test_inline_runs_at_once() -> None:
     stream = InlineStream()
     ran: list[int] = []
-    stream.launch(lambda: ran.append(threading.get_ident()))
+    stream.launch([lambda: ran.append(threading.get_ident())])
     assert ran == [threading.get_ident()]
     assert stream.record().done() and stream.mark().done()
     host = HostStream("test")
-    host.launch(lambda: ran.append(0))
+    host.launch([lambda: ran.append(0)])
     stream.wait(host.record())
     assert ran[-1] == 0
     stream.synchronize()

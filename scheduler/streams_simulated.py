@@ -1,0 +1,375 @@
+"""Streams without a device: one thread, and a seed that decides when each queued thing runs, within the declared waits.
+
+    host        launch, record, wait ----> queues of items: Segment, Mark, Copy, Wait
+    simulation  runs the head of a queue whenever its strategy says so: after any call of the host, or when it waits
+
+A CPU runs in order and a GPU almost always does, so a missing wait, a reused row or a changed tensor shows nowhere;
+here it changes tokens every time. What a launch uses is held weakly: what nobody else keeps is gone when it runs. Work
+of the schedule stream is as late as nobody waits for it: until then a launch reads poison. What it does not know:
+batches, workers, which tokens are right.
+"""
+
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from scheduler.streams import Event, Segment, tensors_of
+
+POISON_INT = -(2**62)
+TRACE_LINES = 60  # of the newest, kept for a failing schedule
+
+
+class Strategy(StrEnum):
+    """When things run. A wait is always kept; everything else is up to the strategy."""
+
+    IN_ORDER = "in-order"  # at once, and the schedule stream before them: the control
+    LATE = "late"  # only when the host waits, or nothing else is left to do
+    EARLY = "early"  # at once, and the schedule stream only when waited for
+    EARLY_LATE_COPIES = "early-late-copies"  # the same, but results reach the host only when it waits for them
+    RANDOM = "random"  # any number of things after any call
+    EXHAUSTIVE = "exhaustive"  # as a list of decisions says
+
+
+class ScheduleViolation(AssertionError):
+    """A schedule that the declared waits allow has read or written what it must not. Its text is a trace."""
+
+
+class Decisions(Protocol):
+    """Whether to run one more thing now."""
+
+    def more(self, is_copy: bool) -> bool:
+        """Asked at every point, until it says no or nothing can run."""
+        ...
+
+
+@dataclass
+class Random:
+    """Even odds at every point."""
+
+    rng: random.Random
+
+    def more(self, is_copy: bool) -> bool:
+        """A coin."""
+        return self.rng.random() < 0.5
+
+
+@dataclass(frozen=True)
+class Always:
+    """As much as can run; copies only if `copies`."""
+
+    copies: bool = True
+
+    def more(self, is_copy: bool) -> bool:
+        """Yes, but for copies."""
+        return self.copies or not is_copy
+
+
+@dataclass(frozen=True)
+class Never:
+    """Nothing before it is forced."""
+
+    def more(self, is_copy: bool) -> bool:
+        """No."""
+        return False
+
+
+@dataclass
+class Listed:
+    """Follows `decisions`, then never; `num_asked` tells how many there were to take."""
+
+    decisions: Sequence[bool]
+    num_asked: int = 0
+
+    def more(self, is_copy: bool) -> bool:
+        """The next one."""
+        at, self.num_asked = self.num_asked, self.num_asked + 1
+        return at < len(self.decisions) and self.decisions[at]
+
+
+def next_decisions(decisions: Sequence[bool], num_asked: int, limit: int) -> list[bool] | None:
+    """The schedule to try after `decisions` (depth first, at most `limit` decisions deep); None when all were tried."""
+    tried = [*decisions, *[False] * num_asked][: min(num_asked, limit)]
+    while tried and tried[-1]:
+        tried.pop()
+    return [*tried[:-1], True] if tried else None
+
+
+@dataclass(eq=False)
+class SimulatedEvent:
+    """A point in a simulated stream. `position` is how far the schedule stream's work is known by it."""
+
+    simulation: "Simulation"
+    name: str
+    position: int = 0
+    reached: bool = False
+
+    def done(self) -> bool:
+        """Whether the point has been reached; asking lets time pass."""
+        self.simulation.point()
+        return self.reached
+
+    def synchronize(self) -> None:
+        """Runs what must run until it is."""
+        self.simulation.run_until(self)
+
+
+@dataclass(frozen=True)
+class _Segment:
+    name: str
+    call: Segment
+    used: tuple["_Weak", ...]
+    made_at: int  # how far the schedule stream must be for the inputs to be there
+
+
+@dataclass(frozen=True)
+class _Reach:
+    event: SimulatedEvent
+
+
+@dataclass(frozen=True)
+class _Copy:
+    source: Tensor
+    target: Tensor
+
+
+@dataclass(frozen=True)
+class _Wait:
+    event: Event
+
+
+@dataclass(frozen=True)
+class _Weak:
+    """Something that a launch uses, held as a device would hold it: not at all."""
+
+    ref: Callable[[], Any]
+
+    @staticmethod
+    def of(used: Any) -> "_Weak":
+        return _Weak(weakref.ref(used))
+
+    def get(self, name: str) -> Any:
+        found = self.ref()
+        if found is None:
+            raise ScheduleViolation(f"{name} uses a tensor that nobody keeps alive")
+        return found
+
+
+_Item = _Segment | _Reach | _Copy | _Wait
+
+
+@dataclass(eq=False)
+class SimulatedStream:
+    """One queue. The schedule stream (`is_schedule`) has no queue: its work is done by the host at once, but counts as
+    done on the device only when a stream waits for it."""
+
+    simulation: "Simulation"
+    name: str
+    is_schedule: bool = False
+    items: deque[_Item] = field(default_factory=deque)
+    seen: int = 0  # how far this stream knows the schedule stream
+    _inserted: list[_Item] = field(default_factory=list)  # by the segment that runs now
+    _num_launches: int = 0
+
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        """Queues the segments."""
+        self._num_launches += 1
+        self.simulation.position += 1
+        for segment in segments:
+            name = f"{self.name} launch {self._num_launches} {_name(segment)}"
+            held = tuple(_Weak.of(each) for each in used)
+            self.items.append(_Segment(name, segment, held, self.simulation.position))
+        self.simulation.note(f"host queues {self.name} launch {self._num_launches}")
+        self.simulation.point()
+
+    def record(self) -> Event:
+        """An event behind what is queued now."""
+        event = SimulatedEvent(self.simulation, f"{self.name} event", self.simulation.position + 1)
+        if self.is_schedule:
+            event.reached = True
+        else:
+            self.items.append(_Reach(event))
+        self.simulation.point()
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Items queued from now on run after `event`."""
+        self.items.append(_Wait(event))
+        self.simulation.point()
+
+    def synchronize(self) -> None:
+        """Runs everything that is queued."""
+        if not self.is_schedule:
+            self.record().synchronize()
+
+    def mark(self) -> Event:
+        """Within a segment: seen by the host when the strategy lets it."""
+        event = SimulatedEvent(self.simulation, f"{self.name} mark", self.simulation.position)
+        self._inserted.append(_Reach(event))
+        return event
+
+    def to_host(self, source: Tensor) -> Tensor:
+        """Within a segment: poison until the copy runs."""
+        target = torch.full_like(source, POISON_INT)
+        self._inserted.append(_Copy(source, target))
+        return target
+
+    def read_host(self, tensor: Tensor) -> list[int]:
+        """The values; a copy that has not run yet is a violation."""
+        values: list[int] = tensor.tolist()
+        if POISON_INT in values:
+            raise self.simulation.violation("the host reads results before their copy has run")
+        return values
+
+    def close(self) -> None:
+        """Runs everything that is queued."""
+        self.synchronize()
+
+    # ---- for the simulation ----
+
+    @property
+    def can_run(self) -> bool:
+        """Whether the head of the queue may run now."""
+        if not self.items:
+            return False
+        head = self.items[0]
+        return not isinstance(head, _Wait) or _is_reached(head.event)
+
+    @property
+    def is_copy_next(self) -> bool:
+        """Whether the head of the queue is a copy to the host."""
+        return bool(self.items) and isinstance(self.items[0], _Copy)
+
+    def run_head(self) -> None:
+        """Runs one item; `can_run` holds."""
+        item = self.items.popleft()
+        if isinstance(item, _Reach):
+            item.event.reached = True
+        elif isinstance(item, _Copy):
+            self.simulation.note(f"{self.name} copies results to the host")
+            with torch.inference_mode():
+                item.target.copy_(item.source)
+        elif isinstance(item, _Wait):
+            self.seen = max(self.seen, getattr(item.event, "position", 0))
+        else:
+            self._run_segment(item)
+
+    def _run_segment(self, item: _Segment) -> None:
+        try:
+            used = [weak.get(item.name) for weak in item.used]
+        except ScheduleViolation as gone:
+            raise self.simulation.violation(str(gone)) from None
+        is_ready = self.seen >= item.made_at or self.simulation.is_schedule_eager
+        self.simulation.note(f"runs {item.name}" + ("" if is_ready else ", whose inputs are not there yet"))
+        with _poisoned([] if is_ready else tensors_of(used)):
+            item.call(*used)
+        self.items.extendleft(reversed(self._inserted))
+        self._inserted.clear()
+
+
+class Simulation:
+    """The streams of one or more engines, and when their items run. The same seed gives the same schedule."""
+
+    def __init__(self, strategy: Strategy, seed: int, decisions: Decisions | None = None) -> None:
+        self.strategy, self.seed = strategy, seed
+        self.position = 0  # of the schedule stream's work
+        self.num_run = 0
+        self._rng = random.Random(seed)
+        self._decisions = decisions or _decisions_of(strategy, self._rng)
+        self._streams: list[SimulatedStream] = []
+        self._trace: deque[str] = deque(maxlen=TRACE_LINES)
+        self._is_inside = False  # a segment that polls must not start another
+
+    @property
+    def is_schedule_eager(self) -> bool:
+        """Whether the schedule stream's work is done at once."""
+        return self.strategy is Strategy.IN_ORDER
+
+    def stream(self, name: str, *, is_schedule: bool = False) -> SimulatedStream:
+        """A new stream."""
+        stream = SimulatedStream(self, name, is_schedule)
+        if not is_schedule:
+            self._streams.append(stream)
+        return stream
+
+    def point(self) -> None:
+        """Time passes: the strategy may run something."""
+        if self._is_inside:
+            return
+        while ready := self._ready():
+            stream = ready[0] if len(ready) == 1 else self._rng.choice(ready)
+            if not self._decisions.more(stream.is_copy_next):
+                return
+            self._run(stream)
+
+    def run_one(self) -> bool:
+        """Runs something although the strategy would not, because nothing else is left to do; False if nothing can."""
+        ready = self._ready()
+        if not ready:
+            return False
+        self._run(self._rng.choice(ready))
+        return True
+
+    def run_until(self, event: SimulatedEvent) -> None:
+        """The host waits for `event`."""
+        while not event.reached:
+            if not self.run_one():
+                raise self.violation(f"the host waits for ever for {event.name}")
+
+    def note(self, what: str) -> None:
+        """A line of the trace."""
+        self._trace.append(what)
+
+    def violation(self, what: str) -> ScheduleViolation:
+        """An error with what happened before it and how to repeat it."""
+        lines = "\n  ".join(self._trace)
+        return ScheduleViolation(f"{what}\n  strategy {self.strategy}, seed {self.seed}; before it:\n  {lines}")
+
+    def _ready(self) -> list[SimulatedStream]:
+        return [stream for stream in self._streams if stream.can_run]
+
+    def _run(self, stream: SimulatedStream) -> None:
+        self.num_run += 1
+        self._is_inside = True
+        try:
+            stream.run_head()
+        finally:
+            self._is_inside = False
+
+
+def _decisions_of(strategy: Strategy, rng: random.Random) -> Decisions:
+    if strategy is Strategy.RANDOM:
+        return Random(rng)
+    if strategy is Strategy.EXHAUSTIVE:
+        return Listed(())
+    return Never() if strategy is Strategy.LATE else Always(copies=strategy is not Strategy.EARLY_LATE_COPIES)
+
+
+def _is_reached(event: Event) -> bool:
+    return event.reached if isinstance(event, SimulatedEvent) else event.done()
+
+
+def _name(segment: Segment) -> str:
+    function = getattr(segment, "func", segment)
+    return str(getattr(function, "__name__", function)).lstrip("_")
+
+
+@contextmanager
+def _poisoned(tensors: Iterator[Tensor] | Sequence[Tensor]) -> Iterator[None]:
+    """What `tensors` hold is replaced by nonsense for a while. Integers stay small enough to index nothing outside:
+    a wrong token, not a crash, is what a device would give."""
+    kept = [(tensor, tensor.clone()) for tensor in {id(each): each for each in tensors}.values()]
+    for tensor, _ in kept:
+        tensor.zero_()
+    try:
+        yield
+    finally:
+        for tensor, values in kept:
+            tensor.copy_(values)
