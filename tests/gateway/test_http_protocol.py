@@ -130,10 +130,15 @@ async def test_chunks_with_endless_extensions_or_trailers(small: Setting, start:
 
 async def test_a_body_in_tiny_chunks_is_no_framing(setting: Setting) -> None:
     body = b'{"prompt": "x", "n": 0, "user": "' + b"x" * 30_000 + b'"}'
-    head = POST + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
     pieces = b"".join(chunk(bytes([each])) for each in body) + b"0\r\nn: 1\r\n\r\n"
     assert len(pieces) > 2 * FRAMING_BYTES
-    assert "n: got 0" in error_of(await exchange(setting, head, pieces), 400)
+    reader, writer = await connect(setting)
+    writer.write(POST + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n")
+    for start in range(0, len(pieces), 32_768):
+        await setting.client.get("/")  # the gateway has read what came before meanwhile
+        writer.write(pieces[start : start + 32_768])
+    assert "n: got 0" in error_of(await reader.read(), 400)
+    writer.close()
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
