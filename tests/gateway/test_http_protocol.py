@@ -111,6 +111,7 @@ async def test_a_body_without_end_is_cut(small: Setting, path: bytes) -> None:
         await asyncio.sleep(0)
     answer = await reading
     writer.close()
+    assert answer.count(b"HTTP/1.1 ") == 1
     if path == b"/v1/completions":
         assert "longer than that, expected at most 2000 bytes" in error_of(answer, 413)
     else:  # what does not wait for the body may have answered before
