@@ -69,9 +69,10 @@ async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Cons
 def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict[str, Any]:
     """Prints the tables; returns what programs want to know."""
     findings, problems = outcome.findings, outcome.problems()
-    requests = new_table(markdown, "requests that ended as", "number")
+    requests = new_table(markdown, "requests that ended as", "number", "by code")
     for verdict in Verdict:
-        requests.add_row(verdict, str(findings.verdicts[verdict]))
+        codes = ", ".join(f"{code} {count}" for code, count in sorted(findings.error_codes.items()))
+        requests.add_row(verdict, str(findings.verdicts[verdict]), codes if verdict is Verdict.ERROR else "")
     console.print(requests)
     faults = new_table(markdown, "fault", "of", "number", "landed", "recovered", "median s", "longest s")
     for (fault, role), number in sorted(Counter((hit.fault, hit.role) for hit in findings.hits).items()):
@@ -96,6 +97,7 @@ def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict
         "bench": "soak",
         "seconds": plan.seconds,
         "requests": {verdict: findings.verdicts[verdict] for verdict in Verdict},
+        "error_codes": dict(findings.error_codes),
         "tokens": findings.num_tokens,
         "faults": [asdict(hit) for hit in findings.hits],
         "at_rest": findings.at_rest,

@@ -52,6 +52,7 @@ class Findings:
     """What happened."""
 
     verdicts: Counter[Verdict] = field(default_factory=Counter)
+    error_codes: Counter[str] = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)  # of the first wrong and lost ones
     hits: list[Hit] = field(default_factory=list)
     at_rest: bool = False
@@ -123,6 +124,8 @@ class Soak:
             verdict, told = judge(heard, self._known[turn.ask], self._gateway_was_out(start))
             self.findings.verdicts[verdict] += 1
             self.findings.num_tokens += sum(map(len, heard.tokens.values()))
+            if verdict is Verdict.ERROR:
+                self.findings.error_codes[heard.error["code"]] += 1
             if told and len(self.findings.told) < _MAX_TOLD:
                 self.findings.told.append(f"{verdict} after {self._clock.now() - start:.1f} s, {turn.ask}: {told}")
             if verdict not in (Verdict.EXACT, Verdict.LEFT):
