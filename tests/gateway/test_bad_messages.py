@@ -264,6 +264,7 @@ def test_a_stranger_speaks_for_nobody(message: ToGateway) -> None:
     bench = Bench()
     for identity in (STRANGER, b"", b"\x00\xff", b"d#13", b"d#012", b"d", b"x" * 255):
         bench.refused(identity, message)
+    assert bench.control.num_refused_messages == 7
     bench.finish_request()
 
 
@@ -271,6 +272,7 @@ def test_a_stranger_speaks_for_nobody(message: ToGateway) -> None:
 def test_a_member_speaks_only_of_its_own_requests(message: ToGateway) -> None:
     bench = Bench()
     bench.refused(bench.other, message)
+    assert bench.control.num_refused_messages == 1
     bench.finish_request()
 
 
