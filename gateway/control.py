@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from gateway.continuity import Continuity
 from gateway.control_metrics import ControlCounts
 from gateway.dispatch import Dispatch, Listener, Ticket
 from gateway.limits import Limits
@@ -75,6 +76,7 @@ class Control:
         self._ticker: asyncio.Task[None] | None = None
         self._limits: Limits | None = None
         self._refusals = Refusals(log, "message refused")
+        self._continuity = Continuity()
         self._joined: Counter[str] = Counter()  # by role
         self.membership = Membership(secrets.randbits(62), launch_deadline_s)
         self._dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose)
@@ -136,6 +138,7 @@ class Control:
     # ---- messages ----
 
     def _on_raw(self, identity: bytes, raw: bytes) -> None:
+        self._continuity.heard(identity)
         most = None if self.membership.has_identity(identity) else MAX_STRANGER_BYTES
         try:
             self._on_message(identity, TO_GATEWAY.decode(raw, most))
@@ -146,10 +149,15 @@ class Control:
         now = self._clock.now()
         if isinstance(message, Register):
             _check_sender(identity, WorkerKey(message.address.worker_id, message.address.instance))
+            self._continuity.begin(identity, message.num_sent, message.num_received)
             self._apply(self.membership.register(message, now))
+            if not self.membership.has_identity(identity):
+                self._continuity.end(identity)
         elif isinstance(message, Heartbeat):
             _check_sender(identity, WorkerKey(message.worker_id, message.instance))
             self._apply(self.membership.heartbeat(message, now))
+            if gap := self._continuity.gap(identity, message.num_sent, message.num_received):
+                self._lose(WorkerKey(message.worker_id, message.instance), gap)
         elif isinstance(message, Leaving):
             _check_sender(identity, WorkerKey(message.worker_id, message.instance))
             self._apply(self.membership.leaving(message), is_orderly=True)
@@ -196,16 +204,18 @@ class Control:
             self._dispatch.rescue()
         for member in change.lost:
             self._limits = None
+            self._continuity.end(member.key.identity)
             if is_orderly:
                 log.info("worker left", worker=member.key.worker_id)
             else:
                 log.warning("worker lost", worker=member.key.worker_id, why=self.membership.why_lost(member.key))
             self._dispatch.lost(member.key, WorkerLost(f"{member.role} worker {member.key.worker_id!r} is lost"))
 
-    def _lose(self, key: WorkerKey) -> None:
-        self._apply(self.membership.unreachable(key))
+    def _lose(self, key: WorkerKey, why: str = "has dropped its connection") -> None:
+        self._apply(self.membership.give_up(key, why))
 
     def _send(self, key: WorkerKey, message: ToWorker) -> bool:
+        self._continuity.told(key.identity)
         return self._socket.send(key.identity, TO_WORKER.encode(message))
 
     async def _tick(self) -> None:

@@ -176,10 +176,10 @@ class Membership:
         member = self.find(key)
         return self._lose(member, f"worker {key.worker_id!r} has left") if member is not None else Change()
 
-    def unreachable(self, key: WorkerKey) -> Change:
-        """Its connection is gone, so the process is, or will never be heard again: it is lost at once."""
+    def give_up(self, key: WorkerKey, why: str) -> Change:
+        """Its connection is gone or has lost messages: it is lost at once. `why` is what it did."""
         member = self.find(key)
-        return self._lose(member, f"worker {key.worker_id!r} has dropped its connection") if member else Change()
+        return self._lose(member, f"worker {key.worker_id!r} {why}") if member is not None else Change()
 
     def expire(self, now: float) -> Change:
         """Declares lost whoever was silent for LOST_AFTER_S, or hangs in a launch."""

@@ -105,6 +105,8 @@ class Register(Message):
     max_total_tokens: Positive  # capacity of the page pool
     stats: WorkerStats
     backend: Text = "zmq"  # how KV reaches or leaves it; "" for unified
+    num_sent: Count | None = None  # messages to the gateway since its start, this one included; None: not counted
+    num_received: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class Heartbeat(Message):
     instance: Instance
     stats: WorkerStats
     launch_age_s: Seconds = 0.0  # age of the oldest launch in progress; 0 when idle
+    num_sent: Count | None = None  # as in Register
+    num_received: Count | None = None
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ class Dealer:
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, identity: bytes) -> None:
         self.endpoint = endpoint
+        self.num_sent = 0  # messages, those among them that the queue did not take
+        self.num_received = 0
         self.socket = _prepare(context.socket(zmq.DEALER))
         self.socket.setsockopt(zmq.ROUTING_ID, identity)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -62,6 +64,7 @@ class Dealer:
 
     def send(self, raw: bytes) -> bool:
         """Queues `raw`; False when the queue is full because the peer takes nothing."""
+        self.num_sent += 1
         try:
             self.socket.send(raw, zmq.NOBLOCK)
         except zmq.Again:
@@ -79,6 +82,7 @@ class Dealer:
                 break
             found.append(parts[0] if len(parts) == 1 else b"".join(parts))
             num_bytes += len(found[-1])
+        self.num_received += len(found)
         return found
 
     def close(self, linger_ms: int = 0) -> None:

@@ -254,7 +254,9 @@ class WorkerLoop:
             self._launch, self._launch_since = self.core.oldest_launch, now
         if not self._gateway_instance and now >= self._next_register:
             self._next_register = now + REGISTER_AGAIN_S
-            self.gateway.send(TO_GATEWAY.encode(replace(self.register, stats=self._stats())))
+            num_sent, num_received = self.gateway.num_sent + 1, self.gateway.num_received
+            register = replace(self.register, stats=self._stats(), num_sent=num_sent, num_received=num_received)
+            self.gateway.send(TO_GATEWAY.encode(register))
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_S
             self.on_turn(now)
@@ -271,7 +273,8 @@ class WorkerLoop:
         stats = self._stats()
         address = self.register.address
         launch_age_s = now - self._launch_since if self._launch else 0.0
-        beat = Heartbeat(address.worker_id, address.instance, stats, launch_age_s)
+        counts = self.gateway.num_sent + 1, self.gateway.num_received
+        beat = Heartbeat(address.worker_id, address.instance, stats, launch_age_s, *counts)
         self.gateway.send(TO_GATEWAY.encode(beat))
 
     def _leave(self) -> None:

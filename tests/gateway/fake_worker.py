@@ -85,6 +85,9 @@ class FakeWorker:
         self.received: list[ToWorker] = []
         self.welcomed = asyncio.Event()
         self.silent = False
+        self.loses: Callable[[ToGateway], bool] = lambda message: False  # what is lost on the way
+        self.num_lost = 0
+        self._num_sent = 0
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -141,9 +144,16 @@ class FakeWorker:
         self._context.term()
 
     async def send(self, message: ToGateway) -> None:
-        await self._socket.send(TO_GATEWAY.encode(message))
+        if isinstance(message, Register | Heartbeat):
+            message = replace(message, num_sent=self._num_sent + 1, num_received=len(self.received))
+        if self.loses(message):
+            self._num_sent += 1
+            self.num_lost += 1
+        else:
+            await self.send_raw(TO_GATEWAY.encode(message))
 
     async def send_raw(self, raw: bytes) -> None:
+        self._num_sent += 1
         await self._socket.send(raw)
 
     async def until(self, happened: Callable[[], bool]) -> None:

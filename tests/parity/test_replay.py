@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,8 @@ def qwen3() -> ModelRunner:
     return ModelRunner.load(reference("qwen3").folder, device="cpu", dtype="float32")
 
 
-def new_cluster(runner: Runner, topology: str, page_size: int, **options: int) -> Cluster:
-    pages = {"num_pages": 800 // page_size, **options}
+def new_cluster(runner: Runner, topology: str, page_size: int, **options: Any) -> Cluster:
+    pages: dict[str, Any] = {"num_pages": 800 // page_size, **options}
     return Cluster(runner, topology, page_size=page_size, chunk_size=7, **pages)
 
 

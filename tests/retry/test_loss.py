@@ -77,7 +77,7 @@ DECODE_PHASES = {
     "reserving": decoding({DecodeState.RESERVING}),
     "requested": decoding({DecodeState.REQUESTED}),
     "receiving": decoding({DecodeState.RECEIVING}),
-    "prebuilt": decoding({DecodeState.RUNNING}, range(1, 2)),
+    "prebuilt": decoding({DecodeState.RUNNING}, range(1, 3)),  # the step that merges it may process one launch, too
     "decoding": decoding({DecodeState.RUNNING}, range(5, 6)),
     "finishing": finishing,
 }

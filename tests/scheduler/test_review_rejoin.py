@@ -178,14 +178,18 @@ def test_a_gateway_that_never_answers_is_given_up(context: Any) -> None:
 def test_heartbeats_tell_the_age_of_the_oldest_launch(context: Any) -> None:
     oldest = iter([4, 4, 4, 5, 5, 0, 0])  # its ticket, each for a second
     ages: list[float] = []
+    registers: list[Register] = []
+    counts: list[tuple[int | None, int | None]] = []
 
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         beats = [message for message in arrived if isinstance(message, Heartbeat)]
-        if any(isinstance(message, Register) for message in arrived):
+        if joining := [message for message in arrived if isinstance(message, Register)]:
+            registers.extend(joining)
             bench.send(Welcome(1))
             bench.clock.advance(1.0)
         elif beats:
             ages.append(beats[-1].launch_age_s)
+            counts.append((beats[-1].num_sent, beats[-1].num_received))
             ticket = next(oldest, None)
             if ticket is None:
                 bench.stop()
@@ -197,3 +201,8 @@ def test_heartbeats_tell_the_age_of_the_oldest_launch(context: Any) -> None:
     bench.loop.run()
     bench.close()
     assert ages == [0.0, 0.0, 1.0, 2.0, 0.0, 1.0, 0.0, 0.0]
+    num_registers = len(registers)
+    assert [num_sent for num_sent, _ in counts] == [num_registers + beat for beat in range(1, 9)], (
+        "a beat counts itself"
+    )
+    assert counts[-1][1] == num_registers, "each Register was answered"
