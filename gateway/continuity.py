@@ -1,0 +1,61 @@
+"""Whether every message between the gateway and a worker has arrived: a connection that breaks and comes back, or a
+queue that is full, loses some without a word, and a request would wait for ever for what they said.
+
+Both sides count; heartbeats carry the worker's counts. Time is counted in heartbeats, so that whoever was paused blames
+nobody. Pure. What it does not know: sockets, what is done about it.
+"""
+
+from dataclasses import dataclass
+
+MOST_BEATS = 8  # some 2 s, within which a worker that is heard must have received what was sent
+
+
+@dataclass
+class _Counts:
+    to_come: int  # what the worker's next heartbeat must say it has sent, less that heartbeat itself
+    told: int  # what the worker will have received once it has everything
+    mark: int = 0  # `told` at some moment, which the worker is to confirm; 0: it has
+    num_beats: int = 0  # since then
+
+
+class Continuity:
+    """Counts by the routing id of a worker. A worker that tells no counts is not checked."""
+
+    def __init__(self) -> None:
+        self._counts: dict[bytes, _Counts] = {}
+
+    def begin(self, identity: bytes, num_sent: int | None, num_received: int | None) -> None:
+        """The worker has registered, and says how many messages it has sent (this one included) and received."""
+        if num_sent is not None and num_received is not None:
+            self._counts[identity] = _Counts(num_sent, num_received)
+
+    def end(self, identity: bytes) -> None:
+        """The worker is no member any more."""
+        self._counts.pop(identity, None)
+
+    def heard(self, identity: bytes) -> None:
+        """A message of any kind has come from it."""
+        if (counts := self._counts.get(identity)) is not None:
+            counts.to_come += 1
+
+    def told(self, identity: bytes) -> None:
+        """A message was sent to it."""
+        if (counts := self._counts.get(identity)) is not None:
+            counts.told += 1
+            if not counts.mark:
+                counts.mark, counts.num_beats = counts.told, 0
+
+    def gap(self, identity: bytes, num_sent: int | None, num_received: int | None) -> str | None:
+        """What a heartbeat, which was `heard` already, shows to be missing; None when nothing is."""
+        counts = self._counts.get(identity)
+        if counts is None or num_sent is None or num_received is None:
+            return None
+        if num_sent != counts.to_come:
+            return f"has sent {num_sent} messages, of which {counts.to_come} arrived"
+        if num_received >= counts.mark:
+            counts.mark = 0
+            return None
+        counts.num_beats += 1
+        if counts.num_beats < MOST_BEATS:
+            return None
+        return f"has received {num_received} messages of {counts.mark} that were sent to it"

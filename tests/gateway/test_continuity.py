@@ -1,0 +1,67 @@
+from gateway.continuity import MOST_BEATS, Continuity
+from protocol.messages_gateway import Role, Tokens
+from tests.gateway.conftest import Setting
+
+ME = b"u0#1"
+
+
+def joined(num_sent: int = 7, num_received: int = 3) -> Continuity:
+    counts = Continuity()
+    counts.begin(ME, num_sent, num_received)
+    return counts
+
+
+def test_what_arrives_is_counted() -> None:
+    counts = joined()
+    for num_sent in (8, 9, 10):
+        counts.heard(ME)
+        assert counts.gap(ME, num_sent, 3) is None
+    for _ in range(3):
+        counts.heard(ME)
+    assert counts.gap(ME, 13, 3) is None
+    counts.heard(ME)
+    assert counts.gap(ME, 15, 3) == "has sent 15 messages, of which 14 arrived"
+
+
+def test_what_is_sent_must_be_received_some_beats_later() -> None:
+    counts = joined()
+    num_sent = 7
+
+    def beat(num_received: int) -> str | None:
+        nonlocal num_sent
+        num_sent += 1
+        counts.heard(ME)
+        return counts.gap(ME, num_sent, num_received)
+
+    assert [beat(3) for _ in range(2 * MOST_BEATS)] == [None] * 2 * MOST_BEATS, "nothing was sent yet"
+    counts.told(ME)  # the fourth that it receives
+    counts.told(ME)
+    assert [beat(3) for _ in range(MOST_BEATS - 1)] == [None] * (MOST_BEATS - 1)
+    assert [beat(4) for _ in range(MOST_BEATS)] == [None] * MOST_BEATS, (
+        "the fourth has come, and nothing was sent since"
+    )
+    counts.told(ME)
+    assert [beat(5) for _ in range(MOST_BEATS - 1)] == [None] * (MOST_BEATS - 1)
+    assert beat(5) == "has received 5 messages of 6 that were sent to it"
+
+
+def test_who_tells_no_counts_is_not_checked_and_who_has_gone_is_forgotten() -> None:
+    counts = joined()
+    assert counts.gap(ME, None, None) is None and counts.gap(b"other", 5, 5) is None
+    counts.begin(b"other", None, None)
+    counts.heard(b"other")
+    assert counts.gap(b"other", 50, 50) is None
+    counts.end(ME)
+    assert counts.gap(ME, 50, 50) is None
+
+
+async def test_a_request_whose_tokens_were_lost_on_the_way_goes_on_elsewhere(setting: Setting) -> None:
+    good = await setting.add(Role.UNIFIED, "u1")
+    await setting.complete("x")  # whose turn is the first
+    unlucky = await setting.add(Role.UNIFIED, "u2")
+    unlucky.loses = lambda message: isinstance(message, Tokens) and message.choices[0].seq == 2
+    answer = await setting.complete("x", max_tokens=6)
+    assert unlucky.num_lost == 1
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 6
+    assert good.assigned[-1].num_replayed == 2
+    assert [member.key.worker_id for member in setting.gateway.control.membership.members] == ["u1"]
