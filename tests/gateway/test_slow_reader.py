@@ -104,7 +104,7 @@ async def test_a_stream_that_nobody_reads_is_cut(
 
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
 @pytest.mark.parametrize(
-    "num_tokens", [5_000, 20_000]
+    "num_tokens", [12_000, 30_000]
 )  # less, and more, than what a connection buffers before it says so
 async def test_a_whole_answer_that_nobody_reads_is_cut(folder: Path, num_tokens: int, connection: str) -> None:
     limits = HttpLimits(slow_reader_timeout_s=0.3)
