@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from deploy.cli import main
 from deploy.cpus import read_cpus, share_cpus, show_cpus
 from deploy.layout import serve_plan, worker_plan
 from deploy.processes import pinned_to
@@ -94,3 +95,14 @@ def test_a_child_is_pinned_and_its_parent_is_not() -> None:
         child = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == str([core])
     assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("command", ["serve --port 0", "worker --role decode --gateway tcp://127.0.0.1:9"])
+def test_a_wrong_list_ends_the_command_before_anything_starts(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BATON_CPUS", raising=False)
+    assert main([*command.split(), "--cpus", "0-999999"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("baton: error: --cpus: got '0-999999', but there is no core ")
+    assert (shown.err.count("\n"), shown.out) == (1, "")

@@ -1,11 +1,11 @@
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from deploy.layout import check_counts, gateway_plan, serve_plan, threads_per_worker, worker_plan
+from deploy.layout import at_addresses, check_counts, gateway_plan, serve_plan, threads_per_worker, worker_plan
 from deploy.options import LIMITS, OPTIONS, options_for
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
@@ -115,3 +115,13 @@ def test_one_worker_alone() -> None:
 def test_a_gateway_alone() -> None:
     spec = gateway_plan(config("gateway", control="tcp://0.0.0.0:7000"), MODEL, "story")
     assert json.loads(spec.command[-1])["control"] == "tcp://0.0.0.0:7000"
+
+
+@pytest.mark.parametrize("http, port", [("http://127.0.0.1:41000", 41000), ("http://[::]:41000", 41000)])
+def test_a_gateway_comes_back_to_the_addresses_that_it_announced(http: str, port: int) -> None:
+    spec = serve_plan(config("serve", port="0", host="::"), MODEL, "story", cores=2).gateway
+    again = at_addresses(spec, http, "tcp://127.0.0.1:42000")
+    before, after = (GatewaySettings.from_json(each.command[-1]) for each in (spec, again))
+    assert (after.port, after.control) == (port, "tcp://127.0.0.1:42000")
+    assert replace(after, port=before.port, control=before.control) == before
+    assert (again.name, again.environment, again.command[:-1]) == (spec.name, spec.environment, spec.command[:-1])

@@ -189,3 +189,15 @@ def test_its_own_pause_is_nobodys_silence() -> None:
     assert stage.processes.killed == {}
     stage.turns(3.0)
     assert set(stage.processes.killed) == set(NAMES)
+
+
+def test_serving_again_is_counted_from_the_first_end(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(Rules())
+    stage.end("decode-0", -9)
+    stage.turns(4.0)
+    stage.end("decode-0", 1, was_ready=False)
+    stage.turns(4.0)
+    stage.processes.ready.add("decode-0")
+    took = stage.clock.now() - 100.0
+    stage.turns(0.5)
+    assert said(capsys)[-1] == f"decode-0 serves again after {took + 1.0:.1f} s"

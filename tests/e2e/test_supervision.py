@@ -153,3 +153,20 @@ def test_a_signal_while_something_starts_again_leaves_nothing(
         assert baton.wait_until(lambda: pid_of(baton, "decode-0") not in (0, old))
         assert "serves again" not in baton.log_text()
         assert baton.end(number) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
+
+
+def test_parts_started_alone_are_kept_alive_too(tmp_path: Path) -> None:
+    """Each command starts its own process again; the gateway where it was, so that the worker finds it."""
+    with BatonProcess("gateway", "--port", "0", log=tmp_path / "gateway") as gateway:
+        control = re.search(r"tcp://[0-9.]+:\d+", gateway.ready)
+        assert control is not None
+        join = ("worker", "--gateway", control.group(), "--role", "unified", "--worker-id", "u")
+        with BatonProcess(*join, "--max-total-tokens", "2048", log=tmp_path / "u") as worker:
+            for part, name in ((worker, "u"), (gateway, "gateway")):
+                assert gateway.wait_until(lambda: instance_of(gateway, "u") != 0)
+                old = pid_of(part, name)
+                os.kill(old, signal.SIGKILL)
+                assert part.wait_until(lambda old=old, part=part: "serves again" in part.log_text())  # type: ignore[misc]
+                assert pid_of(part, name) not in (0, old)
+            assert gateway.wait_until(lambda: instance_of(gateway, "u") != 0)
+            assert gateway.complete(prompt="Once", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3

@@ -89,3 +89,16 @@ def test_without_a_descriptor_nothing_happens() -> None:
     status.ready()
     status.close()
     assert status._fd is None
+
+
+def test_a_sign_of_life_is_said_once_a_second_and_never_waits() -> None:
+    read_fd, write_fd = os.pipe()
+    pipe = StatusPipe(write_fd)
+    for tenth in range(25):
+        pipe.alive(100.0 + tenth / 10)
+    assert os.read(read_fd, 4096).splitlines() == [b'{"event": "alive"}'] * 3
+    for second in range(10_000):  # far more than the pipe holds, and nobody reads
+        pipe.alive(200.0 + second)
+    assert len(os.read(read_fd, 1 << 20)) > 4096
+    pipe.close()
+    os.close(read_fd)
