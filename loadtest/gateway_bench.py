@@ -7,6 +7,7 @@ The last line is one JSON object. What it does not know: models.
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import re
@@ -58,7 +59,7 @@ class Cost:
 async def gateway_process(model: str, limits: HttpLimits | None = None) -> AsyncIterator[tuple[str, str]]:
     """A gateway of its own process: (its URL, where workers dial)."""
     settings = GatewaySettings(
-        model=model, served_model_name="bench", port=0, limits=limits or HttpLimits(), log_level="warning"
+        model=model, served_model_name="bench", port=0, limits=limits or HttpLimits(), log_level="error"
     )
     read_fd, write_fd = os.pipe()
     child = await asyncio.create_subprocess_exec(
@@ -198,7 +199,8 @@ def show(load: Load, costs: Sequence[Cost], console: Console) -> None:
     for name, value in added.items():
         table.add_row(f"added to TTFT, {name} (ms)", f"{value:.2f}", f"<= {TARGET_TTFT_MS:g}" if name == "mean" else "")
     console.print(table)
-    print(json.dumps({"gateway": {"cpu_us_per_token": round(cpu, 1), "ttft_added_ms": added, "rounds": len(costs)}}))
+    known = {name: value if math.isfinite(value) else None for name, value in added.items()}  # JSON has no infinity
+    print(json.dumps({"gateway": {"cpu_us_per_token": round(cpu, 1), "ttft_added_ms": known, "rounds": len(costs)}}))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,33 @@
+"""What the gateway costs: the arithmetic, and one short run of the real thing."""
+
+import json
+
+import pytest
+
+from loadtest.gateway_bench import _quantile, main
+
+
+def buckets(*counts: int) -> dict[str, float]:
+    edges = ("0.001", "0.01", "+Inf")
+    return {f'x_bucket{{le="{edge}"}}': float(count) for edge, count in zip(edges, counts, strict=True)}
+
+
+def test_a_quantile_is_the_edge_of_what_came_in_between() -> None:
+    before, after = buckets(50, 50, 50), buckets(140, 150, 150)
+    assert _quantile("x", before, after, 0.5) == 0.001
+    assert _quantile("x", before, after, 0.95) == 0.01
+    assert _quantile("x", before, buckets(50, 50, 51), 0.5) == float("inf")
+
+
+@pytest.mark.slow
+def test_a_short_run_measures_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["--clients", "2", "--requests", "2", "--inp", "8", "--out", "6", "--step-ms", "2", "--rounds", "1"]) == 0
+    )
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["gateway"]
+    added = found["ttft_added_ms"]
+    assert found["cpu_us_per_token"] > 0 and found["rounds"] == 1
+    assert (
+        0 < added["request_mean"] <= added["request_p99"] and 0 < added["first_token_mean"] <= added["first_token_p99"]
+    )
+    assert added["mean"] == pytest.approx(added["request_mean"] + added["first_token_mean"], abs=0.01)
