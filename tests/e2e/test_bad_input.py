@@ -16,7 +16,7 @@ from tests.e2e.baton_process import BatonProcess
 from tests.gateway.bad_input import bodies, conversations, fields, wire
 from tests.gateway.bad_input.case import ANY, Case
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 FLAGS = "--port 0 --max-total-tokens 8192 --dtype float32 --header-timeout 2 --body-timeout 3"
 CASES = [*wire.all_cases(), *bodies.all_cases(), *conversations.all_cases(), *fields.all_cases()]
 KNOWN: dict[str, Any] = {"prompt": [70, 300, 22], "max_tokens": 4, "temperature": 0, "ignore_eos": True}

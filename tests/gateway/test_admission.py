@@ -45,7 +45,13 @@ async def test_too_many_get_429_and_those_before_them_are_unharmed(folder: Path)
         worker = await setting.add(Role.UNIFIED, behaviour=Behaviour(pause_s=0.05))
         held = [asyncio.create_task(setting.complete("x", max_tokens=20, n=2)) for _ in range(2)]
         await worker.until(lambda: len(worker.assigned) == 2)
-        for fields in ({}, {"n": 2}, {"prompt": ["a", "b"]}, {"stream": True}):
+        for fields in (
+            {},
+            {"n": 2},
+            {"prompt": ["a", "b"]},
+            {"stream": True},
+            {"prompt": 5},
+        ):  # the last is not even looked at
             response = await setting.complete(**{"prompt": "x", **fields})
             error = response.json()["error"]
             assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
@@ -56,7 +62,7 @@ async def test_too_many_get_429_and_those_before_them_are_unharmed(folder: Path)
         assert (await setting.complete("x", max_tokens=1, n=4)).status_code == 200
         refused = await setting.complete("x", n=5)
         assert refused.status_code == 400 and "at most 4 in all" in refused.json()["error"]["message"]
-        assert 'baton_requests_total{outcome="overloaded"} 4.0' in (await setting.client.get("/metrics")).text
+        assert 'baton_requests_total{outcome="overloaded"} 5.0' in (await setting.client.get("/metrics")).text
 
 
 async def test_there_is_room_again_when_clients_leave(folder: Path) -> None:

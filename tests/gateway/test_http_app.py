@@ -246,6 +246,7 @@ REFUSALS: list[tuple[bytes, int, str | None, str]] = [
     (b"{}", 400, "prompt", "missing"),
     (b'{"prompt": ""}', 400, "prompt", "empty"),
     (b'{"prompt": [300]}', 400, "prompt", "300"),
+    (b'{"prompt": [' + b"1," * 600 + b'"not looked at"]}', 400, "prompt", "601 tokens"),
     (b'{"prompt": "a", "model": "gpt"}', 404, "model", "'story'"),
     (b'{"prompt": "a", "temperature": -1}', 400, "temperature", "got -1"),
     (b'{"prompt": "a", "logprobs": 5}', 400, "logprobs", "not supported"),
