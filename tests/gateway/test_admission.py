@@ -77,6 +77,18 @@ async def test_there_is_room_again_when_clients_leave(folder: Path) -> None:
         assert (await setting.complete("x")).status_code == 200
 
 
+async def test_choices_are_prompts_times_n(folder: Path) -> None:
+    async with running(folder, limits=HttpLimits(max_choices_in_flight=8)) as setting:
+        worker = await setting.add(Role.UNIFIED, behaviour=Behaviour(stop_after=1))
+        held = asyncio.create_task(setting.complete("x", max_tokens=20, n=3))
+        await worker.until(lambda: len(worker.assigned) == 1)
+        refused = await setting.complete(["a", "b", "c"], n=2)
+        assert refused.status_code == 429
+        assert "3 choices are in flight and this request has 6" in refused.json()["error"]["message"]
+        held.cancel()
+        await wait_until(lambda: len(setting.gateway.control.requests) == 0)
+
+
 async def test_refused_and_failed_requests_leave_room(setting: Setting) -> None:
     """Neither count for ever."""
     await setting.add(Role.UNIFIED)
