@@ -41,12 +41,21 @@ class BatonProcess:
                 stderr=errors,
                 text=True,
             )
-        assert self.process.stdout is not None
-        self.ready = self.process.stdout.readline()
-        assert self.ready.startswith("Ready: "), f"not ready: {self.log_text()[-3000:]}"
+        try:
+            self.ready = self._read_ready()
+        except BaseException:  # whatever ends the wait, a test's timeout too: nobody else knows this process
+            self.process.kill()
+            self.process.communicate()
+            raise
         found = re.search(r"http://[0-9.]+:\d+", self.ready)
         self.url = found.group() if found else ""
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+
+    def _read_ready(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("Ready: "), f"not ready: {self.log_text()[-3000:]}"
+        return line
 
     def log_text(self) -> str:
         """What it and its children wrote to stderr."""
