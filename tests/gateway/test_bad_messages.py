@@ -276,6 +276,14 @@ def test_a_member_speaks_only_of_its_own_requests(message: ToGateway) -> None:
     bench.finish_request()
 
 
+@pytest.mark.parametrize("worker_id", ["", "d" * 129, "d d", "d\x1b[31m", "d\n", "d\x00", "w\u00f6rker"])
+def test_a_name_that_no_worker_may_have(worker_id: str) -> None:
+    bench = Bench()
+    bench.refused(f"{worker_id}#12".encode(), changed(REGISTER, "address.worker_id", worker_id))
+    assert bench.control.num_refused_messages == 1
+    bench.finish_request()
+
+
 def test_a_strangers_message_is_short_and_a_members_may_be_long() -> None:
     bench = Bench()
     long = replace(REGISTER, host="h" * MAX_STRANGER_BYTES)
