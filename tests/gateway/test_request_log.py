@@ -88,3 +88,24 @@ async def test_a_retry_is_told_with_its_attempt_and_its_workers(
     [(level, fields)] = lines(caplog, "request ended")
     ids = {name: fields[name] for name in ("request_id", "attempt", "worker")}
     assert ids == {"request_id": request_id, "attempt": 1, "worker": "first,second"}
+
+
+async def test_a_retry_is_told_with_its_attempt_and_workers(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "baton")
+    await setting.add(Role.UNIFIED, "u1")
+    await setting.complete("x")  # whose turn is the first
+    await setting.add(Role.UNIFIED, "u2", behaviour=Behaviour(fail_after=2, fail_code="unavailable"))
+    response = await setting.complete("very private", max_tokens=4)
+    [(level, fields)] = lines(caplog, "request retried")
+    request_id = f"{response.json()['id']}-0"
+    assert level == "WARNING"
+    assert fields == {
+        "request_id": request_id,
+        "attempt": 1,
+        "worker": "u1",
+        "before": "u2",
+        "why": "it was told to",
+    }
+    ended = lines(caplog, "request ended")[-1][1]
+    assert (ended["request_id"], ended["attempt"], ended["worker"]) == (request_id, 1, "u2,u1")
+    assert not any("private" in str(record.__dict__) for record in caplog.records)
