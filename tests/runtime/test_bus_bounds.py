@@ -23,8 +23,12 @@ class Flood:
     "size, expected", [(0, MAX_RECEIVE), (10, MAX_RECEIVE), (2**20, RECEIVE_BYTES // 2**20), (2**24, 1)]
 )
 def test_a_flood_is_taken_in_bounded_portions(size: int, expected: int) -> None:
-    router: Any = Router.__new__(Router)
-    dealer: Any = Dealer.__new__(Dealer)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router: Any = Router(context, "127.0.0.1")
+    dealer: Any = Dealer(context, router.endpoint, b"x#1")
+    router.close()
+    dealer.close()
+    context.term()
     router.socket, dealer.socket = Flood(b"x#1", bytes(size)), Flood(bytes(size))
     assert router.receive() == [(b"x#1", bytes(size))] * expected
     assert dealer.receive() == [bytes(size)] * expected
