@@ -21,6 +21,8 @@ import http.server, os, signal, subprocess, sys
 subprocess.Popen([sys.executable, "-c", "import signal; print('x'); signal.pause()"], process_group=0)
 if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[3], "w").close(), os._exit(0)))
 class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
@@ -39,10 +41,12 @@ async def comes_true(what: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("how", ["willing", "stubborn"])
-async def test_it_serves_stands_still_goes_on_and_leaves_nothing(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_serves_stands_still_goes_on_and_leaves_nothing(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(peer_module, "STOP_S", 0.2 if how == "stubborn" else 20.0)
     port = _free_port()
-    command = [sys.executable, "-c", SERVES, str(port), how]
+    command = [sys.executable, "-c", SERVES, str(port), how, str(tmp_path / "asked")]
     async with started(CLOCK, command, Server("127.0.0.1", port), os.environ) as peer:
         own = peer.processes()
         assert len(own) == 2, "the server and its child, which has a group of its own"
@@ -52,6 +56,7 @@ async def test_it_serves_stands_still_goes_on_and_leaves_nothing(how: str, monke
         assert await comes_true(lambda: psutil.STATUS_STOPPED not in {process.status() for process in own})
         peer.pause()  # it is ended also when it stands still
     assert session_members(own[0].pid) == []
+    assert (tmp_path / "asked").exists() == (how == "willing"), "it was asked before it was killed"
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in own)
 
 

@@ -56,6 +56,7 @@ async def test_a_fault_that_has_no_effect_is_told(victim: psutil.Popen, monkeypa
         deaf.kill()
         deaf.wait()
     assert not await inject(Fault.KILL, gone)
+    assert not await faults._comes_to(gone, psutil.STATUS_STOPPED, 0.1)
 
 
 def test_children_are_known_by_their_module() -> None:
