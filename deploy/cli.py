@@ -19,8 +19,9 @@ from deploy.console import make_console
 from deploy.demo import demo
 from deploy.options import OPTIONS, OTHER_VARIABLES, options_for
 from deploy.serve import gateway, serve, worker
+from protocol.brief import brief
 from protocol.errors import ConfigError
-from runtime.layered_config import Config, ConfigFile, brief, parse_file, resolve
+from runtime.layered_config import Config, ConfigFile, parse_file, resolve
 from runtime.name_check import check_distributions, check_imports
 
 EXIT_CONFIG = 2

@@ -11,8 +11,9 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from deploy.options import COMMANDS, EXAMPLES, NOT_YET, options_for
+from protocol.brief import SHOWN_CHARS, brief
 from protocol.errors import ConfigError
-from runtime.layered_config import SHOWN_CHARS, Kind, Option, brief
+from runtime.layered_config import Kind, Option
 
 _FOOTER = """\
 Every flag is also an environment variable (--page-size: BATON_PAGE_SIZE) and a key of the --config file

@@ -9,10 +9,10 @@ import re
 import socket
 from pathlib import Path
 
+from protocol.brief import brief
 from protocol.errors import ConfigError
 from protocol.message import MAX_WORKER_ID_CHARS
 from runtime.address import listen, split_endpoint
-from runtime.layered_config import brief
 
 _CGROUP = Path("/sys/fs/cgroup")
 # where drivers that torch calls cuda show themselves: NVIDIA's, its boards', a Windows host's, AMD's

@@ -186,6 +186,7 @@ def _worker_settings(
         max_running_requests=config.integer("max-running-requests"),
         chunked_prefill_size=config.integer("chunked-prefill-size"),
         context_length=config.optional_integer("context-length"),
+        check_weights=config.switch("check-weights"),
         overlap=not config.switch("disable-overlap-schedule"),
         transfer_backend=cast(TransferBackend, config.text("transfer-backend")),
         host=host,

@@ -8,8 +8,8 @@ import json
 import sysconfig
 from pathlib import Path
 
+from protocol.brief import brief
 from protocol.errors import ConfigError
-from runtime.layered_config import brief
 
 PROJECT = Path(__file__).resolve().parent.parent
 BUNDLED = "story"

@@ -80,6 +80,10 @@ OPTIONS: tuple[Option, ...] = (
         help="numbers of weights and KV, auto is the checkpoint's",
     ),
     Option(
+        name="check-weights", kind=Kind.SWITCH, default=False, group=MODEL, commands=_COMPUTE,
+        help="read every weight at the start and refuse a model with NaN or infinities in it",
+    ),
+    Option(
         name="context-length", kind=Kind.INTEGER, minimum=1, metavar="N", group=MODEL, commands=(*_FRONT, "worker"),
         unset="the model's own", help="longest prompt plus answer, in tokens",
     ),

@@ -11,7 +11,10 @@ from typing import Any
 
 import orjson
 
+from protocol.brief import brief
 from protocol.errors import CheckpointError
+
+MAX_JSON_BYTES = 64 << 20
 
 # what generation_config.json may ask for and Baton does not do, with the values that ask for nothing
 NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
@@ -67,14 +70,14 @@ def read_model_folder(path: Path) -> ModelFolder:
     defaults = SamplingDefaults(
         temperature=_number(generation, "temperature", where, 0.0, 100.0),
         top_p=_number(generation, "top_p", where, 0.0, 1.0),
-        top_k=_integer(generation, "top_k", where),
+        top_k=_integer(generation, "top_k", where, 0),
         min_p=_number(generation, "min_p", where, 0.0, 1.0),
     )
     eos = _token_ids(generation, "eos_token_id", where) or _token_ids(config, "eos_token_id", "config.json")
     return ModelFolder(
         path,
-        _integer(config, "max_position_embeddings", "config.json"),
-        _integer(config, "vocab_size", "config.json"),
+        _integer(config, "max_position_embeddings", "config.json", 1),
+        _integer(config, "vocab_size", "config.json", 1),
         eos,
         defaults,
         {
@@ -88,6 +91,10 @@ def read_model_folder(path: Path) -> ModelFolder:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file, empty when there is no such file; CheckpointError otherwise."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would keep us waiting for ever
+            raise CheckpointError(f"{path.name}: it is no file; expected a JSON object in one")
+        if path.exists() and path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path.name}: larger than {MAX_JSON_BYTES} bytes, which no such file should be")
         raw = path.read_bytes()
     except FileNotFoundError:
         return {}
@@ -107,16 +114,18 @@ def _number(source: dict[str, Any], name: str, where: str, low: float, high: flo
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise CheckpointError(f"{where}: {name}: got {value!r}, expected a number in [{low}, {high}]", param=name)
+        raise CheckpointError(f"{where}: {name}: got {brief(value)}, expected a number in [{low}, {high}]", param=name)
     return float(value)
 
 
-def _integer(source: dict[str, Any], name: str, where: str) -> int | None:
+def _integer(source: dict[str, Any], name: str, where: str, minimum: int) -> int | None:
     value = source.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise CheckpointError(f"{where}: {name}: got {value!r}, expected an integer", param=name)
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**40:
+        raise CheckpointError(
+            f"{where}: {name}: got {brief(value)}, expected an integer of at least {minimum}", param=name
+        )
     return value
 
 
@@ -126,5 +135,5 @@ def _token_ids(source: dict[str, Any], name: str, where: str) -> tuple[int, ...]
         return ()
     listed = value if isinstance(value, list) else [value]
     if not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
-        raise CheckpointError(f"{where}: {name}: got {value!r}, expected a token id or a list of them", param=name)
+        raise CheckpointError(f"{where}: {name}: got {brief(value)}, expected a token id or a list of them", param=name)
     return tuple(listed)

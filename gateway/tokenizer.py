@@ -17,6 +17,7 @@ from gateway.detokenizer import (
     is_byte_level,
 )
 from gateway.model_folder import read_object
+from protocol.brief import brief
 from protocol.errors import CheckpointError
 
 LENGTH_KEEPING = ("NFC", "NFD")  # normalizers after which a text has at least a third of its characters
@@ -104,10 +105,12 @@ def load_tokenizer(folder: Path) -> TextTokenizer | None:
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
+    if not path.is_file():
+        raise CheckpointError("tokenizer.json: it is no file")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"tokenizer.json: {error}") from error
+        raise CheckpointError(f"tokenizer.json: {str(error)[:300]}") from error
     return TextTokenizer(tokenizer, read_special_tokens(folder))
 
 
@@ -139,4 +142,4 @@ def _flag(config: dict[str, Any], name: str) -> bool | None:
     value = config.get(name)
     if value is None or isinstance(value, bool):
         return value
-    raise CheckpointError(f"tokenizer_config.json: {name}: got {value!r}, expected true or false", param=name)
+    raise CheckpointError(f"tokenizer_config.json: {name}: got {brief(value)}, expected true or false", param=name)

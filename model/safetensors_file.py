@@ -138,7 +138,6 @@ def _read_entry(path: Path, name: str, value: object, data_start: int, file_size
         )
     known = _DTYPES.get(dtype)
     if end < start or (known is not None and end - start != math.prod(shape) * known.itemsize):
-        raise CheckpointError(
-            f"{path}: {brief_name(name)}: {end - start} bytes do not hold shape {brief(list(shape))} of {brief_name(dtype)}"
-        )
+        what = f"shape {brief(list(shape))} of {brief_name(dtype)}"
+        raise CheckpointError(f"{path}: {brief_name(name)}: {end - start} bytes do not hold {what}")
     return TensorEntry(dtype, shape, data_start + start, data_start + end)

@@ -6,19 +6,18 @@ name. What it does not know: sockets.
 
 from collections import Counter
 from collections.abc import Iterable
-from reprlib import Repr
 from typing import Any, Generic, TypeVar
 
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
+from protocol.brief import SHOWN_CHARS, brief
 from protocol.errors import WireError
 
 M = TypeVar("M")
 VERSION = 1
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # a prompt of three million tokens
 MAX_STRANGER_BYTES = 64 * 1024  # from who has not introduced itself: what it unpacks to may take fifty times as much
-_SHOWN_CHARS = 80
 
 
 class Boundary(Generic[M]):
@@ -45,23 +44,23 @@ class Boundary(Generic[M]):
         try:
             outer: Any = msgpack.unpackb(raw, use_list=False, strict_map_key=True, object_pairs_hook=_without_repeats)
         except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-            raise WireError(f"{self.name}: not a msgpack message ({str(error)[:_SHOWN_CHARS]})") from error
+            raise WireError(f"{self.name}: not a msgpack message ({str(error)[:SHOWN_CHARS]})") from error
         if not isinstance(outer, tuple) or len(outer) != 3:
             raise WireError(f"{self.name}: got {type(outer).__name__}, expected [version, name, fields]")
         version, kind, fields = outer
         if type(version) is not int or version != VERSION:
-            raise WireError(f"{self.name}: message version {_shown(version)}, expected {VERSION}")
+            raise WireError(f"{self.name}: message version {brief(version)}, expected {VERSION}")
         adapter = self._adapters.get(kind) if isinstance(kind, str) else None
         if adapter is None:
-            raise WireError(f"{self.name}: unknown message {_shown(kind)}, expected one of {sorted(self._adapters)}")
+            raise WireError(f"{self.name}: unknown message {brief(kind)}, expected one of {sorted(self._adapters)}")
         if not isinstance(fields, dict):
             raise WireError(f"{self.name}: {kind} carries {type(fields).__name__}, expected a map of its fields")
         try:
             return adapter.validate_python(fields)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
-            where = ".".join(str(part)[:_SHOWN_CHARS] for part in first["loc"]) or "(whole)"
-            got = _shown(first["input"])
+            where = ".".join(str(part)[:SHOWN_CHARS] for part in first["loc"]) or "(whole)"
+            got = brief(first["input"])
             raise WireError(f"{self.name}: {kind}.{where}: got {got}, {first['msg']}") from error
 
 
@@ -69,14 +68,5 @@ def _without_repeats(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"key {_shown(repeated)} is there twice")
+        raise ValueError(f"key {brief(repeated)} is there twice")
     return found
-
-
-def _shown(value: Any) -> str:
-    """`value` for an error: whatever its size or depth, short and quickly made."""
-    brief = Repr()
-    brief.maxstring = brief.maxother = _SHOWN_CHARS
-    brief.maxlevel = 3
-    text = brief.repr(value)
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."

@@ -12,11 +12,11 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
+from protocol.brief import SHOWN_CHARS, brief, brief_name
 from protocol.errors import ConfigError
 
 PREFIX = "BATON_"
 MAX_INTEGER = 2**31 - 1  # of an option that names no maximum of its own
-SHOWN_CHARS = 80  # of a wrong value, in its error
 Value = str | int | bool | None
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -200,7 +200,9 @@ def parse_file(path: str, text: str) -> ConfigFile:
     keys: dict[str, Any] = {}
     for name, value in found.items():
         if isinstance(value, dict):
-            raise ConfigError(f"{path}: section [{_plain(name)}], expected flat keys named like the flags", param=name)
+            raise ConfigError(
+                f"{path}: section [{brief_name(name)}], expected flat keys named like the flags", param=name
+            )
         key = name.replace("_", "-")
         if key in keys:
             raise ConfigError(f"{path}: {brief(key)} is written twice, with - and with _", param=key)
@@ -244,7 +246,7 @@ def _refuse_unknown_variables(known: Sequence[Option], environment: Mapping[str,
     accepted = {*allowed, *others}
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in accepted:
-            raise ConfigError(f"environment variable {_plain(name)} is unknown{nearest(name, allowed)}", param=name)
+            raise ConfigError(f"environment variable {brief_name(name)} is unknown{nearest(name, allowed)}", param=name)
 
 
 def _refuse_unknown_keys(known: Sequence[Option], file: ConfigFile) -> None:
@@ -252,16 +254,6 @@ def _refuse_unknown_keys(known: Sequence[Option], file: ConfigFile) -> None:
     for key in file.keys:
         if key not in allowed:
             raise ConfigError(f"{file.path}: unknown key {brief(key)}{nearest(key, allowed)}", param=key)
-
-
-def brief(value: Any) -> str:
-    """`value` as it stands in an error: quoted, and cut when it is long."""
-    text = repr(value[: SHOWN_CHARS + 1] if isinstance(value, str) else value)
-    return text if len(text) <= SHOWN_CHARS + 2 else f"{text[:SHOWN_CHARS]}..."
-
-
-def _plain(name: str) -> str:
-    return name if name.isprintable() and len(name) <= SHOWN_CHARS else brief(name)
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

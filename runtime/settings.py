@@ -74,6 +74,7 @@ class WorkerSettings(Settings):
     host: str = "127.0.0.1"  # where peers reach this worker; its sockets bind here, on ports the system chooses
     workers_on_host: Positive = 1  # share of this host's memory: one part in so many
     num_threads: Positive = 1
+    check_weights: bool = False  # read every weight at the start and refuse NaN and infinities
     fake_model: bool = False  # tests: the model whose next token is a hash of the KV present
     log_level: LogLevel = "info"
 

@@ -137,6 +137,7 @@ def load_runner(settings: WorkerSettings) -> Runner:
         context_length=settings.context_length,
         page_size=settings.page_size,
         workers_on_host=settings.workers_on_host,
+        check_weights=settings.check_weights,
     )
 
 
