@@ -12,8 +12,10 @@ import psutil
 
 WARM_UP_S = 30.0  # pools fill, caches grow: not counted, nor is the first half of a longer life
 LEAST_S = 240.0  # of all lives of a role together; less says nothing
-MAX_RSS_MIB_PER_MIN = 2.0
-MAX_FDS_PER_MIN = 1.0
+# What one life may rise by in the part that counts: buffers reach their high-water mark in steps. The longer lives
+# are, the smaller the slope that passes: 10 minutes with 1.6 MiB/min, 1 minute with 16.
+MAX_RSS_RISE_MIB = 16.0
+MAX_FDS_RISE = 4.0
 _MIB = 2**20
 
 
@@ -98,6 +100,7 @@ def growth(name: str, lives: Sequence[Life]) -> Growth:
     """The common slope of all lives, each around its own mean."""
     counted = [life.counted() for life in lives]
     seconds = sum(samples[-1][0] - samples[0][0] for samples in counted if samples)
+    minutes = seconds / 60 / max(1, sum(len(samples) > 1 for samples in counted))  # of a life
     rss = slope([[(at, mib) for at, mib, _ in samples] for samples in counted]) * 60
     fds = slope([[(at, float(count)) for at, _, count in samples] for samples in counted]) * 60
     every = [sample for life in lives for sample in life.samples]
@@ -109,7 +112,7 @@ def growth(name: str, lives: Sequence[Life]) -> Growth:
         rss_mib_per_min=round(rss, 3),
         fds_max=max((count for _, _, count in every), default=0),
         fds_per_min=round(fds, 3),
-        is_flat=rss <= MAX_RSS_MIB_PER_MIN and fds <= MAX_FDS_PER_MIN if seconds >= LEAST_S else None,
+        is_flat=rss * minutes <= MAX_RSS_RISE_MIB and fds * minutes <= MAX_FDS_RISE if seconds >= LEAST_S else None,
     )
 
 

@@ -36,11 +36,13 @@ def test_too_few_points_have_no_slope() -> None:
         ([life(0, 0)], True),
         ([life(-1, 0)], True),
         ([life(0, 0, filling_mib=400)], True),  # what fills at the start is not counted
-        ([life(0.05, 0)], False),
+        ([life(0.1, 0)], False),
         ([life(0, 0.05)], False),
-        ([life(0, 0), life(0.1, 0), life(0.1, 0)], False),
+        ([life(0.03, 0.005)], True),  # a step or two
+        ([life(0, 0), life(0.2, 0), life(0.2, 0)], False),
         ([life(9, 9, seconds=int(2 * LEAST_S - 5))], None),
-        ([life(0.1, 0, seconds=int(LEAST_S))] * 3, False),  # short lives tell together
+        ([life(0.2, 0, seconds=int(LEAST_S))] * 3, False),  # short lives tell together
+        ([life(0.1, 0, seconds=int(LEAST_S))] * 3, True),
         ([Life("x", 1)], None),
     ],
 )
