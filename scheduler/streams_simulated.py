@@ -15,91 +15,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from scheduler.strategies import Decisions, Strategy, decisions_of
 from scheduler.streams import Event, Segment, tensors_of
 
 POISON_INT = -(2**62)
 TRACE_LINES = 60  # of the newest, kept for a failing schedule
 
 
-class Strategy(StrEnum):
-    """When things run. A wait is always kept; everything else is up to the strategy."""
-
-    IN_ORDER = "in-order"  # at once, and the schedule stream before them: the control
-    LATE = "late"  # only when the host waits, or nothing else is left to do
-    EARLY = "early"  # at once, and the schedule stream only when waited for
-    EARLY_LATE_COPIES = "early-late-copies"  # the same, but results reach the host only when it waits for them
-    RANDOM = "random"  # any number of things after any call
-    EXHAUSTIVE = "exhaustive"  # as a list of decisions says
-
-
 class ScheduleViolation(AssertionError):
     """A schedule that the declared waits allow has read or written what it must not. Its text is a trace."""
-
-
-class Decisions(Protocol):
-    """Whether to run one more thing now."""
-
-    def more(self, is_copy: bool) -> bool:
-        """Asked at every point, until it says no or nothing can run."""
-        ...
-
-
-@dataclass
-class Random:
-    """Even odds at every point."""
-
-    rng: random.Random
-
-    def more(self, is_copy: bool) -> bool:
-        """A coin."""
-        return self.rng.random() < 0.5
-
-
-@dataclass(frozen=True)
-class Always:
-    """As much as can run; copies only if `copies`."""
-
-    copies: bool = True
-
-    def more(self, is_copy: bool) -> bool:
-        """Yes, but for copies."""
-        return self.copies or not is_copy
-
-
-@dataclass(frozen=True)
-class Never:
-    """Nothing before it is forced."""
-
-    def more(self, is_copy: bool) -> bool:
-        """No."""
-        return False
-
-
-@dataclass
-class Listed:
-    """Follows `decisions`, then never; `num_asked` tells how many there were to take."""
-
-    decisions: Sequence[bool]
-    num_asked: int = 0
-
-    def more(self, is_copy: bool) -> bool:
-        """The next one."""
-        at, self.num_asked = self.num_asked, self.num_asked + 1
-        return at < len(self.decisions) and self.decisions[at]
-
-
-def next_decisions(decisions: Sequence[bool], num_asked: int, limit: int) -> list[bool] | None:
-    """The schedule to try after `decisions` (depth first, at most `limit` decisions deep); None when all were tried."""
-    tried = [*decisions, *[False] * num_asked][: min(num_asked, limit)]
-    while tried and tried[-1]:
-        tried.pop()
-    return [*tried[:-1], True] if tried else None
 
 
 @dataclass(eq=False)
@@ -282,7 +211,7 @@ class Simulation:
         self.position = 0  # of the schedule stream's work
         self.num_run = 0
         self._rng = random.Random(seed)
-        self._decisions = decisions or _decisions_of(strategy, self._rng)
+        self._decisions = decisions or decisions_of(strategy, self._rng)
         self._streams: list[SimulatedStream] = []
         self._trace: deque[str] = deque(maxlen=TRACE_LINES)
         self._is_inside = False  # a segment that polls must not start another
@@ -304,8 +233,8 @@ class Simulation:
         if self._is_inside:
             return
         while ready := self._ready():
-            stream = ready[0] if len(ready) == 1 else self._rng.choice(ready)
-            if not self._decisions.more(stream.is_copy_next):
+            stream = self._decisions.pick(ready, self._rng)
+            if not self._decisions.more(stream):
                 return
             self._run(stream)
 
@@ -314,7 +243,7 @@ class Simulation:
         ready = self._ready()
         if not ready:
             return False
-        self._run(self._rng.choice(ready))
+        self._run(self._decisions.pick(ready, self._rng))
         return True
 
     def run_until(self, event: SimulatedEvent) -> None:
@@ -342,14 +271,6 @@ class Simulation:
             stream.run_head()
         finally:
             self._is_inside = False
-
-
-def _decisions_of(strategy: Strategy, rng: random.Random) -> Decisions:
-    if strategy is Strategy.RANDOM:
-        return Random(rng)
-    if strategy is Strategy.EXHAUSTIVE:
-        return Listed(())
-    return Never() if strategy is Strategy.LATE else Always(copies=strategy is not Strategy.EARLY_LATE_COPIES)
 
 
 def _is_reached(event: Event) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.streams_simulated import Listed, Strategy, next_decisions
+from scheduler.strategies import Listed, Strategy, next_decisions
 from tests.explore.workload import Run, Workload
 
 SAMPLED = (Strategy.IN_ORDER, Strategy.LATE, Strategy.EARLY, Strategy.EARLY_LATE_COPIES, Strategy.RANDOM)

@@ -8,7 +8,8 @@ import random
 from dataclasses import dataclass, field
 
 from protocol.request import SamplingParams
-from scheduler.streams_simulated import Decisions, Simulation, Strategy
+from scheduler.strategies import Decisions, Strategy
+from scheduler.streams_simulated import Simulation
 from tests.cluster import Cluster
 from tests.decode.driving import expect_exact, expect_prefix, greedy, make_cluster, prompt_of
 

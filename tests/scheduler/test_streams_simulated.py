@@ -4,15 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from scheduler.streams_simulated import (
-    Listed,
-    ScheduleViolation,
-    SimulatedEvent,
-    SimulatedStream,
-    Simulation,
-    Strategy,
-    next_decisions,
-)
+from scheduler.strategies import Listed, Strategy, next_decisions
+from scheduler.streams_simulated import ScheduleViolation, SimulatedEvent, SimulatedStream, Simulation
 
 EAGER = (Strategy.EARLY, Strategy.EARLY_LATE_COPIES)
 
@@ -125,11 +118,12 @@ def test_waiting_for_ever_is_told() -> None:
 def test_decisions_are_tried_depth_first_and_end() -> None:
     tried, decisions = [], [False]
     found: list[bool] | None = decisions
+    queue, _, _ = streams(Strategy.LATE)
     while found is not None:
         tried.append(tuple(found))
         listed = Listed(found)
         for _ in range(2):
-            listed.more(False)
+            listed.more(queue)
         found = next_decisions(found, listed.num_asked, limit=2)
     assert tried == [(False,), (False, True), (True,), (True, True)]
 
