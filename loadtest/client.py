@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from loadtest.http_exchange import Broken, Server, exchange, get
+from loadtest.http_exchange import TIMEOUT_S, Broken, Server, exchange, get
 from protocol.errors import ConfigError
 from runtime.clock import Clock
 
@@ -55,12 +55,14 @@ async def model_name(server: Server, clock: Clock) -> str:
         raise ConfigError(f"GET /v1/models: HTTP {status}, got {body[:200]!r}, expected a list of models") from error
 
 
-async def stream_one(server: Server, clock: Clock, body: bytes, since: float | None = None) -> Timing:
+async def stream_one(
+    server: Server, clock: Clock, body: bytes, since: float | None = None, timeout_s: float = TIMEOUT_S
+) -> Timing:
     """Runs one request to its end. Network and HTTP errors are part of the result. Times count from `since` (now)."""
     start = clock.now() if since is None else since
     heard = _Heard()
     try:
-        status = await exchange(server, clock, "POST", "/v1/completions", body, heard.line)
+        status = await exchange(server, clock, "POST", "/v1/completions", body, heard.line, timeout_s)
     except Broken as failure:
         return Timing(error=str(failure))
     if status != 200:

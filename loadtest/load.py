@@ -20,6 +20,7 @@ from runtime.clock import Clock
 
 WARM_UP_TOKENS = 16
 DRAIN_S = 15.0
+ROUND_S = 240.0  # of a closed loop; what has no answer by then has failed
 _FIRST_ID = 3  # ids below are special in many vocabularies
 
 
@@ -99,10 +100,12 @@ class _Round:
         self._bodies = [completion_body(model, next(own), load.output_tokens) for _ in range(load.num_requests)]
         others = prompts(load.seed, load.intruder_tokens, load.vocab)
         self._intruding = (completion_body(model, prompt, 1) for prompt in others)
+        self._end = 0.0
         self.intruders: list[Timing] = []
 
     async def run(self) -> tuple[list[Timing], float]:
         """Every answer, and when the last of them had come. Intruders get DRAIN_S more to end."""
+        self._end = self._clock.now() + ROUND_S
         async with asyncio.TaskGroup() as group:
             disturbing = group.create_task(self._intrude()) if self._load.intruder_rate else None
             timings = await (self._open() if self._load.rate else self._closed())
@@ -115,10 +118,15 @@ class _Round:
         waiting = iter(self._bodies)
 
         async def one_client() -> list[Timing]:
-            return [await stream_one(self._server, self._clock, body) for body in waiting]
+            return [await self._within_limit(body) for body in waiting]
 
         found = await asyncio.gather(*(one_client() for _ in range(self._load.concurrency)))
         return [timing for of_client in found for timing in of_client]
+
+    async def _within_limit(self, body: bytes) -> Timing:
+        """One request of a round that ends also where the server cannot keep up."""
+        left_s = max(0.001, self._end - self._clock.now())
+        return await stream_one(self._server, self._clock, body, timeout_s=left_s)
 
     async def _open(self) -> list[Timing]:
         start = self._clock.now()

@@ -26,8 +26,17 @@ class StandIn:
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Called by the listener; `serving` is kept so that nothing outlives the test."""
-        task = asyncio.create_task(self._serve(reader, writer))
+        task = asyncio.create_task(self._close_after(reader, writer))
         self.serving.add(task)
+
+    async def _close_after(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._serve(reader, writer)
+        except asyncio.IncompleteReadError:
+            self.left.put_nowait(None)  # it left before it had said what it wants
+        finally:
+            if not writer.is_closing():
+                writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -84,3 +93,4 @@ async def standing_in(stand_in: StandIn) -> AsyncIterator[Server]:
         for task in stand_in.serving:
             task.cancel()
         await asyncio.gather(*stand_in.serving, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close a turn later

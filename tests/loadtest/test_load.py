@@ -29,6 +29,14 @@ async def test_a_closed_loop_has_so_many_at_a_time_and_all_are_counted() -> None
     assert 0 < found.client_cpu_us_per_token < 1e6
 
 
+async def test_a_server_that_does_not_keep_up_fails_and_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "ROUND_S", 0.05)
+    async with standing_in(StandIn(lambda _: [b": wait\n"] * 10_000, pause_s=0.02)) as server:
+        found = await run_load(server, CLOCK, LOAD, "m")
+    assert (found.num_ok, found.num_errors) == (0, 12)
+    assert "no end within" in found.first_error
+
+
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
     stand_in = StandIn(tokens, pause_s=0.02)
     async with standing_in(stand_in) as server:
