@@ -172,4 +172,5 @@ def _attend_tile(
     tl.store(out_ptr + q_offsets_MD, out_MD.to(out_ptr.dtype.element_ty), mask=mask_MD)
 
 
-_kernel = triton.jit(_attend_tile)
+# Page tables change their width while a worker serves: a kernel compiled for one width would stop it for seconds.
+_kernel = triton.jit(_attend_tile, do_not_specialize=["table_stride"])

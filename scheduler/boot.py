@@ -1,6 +1,6 @@
 """Starts what every worker needs: the model, its KV memory, the streams, the engine; and runs its process.
 
-    settings -> runner -> KV pages -> engine -> (role's core and link) -> WorkerLoop
+    settings -> runner -> KV pages -> engine, warmed up -> (role's core and link) -> WorkerLoop
 
 Roles pass a function that makes their core and link. What it does not know: the roles.
 """
@@ -85,6 +85,8 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     runner = load_runner(settings)
     status.loading("KV memory")
     engine = build_engine(runner, settings, wake.set)
+    status.loading("warming up")
+    engine.warm_up()
     instance = random.SystemRandom().getrandbits(62)
     identity = f"{settings.worker_id}#{instance}".encode()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

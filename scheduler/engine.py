@@ -31,6 +31,7 @@ from scheduler.request_check import request_fault
 from scheduler.retire_queue import IsRead, RetireQueue
 from scheduler.row_pool import RowPool
 from scheduler.streams import Event, Stream
+from scheduler.warm_up import warm_up
 
 
 @dataclass(eq=False)
@@ -87,6 +88,11 @@ class Engine:
         self._newest_ticket = 0
         self._copies: deque[tuple[int, Event]] = deque()
         self._copy_error: Exception | None = None
+
+    def warm_up(self) -> None:
+        """Compiles and loads what first forwards need; before the first launch only. InternalError when it fails."""
+        assert not self.num_launches, "warming up writes into page 0 and blocks"
+        warm_up(self._runner, self.kv, self._forward)
 
     # ---- memory ----
 

@@ -43,3 +43,13 @@ def test_on_the_device(heads: tuple[int, int], head_dim: int, page_size: int, dt
     for extends, decodes in (*BATCHES, (((300, 500),), (700, 20))):
         case = make_case(extends, decodes, page_size=page_size, heads=heads, head_dim=head_dim, dtype=dtype)
         assert worst_difference(TritonAttention(*heads), case, "cuda") < tolerance
+
+
+@pytest.mark.slow
+def test_a_wider_page_table_needs_no_other_kernel() -> None:
+    """Triton compiles anew for an integer that is 1, or divisible by 16, unless told not to."""
+    pytest.importorskip("triton")
+    from model.attention_triton import _kernel  # noqa: PLC0415 - an optional package
+
+    varying = [each.name for each in getattr(_kernel, "params", ()) if each.do_not_specialize]
+    assert varying == ["table_stride"]

@@ -1,0 +1,60 @@
+"""The first forwards of a worker, before it says that it is ready: what is compiled or loaded on first use is, by then.
+
+A GPU's attention kernel takes seconds to compile, in which a serving loop would look like one that hangs. Only page 0
+is read and written: padding, which nobody owns. What it does not know: requests, or what is compiled.
+"""
+
+import torch
+from torch import Tensor
+
+from model.inputs import ModelInput
+from model.paged_kv import PagedKv
+from model.runner import Runner
+from protocol.errors import InternalError
+from scheduler.streams import Stream
+
+
+def warm_up(runner: Runner, kv: PagedKv, forward: Stream) -> None:
+    """One tiny chunk of a prompt, then one decode, on the forward stream; blocks until both are done. InternalError
+    when they fail. Page 0 holds zeros afterwards."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            with torch.inference_mode():
+                _two_forwards(runner, kv)
+        except Exception as error:  # noqa: BLE001 - segments must not raise; raised again on the caller's thread
+            errors.append(error)
+
+    forward.launch([run])
+    forward.synchronize()
+    if errors:
+        raise InternalError(f"the first forward has failed: {errors[0]}") from errors[0]
+
+
+def _two_forwards(runner: Runner, kv: PagedKv) -> None:
+    for position, is_decode in ((0, False), (1, True)):
+        runner.forward(_one_token(position, is_decode, kv.layout.page_size, runner.device), kv)
+    for layer in range(kv.layout.num_layers):
+        kv.layer(layer)[0].zero_()
+
+
+def _one_token(position: int, is_decode: bool, page_size: int, device: torch.device) -> ModelInput:
+    """A request whose token at `position` is computed; all its pages are page 0."""
+
+    def column(value: int) -> Tensor:
+        return torch.tensor([value], dtype=torch.int64, device=device)
+
+    seq_len = position + 1
+    return ModelInput(
+        input_ids_T=column(0),
+        positions_T=column(position),
+        slots_T=column(position % page_size),
+        page_table_BP=torch.zeros((1, -(-seq_len // page_size)), dtype=torch.int64, device=device),
+        seq_lens_B=column(seq_len),
+        extend_lens=() if is_decode else (1,),
+        extend_seq_lens=() if is_decode else (seq_len,),
+        num_decodes=int(is_decode),
+        max_decode_seq_len=seq_len if is_decode else 0,
+        logit_indices_L=column(0),
+    )
