@@ -1,8 +1,9 @@
 """Whether every message between the gateway and a worker has arrived: a connection that breaks and comes back, or a
 queue that is full, loses some without a word, and a request would wait for ever for what they said.
 
-Both sides count; heartbeats carry the worker's counts. Time is counted in heartbeats, so that whoever was paused blames
-nobody. Pure. What it does not know: sockets, what is done about it.
+Both sides count; heartbeats carry the worker's counts. Time is counted in heartbeats, one of each worker a look, so
+that whoever was paused, and finds many that were sent long ago, blames nobody. Pure. What it does not know: sockets, what
+is done about it.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ class _Counts:
     to_come: int  # what the worker's next heartbeat must say it has sent, less that heartbeat itself
     told: int  # what the worker will have received once it has everything
     mark: int = 0  # `told` at some moment, which the worker is to confirm; 0: it has
-    num_beats: int = 0  # since then
+    num_beats: int = 0  # since then, in different looks
+    last_look: int = 0  # in which one was counted
 
 
 class Continuity:
@@ -23,6 +25,11 @@ class Continuity:
 
     def __init__(self) -> None:
         self._counts: dict[bytes, _Counts] = {}
+        self._num_looks = 0
+
+    def look(self) -> None:
+        """A while has passed for us; heartbeats that come between two looks may all be old ones."""
+        self._num_looks += 1
 
     def begin(self, identity: bytes, num_sent: int | None, num_received: int | None) -> None:
         """The worker has registered, and says how many messages it has sent (this one included) and received."""
@@ -43,7 +50,7 @@ class Continuity:
         if (counts := self._counts.get(identity)) is not None:
             counts.told += 1
             if not counts.mark:
-                counts.mark, counts.num_beats = counts.told, 0
+                counts.mark, counts.num_beats, counts.last_look = counts.told, 0, self._num_looks
 
     def gap(self, identity: bytes, num_sent: int | None, num_received: int | None) -> str | None:
         """What a heartbeat, which was `heard` already, shows to be missing; None when nothing is."""
@@ -55,7 +62,8 @@ class Continuity:
         if num_received >= counts.mark:
             counts.mark = 0
             return None
-        counts.num_beats += 1
+        counts.num_beats += counts.last_look != self._num_looks
+        counts.last_look = self._num_looks
         if counts.num_beats < MOST_BEATS:
             return None
         return f"has received {num_received} messages of {counts.mark} that were sent to it"

@@ -231,6 +231,7 @@ class Control:
     def look(self, is_punctual: bool = True) -> None:
         """Declares lost whose connection is gone and, if this look is punctual, who was silent for too long; looks for
         workers for what is stranded."""
+        self._continuity.look()
         for member in self.membership.members:
             if not self._send(member.key, Welcome(self.membership.gateway_instance)):  # says nothing new
                 self._lose(member.key)

@@ -30,6 +30,7 @@ def test_what_is_sent_must_be_received_some_beats_later() -> None:
     def beat(num_received: int) -> str | None:
         nonlocal num_sent
         num_sent += 1
+        counts.look()
         counts.heard(ME)
         return counts.gap(ME, num_sent, num_received)
 
@@ -43,6 +44,14 @@ def test_what_is_sent_must_be_received_some_beats_later() -> None:
     counts.told(ME)
     assert [beat(5) for _ in range(MOST_BEATS - 1)] == [None] * (MOST_BEATS - 1)
     assert beat(5) == "has received 5 messages of 6 that were sent to it"
+
+
+def test_heartbeats_that_waited_while_we_were_paused_blame_nobody() -> None:
+    counts = joined()
+    counts.told(ME)
+    for num_sent in range(8, 8 + 3 * MOST_BEATS):  # sent long before that message, and all of them read now
+        counts.heard(ME)
+        assert counts.gap(ME, num_sent, 3) is None
 
 
 def test_who_tells_no_counts_is_not_checked_and_who_has_gone_is_forgotten() -> None:
