@@ -20,11 +20,11 @@ from gateway.whole_answer import WholeAnswer
 from protocol.errors import BadRequest
 
 TIMELINE_HEADER = "x-baton-timeline"
-HEADERS = [
+HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
-]
+)
 
 
 def wants_timeline(request: Request, in_body: bool | None) -> bool:

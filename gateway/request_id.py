@@ -7,7 +7,6 @@ import re
 import secrets
 from collections.abc import Callable
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,7 +44,8 @@ class RequestIdMiddleware:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._count(message["status"])
-                MutableHeaders(raw=message.setdefault("headers", []))[HEADER] = request_id
+                own = (HEADER.encode(), request_id.encode())
+                message = {**message, "headers": [*message.get("headers", ()), own]}  # that list may be everybody's
             await send(message)
 
         await self._app(scope, receive, send_with_id)
