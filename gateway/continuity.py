@@ -2,8 +2,8 @@
 queue that is full, loses some without a word, and a request would wait for ever for what they said.
 
 Both sides count; heartbeats carry the worker's counts. Time is counted in heartbeats, one of each worker a look, so
-that whoever was paused, and finds many that were sent long ago, blames nobody. Pure. What it does not know: sockets, what
-is done about it.
+that whoever was paused, and finds many that were sent long ago, blames nobody. Pure. What it does not know: sockets,
+what is done about it.
 """
 
 from dataclasses import dataclass
