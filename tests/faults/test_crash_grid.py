@@ -50,23 +50,23 @@ UNIFIED = [
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_fault(cell: Cell, lender: Lender) -> None:
     """Two pairs: what one loses, the other takes over."""
-    suffer(cell, lender, "2P2D", cell.allowed)
+    expect_survival(cell, lender, "2P2D", cell.allowed)
 
 
 @pytest.mark.parametrize("cell", ALONE)
 def test_a_fault_of_the_only_pair(cell: Cell, lender: Lender) -> None:
     """Nobody takes over: the request waits for the restart as long as it may, or ends with a clear error."""
     is_delivered = cell.victim == "prefill" and cell.phase in DELIVERED
-    suffer(cell, lender, "1P1D", {"exact"} if is_delivered else {"exact", "error"})
+    expect_survival(cell, lender, "1P1D", {"exact"} if is_delivered else {"exact", "error"})
 
 
 @pytest.mark.parametrize("cell", UNIFIED)
 def test_a_fault_of_a_unified_worker(cell: Cell, lender: Lender) -> None:
     """The other one takes over."""
-    suffer(cell, lender, "2U", cell.allowed)
+    expect_survival(cell, lender, "2U", cell.allowed)
 
 
-def suffer(cell: Cell, lender: Lender, topology: str, allowed: set[str]) -> None:
+def expect_survival(cell: Cell, lender: Lender, topology: str, allowed: set[str]) -> None:
     """One request and its company through one fault."""
     deployment = lender.borrow(cell.victim, topology)
     url = deployment.baton.url
