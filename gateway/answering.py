@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.generation import Batch, Generation, Usage
 from gateway.http_errors import error_object, error_response, json_response
@@ -85,13 +85,16 @@ class StreamedAnswer(Response):
             self._generation.abandon()
 
     async def _stream(self, first: Batch, batches: AsyncIterator[Batch], send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await send(_body(self._chunks(first)))
+        async def write(message: Message) -> None:
+            self._generation.is_held = True  # while the connection takes nothing more
+            await send(message)
+            self._generation.is_held = False
+
+        await write({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await write(_body(self._chunks(first)))
         self._generation.first_chunk_written()
         async for batch in batches:
-            self._generation.is_held = True  # while the connection takes nothing more
-            await send(_body(self._chunks(batch)))
-            self._generation.is_held = False
+            await write(_body(self._chunks(batch)))
         await send(_body(self._last(), more=False))
 
     def _chunks(self, batch: Batch) -> bytes:
@@ -119,7 +122,7 @@ class StreamedAnswer(Response):
         return self._writer.usage_chunk(generation.usage, timeline) + DONE
 
 
-def _body(content: bytes, more: bool = True) -> dict[str, object]:
+def _body(content: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": content, "more_body": more}
 
 

@@ -75,6 +75,7 @@ class Generation:
         self._news = asyncio.Event()
         self._ended = False  # counted in the metrics
         self._is_abandoned = False
+        self._fault: Exception | None = None
         self._first_token_at: float | None = None  # of any choice
         self._stamps: list[Stamp] = []
         self._received_at = clock.now()
@@ -100,6 +101,8 @@ class Generation:
                 listener = _PromptListener(self, place)
                 ticket = self._control.assign(f"{self.response_id}-{place}", job, listener, timeline)
                 self._tickets.append(ticket)
+            if self.error is not None:  # assigning one prompt has shown that another's worker is gone
+                raise self.error
         except BatonError:
             self._cancel_all()
             raise
@@ -111,6 +114,8 @@ class Generation:
         while True:
             await self._news.wait()
             self._news.clear()
+            if self._fault is not None:
+                raise self._fault
             if self._is_abandoned:
                 return
             if self._pieces:
@@ -132,7 +137,7 @@ class Generation:
     @property
     def is_complete(self) -> bool:
         """Whether every choice has finished."""
-        return self._num_open == 0 and self.error is None
+        return self._num_open == 0 and self.error is None and not self._is_abandoned
 
     @property
     def is_drained(self) -> bool:
@@ -142,10 +147,13 @@ class Generation:
     def abandon(self) -> None:
         """The client has left: nobody wants the rest."""
         if self._num_open and self.error is None:
-            self._is_abandoned = True
-            self._cancel_all()
-            self._end()
+            self._leave()
         self._news.set()
+
+    def _leave(self) -> None:
+        self._is_abandoned = True
+        self._cancel_all()
+        self._end()
 
     @property
     def usage(self) -> Usage:
@@ -183,7 +191,7 @@ class Generation:
         self._news.set()
         if self.is_held and self._on_full is not None and len(self._pieces) > self._max_backlog:
             self._pieces.clear()
-            self.abandon()
+            self._leave()
             self._on_full()
 
     def on_failed(self, error: BatonError) -> None:
@@ -192,6 +200,13 @@ class Generation:
             self.error = error
             self._cancel_all()
             self._news.set()
+
+    def on_fault(self, fault: Exception) -> None:
+        """The gateway itself failed on what a worker sent: whoever answers gets `fault`, and counts and logs it."""
+        self._fault = fault
+        self._ended = True
+        self._cancel_all()
+        self._news.set()
 
     def _observe(self, index: int, num_tokens: int) -> None:
         """Tokens that arrive together share the time since the ones before."""
@@ -250,9 +265,12 @@ class _PromptListener:
         self._prompt = prompt
 
     def on_tokens(self, delivery: Delivery) -> None:
-        """See control.Listener."""
-        self._generation.on_tokens(self._prompt, delivery)
+        """See dispatch.Listener."""
+        try:
+            self._generation.on_tokens(self._prompt, delivery)
+        except Exception as error:  # noqa: BLE001 - the same message brings tokens of others, who must get theirs
+            self._generation.on_fault(error)
 
     def on_failed(self, error: BatonError) -> None:
-        """See control.Listener."""
+        """See dispatch.Listener."""
         self._generation.on_failed(error)

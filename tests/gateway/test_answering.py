@@ -154,3 +154,54 @@ async def test_one_write_for_what_came_together() -> None:
     await task
     bodies = [message["body"] for message in call.messages if message["type"] == "http.response.body"]
     assert [body.count(b"data: {") for body in bodies] == [MAX_TOKENS, 0] and b"[DONE]" in bodies[-1]
+
+
+@pytest.mark.parametrize(
+    "stuck_at, num_taken, num_late",
+    [(0, 1, 3), (0, 1, 4), (1, 1, 3), (1, 1, 4), (2, 2, 2), (2, 2, 3)],  # the fifth token ends the choice
+)
+async def test_a_backlog_is_bounded_from_the_first_write_on(stuck_at: int, num_taken: int, num_late: int) -> None:
+    """A client may have left unread what came before on its connection. What was dropped did not end well."""
+    call, is_full, go_on = Call(), asyncio.Event(), asyncio.Event()
+    call.generation.bound_backlog(num_late - 1, is_full.set)
+    send = call.send
+
+    async def stuck(message: Message) -> None:
+        if len(call.messages) == stuck_at:
+            await go_on.wait()
+        await send(message)
+
+    call.send = stuck  # type: ignore[method-assign]
+    task = call.answer(is_stream=True)
+    await call.tokens(num_taken)
+    await call.tokens(num_late - 1)
+    assert not is_full.is_set()
+    await call.tokens(1)
+    assert is_full.is_set() and call.is_at_rest()
+    go_on.set()
+    async with asyncio.timeout(1):
+        await task
+    assert not any(b"[DONE]" in message.get("body", b"") for message in call.messages)
+    page = call.metrics.render().decode()
+    assert 'outcome="cancelled"} 1.0' in page and 'outcome="ok"' not in page
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("num_before", [0, 2])
+async def test_a_fault_in_the_text_of_one_request_is_its_own(
+    is_stream: bool, num_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the end of whoever reads the workers' messages, which bring tokens of others, too."""
+    call = Call()
+    task = call.answer(is_stream)
+    await call.tokens(num_before)
+
+    def broken(_self: NoText, token_id: int) -> str:
+        raise OverflowError(f"no text for {token_id}")
+
+    monkeypatch.setattr(NoText, "feed", broken)
+    await call.tokens(1)
+    with pytest.raises(OverflowError, match="no text for 3"):
+        await task
+    assert len(call.wire.cancelled) == 1 and call.is_at_rest()
+    assert "outcome=" not in call.metrics.render().decode()  # FaultGuard counts it

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.control import Control
 from gateway.detokenizer import NoText
-from gateway.dispatch import Ticket
+from gateway.dispatch import Listener, Ticket
 from gateway.generation import Generation
 from gateway.metrics import Metrics
 from gateway.translate import Job, TextRules
@@ -40,3 +40,30 @@ async def test_all_prompts_are_assigned_or_none() -> None:
     with pytest.raises(Unavailable, match="full"):
         generation.start(0.0, timeline=False)
     assert control.cancelled == [("r-0", -1)]
+
+
+class LosesTheFirst:
+    """A control that finds out, while it assigns the second prompt, that the first one's worker is gone."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+        self._listeners: list[Listener] = []
+
+    def assign(self, request_id: str, _job: Job, listener: Listener, _timeline: bool) -> Ticket:
+        for each in self._listeners:
+            each.on_failed(Unavailable("gone"))
+        self._listeners.append(listener)
+        return Ticket(request_id, cast(Any, None), lambda _: self.cancelled.append(request_id))
+
+
+async def test_a_prompt_that_fails_while_others_are_assigned_ends_all() -> None:
+    control = LosesTheFirst()
+    job = Job((1, 2), SamplingParams(max_tokens=3), 1)
+    metrics = Metrics(lambda: (), lambda: 0)
+    rules = TextRules((), 0, True)
+    generation = Generation(
+        "r", [job, job], rules, lambda _: NoText(), cast(Control, control), MonotonicClock(), metrics
+    )
+    with pytest.raises(Unavailable, match="gone"):
+        generation.start(0.0, timeline=False)
+    assert "r-1" in control.cancelled
