@@ -5,6 +5,7 @@ Raises StartFailed with one sentence for a person. What it does not know: what t
 (supervisor.py) and may start it again.
 """
 
+import select
 import selectors
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -68,7 +69,10 @@ class Launcher:
             self._console.starting(spec.name)
             if spec.cpus is not None:
                 self._console.note(f"{spec.name} runs on core{'s' * (len(spec.cpus) > 1)} {show_cpus(spec.cpus)}")
-            self._children[spec.name] = ChildProcess(spec, self._project)
+            try:
+                self._children[spec.name] = ChildProcess(spec, self._project)
+            except OSError as error:  # no process, descriptor or memory is left for it
+                raise StartFailed(f"{spec.name} cannot be started: {error}", 1) from error
             self._news[spec.name] = self._clock.now()
             names.append(spec.name)
         self._heard = self._clock.now()
@@ -172,12 +176,11 @@ class Launcher:
             self._hear(child)
         self._console.refresh()
 
-    def _hear(self, child: ChildProcess) -> bool:
-        lines, events = child.log_lines(), child.events()
-        for line in lines:
+    def _hear(self, child: ChildProcess) -> None:
+        for line in child.log_lines():
             if not self._quiet:
                 self._console.log_line(child.name, line)
-        for event in events:
+        for event in child.events():
             self._heard = self._news[child.name] = self._clock.now()
             if event.event == "ready":
                 self._ready[child.name] = event.fields
@@ -189,11 +192,11 @@ class Launcher:
                 self._failed[child.name] = event
             elif child.name not in self._again:
                 self._console.loading(child.name, event.fields)
-        return bool(lines or events)
 
     def _drain(self, child: ChildProcess) -> None:
-        while self._hear(child):
-            pass
+        """Until its pipes are at their end, or empty: somebody outside its group may hold them open."""
+        while (pipes := child.pipes()) and select.select(pipes, (), (), 0)[0]:
+            self._hear(child)
 
     def _report(self, child: ChildProcess) -> Ended:
         child.kill_group()  # what it started ends with it

@@ -63,14 +63,15 @@ class LineReader:
 
 
 class ChildProcess:
-    """A running (or ended) process of Baton. Start it from the main thread: its life is tied to the starting thread."""
+    """A running (or ended) process of Baton. Start it from the main thread: its life is tied to the starting thread.
+    OSError when the system cannot start it; then nothing is left of it."""
 
     def __init__(self, spec: ProcessSpec, project: Path) -> None:
         self.spec = spec
         self.name = spec.name
-        status_read, status_write = os.pipe()
-        log_read, log_write = os.pipe()
-        try:
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as its_ends:
+            status_read, status_write = _pipe(undo, its_ends)
+            log_read, log_write = _pipe(undo, its_ends)
             with pinned_to(spec.cpus):
                 self._popen = subprocess.Popen(
                     [*spec.command, "--status-fd", str(status_write)],
@@ -81,23 +82,22 @@ class ChildProcess:
                     env=child_environment(spec, project),
                     process_group=0,
                 )
-        except OSError:
-            os.close(status_read)
-            os.close(log_read)
-            raise
-        finally:
-            os.close(status_write)
-            os.close(log_write)
-        self.pid = self._popen.pid
-        self.exit_fd = os.pidfd_open(self.pid)  # readable once the process has ended
-        self._status, self._log = LineReader(status_read), LineReader(log_read)
+                undo.callback(_end, self._popen)
+            self.pid = self._popen.pid
+            self.exit_fd = os.pidfd_open(self.pid)  # readable once the process has ended
+            self._status, self._log = LineReader(status_read), LineReader(log_read)
+            undo.pop_all()
         self._group_killed = False
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
 
     def descriptors(self) -> tuple[int, ...]:
         """What to poll: readable when `events`, `log_lines` or `exit_code` may have news."""
         exit_fd = -1 if self._popen.returncode is not None else self.exit_fd
-        return tuple(fd for fd in (self._status.fd, self._log.fd, exit_fd) if fd >= 0)
+        return self.pipes() + ((exit_fd,) if exit_fd >= 0 else ())
+
+    def pipes(self) -> tuple[int, ...]:
+        """Those of them that `events` and `log_lines` read."""
+        return tuple(fd for fd in (self._status.fd, self._log.fd) if fd >= 0)
 
     def events(self) -> list[StatusEvent]:
         """Status events that have arrived; a line that is none goes to the log's tail."""
@@ -142,6 +142,19 @@ class ChildProcess:
         if self.exit_fd >= 0:
             os.close(self.exit_fd)
             self.exit_fd = -1
+
+
+def _pipe(undo: contextlib.ExitStack, its_ends: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe: (our end, closed by `undo`; the process's, closed by `its_ends`)."""
+    read_fd, write_fd = os.pipe()
+    undo.callback(os.close, read_fd)
+    its_ends.callback(os.close, write_fd)
+    return read_fd, write_fd
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deploy.console import PlainConsole
+from deploy.endings import Ended
+from deploy.launcher import Launcher, StartFailed
+from deploy.layout import ProcessSpec
+from runtime.clock import MonotonicClock
+from runtime.process_life import StopSignal
+
 DRIVE = Path(__file__).with_name("drive_serve.py")
 PATIENCE_S = 60.0
 
@@ -76,6 +83,58 @@ def exit_fds(children: list[psutil.Process]) -> list[int]:
 
 def child_named(serve: Serve, name: str) -> psutil.Process:
     return next(child for child in serve.children() if f'"{name}"' in " ".join(child.cmdline()))
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    """One in this very process."""
+    with StopSignal() as stop, Launcher(PlainConsole(with_logs=True), stop, MonotonicClock(), tmp_path) as found:
+        yield found
+
+
+def shell(script: str) -> ProcessSpec:
+    """`script` finds the descriptor of its status pipe in $1."""
+    return ProcessSpec("x", ("bash", "-c", script), {})
+
+
+def end_of(launcher: Launcher) -> Ended:
+    while not (found := launcher.turn(PATIENCE_S)):
+        pass
+    return found[0]
+
+
+READY = """echo '{"event": "ready"}' >&$1; """
+
+
+def test_restarts_keep_no_descriptor(launcher: Launcher) -> None:
+    spec = shell(READY + "sleep 1000 & wait")
+    launcher.start([spec])
+    counts = set()
+    for _ in range(100):
+        launcher.kill("x", "is in the way")
+        assert end_of(launcher).code == -signal.SIGKILL
+        launcher.start_again(spec)
+        counts.add(len(os.listdir("/proc/self/fd")))
+    assert len(counts) == 1
+
+
+def test_the_last_words_are_heard_however_much_came_before(launcher: Launcher, tmp_path: Path) -> None:
+    """Written into a large pipe by a process that has ended when the first piece is read; its last line has no end."""
+    script = (
+        "import fcntl, os; fcntl.fcntl(2, fcntl.F_SETPIPE_SZ, 1 << 20);"
+        "os.write(2, b'x' * 65535 + b'\\n' + b'y' * 65536 + b'\\nI am dying');"
+    )
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    launcher.start([shell(READY + f'read < {go}; exec {sys.executable} -c "{script}"')])
+    go.write_text("now\n")
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    assert end_of(launcher).last_line == "I am dying"
+
+
+def test_what_the_system_cannot_start_is_one_sentence(launcher: Launcher, tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match=r"^x cannot be started: .*No such file"):
+        launcher.start([ProcessSpec("x", (str(tmp_path / "none"),), {})])
 
 
 def test_everything_starts_and_ctrl_c_ends_it(serve: Starter) -> None:

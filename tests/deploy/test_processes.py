@@ -1,8 +1,10 @@
+import errno
 import os
 import select
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy.layout import ProcessSpec
@@ -67,3 +69,20 @@ def test_a_child_finds_the_project_and_says_its_last_words(tmp_path: Path, monke
     assert list(child.tail)[-1] == "malformed status: rubbish"
     child.close()
     assert child.descriptors() == ()
+
+
+def test_what_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither a program that is not there, nor a process that there is no descriptor to watch with."""
+    sleeper = (sys.executable, "-c", "import select; select.select([], [], [])")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        ChildProcess(ProcessSpec("x", (str(tmp_path / "none"),), {}), tmp_path)
+
+    def full(_pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", full)
+    with pytest.raises(OSError, match="Too many open files"):
+        ChildProcess(ProcessSpec("x", sleeper, {}), tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [child for child in psutil.Process().children() if sleeper[2] in child.cmdline()] == []
