@@ -5,6 +5,7 @@ What it does not know: tokenisers, HTTP, or where the request runs.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from protocol.message import Flag, Int, Ints, Message, Number
 
@@ -32,7 +33,7 @@ class SamplingParams(Message):
     eos_token_ids: Ints = ()
     ignore_eos: Flag = False
 
-    @property
+    @cached_property
     def ending_ids(self) -> frozenset[int]:
         """Tokens that end a choice: stop tokens, and EOS unless it is ignored."""
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(self.eos_token_ids))

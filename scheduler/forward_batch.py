@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model.inputs import ModelInput
@@ -16,7 +17,7 @@ from model.sampler import SamplingInput
 from scheduler.req import Req
 from scheduler.row_pool import RowPool
 from scheduler.sampling_columns import SamplingColumns, SamplingFlags
-from scheduler.schedule_batch import ScheduleBatch
+from scheduler.schedule_batch import IntArray, Members, ScheduleBatch
 
 
 @dataclass(frozen=True)
@@ -73,97 +74,111 @@ class ForwardBatch:
     def init_new(plan: LaunchPlan, rows: RowPool, page_size: int, device: torch.device) -> "ForwardBatch":
         """The only place where the inputs of a launch are built. `plan.running` has been advanced already."""
         chunks, running = plan.chunks, plan.running
-        extends = _ExtendInputs.of(chunks, page_size, device)
-        num_decodes = 0 if running is None else len(running)
-        max_extend = max((chunk.end for chunk in chunks), default=0)
-        max_decode = int(running.seq_lens_cpu.max()) if running is not None and num_decodes else 0
-        num_pages = -(-max(max_extend, max_decode) // page_size)
-
-        rows_B, seq_lens_B = extends.rows_E, extends.seq_lens_E
-        if running is not None:
-            rows_B = torch.cat((rows_B, running.rows_B))
-            seq_lens_B = torch.cat((seq_lens_B, running.seq_lens_B))
-        page_table_BP = rows.req_to_page[:, :num_pages].index_select(0, rows_B)
-
-        input_ids_T, positions_T, slots_T = extends.input_ids_T, extends.positions_T, extends.slots_T
-        logit_indices_L = extends.logit_indices_L
-        if running is not None:
-            last_D = running.seq_lens_B - 1
-            page_D = page_table_BP[len(chunks) :].gather(1, (last_D // page_size)[:, None])[:, 0]
-            num_extend = input_ids_T.shape[0]
-            input_ids_T = torch.cat((input_ids_T, running.input_ids_B))
-            positions_T = torch.cat((positions_T, last_D))
-            slots_T = torch.cat((slots_T, page_D * page_size + last_D % page_size))
-            decode_logits_D = torch.arange(num_extend, num_extend + num_decodes, device=device)
-            logit_indices_L = torch.cat((logit_indices_L, decode_logits_D))
-
         samples = tuple(req for chunk in chunks for req in chunk.samples)
         sampling = _sampling(chunks, samples, running, device)
+        inputs: list[ModelInput] = []
+        stash_rows: list[Tensor] = []
+        decode_generations: tuple[int, ...] = ()
+        stash_generations = tuple(req.row_generation for req in samples)
+        if chunks:
+            inputs.append(_extend_input(chunks, rows, page_size, device))
+            stash_rows.append(_column([req.row for req in samples], device))
         if running is not None:
-            samples += tuple(running.reqs)
-        stash_rows_L = torch.empty(0, dtype=torch.int64, device=device)
-        if plan.relay and samples:
-            stash_rows_L = torch.tensor([req.row for req in samples], dtype=torch.int64).to(device, non_blocking=True)
+            members = running.members(rows, -(-int(running.seq_lens_cpu.max()) // page_size))
+            inputs.append(_decode_input(running, members, rows, page_size, device))
+            stash_rows.append(running.rows_B)
+            decode_generations = members.generations
+            stash_generations += members.generations
+            samples += members.reqs
+        if not plan.relay:
+            stash_rows, stash_generations = [_column([], device)], ()
         return ForwardBatch(
-            input=ModelInput(
-                input_ids_T=input_ids_T,
-                positions_T=positions_T,
-                slots_T=slots_T,
-                page_table_BP=page_table_BP,
-                seq_lens_B=seq_lens_B,
-                extend_lens=tuple(chunk.end - chunk.start for chunk in chunks),
-                extend_seq_lens=tuple(chunk.end for chunk in chunks),
-                num_decodes=num_decodes,
-                max_decode_seq_len=max_decode,
-                logit_indices_L=logit_indices_L,
-            ),
-            has_sentinels=num_decodes > 0,
+            input=inputs[0] if len(inputs) == 1 else _joined(*inputs),
+            has_sentinels=running is not None,
             sampling=sampling,
             samples=samples,
-            stash_rows_L=stash_rows_L,
-            stash_generations=tuple(req.row_generation for req in samples) if plan.relay else (),
-            decode_generations=() if running is None else tuple(req.row_generation for req in running.reqs),
+            stash_rows_L=stash_rows[0] if len(stash_rows) == 1 else torch.cat(stash_rows),
+            stash_generations=stash_generations,
+            decode_generations=decode_generations,
         )
 
 
-@dataclass(frozen=True)
-class _ExtendInputs:
-    rows_E: Tensor
-    seq_lens_E: Tensor
-    input_ids_T: Tensor
-    positions_T: Tensor
-    slots_T: Tensor
-    logit_indices_L: Tensor
+def _column(values: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
-    @staticmethod
-    def of(chunks: Sequence[ExtendChunk], page_size: int, device: torch.device) -> "_ExtendInputs":
-        ids: list[int] = []
-        positions: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-        slots: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-        logits: list[int] = []
-        for chunk in chunks:
-            ids.extend(chunk.req.prompt_ids[chunk.start : chunk.end])
-            position = np.arange(chunk.start, chunk.end, dtype=np.int64)
-            pages = np.asarray(chunk.req.pages, dtype=np.int64)
-            positions.append(position)
-            slots.append(pages[position // page_size] * page_size + position % page_size)
-            logits.extend([len(ids) - 1] * len(chunk.samples))
 
-        def column(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+def _extend_input(chunks: Sequence[ExtendChunk], rows: RowPool, page_size: int, device: torch.device) -> ModelInput:
+    ids: list[int] = []
+    positions: list[IntArray] = []
+    slots: list[IntArray] = []
+    logits: list[int] = []
+    for chunk in chunks:
+        ids.extend(chunk.req.prompt_ids[chunk.start : chunk.end])
+        position = np.arange(chunk.start, chunk.end, dtype=np.int64)
+        pages = np.asarray(chunk.req.pages, dtype=np.int64)
+        positions.append(position)
+        slots.append(pages[position // page_size] * page_size + position % page_size)
+        logits.extend([len(ids) - 1] * len(chunk.samples))
 
-        def joined(arrays: list[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> Tensor:
-            whole = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)
-            return torch.from_numpy(whole).to(device, non_blocking=True)
+    def joined(arrays: list[IntArray]) -> Tensor:
+        whole = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)
+        return torch.from_numpy(whole).to(device, non_blocking=True)
 
-        return _ExtendInputs(
-            rows_E=column([chunk.req.row for chunk in chunks]),
-            seq_lens_E=column([chunk.end for chunk in chunks]),
-            input_ids_T=column(ids),
-            positions_T=joined(positions),
-            slots_T=joined(slots),
-            logit_indices_L=column(logits),
-        )
+    seq_lens = tuple(chunk.end for chunk in chunks)
+    num_pages = -(-max(seq_lens, default=0) // page_size)
+    rows_E = _column([chunk.req.row for chunk in chunks], device)
+    return ModelInput(
+        input_ids_T=_column(ids, device),
+        positions_T=joined(positions),
+        slots_T=joined(slots),
+        page_table_BP=rows.req_to_page[:, :num_pages].index_select(0, rows_E),
+        seq_lens_B=_column(seq_lens, device),
+        extend_lens=tuple(chunk.end - chunk.start for chunk in chunks),
+        extend_seq_lens=seq_lens,
+        num_decodes=0,
+        max_decode_seq_len=0,
+        logit_indices_L=_column(logits, device),
+    )
+
+
+def _decode_input(
+    running: ScheduleBatch, members: Members, rows: RowPool, page_size: int, device: torch.device
+) -> ModelInput:
+    """One token for each request: the one whose KV is written at the end of its context. Slots come from the host,
+    which knows lengths and pages."""
+    page, offset = np.divmod(running.seq_lens_cpu - 1, page_size)
+    slots = rows.req_to_page_cpu[members.rows_cpu, page] * page_size + offset
+    return ModelInput(
+        input_ids_T=running.input_ids_B,
+        positions_T=running.seq_lens_B - 1,
+        slots_T=torch.from_numpy(slots).to(device, non_blocking=True),
+        page_table_BP=members.page_table_BP,
+        seq_lens_B=running.seq_lens_B,
+        extend_lens=(),
+        extend_seq_lens=(),
+        num_decodes=len(members.reqs),
+        max_decode_seq_len=int(running.seq_lens_cpu.max(initial=0)),
+        logit_indices_L=members.indices_B,
+    )
+
+
+def _joined(extends: ModelInput, decodes: ModelInput) -> ModelInput:
+    """Chunks of prompts and decodes as one forward; page tables are padded with page 0 to the wider one."""
+    tables = (extends.page_table_BP, decodes.page_table_BP)
+    width = max(table.shape[1] for table in tables)
+    num_extend_tokens = extends.input_ids_T.shape[0]
+    return ModelInput(
+        input_ids_T=torch.cat((extends.input_ids_T, decodes.input_ids_T)),
+        positions_T=torch.cat((extends.positions_T, decodes.positions_T)),
+        slots_T=torch.cat((extends.slots_T, decodes.slots_T)),
+        page_table_BP=torch.cat([F.pad(table, (0, width - table.shape[1])) for table in tables]),
+        seq_lens_B=torch.cat((extends.seq_lens_B, decodes.seq_lens_B)),
+        extend_lens=extends.extend_lens,
+        extend_seq_lens=extends.extend_seq_lens,
+        num_decodes=decodes.num_decodes,
+        max_decode_seq_len=decodes.max_decode_seq_len,
+        logit_indices_L=torch.cat((extends.logit_indices_L, decodes.logit_indices_L + num_extend_tokens)),
+    )
 
 
 def _sampling(
@@ -176,7 +191,7 @@ def _sampling(
         return running.sampling.input(running.reqs, running.flags, running.seq_lens_B)
     columns = SamplingColumns.of(firsts, device)
     ends = [chunk.end for chunk in chunks for _ in chunk.samples]
-    position_L = torch.tensor(ends, dtype=torch.int64).to(device, non_blocking=True)
+    position_L = _column(ends, device)
     if running is None:
         return columns.input(firsts, SamplingFlags.of(firsts), position_L)
     reqs = [*firsts, *running.reqs]

@@ -1,12 +1,13 @@
 """Request rows and the page table: which pages hold the context of the request in a row.
 
 A row is a request's index for its whole life on this worker. Row 0 is padding. `req_to_page` is (rows, max_pages) int64
-on the device; a row is written once, when it is handed out, while no forward in flight can read it (the retire queue
-sees to that). What it does not know: page states.
+on the device, `req_to_page_cpu` the same on the host; a row is written once, when it is handed out, while no forward in
+flight can read it (the retire queue sees to that). What it does not know: page states.
 """
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 
@@ -18,6 +19,7 @@ class RowPool:
             raise ValueError(f"RowPool.num_rows: got {num_rows}, expected at least 2 (row 0 is padding)")
         self.num_rows = num_rows
         self.req_to_page = torch.zeros((num_rows, max_pages), dtype=torch.int64, device=device)
+        self.req_to_page_cpu = np.zeros((num_rows, max_pages), dtype=np.int64)
         self._free = list(range(num_rows - 1, 0, -1))
         self._in_use = [False] * num_rows
         self._generation = [0] * num_rows
@@ -37,6 +39,7 @@ class RowPool:
         self._generation[row] += 1
         # A fresh tensor copied in schedule-stream order: forwards wait for the schedule stream before they read it.
         self.req_to_page[row, : len(pages)] = torch.tensor(pages, dtype=torch.int64)
+        self.req_to_page_cpu[row, : len(pages)] = pages
         return row
 
     def reuse(self, rows: Sequence[int]) -> None:

@@ -1,18 +1,33 @@
 """The requests that decode together, with their tensors kept from step to step instead of rebuilt.
 
 `seq_lens_B` on the device and `seq_lens_cpu` on the host always say the same: every method changes both or neither, and
-replaces tensors rather than writing into them, because a launch in flight may hold the old ones. What it does not know:
-pools, streams, results.
+replaces tensors rather than writing into them, because a launch in flight may hold the old ones. What follows from who
+is in it is made once and kept until somebody joins or leaves. What it does not know: streams, results.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from scheduler.req import Req
+from scheduler.row_pool import RowPool
 from scheduler.sampling_columns import SamplingColumns, SamplingFlags
+
+IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Members:
+    """What follows from who is in a batch, and in which order. Launches share it; nobody writes into it."""
+
+    reqs: tuple[Req, ...]
+    generations: tuple[int, ...]  # of their rows
+    rows_cpu: IntArray
+    indices_B: Tensor  # 0, 1, ...
+    page_table_BP: Tensor  # as wide as it was needed so far
 
 
 @dataclass(eq=False)
@@ -26,10 +41,11 @@ class ScheduleBatch:
     reqs: list[Req]
     rows_B: Tensor
     seq_lens_B: Tensor
-    seq_lens_cpu: Tensor
+    seq_lens_cpu: IntArray
     input_ids_B: Tensor
     sampling: SamplingColumns
     flags: SamplingFlags
+    _members: Members | None = None
 
     @staticmethod
     def prebuilt(reqs: Sequence[Req], device: torch.device) -> "ScheduleBatch":
@@ -53,7 +69,7 @@ class ScheduleBatch:
             reqs=list(reqs),
             rows_B=column([req.row for req in reqs]),
             seq_lens_B=column(seq_lens),
-            seq_lens_cpu=torch.tensor(seq_lens, dtype=torch.int64),
+            seq_lens_cpu=np.array(seq_lens, dtype=np.int64),
             input_ids_B=column(input_ids),
             sampling=SamplingColumns.of(reqs, device),
             flags=SamplingFlags.of(reqs),
@@ -67,26 +83,40 @@ class ScheduleBatch:
         self.seq_lens_B = self.seq_lens_B + 1
         self.seq_lens_cpu = self.seq_lens_cpu + 1
 
+    def members(self, rows: RowPool, num_pages: int) -> Members:
+        """Who is in it, with a page table of at least `num_pages` columns. Pages of a row in use never change."""
+        found = self._members
+        if found is None or found.page_table_BP.shape[1] < num_pages:
+            found = self._members = Members(
+                reqs=tuple(self.reqs),
+                generations=tuple(req.row_generation for req in self.reqs),
+                rows_cpu=np.array([req.row for req in self.reqs], dtype=np.int64),
+                indices_B=torch.arange(len(self.reqs), device=self.rows_B.device),
+                page_table_BP=rows.req_to_page[:, :num_pages].index_select(0, self.rows_B),
+            )
+        return found
+
     def filter(self, keep: Sequence[int]) -> None:
         """Keeps the requests at the indices `keep`, in that order."""
         if len(keep) == len(self.reqs):
             return
-        keep_cpu_N = torch.tensor(keep, dtype=torch.int64)
-        keep_N = keep_cpu_N.to(self.rows_B.device, non_blocking=True)
+        keep_N = torch.tensor(keep, dtype=torch.int64).to(self.rows_B.device, non_blocking=True)
+        self._members = None
         self.reqs = [self.reqs[index] for index in keep]
         self.rows_B = self.rows_B.index_select(0, keep_N)
         self.seq_lens_B = self.seq_lens_B.index_select(0, keep_N)
-        self.seq_lens_cpu = self.seq_lens_cpu.index_select(0, keep_cpu_N)
+        self.seq_lens_cpu = self.seq_lens_cpu[np.asarray(keep, dtype=np.int64)]
         self.input_ids_B = self.input_ids_B.index_select(0, keep_N)
         self.sampling = self.sampling.take(keep_N)
         self.flags = SamplingFlags.of(self.reqs)
 
     def merge(self, other: "ScheduleBatch") -> None:
         """Appends the requests of `other`, which is not used afterwards."""
+        self._members = None
         self.reqs = self.reqs + other.reqs
         self.rows_B = torch.cat((self.rows_B, other.rows_B))
         self.seq_lens_B = torch.cat((self.seq_lens_B, other.seq_lens_B))
-        self.seq_lens_cpu = torch.cat((self.seq_lens_cpu, other.seq_lens_cpu))
+        self.seq_lens_cpu = np.concatenate((self.seq_lens_cpu, other.seq_lens_cpu))
         self.input_ids_B = torch.cat((self.input_ids_B, other.input_ids_B))
         self.sampling = self.sampling.concat(other.sampling)
         self.flags = SamplingFlags.of(self.reqs)

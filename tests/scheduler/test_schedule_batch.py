@@ -30,7 +30,7 @@ def tensors(batch: ScheduleBatch) -> list[torch.Tensor]:
     return [
         batch.rows_B,
         batch.seq_lens_B,
-        batch.seq_lens_cpu,
+        torch.from_numpy(batch.seq_lens_cpu),
         batch.input_ids_B,
         columns.seed_B,
         columns.temperature_B,
