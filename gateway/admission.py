@@ -1,4 +1,4 @@
-"""Whether a request may come in now: choices in flight are bounded, and so are the bytes of bodies that are read.
+"""Whether a request may come in now: choices in flight are bounded, and so are the bytes that are not yet tokens.
 
 Beyond a bound clients get 429 with Retry-After. Pure, on one loop. What it does not know: HTTP, workers.
 """
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from protocol.errors import Overloaded
 
-BODIES = 16  # of the longest length, read at the same time
+BODIES = 16  # of the longest length, at the same time
 
 
 class Admission:
@@ -19,7 +19,7 @@ class Admission:
         self._max_bytes = BODIES * max_body_bytes
         self._num_in_flight = num_in_flight
         self._num_entering = 0  # choices of requests that are being tokenised
-        self._num_bytes = 0
+        self.num_bytes = 0  # that are being read, parsed or tokenised
 
     def check(self) -> None:
         """Overloaded when there is no room for even one choice: what follows would be in vain."""
@@ -37,20 +37,21 @@ class Admission:
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[int], None]]:
-        """Counts what the block says that it reads, until it ends. Overloaded when all bodies together are too long."""
+        """Counts what the block says that it reads, until it ends: also while that waits for its turn to be parsed.
+        Overloaded when all bodies together are too long."""
         total = 0
 
         def read(num_bytes: int) -> None:
             nonlocal total
             total += num_bytes
-            self._num_bytes += num_bytes
-            if self._num_bytes > self._max_bytes:
+            self.num_bytes += num_bytes
+            if self.num_bytes > self._max_bytes:
                 raise Overloaded(f"requests of more than {self._max_bytes} bytes are being read; try again")
 
         try:
             yield read
         finally:
-            self._num_bytes -= total
+            self.num_bytes -= total
 
     def _check_room(self, num_choices: int) -> None:
         known = self._num_in_flight() + self._num_entering

@@ -42,7 +42,6 @@ from runtime.settings import HttpLimits
 
 LONG_BODY_BYTES = 16 * 1024  # a longer one is parsed and tokenised in a thread
 MAX_PATH_SHOWN = 200  # characters
-T = TypeVar("T")
 R = TypeVar("R", bound=GenerationRequest)
 log = get_log("gateway.http")
 
@@ -132,16 +131,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     )
     async def completions(request: Request) -> Response:
         """Continues a prompt: text, token ids, or a list of either."""
-        received_at = service.clock.now()
-        parsed, size = await _parsed(CompletionRequest, request, service)
-        return await _admitted(
-            service,
-            request,
-            parsed,
-            size,
-            lambda: service.translator.completion_prompts(parsed, service.limits),
-            received_at,
-        )
+        return await _generation(service, request, CompletionRequest, service.translator.completion_prompts)
 
     @app.post(
         "/v1/chat/completions",
@@ -151,27 +141,35 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     )
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
-        received_at = service.clock.now()
-        parsed, size = await _parsed(ChatRequest, request, service)
-        return await _admitted(
-            service,
-            request,
-            parsed,
-            size,
-            lambda: [service.translator.chat_prompt(parsed, service.limits)],
-            received_at,
+        return await _generation(
+            service, request, ChatRequest, lambda parsed, limits: [service.translator.chat_prompt(parsed, limits)]
         )
 
 
-async def _parsed(kind: type[R], request: Request, service: Service) -> tuple[R, int]:
-    """The request in the body, and the body's length in bytes."""
+async def _generation(
+    service: Service, request: Request, kind: type[R], tokenise: Callable[[R, Limits], list[list[int]]]
+) -> Response:
+    """The answer of a request that there is room for. What it has sent counts until it is tokens."""
+    received_at = service.clock.now()
     check_content(request)
-    raw = await read_body(request, service.admission)
-    service.admission.check()
-    if len(raw) <= LONG_BODY_BYTES:
-        return _checked(kind, raw, service), len(raw)
+    with service.admission.reading() as read:
+        raw = await read_body(request, read)
+        service.admission.check()
+        is_long = len(raw) > LONG_BODY_BYTES
+        parsed = await _parsed(kind, raw, service) if is_long else _checked(kind, raw, service)
+        del raw
+        service.translator.check_name(parsed.model)
+        with service.admission.entering(parsed.num_choices * parsed.num_prompts):
+            limits = service.limits
+            prompts = await asyncio.to_thread(tokenise, parsed, limits) if is_long else tokenise(parsed, limits)
+            generation = _started(service, request, parsed, prompts, received_at)
+    return await _answer(service, request, parsed, generation)
+
+
+async def _parsed(kind: type[R], raw: bytes, service: Service) -> R:
+    """A long body: other clients' tokens must not wait for it."""
     async with service.one_long_body:
-        return await asyncio.to_thread(_checked, kind, raw, service), len(raw)
+        return await asyncio.to_thread(_checked, kind, raw, service)
 
 
 def _checked(kind: type[R], raw: bytes, service: Service) -> R:
@@ -183,27 +181,6 @@ def _checked(kind: type[R], raw: bytes, service: Service) -> R:
     parsed = parse(kind, body)
     check_counts(parsed, service.http_limits)
     return parsed
-
-
-async def _admitted(
-    service: Service,
-    request: Request,
-    parsed: GenerationRequest,
-    size: int,
-    tokenise: Callable[[], list[list[int]]],
-    received_at: float,
-) -> Response:
-    """The answer of a request that there is room for."""
-    service.translator.check_name(parsed.model)
-    with service.admission.entering(parsed.num_choices * parsed.num_prompts):
-        prompts = await _maybe_in_thread(size, tokenise)
-        generation = _started(service, request, parsed, prompts, received_at)
-    return await _answer(service, request, parsed, generation)
-
-
-async def _maybe_in_thread(size: int, work: Callable[[], T]) -> T:
-    """Long texts take long: other clients' tokens must not wait for them."""
-    return await asyncio.to_thread(work) if size > LONG_BODY_BYTES else work()
 
 
 def _started(

@@ -5,13 +5,13 @@ know: which fields there are. That a body is too long or too slow, http_protocol
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jiter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from gateway.admission import Admission
 from protocol.errors import BadRequest
 
 MAX_DEPTH = 200  # jiter's own
@@ -36,14 +36,13 @@ def check_content(request: Request) -> None:
         raise HTTPException(415, f"content-type: got charset {charset[:80]!r}, expected 'utf-8'")
 
 
-async def read_body(request: Request, admission: Admission) -> bytes:
-    """The whole body. Overloaded when too many long ones are read at the same time."""
+async def read_body(request: Request, count: Callable[[int], None]) -> bytes:
+    """The whole body. `count` is told the length of each part, and may raise."""
     parts: list[bytes] = []
-    with admission.reading() as read:
-        async for part in request.stream():
-            read(len(part))
-            parts.append(part)
-        return b"".join(parts)
+    async for part in request.stream():
+        count(len(part))
+        parts.append(part)
+    return b"".join(parts)
 
 
 def parse_json(raw: bytes) -> Any:

@@ -93,12 +93,12 @@ class Gateway:
             raise
         metrics = Metrics(lambda: self.control.membership.members, lambda: len(self.control.requests))
         metrics.registry.register(ControlCollector(lambda: self.control.counts))
-        self.admission = Admission(
+        admission = Admission(
             settings.limits.max_choices_in_flight,
             settings.limits.max_body_bytes,
             lambda: self.control.requests.num_choices,
         )
-        service = Service(
+        self.service = Service(
             served_name=settings.served_model_name,
             control=self.control,
             translator=Translator(settings.served_model_name, folder, tokenizer, templates),
@@ -108,10 +108,10 @@ class Gateway:
             model_limits=Limits(context_length=min(lengths, default=None), vocab_size=folder.vocab_size),
             started_at=int(datetime.now(UTC).timestamp()),
             http_limits=settings.limits,
-            admission=self.admission,
+            admission=admission,
         )
         config = uvicorn.Config(
-            build_app(service),
+            build_app(self.service),
             http=watched_http(
                 settings.limits, lambda reason: metrics.slow_readers_cut.labels(reason).inc(), metrics.count_response
             ),

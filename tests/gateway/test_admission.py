@@ -1,9 +1,11 @@
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from gateway.admission import BODIES, Admission
+from gateway.http_app import LONG_BODY_BYTES
 from protocol.errors import Overloaded
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
@@ -95,6 +97,25 @@ async def test_refused_and_failed_requests_leave_room(setting: Setting) -> None:
     for body in ({"prompt": "x", "max_tokens": 5000}, {"prompt": [999]}, {"prompt": "x", "model": "other"}):
         for _ in range(3):
             assert (await setting.client.post("/v1/completions", json=body)).status_code in (400, 404)
-    with setting.gateway.admission.entering(HttpLimits().max_choices_in_flight):
+    with setting.gateway.service.admission.entering(HttpLimits().max_choices_in_flight):
         pass
     assert (await setting.complete("x")).status_code == 200
+
+
+async def test_bodies_that_wait_for_their_turn_count(folder: Path) -> None:
+    """Reading them is quick, parsing is not: they must not pile up between the two."""
+    limits = HttpLimits(max_body_bytes=LONG_BODY_BYTES + 1000)
+    async with running(folder, limits=limits) as setting:
+        await setting.add(Role.UNIFIED)
+        content = json.dumps({"prompt": "x", "max_tokens": 1, "user": "y" * LONG_BODY_BYTES})
+        service = setting.gateway.service
+        await service.one_long_body.acquire()
+        waiting = [asyncio.create_task(setting.client.post("/v1/completions", content=content)) for _ in range(BODIES)]
+        held = service.admission
+        await wait_until(lambda: held.num_bytes == BODIES * len(content))
+        refused = await setting.client.post("/v1/completions", content=content)
+        assert refused.status_code == 429 and "bytes are being read" in refused.json()["error"]["message"]
+        assert (await setting.complete("short", max_tokens=1)).status_code == 200
+        service.one_long_body.release()
+        assert [(await each).status_code for each in waiting] == [200] * BODIES
+        assert held.num_bytes == 0
