@@ -1,5 +1,9 @@
 """`python -m decode --settings JSON`: one decode worker process. See scheduler/boot.py for what happens."""
 
+from runtime.process_life import die_with_parent
+
+die_with_parent()  # first of all: what is imported below takes seconds
+
 from decode.prefill_link import PrefillLink
 from decode.worker import DecodeWorker
 from protocol.messages_gateway import WorkerAddress

@@ -3,6 +3,10 @@
 Exit status 2 when it cannot start. What it does not know: how it serves (process.py).
 """
 
+from runtime.process_life import die_with_parent
+
+die_with_parent()  # first of all: what is imported below takes seconds
+
 import asyncio
 import gc
 import sys
@@ -17,7 +21,7 @@ from runtime.clock import MonotonicClock
 from runtime.log import get_log, start_log
 from runtime.name_check import check_imports
 from runtime.process_arguments import read_arguments
-from runtime.process_life import ALIVE_S, StatusPipe, die_with_parent
+from runtime.process_life import ALIVE_S, StatusPipe
 from runtime.settings import GatewaySettings
 
 GC_YOUNG = 20_000  # new objects before the collector looks for cycles; a token makes a dozen, and none
@@ -25,7 +29,6 @@ GC_YOUNG = 20_000  # new objects before the collector looks for cycles; a token 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs until a signal comes; the exit status."""
-    die_with_parent()
     status = StatusPipe()
     start_log("gateway")
     try:

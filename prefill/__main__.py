@@ -1,5 +1,9 @@
 """`python -m prefill --settings JSON`: one prefill worker process. See scheduler/boot.py for what happens."""
 
+from runtime.process_life import die_with_parent
+
+die_with_parent()  # first of all: what is imported below takes seconds
+
 from prefill.decode_link import DecodeLink
 from prefill.worker import PrefillWorker
 from protocol.messages_gateway import WorkerAddress

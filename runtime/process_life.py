@@ -22,7 +22,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int | None = None) -> bool:
-    """Has the kernel kill this process when its parent ends, however that ends. Call it first thing in `main`.
+    """Has the kernel kill this process when its parent ends, however that ends. Call it before imports that
+    take time.
 
     `parent_pid` is by default what the launcher wrote into the environment; without either (started by hand, where
     outliving the shell is wanted) nothing happens and the answer is False. A parent that is gone already ends this

@@ -27,7 +27,7 @@ from runtime.clock import MonotonicClock
 from runtime.log import get_log, start_log
 from runtime.name_check import check_imports
 from runtime.process_arguments import read_arguments
-from runtime.process_life import StatusPipe, StopSignal, die_with_parent
+from runtime.process_life import StatusPipe, StopSignal
 from runtime.settings import WorkerSettings
 from scheduler.engine import Engine
 from scheduler.streams import Stream
@@ -59,7 +59,6 @@ BuildRole = Callable[[Started], tuple[Core, PeerLink, WorkerAddress]]
 
 def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
     """One worker process, from its command line to its exit status."""
-    die_with_parent()
     status = StatusPipe()
     start_log("worker")
     try:

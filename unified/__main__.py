@@ -1,5 +1,9 @@
 """`python -m unified --settings JSON`: one unified worker process. See scheduler/boot.py for what happens."""
 
+from runtime.process_life import die_with_parent
+
+die_with_parent()  # first of all: what is imported below takes seconds
+
 from protocol.messages_gateway import WorkerAddress
 from runtime.process_life import end_process
 from scheduler.boot import Started, main

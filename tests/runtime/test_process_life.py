@@ -25,6 +25,17 @@ def test_a_parent_that_is_gone_already_ends_the_process() -> None:
     assert ended.stdout == b""
 
 
+@pytest.mark.parametrize("room", ["gateway", "prefill", "decode", "unified"])
+def test_a_process_ends_with_its_parent_while_it_still_imports(room: str) -> None:
+    environment = {**os.environ, LAUNCHER_PID: "1", "PYTHONPATH": str(PROJECT)}
+    argv = [sys.executable, "-X", "importtime", "-P", "-m", room, "--settings", "{}"]
+    ended = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    imported = [line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()]
+    assert "runtime.process_life" in imported
+    assert not {"protocol.errors", "uvloop", "torch", "zmq"} & set(imported)
+
+
 def test_threads_are_bounded_and_do_not_spin() -> None:
     environment = thread_environment(3)
     assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "3"
