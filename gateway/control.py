@@ -19,7 +19,7 @@ from gateway.requests import Requests
 from gateway.retry import RetryRules
 from gateway.translate import Job
 from protocol.codec import MAX_STRANGER_BYTES
-from protocol.errors import Unavailable, WireError, WorkerLost
+from protocol.errors import WireError, WorkerLost
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
@@ -90,12 +90,12 @@ class Control:
         """Fails what is in flight and closes the socket."""
         if self._ticker is not None:
             self._ticker.cancel()
-        self.fail_all("the gateway has stopped")
+        self.stop("the gateway has stopped")
         self._socket.close()
 
-    def fail_all(self, why: str) -> None:
-        """Fails and cancels every request in flight."""
-        self._dispatch.fail_all(Unavailable(why))
+    def stop(self, why: str) -> None:
+        """Fails and cancels every request in flight, and all that would follow."""
+        self._dispatch.stop(why)
 
     def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> Ticket:
         """See Dispatch."""

@@ -82,6 +82,7 @@ class Dispatch:
         self._loads = LoadBook()
         self._listeners: dict[str, Listener] = {}
         self._stranded: list[Stranded] = []
+        self._stopped: str | None = None  # why nothing more is taken
         self.requests = Requests()
         self.num_refused = 0  # tokens that made no sense
         self.retries: Counter[str] = Counter()  # attempts after the first, by the code of what ended the one before
@@ -91,13 +92,16 @@ class Dispatch:
         """What requests in flight weigh on each worker; nothing is left of those that have ended."""
         return self._loads.loads
 
-    def fail_all(self, error: BatonError) -> None:
-        """Fails and cancels every request in flight."""
+    def stop(self, why: str) -> None:
+        """Fails and cancels every request in flight, and all that would follow."""
+        self._stopped = why
         for request_id in list(self._listeners):
-            self._cancel(request_id, -1, error)
+            self._cancel(request_id, -1, Unavailable(why))
 
     def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> Ticket:
         """Gives a request to a pair of workers; Unavailable when there is none."""
+        if self._stopped is not None:
+            raise Unavailable(self._stopped)
         record = self.requests.add(request_id, job, timeline)
         everything = range(job.num_choices)
         while (pair := self._pick(record, everything)) is not None:

@@ -1,8 +1,10 @@
 """The top of every request: a fault of the gateway's own fails that request, in one line of the log, and nothing else.
+So does the end of the gateway, which waits for nobody.
 
 What it does not know: which request, what the fault is.
 """
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from traceback import extract_tb
@@ -15,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http_errors import error_object, error_response
 from gateway.request_id import request_id_of
 from gateway.sse import event
-from protocol.errors import InternalError
+from protocol.errors import InternalError, Unavailable
 from runtime.log import get_log
 
 log = get_log("gateway.http")
@@ -42,6 +44,9 @@ class FaultGuard:
 
         try:
             await self._app(scope, receive, noting)
+        except asyncio.CancelledError:  # the time that uvicorn gives requests when the gateway stops is over
+            if not start:
+                await error_response(Unavailable("the gateway is stopping"))(scope, _nothing, send)
         except Exception as error:  # noqa: BLE001 - the top of a request: fails it and goes on
             self._count()
             request_id, kind = request_id_of(Request(scope)), type(error).__name__

@@ -153,7 +153,7 @@ class Gateway:
 
     def stop(self) -> None:
         """Ends `serve`, also one that has yet to begin: what is in flight fails, connections are closed."""
-        self.control.fail_all("the gateway is stopping")
+        self.control.stop("the gateway is stopping")
         self._server.stop()
 
     def stop_on_signals(self) -> None:

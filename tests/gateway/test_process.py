@@ -1,3 +1,4 @@
+import asyncio
 import json
 import logging
 import os
@@ -14,9 +15,10 @@ import pytest
 from gateway.__main__ import main
 from gateway.process import Gateway
 from protocol.errors import CheckpointError, ConfigError
+from protocol.messages_gateway import Role
 from runtime.clock import MonotonicClock
 from runtime.settings import GatewaySettings
-from tests.gateway.conftest import running
+from tests.gateway.conftest import running, wait_until
 from tests.gateway.folders import write_folder
 
 
@@ -83,3 +85,25 @@ def test_settings_that_make_no_sense_end_it_with_status_2(text: str, capsys: pyt
         logging.getLogger().handlers[:] = before
     said = capsys.readouterr().err
     assert "cannot start" in said and said.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_a_request_that_is_still_being_sent_when_the_gateway_stops_is_told_so(
+    folder: Path, goes_on: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(folder) as setting:
+        worker = await setting.add(Role.UNIFIED)
+        host, port = setting.gateway.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = b'{"prompt": "x", "max_tokens": 400}'
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body[:9])
+        await wait_until(lambda: setting.gateway.service.admission.num_bytes == 9)
+        setting.gateway.stop()
+        if goes_on:
+            writer.write(body[9:])
+        head, _, content = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after" in head
+        assert json.loads(content)["error"]["message"] == "the gateway is stopping"
+        assert not worker.assigned and not any(record.exc_info for record in caplog.records)
