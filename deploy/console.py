@@ -1,12 +1,14 @@
 """What a person sees while processes start, run and end: live progress on a terminal, plain lines elsewhere.
 
-Progress, logs and trouble go to stderr; only the ready line and what it invites to paste go to stdout. What it does not
-know: processes, or when to show what (launcher.py, commands in serve.py).
+Progress, logs and trouble go to stderr; only the ready line and what it invites to paste go to stdout. From then on,
+what `baton` itself says has the form of a log line, with its time. What it does not know: processes, or when to show
+what (launcher.py, commands in serve.py).
 """
 
 import re
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from rich.console import Console as RichConsole
@@ -85,6 +87,13 @@ def describe_ready(details: Mapping[str, Any]) -> str:
     return "ready"
 
 
+def stamped(level: str, sentence: str) -> str:
+    """What `baton` itself says while it serves, in the form of runtime/log.py: `2026-01-31T12:00:00.000Z error baton
+    decode-0 was killed by SIGKILL`."""
+    at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
+    return f"{at}Z {level} baton {sentence}"
+
+
 class PlainConsole:
     """One line per event, for files and pipes. A loading step is shown once, not for every percent; what the processes'
     logs tell as well is left to them, if they come (`with_logs`)."""
@@ -92,6 +101,7 @@ class PlainConsole:
     def __init__(self, *, with_logs: bool) -> None:
         self._with_logs = with_logs
         self._shown: dict[str, str] = {}
+        self._serving = False
 
     def starting(self, name: str) -> None:
         """See Console."""
@@ -117,14 +127,15 @@ class PlainConsole:
 
     def trouble(self, sentence: str) -> None:
         """See Console."""
-        self._say(f"baton: error: {sentence}")
+        self._say(stamped("error", sentence) if self._serving else f"baton: error: {sentence}")
 
     def note(self, sentence: str) -> None:
         """See Console."""
-        self._say(f"baton: {sentence}")
+        self._say(stamped("info", sentence) if self._serving else f"baton: {sentence}")
 
     def serving(self, lines: list[str]) -> None:
         """See Console."""
+        self._serving = True
         print("\n".join(lines), flush=True)
 
     def refresh(self) -> None:
@@ -162,6 +173,7 @@ class LiveConsole:
         )
         self._rows: dict[str, TaskID] = {}
         self._live = False
+        self._serving = False
 
     def starting(self, name: str) -> None:
         """See Console."""
@@ -191,15 +203,19 @@ class LiveConsole:
 
     def trouble(self, sentence: str) -> None:
         """See Console."""
-        self._out.print(Text.assemble(("error: ", "bold red"), sentence))
+        if self._serving:
+            self._out.print(Text(stamped("error", sentence), style=_LEVELS["error"]))
+        else:
+            self._out.print(Text.assemble(("error: ", "bold red"), sentence))
 
     def note(self, sentence: str) -> None:
         """See Console."""
-        self._out.print(Text(sentence, style="dim"))
+        self._out.print(Text(stamped("info", sentence) if self._serving else sentence, style="dim"))
 
     def serving(self, lines: list[str]) -> None:
         """See Console."""
         self.close()
+        self._serving = True
         out = RichConsole(highlight=False, soft_wrap=True)
         first, *rest = lines
         out.print(Text(first, style="bold green"))

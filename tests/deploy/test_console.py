@@ -1,6 +1,8 @@
+from datetime import UTC, datetime
+
 import pytest
 
-from deploy.console import PlainConsole, describe_loading, describe_ready, log_level_of, with_name
+from deploy.console import Console, LiveConsole, PlainConsole, describe_loading, describe_ready, log_level_of, with_name
 
 
 def test_our_log_lines_carry_their_name_already() -> None:
@@ -31,8 +33,8 @@ def test_plain_lines_for_files_and_pipes(capsys: pytest.CaptureFixture[str]) -> 
     console.loading("decode-0", {"what": "weights", "done": 0, "total": 2})
     console.loading("decode-0", {"what": "weights", "done": 1, "total": 2})
     console.ready("decode-0", {"kv_pages": 5})
-    console.serving(["Ready: x", "curl y"])
     console.trouble("it broke")
+    console.serving(["Ready: x", "curl y"])
     shown = capsys.readouterr()
     assert shown.out == "Ready: x\ncurl y\n"
     assert shown.err.splitlines() == [
@@ -41,6 +43,20 @@ def test_plain_lines_for_files_and_pipes(capsys: pytest.CaptureFixture[str]) -> 
         "baton: decode-0: ready, 5 pages of KV",
         "baton: error: it broke",
     ]
+
+
+@pytest.mark.parametrize("console", [PlainConsole(with_logs=True), LiveConsole()], ids=["plain", "live"])
+def test_while_serving_what_baton_says_is_a_log_line_with_its_time(
+    console: Console, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console.serving(["Ready: x"])
+    before = datetime.now(UTC).replace(microsecond=0)
+    console.trouble("it broke")
+    console.note("it serves again")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" ")[2] for line in lines] == ["error baton it broke", "info baton it serves again"]
+    assert [log_level_of(line) for line in lines] == ["error", "info"]
+    assert all(before <= datetime.fromisoformat(line.partition(" ")[0]) <= datetime.now(UTC) for line in lines)
 
 
 def test_what_the_logs_tell_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -196,7 +196,7 @@ def test_a_worker_that_is_given_up_is_reported_and_the_rest_stays(serve: Starter
     running.process.send_signal(signal.SIGTERM)
     assert running.end() == 0
     assert (
-        "baton: error: decode-0 was killed by SIGKILL; it is not started again (--max-restarts 0). "
+        "Z error baton decode-0 was killed by SIGKILL; it is not started again (--max-restarts 0). "
         "No decode worker of this command is left: " in running.stderr()
     )
 
@@ -210,7 +210,7 @@ def test_a_gateway_that_is_given_up_takes_the_rest_with_it(serve: Starter) -> No
     assert running.end() == 1
     assert wait_all_gone(gone)
     assert (
-        "baton: error: gateway was killed by SIGKILL; it is not started again (--max-restarts 0). Everything stops"
+        "Z error baton gateway was killed by SIGKILL; it is not started again (--max-restarts 0). Everything stops"
         in running.stderr()
     )
 

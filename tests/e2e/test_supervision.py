@@ -67,8 +67,8 @@ def test_a_worker_that_ends_is_started_again(baton: BatonProcess, name: str, num
     expect_exact_again(baton)
     assert pid_of(baton, "gateway") == control
     how = "was killed by SIGKILL" if number == signal.SIGKILL else "ended with exit status 0"
-    assert re.search(rf"baton: error: {name} {how}(; its last line: .*)?; it is started again", baton.log_text())
-    assert re.search(rf"baton: {name} serves again after \d+\.\d s", baton.log_text())
+    assert re.search(rf"Z error baton {name} {how}(; its last line: .*)?; it is started again", baton.log_text())
+    assert re.search(rf"Z info baton {name} serves again after \d+\.\d s", baton.log_text())
 
 
 def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> None:
@@ -80,7 +80,7 @@ def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> N
     assert baton.wait_until(lambda: pid_of(baton, "gateway") not in (0, old))
     expect_exact_again(baton)
     assert {name: pid_of(baton, name) for name in before} == before
-    assert re.search(r"baton: error: gateway was killed by SIGKILL.*; it is started again at once", baton.log_text())
+    assert re.search(r"Z error baton gateway was killed by SIGKILL.*; it is started again at once", baton.log_text())
 
 
 def test_a_worker_that_wakes_after_it_was_lost_returns_as_another_instance(baton: BatonProcess) -> None:
