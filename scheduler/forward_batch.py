@@ -84,8 +84,9 @@ class ForwardBatch:
             inputs.append(_extend_input(chunks, rows, page_size, device))
             stash_rows.append(_column([req.row for req in samples], device))
         if running is not None:
-            members = running.members(rows, -(-int(running.seq_lens_cpu.max()) // page_size))
-            inputs.append(_decode_input(running, members, rows, page_size, device))
+            longest = max(running.seq_lens_cpu.tolist())  # numpy's own maximum takes ten times as long
+            members = running.members(rows, -(-longest // page_size))
+            inputs.append(_decode_input(running, members, longest, rows, page_size, device))
             stash_rows.append(running.rows_B)
             decode_generations = members.generations
             stash_generations += members.generations
@@ -142,7 +143,7 @@ def _extend_input(chunks: Sequence[ExtendChunk], rows: RowPool, page_size: int, 
 
 
 def _decode_input(
-    running: ScheduleBatch, members: Members, rows: RowPool, page_size: int, device: torch.device
+    running: ScheduleBatch, members: Members, longest: int, rows: RowPool, page_size: int, device: torch.device
 ) -> ModelInput:
     """One token for each request: the one whose KV is written at the end of its context. Slots come from the host,
     which knows lengths and pages."""
@@ -157,7 +158,7 @@ def _decode_input(
         extend_lens=(),
         extend_seq_lens=(),
         num_decodes=len(members.reqs),
-        max_decode_seq_len=int(running.seq_lens_cpu.max(initial=0)),
+        max_decode_seq_len=longest,
         logit_indices_L=members.indices_B,
     )
 

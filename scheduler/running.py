@@ -28,7 +28,11 @@ class Running:
         """The batch without requests that have finished, or whose last output is in flight already."""
         if self.batch is None:
             return None
-        keep = [i for i, req in enumerate(self.batch.reqs) if req.finish is None and req.num_left > 0]
+        keep = [
+            index
+            for index, req in enumerate(self.batch.reqs)
+            if req.finish is None and req.num_sampled < req.sampling.max_tokens
+        ]
         if not keep:
             self.batch = None
             return None

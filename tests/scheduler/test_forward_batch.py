@@ -154,3 +154,42 @@ def test_min_tokens_bans_endings_of_the_row_that_asks(pool: Pool) -> None:
     running.advance()
     batch = pool.launch(LaunchPlan((ExtendChunk(b, 0, 5, (b,)),), running))
     assert sampling_of(batch).banned == ((0, (7,)),)
+
+
+def test_the_page_table_is_kept_until_somebody_joins_or_leaves_or_it_is_too_narrow() -> None:
+    pool = Pool(4)
+    a, b, c = pool.req(2, (50,)), pool.req(1, (51,)), pool.req(9, (52,))
+    running = ScheduleBatch.prebuilt([a, b], CPU)
+
+    def table() -> torch.Tensor:
+        running.advance()
+        inp = pool.launch(LaunchPlan((), running)).input
+        lens = inp.seq_lens_B.tolist()
+        assert inp.slots_T.tolist() == [pool.slots(r, n - 1, n)[0] for r, n in zip(running.reqs, lens, strict=True)]
+        for row, req in enumerate(running.reqs):
+            assert inp.page_table_BP[row].tolist() == req.pages[: inp.page_table_BP.shape[1]]
+        return inp.page_table_BP
+
+    first = table()  # contexts of 3 and 2 tokens: one page
+    assert table() is first
+    wider = table()  # a fifth token
+    assert (first.shape, wider.shape) == ((2, 1), (2, 2))
+    running.merge(ScheduleBatch.prebuilt([c], CPU))
+    joined = table()
+    assert joined.shape == (3, 3)
+    running.filter([1, 2])
+    left = table()
+    assert left.shape == (2, 3) and left is not joined
+
+
+def test_chunks_wider_and_narrower_than_the_decodes_share_a_table(pool: Pool) -> None:
+    """What is behind a request's own pages is page 0: padding."""
+    for chunk_len, context in ((20, 3), (3, 20)):
+        a, b = pool.req(chunk_len), pool.req(context, (70,))
+        running = ScheduleBatch.prebuilt([b], CPU)
+        running.advance()
+        table = pool.launch(LaunchPlan((ExtendChunk(a, 0, chunk_len, (a,)),), running)).input.page_table_BP
+        ends = (-(-chunk_len // pool.page_size), -(-(context + 1) // pool.page_size))
+        assert table.shape == (2, max(ends))
+        for row, (req, end) in enumerate(zip((a, b), ends, strict=True)):
+            assert table[row].tolist() == req.pages[:end] + [0] * (max(ends) - end)

@@ -15,6 +15,7 @@ def test_a_row_names_its_pages_and_row_zero_is_never_handed_out() -> None:
     for index, row in enumerate(got):
         assert row is not None
         assert rows.req_to_page[row, :2].tolist() == [10 + index, 20 + index]
+        assert rows.req_to_page_cpu[row, :2].tolist() == [10 + index, 20 + index]
     assert rows.req_to_page[0].tolist() == [0, 0, 0]
 
 
