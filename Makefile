@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 PY     ?= $(VENV)/bin/python
 ARGS   ?=
+SEEDS  ?= 200
+FROM   ?= 0
+STRATEGIES ?=
 
 # What pip is asked for as torch. Empty: the CPU build, from wherever pip is configured to look, else from pytorch.org.
 # On a machine with a GPU: make TORCH=torch==2.13.0 ...
@@ -25,7 +28,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q
 TOOLS  := $(PY) -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo bench bench-gateway soak check test test-full test-faults test-gpu format clean \
+.PHONY: help setup serve demo bench bench-gateway soak check test test-full test-faults explore mutants test-gpu format clean \
   check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
@@ -81,6 +84,12 @@ test-full: test ## test, then the exhaustive ones: every topology, page size and
 
 test-faults: $(READY) ## every process killed, ended and paused at every phase of a request's life
 	@$(PYTEST) -m faults -vv --no-header
+
+explore: $(READY) ## random schedules of the overlap scheduler under every strategy: SEEDS=100000 for a night
+	@OMP_NUM_THREADS=1 $(PY) -m tests.explore --seeds $(SEEDS) --from $(FROM) --strategies '$(STRATEGIES)'
+
+mutants: $(READY) ## sabotage the scheduler line by line: something must notice each of them; under 10 minutes
+	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)
 
 test-gpu: $(READY) ## the tests that need a CUDA device
 	@$(PY) -m pytest -q -m gpu -n 0

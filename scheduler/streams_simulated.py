@@ -228,6 +228,10 @@ class Simulation:
             self._streams.append(stream)
         return stream
 
+    def streams(self) -> tuple[SimulatedStream, SimulatedStream]:
+        """A forward and a schedule stream, for one more worker."""
+        return self.stream("forward"), self.stream("schedule", is_schedule=True)
+
     def point(self) -> None:
         """Time passes: the strategy may run something."""
         if self._is_inside:

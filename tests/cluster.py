@@ -27,7 +27,7 @@ from protocol.request import SamplingParams
 from runtime.clock import Clock, MonotonicClock
 from scheduler.boot import open_streams
 from scheduler.engine import Engine
-from scheduler.streams_simulated import Simulation
+from scheduler.streams import Stream
 from transfer.backend_inproc import InprocNetwork
 from unified.worker import UnifiedWorker
 
@@ -58,7 +58,8 @@ class Answer:
 
 
 class Cluster:
-    """`topology` is like "2P1D" or "1U". Workers share one runner; each has KV of its own."""
+    """`topology` is like "2P1D" or "1U". Workers share one runner; each has KV of its own, and a forward and a schedule
+    stream from `streams`."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Cluster:
         mirrored: bool = False,
         clock: Clock | None = None,
         decode_page_size: int | None = None,
-        simulation: Simulation | None = None,
+        streams: Callable[[], tuple[Stream, Stream]] | None = None,
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -97,10 +98,7 @@ class Cluster:
 
         def engine(page_size: int = page_size) -> Engine:
             layout, device = runner.kv_layout(page_size), runner.device
-            if simulation is None:
-                forward, schedule = open_streams(device, wake=lambda: None)
-            else:
-                forward, schedule = simulation.stream("forward"), simulation.stream("schedule", is_schedule=True)
+            forward, schedule = open_streams(device, wake=lambda: None) if streams is None else streams()
             return Engine(
                 runner,
                 (MirroredKv if mirrored else PagedKv)(layout, num_pages, device),

@@ -3,17 +3,45 @@
 import pytest
 
 from scheduler.strategies import Listed, Strategy, next_decisions
-from tests.explore.workload import Run, Workload
+from tests.explore.exploring import STRATEGIES
+from tests.explore.run import Run
+from tests.explore.threads import Threads
+from tests.explore.workload import Workload
 
-SAMPLED = (Strategy.IN_ORDER, Strategy.LATE, Strategy.EARLY, Strategy.EARLY_LATE_COPIES, Strategy.RANDOM)
+NUM_SCHEDULES = 2000
+SLICES = 10  # of the slow tests, so that they run side by side
+SEEDS = -(-NUM_SCHEDULES // len(STRATEGIES) // SLICES)  # of each slice and strategy
 
 
-@pytest.mark.parametrize("strategy", SAMPLED)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_schedules_change_no_token(strategy: Strategy) -> None:
-    for seed in range(4):
+    for seed in range(3):
         run = Run(Workload.random(seed), strategy, seed)
         run.run()
         assert run.simulation.num_run > 20  # something was there to be scheduled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(SLICES))
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_thousand_schedules_change_no_token(strategy: Strategy, part: int) -> None:
+    num_failed = num_left = num_ended = 0
+    for seed in range(100 + part * SEEDS, 100 + (part + 1) * SEEDS):
+        run = Run(Workload.random(seed), strategy, seed)
+        run.run()
+        num_failed += run.num_failed
+        num_left += len(run.left)
+        num_ended += sum(bool(answer.finish) for answer in run.cluster.answers.values())
+    assert num_failed and num_left and num_ended > 5 * SEEDS  # launches that fail, clients that leave, whole answers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_a_hundred_schedules_on_host_threads(part: int) -> None:
+    for seed in range(part * 25, (part + 1) * 25):
+        run = Run(Workload.random(seed), Strategy.RANDOM, seed, schedule=Threads(seed))
+        run.run()
+        assert run.num_steps > 10
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:

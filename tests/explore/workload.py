@@ -1,37 +1,48 @@
-"""A random deployment under random load on simulated streams, and what must be true of it whatever the schedule.
+"""A random deployment and the load on it: topology, sizes, arrivals, departures, launches that fail.
 
-Everything follows from the seed: topology, sizes, arrivals, cancels, and which work runs when. Pools are tight, so that
-rows and pages are reused at once, and what was freed last is used first.
+Everything follows from the seed. Pools are tight, so that rows and pages are reused at once, and what was freed last is
+used first. What it does not know: when device work runs (run.py).
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from protocol.request import SamplingParams
-from scheduler.strategies import Decisions, Strategy
-from scheduler.streams_simulated import Simulation
-from tests.cluster import Cluster
-from tests.decode.driving import expect_exact, expect_prefix, greedy, make_cluster, prompt_of
+from scheduler.choice_pages import pages_needed
+from tests.decode.driving import VOCAB, prompt_of
+from tests.explore.expected import expected
 
 TOPOLOGIES = ("1U", "1P1D", "2P1D", "1P2D")
 CONTEXT = 48
+HOT = 20.0  # the fake's likeliest token has a score of 100, all others 0: at this temperature it is drawn 2 times in 5
+NEVER = -1
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request, and after how many steps its client leaves (-1: never)."""
+    """One request. After `cancel_at` steps its client leaves, or only its choice `cancel_choice` (-1: all).
+
+    `num_replayed` outputs are known from an earlier attempt; they count as the end of what is computed like a prompt.
+    """
 
     name: str
     at_step: int
     prompt: tuple[int, ...]
     params: SamplingParams
-    num_choices: int
-    cancel_at: int = -1
+    num_choices: int = 1
+    cancel_at: int = NEVER
+    cancel_choice: int = -1
+    num_replayed: int = 0
+
+    @property
+    def num_pages(self) -> int:
+        """At page size 1; an upper bound of what it needs."""
+        return pages_needed(len(self.prompt), len(self.prompt) + self.params.max_tokens, self.num_choices, 1)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What happens, but not when device work runs."""
+    """What happens, but not when device work runs. `failing` is how likely a forward raises."""
 
     topology: str
     page_size: int
@@ -40,99 +51,83 @@ class Workload:
     max_requests: int
     overlap: bool
     arrivals: tuple[Arrival, ...]
+    failing: float = 0.0
 
     @staticmethod
     def random(seed: int, num_requests: int = 7) -> "Workload":
-        """A small one: a few requests, about forty steps."""
+        """A small one: a few requests, about forty steps. One in three is PREBUILT pressure."""
         rng = random.Random(f"workload {seed}")
-        page_size = rng.choice((1, 4))
-        longest = 3 * CONTEXT // page_size
-        return Workload(
-            topology=rng.choice(TOPOLOGIES),
-            page_size=page_size,
-            chunk_size=rng.choice((5, 9, 64)),
-            num_pages=1 + rng.randint(longest // 2, longest),
-            max_requests=rng.choice((3, 4, 6)),
-            overlap=rng.random() < 0.9,
-            arrivals=tuple(_arrival(rng, f"{seed}/{index}") for index in range(num_requests)),
-        )
+        return _pressure(rng, num_requests) if rng.random() < 0.34 else _mixture(rng, num_requests)
+
+    def without_overlap(self) -> "Workload":
+        """The same, in the serial twin."""
+        return replace(self, overlap=False)
 
 
-@dataclass
-class Run:
-    """One workload under one schedule. `run` raises what is wrong."""
-
-    workload: Workload
-    strategy: Strategy
-    seed: int
-    decisions: Decisions | None = None
-    simulation: Simulation = field(init=False)
-    num_steps: int = 0
-
-    def run(self) -> None:
-        """To the end: exact tokens, ledgers that add up after every step and are at rest at the end."""
-        self.simulation = Simulation(self.strategy, self.seed, self.decisions)
-        cluster = self._cluster()
-        waiting, leaving = list(self.workload.arrivals), list(self.workload.arrivals)
-        while waiting or leaving or not cluster.at_rest():
-            for arrival in [each for each in waiting if each.at_step <= self.num_steps]:
-                waiting.remove(arrival)
-                cluster.assign(arrival.name, list(arrival.prompt), arrival.params, arrival.num_choices)
-            for arrival in [each for each in leaving if each.at_step + each.cancel_at <= self.num_steps]:
-                leaving.remove(arrival)
-                if arrival.cancel_at >= 0:
-                    cluster.cancel(arrival.name)
-            progressed = cluster.step()
-            self.simulation.point()
-            cluster.check()
-            self.num_steps += 1
-            if not progressed:
-                self.simulation.run_one()
-            assert self.num_steps < 5000, self.simulation.violation("the deployment hangs")
-        self._check(cluster)
-        cluster.close()
-
-    def _cluster(self) -> Cluster:
-        load = self.workload
-        return make_cluster(
-            load.topology,
-            page_size=load.page_size,
-            chunk_size=load.chunk_size,
-            num_pages=load.num_pages,
-            max_requests=load.max_requests,
-            overlap=load.overlap,
-            max_context=CONTEXT,
-            simulation=self.simulation,
-        )
-
-    def _check(self, cluster: Cluster) -> None:
-        try:
-            for arrival in self.workload.arrivals:
-                if arrival.cancel_at >= 0:
-                    for choice in range(arrival.num_choices):
-                        _expect_cancelled(cluster, arrival, choice)
-                else:
-                    expect_exact(cluster, arrival.name, arrival.prompt, arrival.params, arrival.num_choices)
-        except AssertionError as error:
-            raise self.simulation.violation(f"wrong tokens in {self.workload}: {error}") from error
-
-
-def _expect_cancelled(cluster: Cluster, arrival: Arrival, choice: int) -> None:
-    """It may have ended before its client left."""
-    if cluster.answers[arrival.name, choice].finish:
-        expect_exact(cluster, arrival.name, arrival.prompt, arrival.params, arrival.num_choices)
-    else:
-        expect_prefix(cluster, arrival.name, arrival.prompt, arrival.params, choice)
-
-
-def _arrival(rng: random.Random, name: str) -> Arrival:
-    num_tokens = rng.choice((1, 2, 5, 9))
-    eos = tuple(rng.sample(range(211), 12)) if rng.random() < 0.5 else ()
-    return Arrival(
-        name=name,
-        at_step=rng.randrange(25),
-        prompt=tuple(prompt_of(name, rng.randint(1, CONTEXT - num_tokens - 1))),
-        params=greedy(num_tokens, eos_token_ids=eos),
-        num_choices=rng.choice((1, 1, 1, 2)),
-        cancel_at=rng.randrange(12) if rng.random() < 0.25 else -1,
+def _mixture(rng: random.Random, num_requests: int) -> Workload:
+    """Requests of any kind."""
+    page_size = rng.choice((1, 4))
+    arrivals = tuple(_arrival(rng, f"{rng.getrandbits(32)}") for _ in range(num_requests))
+    longest = 3 * CONTEXT // page_size
+    return Workload(
+        topology=rng.choice(TOPOLOGIES),
+        page_size=page_size,
+        chunk_size=rng.choice((5, 9, 64)),
+        num_pages=1 + rng.randint(longest // 2, longest),
+        max_requests=rng.choice((3, 4, 6)),
+        overlap=rng.random() < 0.9,
+        arrivals=arrivals,
+        failing=rng.choice((0.0, 0.0, 0.0, 0.05)),
     )
+
+
+def _pressure(rng: random.Random, num_requests: int) -> Workload:
+    """Two that decode for long, and short ones that come and go beside them: the KV of the next lands in what the last
+    has just given back, while a launch that still knows the former owner waits to run."""
+    long = tuple(_arrival(rng, f"{rng.getrandbits(32)}", num_tokens=24, eos=0, at_most=3) for _ in range(2))
+    short = tuple(_arrival(rng, f"{rng.getrandbits(32)}", num_tokens=9, eos=60) for _ in range(num_requests - 2))
+    long = tuple(replace(each, cancel_at=NEVER, num_choices=1) for each in long)
+    page_size = rng.choice((1, 4))
+    needed = sum(each.num_pages for each in long) + max((each.num_pages for each in short), default=0)
+    return Workload(
+        topology=rng.choice(TOPOLOGIES[1:]),
+        page_size=page_size,
+        chunk_size=rng.choice((9, 64)),
+        num_pages=-(-needed // page_size) + rng.randint(4, 12),
+        max_requests=rng.choice((4, 5)),
+        overlap=True,
+        arrivals=long + short,
+    )
+
+
+def _arrival(rng: random.Random, name: str, num_tokens: int = 0, eos: int | None = None, at_most: int = 25) -> Arrival:
+    num_tokens = num_tokens or rng.choice((1, 2, 5, 9))
+    num_eos = rng.choice((0, 12, 40)) if eos is None else eos
+    hot = rng.random() < 0.5
+    params = SamplingParams(
+        max_tokens=num_tokens,
+        min_tokens=rng.choice((0, 0, 0, 3)) if num_tokens > 3 else 0,
+        temperature=HOT if hot else 0.0,
+        top_k=rng.choice((0, 0, 50)),
+        seed=rng.getrandbits(40),
+        eos_token_ids=tuple(rng.sample(range(VOCAB), num_eos)),
+    )
+    prompt = tuple(prompt_of(name, rng.randint(1, CONTEXT - num_tokens - 1)))
+    num_choices = rng.choice((1, 1, 1, 2, 3))
+    arrival = Arrival(
+        name=name,
+        at_step=rng.randrange(at_most),
+        prompt=prompt,
+        params=params,
+        num_choices=num_choices,
+        cancel_at=rng.randrange(12) if rng.random() < 0.25 else NEVER,
+        cancel_choice=rng.choice((-1, -1, 0, num_choices - 1)),
+    )
+    return _replayed(rng, arrival) if num_choices == 1 and rng.random() < 0.2 else arrival
+
+
+def _replayed(rng: random.Random, arrival: Arrival) -> Arrival:
+    """The same as a second attempt, if it has outputs to be replayed."""
+    tokens, _ = expected(arrival.prompt, arrival.params, 0)
+    most = min(len(tokens), len(arrival.prompt) + 1) - 1
+    return replace(arrival, num_replayed=rng.randint(0, most)) if most > 0 else arrival

@@ -1,0 +1,69 @@
+"""What each request must become, computed token by token without KV, batches, workers or streams."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from model.fake import FakeRunner
+from model.sampler import SamplingInput, sample
+from model.splitmix import mix_int
+from protocol.request import FinishReason, SamplingParams, finish_reason
+from tests.decode.driving import VOCAB
+
+FAKE = FakeRunner(vocab_size=VOCAB, context_length=256)
+
+
+@cache
+def expected(prompt: tuple[int, ...], params: SamplingParams, choice: int) -> tuple[tuple[int, ...], FinishReason]:
+    """The tokens of one choice, and why it ends."""
+    model = _Model()
+    outputs: list[int] = []
+    unread: Sequence[int] = prompt
+    while True:
+        likeliest = model.read(unread)
+        logits_1V = torch.zeros(1, VOCAB)
+        logits_1V[0, likeliest] = 100.0
+        position = len(prompt) + len(outputs)
+        banned = tuple(sorted(params.ending_ids)) if len(outputs) < params.min_tokens else ()
+        token = int(sample(logits_1V, _row(params, choice, position, banned)))
+        outputs.append(token)
+        unread = [token]
+        if (reason := finish_reason(params, len(outputs), token)) is not None:
+            return tuple(outputs), reason
+
+
+class _Model:
+    """The fake model without KV: the sum of the hashes of what it has read."""
+
+    def __init__(self) -> None:
+        self._total, self._length = 0, 0
+
+    def read(self, tokens: Sequence[int]) -> int:
+        """Reads on; the likeliest next token."""
+        for token in tokens:
+            self._total += sum(_hash(token, self._length, layer) for layer in range(FAKE.num_layers))
+            self._length += 1
+        return (mix_int(self._total & ((1 << 64) - 1)) >> 1) % VOCAB
+
+
+@cache
+def _hash(token: int, position: int, layer: int) -> int:
+    return FAKE._expected_hash(token, position, layer)
+
+
+def _row(params: SamplingParams, choice: int, position: int, banned: tuple[int, ...]) -> SamplingInput:
+    return SamplingInput(
+        temperature_L=torch.tensor([params.temperature]),
+        top_k_L=torch.tensor([params.top_k]),
+        top_p_L=torch.tensor([params.top_p]),
+        min_p_L=torch.tensor([params.min_p]),
+        seed_L=torch.tensor([params.seed]),
+        choice_L=torch.tensor([choice]),
+        position_L=torch.tensor([position]),
+        banned=((0, banned),) if banned else (),
+        all_greedy=params.temperature == 0,
+        any_top_k=params.top_k > 0,
+        any_top_p=params.top_p < 1,
+        any_min_p=params.min_p > 0,
+    )

@@ -1,0 +1,55 @@
+"""Many seeds under every strategy, in order; the first that fails is told with its trace and how to run it again."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from traceback import format_exception
+
+from scheduler.strategies import Strategy
+from scheduler.streams_simulated import ScheduleViolation
+from tests.explore.run import Run
+from tests.explore.workload import Workload
+
+STRATEGIES = tuple(strategy for strategy in Strategy if strategy is not Strategy.EXHAUSTIVE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A schedule that went wrong. `text` is what went wrong, with the trace."""
+
+    seed: int
+    strategy: Strategy
+    text: str
+
+    @property
+    def again(self) -> str:
+        """The command that runs it alone."""
+        return f"make explore SEEDS=1 FROM={self.seed} STRATEGIES={self.strategy}"
+
+
+def explore_seed(seed: int, strategies: Sequence[Strategy]) -> Failure | None:
+    """One workload under each strategy, until one fails."""
+    for strategy in strategies:
+        try:
+            Run(Workload.random(seed), strategy, seed).run()
+        except ScheduleViolation as violation:
+            return Failure(seed, strategy, "".join(format_exception(violation)[-1:]) + _notes(violation))
+    return None
+
+
+def explore(seeds: range, strategies: Sequence[Strategy], num_jobs: int) -> Iterator[Failure | None]:
+    """What became of each of `seeds`, in their order, on `num_jobs` processes."""
+    if num_jobs == 1:
+        for seed in seeds:
+            yield explore_seed(seed, strategies)
+        return
+    with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn")) as pool:
+        for start in range(seeds.start, seeds.stop, 200):  # a night's worth is not queued at once
+            part = range(start, min(start + 200, seeds.stop))
+            yield from pool.map(explore_seed, part, [tuple(strategies)] * len(part), chunksize=5)
+
+
+def _notes(violation: ScheduleViolation) -> str:
+    cause = violation.__cause__
+    return "" if cause is None else "\ncaused by:\n" + "".join(format_exception(cause)[-6:])

@@ -1,0 +1,178 @@
+"""One workload under one schedule, and what must be true of it: exact tokens, nothing lost, nothing held, no hang.
+
+The streams are simulated ones, or real threads that stop and start at random (threads.py).
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from model.fake import FakeRunner
+from model.inputs import ModelInput
+from scheduler.engine import Engine
+from scheduler.forward_batch import ForwardBatch, LaunchPlan
+from scheduler.strategies import Decisions, Strategy
+from scheduler.streams import Stream
+from scheduler.streams_simulated import ScheduleViolation, Simulation
+from tests.decode.driving import VOCAB, expect_rest, make_cluster
+from tests.explore.expected import expected
+from tests.explore.invariants import check_invariants
+from tests.explore.workload import CONTEXT, NEVER, Arrival, Workload
+
+INJECTED = "a failure for the test"
+MAX_STEPS = 5000
+
+
+class Schedule(Protocol):
+    """When device work runs."""
+
+    def streams(self) -> tuple[Stream, Stream]:
+        """Forward, schedule: of one more worker."""
+        ...
+
+    def point(self) -> None:
+        """Time passes."""
+        ...
+
+    def run_one(self) -> bool:
+        """The host has nothing to do: something else has to go on."""
+        ...
+
+    def violation(self, what: str) -> ScheduleViolation:
+        """An error with what happened before it."""
+        ...
+
+
+@dataclass(eq=False)
+class Run:
+    """`run` raises ScheduleViolation. A test that has its own arrivals calls start, arrive, leave, step and finish."""
+
+    workload: Workload
+    strategy: Strategy
+    seed: int
+    decisions: Decisions | None = None
+    schedule: Schedule | None = None  # None: a simulation
+    num_steps: int = 0
+    num_failed: int = 0  # launches
+    hit: set[str] = field(default_factory=set)  # requests that were in a failed launch
+    arrived: list[Arrival] = field(default_factory=list)
+    left: set[str] = field(default_factory=set)
+    _members: dict[int, set[str]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """The workload's arrivals, to the end."""
+        self.start()
+        waiting = list(self.workload.arrivals)
+        leaving = [each for each in waiting if each.cancel_at != NEVER]
+        while waiting or leaving:
+            for arrival in [each for each in waiting if each.at_step <= self.num_steps]:
+                waiting.remove(arrival)
+                self.arrive(arrival)
+            for arrival in [each for each in leaving if each.at_step + each.cancel_at <= self.num_steps]:
+                leaving.remove(arrival)
+                self.leave(arrival)
+            self.step()
+        self.finish()
+
+    def start(self) -> None:
+        """A deployment without load."""
+        if self.schedule is None:
+            self.schedule = self.simulation = Simulation(self.strategy, self.seed, self.decisions)
+        self._rng = random.Random(f"failures {self.seed}")
+        load = self.workload
+        runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=self._maybe_fail)
+        self.cluster = make_cluster(
+            load.topology,
+            runner,
+            page_size=load.page_size,
+            chunk_size=load.chunk_size,
+            num_pages=load.num_pages,
+            max_requests=load.max_requests,
+            overlap=load.overlap,
+            max_context=CONTEXT,
+            streams=self.schedule.streams,
+        )
+        for worker in self.cluster.workers:
+            self._note_members(worker.engine)
+
+    def arrive(self, arrival: Arrival) -> None:
+        """A request comes."""
+        self.arrived.append(arrival)
+        params, num_replayed = arrival.params, arrival.num_replayed
+        replayed = expected(arrival.prompt, params, 0)[0][:num_replayed]
+        self.cluster.assign(arrival.name, list(arrival.prompt), params, arrival.num_choices, replayed=replayed)
+
+    def leave(self, arrival: Arrival) -> None:
+        """Its client leaves, or gives up one choice."""
+        self.left.add(arrival.name)
+        self.cluster.cancel(arrival.name, arrival.cancel_choice)
+
+    def step(self) -> None:
+        """Every worker goes on once; then the device, if nothing else can."""
+        assert self.schedule is not None
+        try:
+            progressed = self.cluster.step()
+            self.schedule.point()
+            check_invariants(self.cluster)
+            self.num_steps += 1
+            if not progressed:
+                self.schedule.run_one()
+            assert self.num_steps < MAX_STEPS, "the deployment hangs"
+        except ScheduleViolation:
+            raise
+        except Exception as error:
+            raise self._violation(f"{type(error).__name__}: {error}") from error
+
+    def finish(self) -> None:
+        """Until everything is at rest; then every token is checked."""
+        while not self.cluster.at_rest():
+            self.step()
+        try:
+            for arrival in self.arrived:
+                for choice in range(arrival.num_choices):
+                    self._check(arrival, choice)
+            expect_rest(self.cluster)
+        except AssertionError as error:
+            raise self._violation(f"wrong: {error}") from error
+
+    def _check(self, arrival: Arrival, choice: int) -> None:
+        cluster, name = self.cluster, arrival.name
+        failure = cluster.failures.get(name)
+        answer = cluster.answers[name, choice]
+        tokens, reason = expected(arrival.prompt, arrival.params, choice)
+        if answer.finish:
+            assert (tuple(answer.ids), answer.finish) == (tokens, reason), f"{name}/{choice}: {answer} for {tokens}"
+            return
+        assert tuple(answer.ids) == tokens[: len(answer.ids)], f"{name}/{choice}: {answer}, not a start of {tokens}"
+        if failure is not None:
+            assert name in self.hit, f"{name} failed, and was in no launch that failed: {failure}"
+            assert INJECTED in failure.message, failure
+        else:
+            assert name in self.left, f"{name}/{choice} has not ended"
+            assert arrival.cancel_choice in (-1, choice), f"{name}/{choice} was cancelled, not it"
+
+    def _maybe_fail(self, inp: ModelInput) -> None:
+        """On the forward stream: at random, the launch fails; who is in it is noted."""
+        if self._rng.random() >= self.workload.failing:
+            return
+        self.num_failed += 1
+        self.hit |= self._members[id(inp.positions_T)]
+        raise RuntimeError(INJECTED)
+
+    def _note_members(self, engine: Engine) -> None:
+        """Who is in each launch, by a tensor of its own; the tensor is not kept, so that a lost keep-alive shows."""
+        build = engine._build
+
+        def noted(plan: LaunchPlan) -> ForwardBatch:
+            batch = build(plan)
+            members = {chunk.req.request_id for chunk in plan.chunks} | {req.request_id for req in batch.samples}
+            self._members[id(batch.input.positions_T)] = members
+            return batch
+
+        vars(engine)["_build"] = noted
+
+    def _violation(self, what: str) -> ScheduleViolation:
+        assert self.schedule is not None
+        found = self.schedule.violation(what)
+        found.add_note(f"in {self.workload}")
+        return found
