@@ -21,7 +21,7 @@ from deploy.endings import describe_end
 from deploy.host import check_device, count_cores
 from deploy.invitation import count_roles
 from deploy.launcher import Launcher, StartFailed, Stopped
-from deploy.layout import serve_plan
+from deploy.layout import GATEWAY, serve_plan
 from deploy.model_folder import PROJECT, check_context_length, find_model, model_name
 from deploy.serve import start_plan
 from deploy.timeline import NOTE, Moment, read_moments, timeline_table
@@ -61,7 +61,7 @@ def demo(config: Config, console: Console) -> int:
     began = clock.now()
     with StopSignal() as stop, Launcher(console, stop, clock, PROJECT) as launcher:
         try:
-            url = str(start_plan(launcher, plan)["http"])
+            url = str(start_plan(launcher, plan)[GATEWAY]["http"])
             roles = [settings.role.value for settings in plan.worker_settings]
             console.serving([f"{name} on {count_roles(roles)}, up in {clock.now() - began:.1f} s", ""])
             request = Request(url, {"model": name, "prompt": prompt, "max_tokens": max_tokens}, clock)

@@ -131,6 +131,16 @@ def at_addresses(gateway: ProcessSpec, http: str, control: str) -> ProcessSpec:
     return replace(gateway, command=(*gateway.command[:-1], settings.to_json()))
 
 
+def as_large(worker: ProcessSpec, kv_pages: int) -> ProcessSpec:
+    """The worker once more, with the KV that it had: the others of this machine hold theirs, so what is free now is not
+    to be divided once again."""
+    settings = WorkerSettings.from_json(worker.command[-1])
+    num_tokens = kv_pages * settings.page_size
+    most = num_tokens if settings.max_total_tokens is None else min(num_tokens, settings.max_total_tokens)
+    settings = replace(settings, max_total_tokens=most, workers_on_host=1)
+    return replace(worker, command=(*worker.command[:-1], settings.to_json()))
+
+
 def _python(room: str, settings: Settings) -> tuple[str, ...]:
     # -P: a folder named like one of our rooms in the user's working directory must not be imported instead
     return (sys.executable, "-P", "-m", room, "--settings", settings.to_json())

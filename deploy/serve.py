@@ -21,6 +21,7 @@ from deploy.layout import (
     GATEWAY,
     Plan,
     ProcessSpec,
+    as_large,
     at_addresses,
     check_counts,
     gateway_plan,
@@ -83,10 +84,11 @@ def run_plan(
     def start(launcher: Launcher) -> Up:
         nonlocal control
         ready = start_plan(launcher, plan)
-        http, control = str(ready["http"]), str(ready["control"])
+        http, control = str(ready[GATEWAY]["http"]), str(ready[GATEWAY]["control"])
         seconds = clock.now() - began
         lines = serve_lines(http, served_model_name, list(roles.values()), seconds, with_text=with_text)
-        return Up([at_addresses(plan.gateway, http, control), *plan.workers(control)], lines)
+        workers = [as_large(spec, int(ready[spec.name]["kv_pages"])) for spec in plan.workers(control)]
+        return Up([at_addresses(plan.gateway, http, control), *workers], lines)
 
     def tell(name: str, given_up: Collection[str]) -> str:
         if name not in roles:
@@ -100,11 +102,10 @@ def run_plan(
     return run(start, console, GATEWAY, rules, tell)
 
 
-def start_plan(launcher: Launcher, plan: Plan) -> Mapping[str, Any]:
-    """The gateway's ready fields, once every worker serves too. Raises StartFailed or Stopped."""
-    ready = launcher.start([plan.gateway])[plan.gateway.name]
-    launcher.start(plan.workers(str(ready["control"])))
-    return ready
+def start_plan(launcher: Launcher, plan: Plan) -> dict[str, Mapping[str, Any]]:
+    """What each process said when ready, by name, once all serve. Raises StartFailed or Stopped."""
+    ready = launcher.start([plan.gateway])
+    return ready | launcher.start(plan.workers(str(ready[GATEWAY]["control"])))
 
 
 def gateway(config: Config, console: Console) -> int:
@@ -143,8 +144,8 @@ def worker(config: Config, console: Console) -> int:
     spec = worker_plan(config, model, worker_id, host, count_cores(), cpus)
 
     def start(launcher: Launcher) -> Up:
-        launcher.start([spec])
-        return Up([spec], worker_lines(worker_id, endpoint))
+        ready = launcher.start([spec])[spec.name]
+        return Up([as_large(spec, int(ready["kv_pages"]))], worker_lines(worker_id, endpoint))
 
     return run(start, console, worker_id, rules_of(config))
 

@@ -5,9 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from deploy.layout import at_addresses, check_counts, gateway_plan, serve_plan, threads_per_worker, worker_plan
+from deploy.layout import (
+    as_large,
+    at_addresses,
+    check_counts,
+    gateway_plan,
+    serve_plan,
+    threads_per_worker,
+    worker_plan,
+)
 from deploy.options import LIMITS, OPTIONS, options_for
+from model.kv_sizing import KvBudget, KvSize, choose_kv_size
 from protocol.errors import ConfigError
+from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Role
 from runtime.layered_config import Config, resolve
 from runtime.settings import GatewaySettings, HttpLimits, WorkerSettings
@@ -125,3 +135,27 @@ def test_a_gateway_comes_back_to_the_addresses_that_it_announced(http: str, port
     assert (after.port, after.control) == (port, "tcp://127.0.0.1:42000")
     assert replace(after, port=before.port, control=before.control) == before
     assert (again.name, again.environment, again.command[:-1]) == (spec.name, spec.environment, spec.command[:-1])
+
+
+@pytest.mark.parametrize("typed", [None, "6000", "30000"])
+def test_a_worker_comes_back_with_the_kv_that_it_had(typed: str | None) -> None:
+    """Where memory is short: what is free when one starts again is not to be shared with those that have theirs."""
+    flags = {} if typed is None else {"max_total_tokens": typed}
+    spec = serve_plan(config("serve", **flags), MODEL, "story", cores=2).workers("tcp://127.0.0.1:7000")[1]
+    layout = KvLayout(num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, dtype="float32")
+
+    def size(settings: WorkerSettings, available: int) -> KvSize:
+        budget = KvBudget(available, settings.workers_on_host, weight_bytes=0, activation_bytes=0)
+        tokens = settings.max_total_tokens
+        return choose_kv_size(layout, budget, context_length=5000, max_running_requests=64, max_total_tokens=tokens)
+
+    before, available = WorkerSettings.from_json(spec.command[-1]), 20_000_000
+    first = size(before, available)
+    again = as_large(spec, first.num_pages - 1)
+    after = WorkerSettings.from_json(again.command[-1])
+    others = first.num_pages * layout.page_bytes * layout.num_layers
+    assert size(after, available - others).num_pages == first.num_pages
+    assert replace(after, max_total_tokens=before.max_total_tokens, workers_on_host=2) == before
+    assert (again.name, again.environment, again.command[:-1]) == (spec.name, spec.environment, spec.command[:-1])
+    if typed is None:
+        assert size(before, available - others // 4).num_pages < first.num_pages
