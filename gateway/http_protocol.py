@@ -18,6 +18,7 @@ from runtime.log import get_log
 from runtime.settings import HttpLimits
 
 LINGER_S = 1.0  # for the client to read why it was refused: closing at once would reset the connection
+MAX_PIPELINED = 64  # requests that wait for the one before them on a connection: one read may bring ten thousand
 FRAMING_BYTES = 64 * 1024  # chunk extensions and trailers between two pieces of a body
 log = get_log("gateway.http")
 REASONS = {
@@ -115,6 +116,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._header_bytes, self._tail = 0, b""
         if self._num_headers > self.limits.max_headers:
             self._refuse(431, f"there are {self._num_headers} headers, expected at most {self.limits.max_headers}")
+            return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(431, f"there are more than {MAX_PIPELINED} requests before this one")  # it is not told so
             return
         declared = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         if declared > self.limits.max_body_bytes:

@@ -31,6 +31,7 @@ def test_what_is_fixed() -> None:
         ("messages of a conversation", schemas.MAX_MESSAGES),
         ("characters of a stop string", schemas.MAX_STOP_CHARS),
         ("`stop_token_ids`", schemas.MAX_STOP_TOKEN_IDS),
+        ("requests that wait for the one before them on a connection", http_protocol.MAX_PIPELINED),
         ("bytes between two pieces of a chunked body, or after it", http_protocol.FRAMING_BYTES),
     ):
         assert found[name] == str(value), name

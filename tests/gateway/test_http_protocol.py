@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http_protocol import FRAMING_BYTES
+from gateway.http_protocol import FRAMING_BYTES, MAX_PIPELINED
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from tests.gateway.conftest import Setting, running, wait_until
@@ -68,6 +68,15 @@ def chunk(content: bytes) -> bytes:
 
 
 # ---- sizes ----
+
+
+async def test_requests_that_are_sent_without_waiting_are_bounded(small: Setting) -> None:
+    """Each takes far more memory than the twenty bytes that ask for it."""
+    answer = await exchange(small, GET * (MAX_PIPELINED + 200))
+    assert answer.count(b"HTTP/1.1 200 OK") == answer.count(b"HTTP/1.1 ") == 1 + MAX_PIPELINED
+    assert answer.count(b"connection: close") == 1
+    within = await exchange(small, GET * MAX_PIPELINED + LAST)
+    assert within.count(b"HTTP/1.1 200 OK") == 1 + MAX_PIPELINED
 
 
 async def test_too_many_headers(small: Setting) -> None:
