@@ -17,6 +17,8 @@ from runtime.refusals import Refusals
 from scheduler.outbox import Outbox
 from transfer.interface import KvReceiver
 
+LAST_WORDS_MS = 1000  # for cancels to leave on a connection that is given up
+
 log = get_log("decode")
 
 
@@ -67,6 +69,12 @@ class PrefillLink:
         """A prefill worker is lost."""
         if (dealer := self._dealers.pop(instance, None)) is not None:
             dealer.close()
+
+    def forget_all(self) -> None:
+        """Who lives is dialled again; nobody would tell of those that do not."""
+        for dealer in self._dealers.values():
+            dealer.close(LAST_WORDS_MS)
+        self._dealers.clear()
 
     def pollables(self) -> Sequence[Any]:
         """Every connection, and what the transfer waits on."""

@@ -77,6 +77,9 @@ class DecodeLink:
         """A decode worker is lost."""
         self._identities.pop(instance, None)
 
+    def forget_all(self) -> None:
+        """Names are kept: the cancels of decode workers that live are still to come."""
+
     def pollables(self) -> Sequence[Any]:
         """The ROUTER, and what the transfer waits on."""
         return [self._router.socket, *self._sender.pollables()]

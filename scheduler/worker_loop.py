@@ -98,6 +98,10 @@ class PeerLink(Protocol):
         """A peer is lost."""
         ...
 
+    def forget_all(self) -> None:
+        """The gateway is a new one: it will not tell of peers that were lost with the one before."""
+        ...
+
     def pollables(self) -> Sequence[Any]:
         """What to wait on."""
         ...
@@ -122,6 +126,9 @@ class NoPeers:
         """Nothing to send."""
 
     def forget(self, instance: int) -> None:
+        """Nobody is known."""
+
+    def forget_all(self) -> None:
         """Nobody is known."""
 
     def pollables(self) -> Sequence[Any]:
@@ -219,6 +226,8 @@ class WorkerLoop:
             if self._gateway_instance not in (0, message.gateway_instance):
                 log.warning("gateway restarted", instance=message.gateway_instance)
                 self.core.reset()
+                self.link.flush()
+                self.link.forget_all()
             if isinstance(message, RegisterAgain):
                 self._next_register = 0.0
                 self._gateway_instance = 0

@@ -59,6 +59,24 @@ class Core:
         return STATS
 
 
+class Peers(NoPeers):
+    """Notes what is asked of it from the reset of `core` on."""
+
+    def __init__(self, core: Core) -> None:
+        self.calls: list[str] = []
+        self._core = core
+
+    def flush(self) -> None:
+        self._note("flush")
+
+    def forget_all(self) -> None:
+        self._note("forget_all")
+
+    def _note(self, name: str) -> None:
+        if self._core.num_resets:
+            self.calls.append(name)
+
+
 class Stop:
     """A StopSignal that a test sets."""
 
@@ -86,6 +104,7 @@ class Bench:
         self.router = Router(context, "127.0.0.1")
         self.clock = VirtualClock()
         self.core = Core(lambda: play(self, [TO_GATEWAY.decode(raw) for _, raw in self.router.receive()]))
+        self.peers = Peers(self.core)
         self.num_ready = 0
         self._stop, self._wake = Stop(), Wake()
         self._dealer = Dealer(context, self.router.endpoint, IDENTITY)
@@ -105,7 +124,7 @@ class Bench:
         )
         self.loop = WorkerLoop(
             self.core,
-            NoPeers(),
+            self.peers,
             self._dealer,
             register,
             self._wake,
@@ -159,6 +178,8 @@ def test_a_gateway_that_restarts_after_long_service_learns_the_worker_again(cont
     bench.loop.run()
     assert seen[0] == "Register" and seen.count("Register") == 2 and "Heartbeat" in seen
     assert bench.core.num_resets == 1
+    assert bench.peers.calls[:2] == ["flush", "forget_all"], "cancels leave, then connections are given up"
+    assert bench.peers.calls.count("forget_all") == 1
     last = [TO_GATEWAY.decode(raw) for _, raw in bench.router.receive()]
     bench.close()
     assert not last or isinstance(last[-1], Leaving)
