@@ -28,15 +28,15 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q
 TOOLS  := $(PY) -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo bench bench-gateway soak check test test-full test-faults explore mutants test-gpu format clean \
-  check-format check-lint check-types check-imports check-unit
+.PHONY: help setup serve demo bench bench-gateway bench-overlap soak check test test-full test-faults explore mutants \
+  test-gpu format clean check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
 	@echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-21s %s\n", $$1, $$2}'
 	@echo
-	@echo "serve, demo, bench and soak pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
+	@echo "serve, demo, bench, bench-gateway and soak pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
 
 # ---- run it ----
 
@@ -51,6 +51,9 @@ bench: $(READY) ## measure Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm), or
 
 bench-gateway: $(READY) ## measure the gateway alone: its CPU per token, and what it adds to TTFT
 	@$(PY) -m loadtest.gateway_bench $(ARGS)
+
+bench-overlap: $(READY) ## measure a decode step: the forward alone, with overlap, without; and what scheduling costs
+	@$(PY) -m loadtest.overlap_bench $(ARGS)
 
 soak: $(READY) ## 20 minutes of mixed load with a fault every 20 s: nothing wrong, lost, grown or left behind
 	@$(PY) -m loadtest.soak $(ARGS)

@@ -1,0 +1,300 @@
+"""`python -m loadtest.overlap_bench`: what overlap hides of the host's work in a decode step, and what a step costs it.
+
+    forward    the launches of a step again and again, with nobody else running
+    overlap    a unified worker that decodes, two launches in flight
+    serial     the same worker with one launch in flight
+
+The forward has one core and the host another, then the forward has two threads and nothing is pinned. Beside that, the
+host's part of a step with a model that computes nothing. The last line is one JSON object. This file alone of loadtest
+looks into the rooms that it measures.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from loadtest.bench_model import bench_model
+from model.fake import FakeRunner
+from model.inputs import ModelInput
+from model.paged_kv import PagedKv
+from model.runner import ModelRunner, Runner
+from protocol.messages_gateway import TO_GATEWAY, Assign
+from protocol.request import SamplingParams
+from runtime.clock import Clock, MonotonicClock
+from scheduler.engine import Engine
+from scheduler.streams import Segment, Stream
+from scheduler.streams_host import HostStream, InlineStream
+from unified.worker import UnifiedWorker
+
+PAGE_SIZE = 16
+WARM_STEPS = 5
+SCHEDULED = (1, 8, 16, 32, 64, 128, 256)  # batch sizes of the scheduling cost
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured. `steps` are decode steps of one round."""
+
+    context: int  # tokens of each prompt
+    steps: int
+    rounds: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Outputs of each request: more than are measured, so that none ends."""
+        return WARM_STEPS + self.steps * self.rounds + 8
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Milliseconds of one decode step, medians over rounds."""
+
+    forward_ms: float
+    overlap_ms: float
+    serial_ms: float
+
+
+class ReplayedStream(HostStream):
+    """A forward stream on chosen cores that can run its last launch again."""
+
+    def __init__(self, cores: set[int], num_threads: int, clock: Clock, on_event: Callable[[], None]) -> None:
+        super().__init__("forward", on_event)
+        self._clock = clock
+        self._last: tuple[Sequence[Segment], tuple[Any, ...]] = ((), ())
+        super().launch([lambda: _pin(cores), lambda: torch.set_num_threads(num_threads)])
+
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        """As HostStream; the launch is remembered."""
+        self._last = (segments, used)
+        super().launch(segments, *used)
+
+    def replay(self, count: int) -> list[float]:
+        """Runs the last launch `count` times; seconds that each took."""
+        segments, used = self._last
+        times: list[float] = []
+
+        def run() -> None:
+            start = self._clock.now()
+            for segment in segments:
+                segment(*used)
+            times.append(self._clock.now() - start)
+
+        super().launch([run] * count)
+        self.synchronize()
+        return times
+
+
+@dataclass
+class Decoding:
+    """A unified worker whose requests all decode, one token a step."""
+
+    worker: UnifiedWorker
+    stream: ReplayedStream
+    clock: Clock
+    completed: threading.Event  # set whenever the forward stream reaches an event
+
+    @staticmethod
+    def open(runner: Runner, batch: int, plan: Plan, *, overlap: bool, cores: set[int], num_threads: int) -> "Decoding":
+        """A worker with memory for `batch` requests of the plan."""
+        clock, completed = MonotonicClock(), threading.Event()
+        stream = ReplayedStream(cores, num_threads, clock, completed.set)
+        engine = _engine(runner, batch, plan.context + plan.num_tokens, stream)
+        worker = UnifiedWorker(engine, "bench", clock, overlap=overlap, chunk_size=1 << 20)
+        return Decoding(worker, stream, clock, completed)
+
+    def start(self, batch: int, context: int, num_tokens: int) -> None:
+        """Requests of `context` random tokens that decode `num_tokens` more."""
+        rng = random.Random(0)
+        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        for index in range(batch):
+            prompt = tuple(rng.randrange(self.worker.engine.vocab_size) for _ in range(context))
+            self.worker.on_gateway(Assign(f"r{index}", 0, prompt, params, 1, None))
+        while self.worker.stats().waiting:
+            self._turn()
+        self.run(WARM_STEPS)
+
+    def run(self, steps: int) -> float:
+        """Seconds per step over `steps` steps. Messages are encoded, as the process loop does."""
+        start, target = self.clock.now(), self.worker.engine.num_launches + steps
+        while self.worker.engine.num_launches < target:
+            self._turn()
+        return (self.clock.now() - start) / steps
+
+    def _turn(self) -> None:
+        self.completed.clear()
+        if not self.worker.step():
+            self.completed.wait(0.05)
+        for message in self.worker.outbox.gateway:
+            TO_GATEWAY.encode(message)
+        self.worker.outbox.gateway.clear()
+
+
+def measure(runner: Runner, batch: int, plan: Plan, num_threads: int) -> StepTimes:
+    """Both sides in alternation, and after each round what its last launch takes by itself. With one thread the
+    forward has one core and the host another, where there are two."""
+    cores = sorted(os.sched_getaffinity(0))
+    is_pinned = num_threads == 1 and len(cores) > 1
+    forward_cores = {cores[0]} if is_pinned else set(cores)
+    if is_pinned:
+        _pin({cores[1]})
+    sides = [
+        Decoding.open(runner, batch, plan, overlap=overlap, cores=forward_cores, num_threads=num_threads)
+        for overlap in (True, False)
+    ]
+    steps: dict[int, list[float]] = {0: [], 1: []}
+    forwards: list[float] = []
+    try:
+        for side in sides:
+            side.start(batch, plan.context, plan.num_tokens)
+        for turn in range(plan.rounds):
+            for index in (0, 1) if turn % 2 == 0 else (1, 0):
+                steps[index].append(sides[index].run(plan.steps))
+                sides[index].stream.synchronize()
+                forwards.append(median(sides[index].stream.replay(plan.steps)))
+    finally:
+        for side in sides:
+            side.worker.engine.close()
+        _pin(set(cores))
+    return StepTimes(*(round(median(each) * 1e3, 3) for each in (forwards, steps[0], steps[1])))
+
+
+@dataclass(frozen=True)
+class NoModel(FakeRunner):
+    """Computes nothing: the same scores for everybody."""
+
+    def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
+        """Logits (L, V), all zero."""
+        return torch.zeros(1, 1).expand(inp.logit_indices_L.shape[0], 2)
+
+
+class CountedStream(InlineStream):
+    """Runs launches where they are made, and says how long they took: what a device would do meanwhile."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.spent_s = 0.0
+        self._clock = clock
+
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        """As InlineStream."""
+        start = self._clock.now()
+        super().launch(segments, *used)
+        self.spent_s += self._clock.now() - start
+
+
+def schedule_cost(batch: int, plan: Plan) -> tuple[float, float]:
+    """(microseconds of the host in one step, microseconds to encode what it sends): medians. Everything on this
+    thread, less what the forward stream does."""
+    clock = MonotonicClock()
+    stream = CountedStream(clock)
+    engine = _engine(NoModel(), batch, plan.context + plan.num_tokens, stream)
+    worker = UnifiedWorker(engine, "bench", clock, overlap=True, chunk_size=1 << 20)
+    params = SamplingParams(max_tokens=plan.num_tokens, temperature=0.0, ignore_eos=True)
+    for index in range(batch):
+        worker.on_gateway(Assign(f"r{index}", 0, (1,) * plan.context, params, 1, None))
+    for _ in range(WARM_STEPS):
+        worker.step()
+    worker.outbox.gateway.clear()
+    steps, encodings = [], []
+    for _ in range(plan.steps * plan.rounds):
+        stream.spent_s, start = 0.0, clock.now()
+        worker.step()
+        stepped = clock.now()
+        for message in worker.outbox.gateway:
+            TO_GATEWAY.encode(message)
+        steps.append(stepped - start - stream.spent_s)
+        encodings.append(clock.now() - stepped)
+        worker.outbox.gateway.clear()
+    assert worker.stats().running == batch, "nobody has ended: every step had the whole batch"
+    return round(median(steps) * 1e6, 1), round(median(encodings) * 1e6, 1)
+
+
+def _engine(runner: Runner, batch: int, max_context: int, forward: Stream) -> Engine:
+    layout = runner.kv_layout(PAGE_SIZE)
+    return Engine(
+        runner,
+        PagedKv(layout, 1 + batch * layout.num_pages(max_context)),
+        max_requests=batch,
+        max_context=max_context,
+        forward=forward,
+        schedule=InlineStream(),
+        device=CPU,
+    )
+
+
+def _pin(cores: set[int]) -> None:
+    """The calling thread runs on `cores` only."""
+    os.sched_setaffinity(0, cores)
+
+
+def show(
+    console: Console, times: dict[int, dict[int, StepTimes]], costs: dict[int, tuple[float, float]], about: str
+) -> None:
+    """The tables, and the JSON line for programs."""
+    console.print(about)
+    for num_threads, by_batch in times.items():
+        title = "forward on one core, host on another" if num_threads == 1 else f"forward on {num_threads} threads"
+        table = Table(
+            "batch", "forward ms", "overlap ms", "serial ms", "overlap / forward", "overlap / serial", title=title
+        )
+        for batch, each in by_batch.items():
+            ratios = (each.overlap_ms / each.forward_ms, each.overlap_ms / each.serial_ms)
+            numbers = (each.forward_ms, each.overlap_ms, each.serial_ms)
+            table.add_row(str(batch), *(f"{ms:.2f}" for ms in numbers), *(f"{ratio:.2f}" for ratio in ratios))
+        console.print(table)
+    table = Table("batch", "schedule us", "encode us", title="the host's part of a step, without a model")
+    for batch, (schedule_us, encode_us) in costs.items():
+        table.add_row(str(batch), f"{schedule_us:.0f}", f"{encode_us:.0f}")
+    console.print(table)
+    found = {threads: {str(b): vars(each) for b, each in by.items()} for threads, by in times.items()}
+    result = {
+        "batch": found.pop(1, {}),
+        "threads": {str(threads): by for threads, by in found.items()},
+        "schedule_us": {str(batch): cost[0] for batch, cost in costs.items()},
+        "encode_us": {str(batch): cost[1] for batch, cost in costs.items()},
+    }
+    print(json.dumps(result))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in text.split(",") if each)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.overlap_bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="", help="checkpoint folder (default: 29M parameters, Qwen3's shape)")
+    parser.add_argument("--batches", type=_numbers, default=(1, 8, 16, 32), help="batch sizes (default 1,8,16,32)")
+    parser.add_argument("--scheduled", type=_numbers, default=SCHEDULED, help="batch sizes of the scheduling cost")
+    parser.add_argument("--threads", type=_numbers, default=(1, 2), help="threads of the forward (default 1,2)")
+    parser.add_argument("--context", type=int, default=256, help="prompt tokens (default 256)")
+    parser.add_argument("--steps", type=int, default=40, help="decode steps of a round (default 40)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each side, in alternation (default 5)")
+    asked = parser.parse_args(argv)
+    plan = Plan(asked.context, asked.steps, asked.rounds)
+    sys.setswitchinterval(1e-4)  # as a worker does
+    torch.set_num_threads(1)
+    runner = ModelRunner.load(asked.model or bench_model(), device="cpu", page_size=PAGE_SIZE)
+    times = {n: {batch: measure(runner, batch, plan, n) for batch in asked.batches} for n in asked.threads}
+    costs = {batch: schedule_cost(batch, plan) for batch in asked.scheduled}
+    about = (
+        f"{plan.context} tokens of context, {plan.steps} steps a round, medians of {plan.rounds} rounds of each side"
+    )
+    show(Console(), times, costs, about)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
