@@ -66,6 +66,8 @@ class ChoiceRecord:
         num_known = len(self.token_ids)
         end = news.seq + len(news.token_ids)
         finish = FinishReason(news.finish) if news.finish else None
+        if news.seq < num_known and news.token_ids[: num_known - news.seq] != tuple(self.token_ids[news.seq : end]):
+            raise WireError(f"tokens from {news.seq} on differ from those that were received before")
         if end < num_known or (end == num_known and finish is None):
             if finish is not None:
                 raise WireError(f"a choice ends at {end} tokens after {num_known} were received")
@@ -212,6 +214,7 @@ class Requests:
         """The attempt was told to nobody: it does not count. Its number is not used again."""
         del record.attempts[attempt.number]
         record.pairs.pop()
+        self.num_attempts -= 1
         for number in attempt.choices:
             record.choices[number].num_attempts -= 1
 

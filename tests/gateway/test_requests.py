@@ -49,6 +49,18 @@ def test_first_token_after_everything_else() -> None:
     assert deliver(requests, news(0, 10)) == [10, 11, 12]
 
 
+@pytest.mark.parametrize(
+    "late", [news(0, 20), news(1, 11, 20), news(0, 10, 11, 20, 13), news(2, 20, finish="stop"), news(1, 21, 12, 13)]
+)
+def test_repeated_tokens_that_differ_make_no_sense(late: ChoiceTokens) -> None:
+    """Whoever sent them goes on from another text than the client has."""
+    requests = new_requests()
+    assert deliver(requests, news(0, 10, 11, 12)) == [10, 11, 12]
+    with pytest.raises(WireError, match=f"from {late.seq} on differ"):
+        requests.accept(late)
+    assert deliver(requests, news(1, 11, 12, 13)) == [13]
+
+
 def test_finish_that_comes_with_a_repeated_token() -> None:
     requests = new_requests()
     assert deliver(requests, news(0, 10)) == [10]
@@ -143,6 +155,7 @@ def test_an_attempt_that_was_told_to_nobody_does_not_count() -> None:
     lost = requests.begin(record, range(1), DECODE)
     requests.withdraw(record, lost)
     assert record.choices[0].num_attempts == 1 and list(record.attempts) == [0] and record.pairs == ["p+d"]
+    assert requests.num_attempts == 1
     assert requests.begin(record, range(1), DECODE).number == 2
 
 
