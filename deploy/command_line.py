@@ -16,8 +16,8 @@ from protocol.errors import ConfigError
 from runtime.layered_config import Kind, Option
 
 _FOOTER = """\
-Every flag is also an environment variable (--page-size: BATON_PAGE_SIZE) and a key of the --config file
-(page-size = 32). A flag wins over the environment, the environment over the file; `baton config` shows
+Every flag is also an environment variable (--log-level: BATON_LOG_LEVEL) and a key of the --config file
+(log-level = "debug"). A flag wins over the environment, the environment over the file; `baton config` shows
 the outcome."""
 _ALIKE = 0.8  # from here on a flag may have been meant
 
@@ -152,8 +152,8 @@ def _help(option: Option) -> str:
         text += " (required)"
     elif option.default is None:
         text += f" (default: {option.unset})"
-    elif option.kind is not Kind.SWITCH:
-        text += f" (default: {option.default})"
+    else:
+        text += f" (default: {'off' if option.kind is Kind.SWITCH else option.default})"
     if option.aliases:
         text += f" [also {', '.join(f'--{alias}' for alias in option.aliases)}]"
     return text

@@ -49,7 +49,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="unified", kind=Kind.INTEGER, default=0, maximum=256, metavar="N", group=WHAT, commands=("serve",),
-        help="workers that do both, without a handover",
+        help="workers that do both, without a hand-over",
     ),
     Option(
         name="role", group=WHAT, commands=("worker",), choices=("prefill", "decode", "unified"),

@@ -20,7 +20,7 @@ from loadtest.deployment import deployed
 from loadtest.http_exchange import Server
 from loadtest.load import run_load
 from loadtest.peer import ABSENT, Peer, peer_executable, peer_running, version_of
-from loadtest.report import Figures, figures_table, median_figures, new_table
+from loadtest.report import Figures, counted, figures_table, median_figures, new_table
 from loadtest.scenarios import OURS, PEER, SCENARIOS, TARGETS, Scenario, Verdict, expected_s, judge, of_round, quick
 from runtime.clock import Clock
 
@@ -32,6 +32,7 @@ class Comparison:
     scenarios: tuple[Scenario, ...]
     num_rounds: int
     peer_version: str | None = None
+    is_quick: bool = False
     rounds: dict[tuple[str, str], list[Figures]] = field(default_factory=dict)
 
     def verdicts(self) -> list[Verdict]:
@@ -49,7 +50,7 @@ async def compare_with_peer(
     """Measures everything. `arguments` go to `baton serve`."""
     executable = peer_executable(os.environ)
     scenarios = quick(SCENARIOS) if is_quick else SCENARIOS
-    found = Comparison(scenarios, num_rounds, await version_of(executable) if executable else None)
+    found = Comparison(scenarios, num_rounds, await version_of(executable) if executable else None, is_quick)
     minutes = expected_s(scenarios, num_rounds, executable is not None) / 60
     console.print(f"about {minutes:.0f} minutes on two idle cores" if minutes >= 1 else "about a minute")
     console.print(f"the peer: vLLM {found.peer_version}" if executable else ABSENT)
@@ -100,8 +101,10 @@ def show_comparison(found: Comparison, console: Console, markdown: bool) -> dict
                 if error := next((each.first_error for each in figures if each.first_error), ""):
                     console.print(f"{side}: {sum(each.num_errors for each in figures)} requests failed: {error}")
     verdicts = found.verdicts()
-    console.print(f"\ntargets, medians of {found.num_rounds} rounds (lowest to highest)")
+    console.print(f"\ntargets, medians of {counted(found.num_rounds, 'round')} (lowest to highest)")
     console.print(_targets_table(verdicts, markdown))
+    if found.is_quick:
+        console.print("--quick shows that it works, no more: its figures are too few for a verdict")
     if not found.peer_version:
         console.print(ABSENT)
     medians: Mapping[str, Any] = {

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.fake_pair import FakePair
+from loadtest.report import counted
 from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 from runtime.settings import GatewaySettings, HttpLimits
@@ -192,7 +193,7 @@ def show(load: Load, costs: Sequence[Cost], console: Console) -> None:
     added = {name: round(median(each.ttft_added_ms[name] for each in costs), 3) for name in costs[0].ttft_added_ms}
     console.print(
         f"{load.clients} clients, {load.requests} requests each, {load.prompt_tokens} tokens in, "
-        f"{load.output_tokens} out, a token every {load.step_s * 1e3:g} ms; medians of {len(costs)} rounds"
+        f"{load.output_tokens} out, a token every {load.step_s * 1e3:g} ms; medians of {counted(len(costs), 'round')}"
     )
     table = Table("figure", "value", "target")
     table.add_row("gateway CPU per token (us)", f"{cpu:.1f}", f"<= {TARGET_CPU_US:g}")
@@ -205,7 +206,10 @@ def show(load: Load, costs: Sequence[Cost], console: Console) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0; a stream that goes wrong raises."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.gateway_bench", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.gateway_bench",
+        description="A gateway alone, with workers that have no model: its CPU per token, and what it adds to TTFT.",
+    )
     parser.add_argument("--model", default="models/story", help="folder with a tokenizer (default models/story)")
     parser.add_argument("--vocab", type=int, default=1024, help="its size (default 1024)")
     parser.add_argument("--clients", type=int, default=16, help="streams at a time (default 16)")

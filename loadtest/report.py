@@ -134,6 +134,11 @@ def figures_table(
     return table
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 round`, `3 rounds`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _spread(values: Sequence[float]) -> str:
     middle = _number(median(values))
     return middle if len(values) == 1 else f"{middle} ({_number(min(values))} to {_number(max(values))})"

@@ -52,7 +52,7 @@ async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Cons
     async with deployment(arguments, (*SERVE[:-2], "--port", str(_free_port()))) as running:
         watch = Watch(running.pid)
         watch.look(clock.now())
-        run = Soak(plan, running, clock, watch)
+        run = Soak(plan, running, clock, watch, tell=lambda line: console.print(line, markup=False))
         console.print("the known answers, undisturbed")
         await run.learn()
         console.print(f"{plan.seconds:g} s of load from {plan.clients} clients, a fault every {plan.fault_every_s:g} s")
@@ -92,7 +92,7 @@ def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict
         console.print(line, markup=False)
     if problems:
         console.print("the last lines of its log:", *outcome.said, sep="\n", markup=False)
-    console.print("nothing wrong, lost, grown or left behind" if not problems else "short")
+    console.print(last_line(outcome), markup=False)
     return {
         "bench": "soak",
         "seconds": plan.seconds,
@@ -106,6 +106,15 @@ def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict
         "problems": problems,
         "verdict": "short" if problems else "pass",
     }
+
+
+def last_line(outcome: Outcome) -> str:
+    """The verdict in words. A run that was too short to judge growth does not claim it."""
+    if problems := outcome.problems():
+        return f"not as it must be: {'; '.join(problems)}"
+    if any(growth.is_flat is None for growth in outcome.growths):
+        return "nothing wrong, lost or left behind; too short to see whether each process stays flat"
+    return "nothing wrong, lost, grown or left behind"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,7 +137,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.soak", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.soak",
+        description="A deployment under mixed load, with clients that leave and a fault every so often. Ends with "
+        "status 1 if anything is wrong, lost, grown or left behind.",
+        epilog="For a minute: make soak ARGS='--seconds 60 --fault-every 12'. Too short to see growth.",
+    )
     parser.add_argument("--seconds", type=_positive, default=1200.0, help="of load (default 1200)")
     parser.add_argument("--clients", type=int, default=8, help="requests at a time (default 8)")
     parser.add_argument("--leaving", type=_share, default=0.2, help="share of clients that go away (default 0.2)")

@@ -7,7 +7,7 @@ too much (watch.py).
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -59,6 +59,10 @@ class Findings:
     ended_early: str = ""
     num_tokens: int = 0
 
+    def counts(self) -> str:
+        """`80 exact, 3 error`: what requests have come to."""
+        return ", ".join(f"{number} {verdict}" for verdict, number in self.verdicts.items() if number) or "no answers"
+
     def problems(self) -> list[str]:
         """What must not be, each in one line."""
         bad = [f"{self.verdicts[word]} {word}" for word in (Verdict.WRONG, Verdict.LOST) if self.verdicts[word]]
@@ -70,15 +74,24 @@ class Findings:
 
 
 class Soak:
-    """One run on a deployment that serves. `findings` fills as it goes."""
+    """One run on a deployment that serves. `findings` fills as it goes; `tell` hears a line about each fault."""
 
-    def __init__(self, plan: Plan, running: Deployment, clock: Clock, watch: Watch) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        running: Deployment,
+        clock: Clock,
+        watch: Watch,
+        tell: Callable[[str], None] = lambda _line: None,
+    ) -> None:
         self.findings = Findings()
         self._plan = plan
         self._running = running
         self._server = Server.at(running.url, "")
         self._clock = clock
         self._watch = watch
+        self._tell = tell
+        self._began = 0.0
         self._known: dict[Ask, Answer] = {}
         self._outage: tuple[float, float] = (0.0, 0.0)  # the last one of the gateway
         self._over = asyncio.Event()
@@ -97,7 +110,7 @@ class Soak:
 
     async def run(self) -> None:
         """Load, faults and watch for the planned time; then rest."""
-        start = self._clock.now()
+        start = self._began = self._clock.now()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_looking())
             clients = [
@@ -180,7 +193,8 @@ class Soak:
         landed = await inject(fault, victim)
         recovered = await self._recovers(None if fault is Fault.STOP else victim.pid)
         took_s = round(self._clock.now() - at, 2) if recovered else None
-        self.findings.hits.append(Hit(fault, role, victim.pid, at, landed, took_s))
+        self.findings.hits.append(hit := Hit(fault, role, victim.pid, at, landed, took_s))
+        self._tell(f"{at - self._began:5.0f} s  {describe(hit)}; so far {self.findings.counts()}")
         if role == "gateway":
             self._outage = (at, self._clock.now() + _AFTER_OUTAGE_S)
         if not psutil.pid_exists(self._running.pid) or not roles_of(self._running.pid):
@@ -233,6 +247,14 @@ class Soak:
             return []
         rows: list[dict[str, Any]] = orjson.loads(body) if status == 200 else []
         return rows
+
+
+def describe(hit: Hit) -> str:
+    """`kill -9 of decode, served again after 4.6 s`."""
+    if not hit.landed:
+        return f"{hit.fault} of {hit.role} had no effect"
+    took = "not recovered from" if hit.recovered_s is None else f"served again after {hit.recovered_s:.1f} s"
+    return f"{hit.fault} of {hit.role}, {took}"
 
 
 def _is_at_rest(row: Mapping[str, Any]) -> bool:

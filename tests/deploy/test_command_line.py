@@ -53,6 +53,16 @@ def test_errors_say_what_was_meant(typed: str, says: str) -> None:
     assert says in caught.value.message
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_flag_that_explains_the_environment_is_one_of_the_command(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags, _, footer = helped(capsys, monkeypatch, command, "--help").partition("Every flag is also")
+    flag, variable = footer.partition("(")[2].partition(")")[0].split(": ")
+    assert f"\n  {flag} " in flags
+    assert variable == f"BATON_{flag.removeprefix('--').replace('-', '_').upper()}"
+
+
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     text = helped(capsys, monkeypatch, "--help")
     for name, what in COMMANDS.items():
@@ -71,7 +81,8 @@ def test_help_has_groups_defaults_and_examples(
     assert "(default: the bundled model)\n" in text
     assert "[also --model-path]" in text
     assert "  baton serve --prefill 0 --decode 0 --unified 1     the colocated baseline\n" in text
-    assert "BATON_PAGE_SIZE" in text
+    switch = text[text.index("  --check-weights ") : text.index("  --context-length ")]
+    assert switch.split()[-2:] == ["(default:", "off)"]
     assert max(len(line) for line in text.splitlines()) <= 112
 
 

@@ -21,3 +21,7 @@ def test_a_short_run_with_faults_has_nothing_wrong_or_lost(capsys: pytest.Captur
     assert found["requests"]["left"] > 0, "nobody left: nothing was tested"
     assert found["requests"]["exact"] > 20
     assert found["at_rest"] and found["orphans"] == []
+    told = [line.partition(" s  ")[2] for line in said.splitlines() if " served again after " in line]
+    assert len(told) == len(hits), said
+    for line, (fault, role) in zip(told, hits, strict=True):
+        assert line.startswith(f"{fault} of {role}, served again after "), said
