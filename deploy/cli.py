@@ -23,8 +23,8 @@ from protocol.brief import brief
 from protocol.errors import ConfigError
 from runtime.layered_config import Config, ConfigFile, parse_file, resolve
 from runtime.name_check import check_distributions, check_imports
+from runtime.process_life import EXIT_CONFIG
 
-EXIT_CONFIG = 2
 MAX_FILE_BYTES = 1 << 20
 # what `baton demo` starts, whatever environment and file say of servers
 _DEMO_FLAGS = {"prefill": "1", "decode": "1", "unified": "0", "host": "127.0.0.1", "port": "0"}

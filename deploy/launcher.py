@@ -17,10 +17,9 @@ from deploy.cpus import show_cpus
 from deploy.endings import Ended, last_words
 from deploy.layout import ProcessSpec
 from deploy.processes import ChildProcess, StatusEvent, describe_exit
-from deploy.supervision import EXIT_CONFIG
 from protocol.errors import BatonError
 from runtime.clock import Clock
-from runtime.process_life import StopSignal
+from runtime.process_life import EXIT_CONFIG, StopSignal
 
 SILENCE_S = 600.0  # a start without any news for so long has failed
 GRACE_S = 5.0  # from SIGTERM to SIGKILL

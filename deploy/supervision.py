@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from protocol.errors import AddressInUse, Unavailable
+from runtime.process_life import EXIT_CONFIG, EXIT_REFUSED
 
-EXIT_CONFIG = 2  # a process could not start: configuration, model, address
-EXIT_REFUSED = 3  # the gateway will not have this worker
 FIRST_WAIT_S = 0.5  # before the second restart in a row; it doubles
 MAX_WAIT_S = 30.0
 FORGIVEN_AFTER_S = 60.0  # of serving: the failures before it count no more

@@ -21,7 +21,7 @@ from runtime.clock import MonotonicClock
 from runtime.log import get_log, start_log
 from runtime.name_check import check_imports
 from runtime.process_arguments import read_arguments
-from runtime.process_life import ALIVE_S, StatusPipe
+from runtime.process_life import ALIVE_S, EXIT_CONFIG, StatusPipe
 from runtime.settings import GatewaySettings
 
 GC_YOUNG = 20_000  # new objects before the collector looks for cycles; a token makes a dozen, and none
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BatonError as error:
         status.failed(error.message, code=error.code)
         get_log("gateway").error("cannot start", why=error.message)
-        return 2
+        return EXIT_CONFIG
     gc.collect()
     gc.freeze()  # what is there now stays: the collector need not look at it again while tokens wait
     gc.set_threshold(GC_YOUNG)

@@ -16,6 +16,8 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 LAUNCHER_PID = "BATON_LAUNCHER_PID"
+EXIT_CONFIG = 2  # it could not start: configuration, model, address
+EXIT_REFUSED = 3  # the gateway will not have this worker
 MAX_STATUS_BYTES = 4096  # a pipe writes so much in one piece
 ALIVE_S = 1.0  # between two signs of life
 _PR_SET_PDEATHSIG = 1

@@ -27,7 +27,7 @@ from runtime.clock import MonotonicClock
 from runtime.log import get_log, start_log
 from runtime.name_check import check_imports
 from runtime.process_arguments import read_arguments
-from runtime.process_life import StatusPipe, StopSignal
+from runtime.process_life import EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal
 from runtime.settings import WorkerSettings
 from scheduler.engine import Engine
 from scheduler.streams import Stream
@@ -35,8 +35,6 @@ from scheduler.streams_cuda import CudaStream
 from scheduler.streams_host import HostStream, InlineStream
 from scheduler.worker_loop import Core, PeerLink, RefusedByGateway, WorkerLoop, host_name
 
-EXIT_CANNOT_START = 2
-EXIT_REFUSED = 3
 HOST_DEMAND_TOKENS = 262_144  # of KV in host memory, unless --max-total-tokens asks for more: all is touched at start
 log = get_log("worker")
 
@@ -71,7 +69,7 @@ def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
     except BatonError as error:
         status.failed(error.message, code=error.code)
         log.error("cannot serve", why=error.message)
-        return EXIT_REFUSED if isinstance(error, RefusedByGateway) else EXIT_CANNOT_START
+        return EXIT_REFUSED if isinstance(error, RefusedByGateway) else EXIT_CONFIG
     return 0
 
 
