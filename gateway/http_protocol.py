@@ -61,6 +61,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_made(transport)
         most = self.limits.max_connections
         if len(self.connections) > most:
+            self.connections.discard(self)  # while it reads why, it takes nobody's place
             self._refuse(503, f"there are {most} connections already, the most that are served at once", "overloaded")
         else:
             self._arm()

@@ -182,6 +182,22 @@ async def test_one_connection_too_many(small: Setting) -> None:
         writer.close()
 
 
+async def test_whoever_was_refused_takes_nobody_s_place(small: Setting) -> None:
+    """It is kept for a moment, so that it can read why."""
+    kept = [await connect(small) for _ in range(8)]
+    for _, writer in kept:
+        writer.write(b"GET")
+    refused = [await connect(small) for _ in range(5)]
+    for reader, _ in refused:
+        assert b"8 connections" in await reader.read()
+    kept[0][1].close()
+    held = small.gateway._server.server_state.connections
+    await wait_until(lambda: len(held) == 7)
+    assert b" 200 OK" in await exchange(small, LAST)
+    for _, writer in (*kept, *refused):
+        writer.close()
+
+
 # ---- time ----
 
 
