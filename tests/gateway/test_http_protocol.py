@@ -190,8 +190,9 @@ async def test_whoever_was_refused_takes_nobody_s_place(small: Setting) -> None:
     refused = [await connect(small) for _ in range(5)]
     for reader, _ in refused:
         assert b"8 connections" in await reader.read()
-    kept[0][1].close()
     held = small.gateway._server.server_state.connections
+    assert len(held) == 8
+    kept[0][1].close()
     await wait_until(lambda: len(held) == 7)
     assert b" 200 OK" in await exchange(small, LAST)
     for _, writer in (*kept, *refused):
