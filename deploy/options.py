@@ -114,7 +114,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="max-total-tokens", kind=Kind.INTEGER, minimum=1, metavar="N", group=MEMORY, commands=_SERVE,
-        unset="what memory allows", help="tokens of KV that one worker holds",
+        unset="what memory allows", help="tokens of KV that one worker holds; no request can be longer",
     ),
     Option(
         name="max-running-requests", kind=Kind.INTEGER, default=64, minimum=1, maximum=65536, metavar="N", group=MEMORY,
@@ -127,6 +127,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="disable-overlap-schedule", kind=Kind.SWITCH, default=False, group=MEMORY, commands=_SERVE,
         help="schedule and compute in turns instead of at the same time",
+    ),
+    Option(
+        name="disable-cuda-graph", kind=Kind.SWITCH, default=False, group=MEMORY, commands=_SERVE,
+        help="decode on a GPU kernel by kernel",
     ),
     Option(
         name="transfer-backend", default="zmq", metavar="NAME", group=HANDOVER, commands=_SERVE, choices=("zmq",),
