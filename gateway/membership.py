@@ -122,11 +122,6 @@ class Membership:
         return identity in self._identities
 
     @property
-    def can_serve(self) -> bool:
-        """Whether a unified worker, or a prefill and a decode worker, are ready."""
-        return self.missing is None
-
-    @property
     def missing(self) -> str | None:
         """One sentence naming the role that is missing, or None when requests can be served."""
         roles = {member.role for member in self._members.values()}

@@ -11,7 +11,6 @@ from typing import TypeVar
 from gateway.chat_template import ChatTemplates
 from gateway.limits import Limits, check_ids, check_text, max_tokens
 from gateway.model_folder import ModelFolder
-from gateway.pairing import Need
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from gateway.tokenizer import TextTokenizer
 from protocol.errors import BadRequest, UnknownModel
@@ -28,11 +27,6 @@ class Job:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     num_choices: int
-
-    @property
-    def need(self) -> Need:
-        """What it will occupy."""
-        return Need(len(self.prompt_ids), self.num_choices, self.sampling.max_tokens)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.chat_template import ChatTemplates
 from gateway.limits import Limits
 from gateway.model_folder import ModelFolder, SamplingDefaults
+from gateway.pairing import Need
 from gateway.schemas import ChatRequest, CompletionRequest, parse
 from gateway.tokenizer import SpecialTokens, TextTokenizer
 from gateway.translate import Job, Translator
@@ -29,6 +30,10 @@ messages = st.lists(
 )
 names = [*CompletionRequest.model_fields, *ChatRequest.model_fields, *NEUTRAL, "best_of", "unheard_of"]
 fields = st.dictionaries(st.sampled_from(sorted({*names} - {"messages", "prompt", "model"})), anything, max_size=4)
+
+
+def need_of(job: Job) -> Need:
+    return Need(len(job.prompt_ids), job.num_choices, job.sampling.max_tokens)
 
 
 @cache
@@ -59,11 +64,11 @@ def jobs_of(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> lis
 def test_completions(prompt: Any, rest: dict[str, Any]) -> None:
     for job in jobs_of(CompletionRequest, {"prompt": prompt, **rest}):
         assert job.prompt_ids and len(job.prompt_ids) + job.sampling.max_tokens <= 64
-        assert job.need.total_pages(4) <= 12 and 1 <= job.num_choices <= 8
+        assert need_of(job).total_pages(4) <= 12 and 1 <= job.num_choices <= 8
 
 
 @given(messages | anything, fields)
 def test_chat(conversation: Any, rest: dict[str, Any]) -> None:
     for job in jobs_of(ChatRequest, {"messages": conversation, **rest}):
         assert job.prompt_ids and len(job.prompt_ids) + job.sampling.max_tokens <= 64
-        assert job.need.total_pages(4) <= 12
+        assert need_of(job).total_pages(4) <= 12

@@ -42,15 +42,15 @@ def table() -> Membership:
 def test_admits_and_knows_the_roles(table: Membership) -> None:
     change = table.register(register("p", 1, Role.PREFILL), 0.0)
     assert messages(change) == [Welcome(77)] and change.joined is not None
-    assert not table.can_serve and table.missing == "no decode worker is ready yet"
+    assert table.missing == "no decode worker is ready yet"
     table.register(register("d", 2), 0.0)
-    assert table.can_serve and table.missing is None
+    assert table.missing is None
     assert [member.key.worker_id for member in table.members] == ["d", "p"]
 
 
 def test_a_unified_worker_serves_alone(table: Membership) -> None:
     table.register(register("u", 1, Role.UNIFIED, backend=""), 0.0)
-    assert table.can_serve
+    assert table.missing is None
 
 
 def test_registering_again_is_welcome_and_changes_nothing(table: Membership) -> None:
@@ -105,7 +105,7 @@ def test_silence_ends_membership_for_ever(table: Membership) -> None:
     change = table.expire(LOST_AFTER_S)
     assert [member.key for member in change.lost] == [WorkerKey("d", 2)]
     assert [(each.to, each.message) for each in change.outgoing] == [(WorkerKey("p", 1), PeerLost("d", 2))]
-    assert not table.can_serve
+    assert table.missing is not None
     for again in (table.heartbeat(Heartbeat("d", 2, STATS), 3.0), table.register(register("d", 2), 3.0)):
         [refused] = messages(again)
         assert isinstance(refused, Refused) and "silent" in refused.reason

@@ -113,7 +113,7 @@ async def test_who_cannot_go_on_gets_a_clear_error(folder: Path, options: dict[s
 async def test_a_worker_that_comes_back_in_time_takes_over(setting: Setting) -> None:
     victim = await setting.add_pair(Behaviour(stop_after=2))
     asking = asyncio.create_task(ask_and_lose(setting, victim, 2, max_tokens=6, stream=True))
-    await wait_until(lambda: not setting.gateway.control.membership.can_serve)
+    await wait_until(lambda: setting.gateway.control.membership.missing is not None)
     restarted = await setting.add(Role.DECODE, victim.worker_id, prefill=setting.workers[0])
     answer = await asking
     assert answer.text.endswith("data: [DONE]\n\n")
