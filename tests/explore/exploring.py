@@ -34,7 +34,7 @@ def explore_seed(seed: int, strategies: Sequence[Strategy]) -> Failure | None:
         try:
             Run(Workload.random(seed), strategy, seed).run()
         except ScheduleViolation as violation:
-            return Failure(seed, strategy, "".join(format_exception(violation)[-1:]) + _notes(violation))
+            return Failure(seed, strategy, str(violation) + _notes(violation))
     return None
 
 
@@ -51,5 +51,6 @@ def explore(seeds: range, strategies: Sequence[Strategy], num_jobs: int) -> Iter
 
 
 def _notes(violation: ScheduleViolation) -> str:
+    notes = "\n".join(["", *getattr(violation, "__notes__", ())])
     cause = violation.__cause__
-    return "" if cause is None else "\ncaused by:\n" + "".join(format_exception(cause)[-6:])
+    return notes if cause is None else f"{notes}\ncaused by:\n" + "".join(format_exception(cause)[-6:])

@@ -1,0 +1,70 @@
+"""The judge of mutants: it says who killed whom; who survives or no longer applies fails; everything is undone."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.mutants import ANY, MUTANTS, Mutant
+from tests.mutants.run import ROOT, Copy, baseline
+
+TREE = {
+    "scheduler/__init__.py": "",
+    "scheduler/sum.py": "def add(a: int, b: int) -> int:\n    return a + b\n",
+    "tests/test_sum.py": "from scheduler.sum import add\n\n\ndef test_add() -> None:\n    assert add(2, 3) == 5\n",
+    "pytest.ini": "[pytest]\npythonpath = .\n",
+}
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    source = tmp_path / "source"
+    for name, text in TREE.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=source, check=True)
+    subprocess.run(["git", "add", "."], cwd=source, check=True)
+    return Copy(tmp_path / "copy", source)
+
+
+def sabotage(old: str, new: str) -> Mutant:
+    return Mutant("sum", "scheduler/sum.py", old, new, "wrong", (), ("tests/test_sum.py",))
+
+
+def test_a_mutant_is_killed_by_name_and_undone(copy: Copy) -> None:
+    verdict = copy.judge(sabotage("a + b", "a - b"))
+    assert verdict.killer == "tests/test_sum.py::test_add"
+    assert "killed by" in verdict.line
+    assert (copy.folder / "scheduler/sum.py").read_text() == TREE["scheduler/sum.py"]
+
+
+@pytest.mark.slow
+def test_who_changes_nothing_that_is_tested_survives(copy: Copy) -> None:
+    verdict = copy.judge(sabotage("a + b", "b + a"))
+    assert verdict.killer is None and "SURVIVES" in verdict.line
+
+
+@pytest.mark.parametrize("old", ["a * b", "a"])  # nowhere, and in more than one place
+def test_who_does_not_apply_is_told(copy: Copy, old: str) -> None:
+    verdict = copy.judge(sabotage(old, "x"))
+    assert verdict.killer is None and "NO LONGER APPLIES" in verdict.line
+
+
+@pytest.mark.slow
+def test_killers_that_fail_without_any_sabotage_are_told(copy: Copy) -> None:
+    assert baseline(copy, []) != ""  # there is nothing to explore in this tree
+
+
+@pytest.mark.slow
+def test_what_does_not_even_start_is_no_kill(copy: Copy) -> None:
+    verdict = copy.judge(Mutant("sum", "scheduler/sum.py", "a + b", "a + b", "wrong", (), ("tests/no_such_file.py",)))
+    assert verdict.killer is None and "BROKEN" in verdict.line
+
+
+def test_every_mutant_applies_now_and_names_who_should_notice() -> None:
+    assert len(MUTANTS) >= 30 and len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    for mutant in MUTANTS:
+        assert (ROOT / mutant.file).read_text().count(mutant.old) == 1, f"{mutant.name}: no longer applies"
+        assert mutant.old != mutant.new and (mutant.strategies or mutant.tests) and mutant.why
+        assert set(mutant.strategies) <= set(ANY)
+        assert all((ROOT / test).exists() for test in mutant.tests)
