@@ -48,9 +48,9 @@ class Cell:
         """What the client of the request may get. A worker's loss, or a pause, must not show at all."""
         if self.victim in ("prefill", "decode", "unified") or self.fault == "stop":
             return {"exact"}
-        if self.fault == "kill":
-            return {"cut"}  # whoever held the connection is gone
-        return {"cut", "error"}
+        # Whoever held the connection is gone; one that only finishes may just have been served.
+        served = {"exact"} if self.phase == "finishing" else set()
+        return served | ({"cut"} if self.fault == "kill" else {"cut", "error"})
 
     def __str__(self) -> str:
         return f"{self.victim}-{self.fault}-{self.phase.replace(' ', '_')}"
