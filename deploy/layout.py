@@ -198,6 +198,7 @@ def _worker_settings(
         context_length=config.optional_integer("context-length"),
         check_weights=config.switch("check-weights"),
         overlap=not config.switch("disable-overlap-schedule"),
+        cuda_graphs=not config.switch("disable-cuda-graph"),
         transfer_backend=cast(TransferBackend, config.text("transfer-backend")),
         host=host,
         workers_on_host=workers,

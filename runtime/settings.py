@@ -70,6 +70,7 @@ class WorkerSettings(Settings):
     chunked_prefill_size: NotNegative = 2048  # tokens; 0: whole prompts
     context_length: Positive | None = None  # tokens, prompt and outputs together; None: the model's own
     overlap: bool = True
+    cuda_graphs: bool = True  # for decodes, on a GPU
     transfer_backend: TransferBackend = "zmq"
     host: str = "127.0.0.1"  # where peers reach this worker; its sockets bind here, on ports the system chooses
     workers_on_host: Positive = 1  # share of this host's memory: one part in so many

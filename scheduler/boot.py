@@ -15,6 +15,7 @@ import torch
 import zmq
 
 from model.fake import FakeRunner
+from model.graphs import GraphedRunner
 from model.host_memory import available_bytes
 from model.kv_sizing import KvBudget, activation_bytes, choose_kv_size
 from model.mirrored_kv import MirroredKv
@@ -129,7 +130,7 @@ def load_runner(settings: WorkerSettings) -> Runner:
     """The model that the settings name; CheckpointError or ConfigError when it cannot be served."""
     if settings.fake_model:
         return FakeRunner(context_length=settings.context_length or 4096)
-    return ModelRunner.load(
+    runner = ModelRunner.load(
         settings.model,
         device=settings.device,
         dtype=settings.dtype,
@@ -138,6 +139,8 @@ def load_runner(settings: WorkerSettings) -> Runner:
         workers_on_host=settings.workers_on_host,
         check_weights=settings.check_weights,
     )
+    decodes = settings.role is not Role.PREFILL
+    return GraphedRunner(runner) if decodes and settings.cuda_graphs and runner.device.type == "cuda" else runner
 
 
 def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> Engine:

@@ -90,9 +90,10 @@ class Engine:
         self._copy_error: Exception | None = None
 
     def warm_up(self) -> None:
-        """Compiles and loads what first forwards need; before the first launch only. InternalError when it fails."""
+        """Compiles, loads and captures what forwards need, before the first launch. InternalError when it fails."""
         assert not self.num_launches, "warming up writes into page 0 and blocks"
-        warm_up(self._runner, self.kv, self._forward)
+        max_requests, max_pages = self.rows.num_rows - 1, self.rows.req_to_page.shape[1]
+        warm_up(self._runner, self.kv, self._forward, max_requests=max_requests, max_pages=max_pages)
 
     # ---- memory ----
 

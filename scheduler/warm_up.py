@@ -7,6 +7,7 @@ is read and written: padding, which nobody owns. What it does not know: requests
 import torch
 from torch import Tensor
 
+from model.graphs import GraphedRunner
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import Runner
@@ -14,15 +15,20 @@ from protocol.errors import InternalError
 from scheduler.streams import Stream
 
 
-def warm_up(runner: Runner, kv: PagedKv, forward: Stream) -> None:
-    """One tiny chunk of a prompt, then one decode, on the forward stream; blocks until both are done. InternalError
-    when they fail. Page 0 holds zeros afterwards."""
+def warm_up(runner: Runner, kv: PagedKv, forward: Stream, *, max_requests: int, max_pages: int) -> None:
+    """One tiny chunk of a prompt, then one decode, on the forward stream; then graphs of decodes of up to
+    `max_requests` requests with `max_pages` pages each, if the runner has graphs. Blocks until all is done.
+    InternalError when a forward fails. Page 0 holds zeros afterwards."""
     errors: list[Exception] = []
 
     def run() -> None:
         try:
             with torch.inference_mode():
                 _two_forwards(runner, kv)
+                if isinstance(runner, GraphedRunner):
+                    runner.capture(kv, max_requests, max_pages)
+                for layer in range(kv.layout.num_layers):
+                    kv.layer(layer)[0].zero_()
         except Exception as error:  # noqa: BLE001 - segments must not raise; raised again on the caller's thread
             errors.append(error)
 
@@ -35,8 +41,6 @@ def warm_up(runner: Runner, kv: PagedKv, forward: Stream) -> None:
 def _two_forwards(runner: Runner, kv: PagedKv) -> None:
     for position, is_decode in ((0, False), (1, True)):
         runner.forward(_one_token(position, is_decode, kv.layout.page_size, runner.device), kv)
-    for layer in range(kv.layout.num_layers):
-        kv.layer(layer)[0].zero_()
 
 
 def _one_token(position: int, is_decode: bool, page_size: int, device: torch.device) -> ModelInput:

@@ -1,15 +1,25 @@
 """Warming up: the runner computes a chunk and a decode, on padding only, before anything is launched."""
 
+from collections.abc import Callable
+
 import pytest
+import torch
+from torch import Tensor
 
 from model.fake import FakeRunner
+from model.graphs import Captured, GraphedRunner
 from model.inputs import ModelInput
+from model.paged_kv import PagedKv
 from protocol.errors import InternalError
-from scheduler.boot import open_streams
+from protocol.messages_gateway import Role
+from runtime.settings import WorkerSettings
+from scheduler.boot import load_runner, open_streams
 from scheduler.engine import Engine
+from scheduler.forward_batch import ExtendChunk, LaunchPlan
+from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams import Stream
 from scheduler.streams_host import InlineStream
-from tests.scheduler.building import CPU, make_engine
+from tests.scheduler.building import CPU, admitted, make_engine
 
 
 def engine_of(seen: list[ModelInput], forward: Stream, page_size: int = 4) -> Engine:
@@ -45,6 +55,51 @@ def test_a_first_forward_that_fails_is_an_error_before_ready() -> None:
     with pytest.raises(InternalError, match=r"first forward .* no kernel image"):
         engine.warm_up()
     engine.close()
+
+
+def test_graphs_are_captured_for_the_largest_batch_and_serve_the_launches() -> None:
+    def again(run: Callable[[], Tensor]) -> Captured:
+        out = run().clone()
+
+        def replay() -> None:
+            out.copy_(run())
+
+        return replay, out
+
+    fake = FakeRunner(vocab_size=97, context_length=64)
+    runner = GraphedRunner(fake, again)
+    forward, schedule = open_streams(CPU, lambda: None)
+    kv = PagedKv(fake.kv_layout(4), 64)
+    engine = Engine(
+        runner, kv, max_requests=3, max_context=64, forward=forward, schedule=schedule, device=CPU, debug=True
+    )
+    engine.warm_up()
+    prompts = [(1, 2, 3), (4, 5), (6, 7, 8, 9, 10)]
+    reqs = [admitted(engine, prompt, name=str(prompt)) for prompt in prompts]
+    chunks = tuple(ExtendChunk(req, 0, req.prompt_len, (req,)) for req in reqs)
+    plan, tokens = LaunchPlan(chunks, None), []
+    for _ in range(4):
+        launch = engine.launch(plan)
+        forward.synchronize()
+        assert engine.take_completed() is launch and launch.error is None
+        tokens.append([token for _, token in engine.tokens(launch)])
+        plan = LaunchPlan((), plan.running or ScheduleBatch.launched(reqs, CPU))
+    assert [list(each) for each in zip(*tokens, strict=True)] == [fake.expected_tokens(p, 4) for p in prompts]
+    assert runner.num_replays == 3
+    engine.close()
+
+
+@pytest.mark.parametrize("role, graphs", [(Role.DECODE, True), (Role.UNIFIED, True), (Role.PREFILL, False)])
+def test_who_decodes_on_a_gpu_has_graphs_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, role: Role, graphs: bool
+) -> None:
+    for device in ("cpu", "cuda"):
+        for wanted in (True, False):
+            loaded = FakeRunner(device=torch.device(device))
+            monkeypatch.setattr("scheduler.boot.ModelRunner.load", lambda *a, loaded=loaded, **k: loaded)
+            settings = WorkerSettings(worker_id="w", role=role, gateway="tcp://x:1", model="m", cuda_graphs=wanted)
+            found = load_runner(settings)
+            assert isinstance(found, GraphedRunner) == (graphs and wanted and device == "cuda")
 
 
 def test_it_comes_before_the_first_launch_only() -> None:

@@ -1,0 +1,187 @@
+"""Decodes as CUDA graphs: a forward of a few hundred kernels becomes one call, for batches of a few sizes.
+
+A batch is copied into buffers that stay where they are, padded to the next captured size with lanes that read and write
+page 0 only, and its logits are copied out before the next replay overwrites them. Everything else (chunks of prompts,
+larger batches, what could not be captured) runs as it did. What it does not know: streams, pools, sampling.
+Shapes: B lanes, P pages of the longest context, n <= B requests.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.inputs import ModelInput
+from model.paged_kv import PagedKv
+from model.runner import Runner
+from protocol.kv_layout import KvLayout
+from runtime.log import get_log
+
+log = get_log("graphs")
+
+TOLERANCE: Final = 0.01  # of the largest logit, between a graph and what it was captured from
+
+Captured = tuple[Callable[[], None], Tensor]  # replays what was captured; where its result is afterwards
+Capture = Callable[[Callable[[], Tensor]], Captured]
+
+
+def bucket_sizes(max_batch: int) -> tuple[int, ...]:
+    """Batch sizes to capture: 1, 2, 4, 8, then every eighth, up to one that holds `max_batch`."""
+    sizes = [1, 2, 4, 8]
+    while sizes[-1] < max_batch:
+        sizes.append(sizes[-1] + 8)
+    return tuple(sizes[: bisect_left(sizes, max_batch) + 1])
+
+
+class Lanes:
+    """The inputs of `num_lanes` decodes, always in the same memory. A lane without a request is one token at the
+    beginning of page 0."""
+
+    def __init__(self, num_lanes: int, num_pages: int, page_size: int, device: torch.device) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        self.input = ModelInput(
+            input_ids_T=zeros(num_lanes),
+            positions_T=zeros(num_lanes),
+            slots_T=zeros(num_lanes),
+            page_table_BP=zeros(num_lanes, num_pages),
+            seq_lens_B=zeros(num_lanes) + 1,
+            extend_lens=(),
+            extend_seq_lens=(),
+            num_decodes=num_lanes,
+            max_decode_seq_len=num_pages * page_size,
+            logit_indices_L=torch.arange(num_lanes, device=device),
+        )
+
+    def first(self, count: int) -> ModelInput:
+        """The first `count` lanes, in the same memory."""
+        inp = self.input
+        return replace(
+            inp,
+            input_ids_T=inp.input_ids_T[:count],
+            positions_T=inp.positions_T[:count],
+            slots_T=inp.slots_T[:count],
+            page_table_BP=inp.page_table_BP[:count],
+            seq_lens_B=inp.seq_lens_B[:count],
+            num_decodes=count,
+            logit_indices_L=inp.logit_indices_L[:count],
+        )
+
+    def fill(self, decodes: ModelInput, count: int) -> None:
+        """The first lanes are `decodes`, the others up to `count` nobody's. Behind a context the page table may hold
+        what it held: it is not read there."""
+        own, n, width = self.input, decodes.num_decodes, decodes.page_table_BP.shape[1]
+        own.page_table_BP[:n, :width].copy_(decodes.page_table_BP)
+        own.page_table_BP[n:count, :1].zero_()
+        for lane_B, value_n, padding in (
+            (own.input_ids_T, decodes.input_ids_T, 0),
+            (own.positions_T, decodes.positions_T, 0),
+            (own.slots_T, decodes.slots_T, 0),
+            (own.seq_lens_B, decodes.seq_lens_B, 1),
+        ):
+            lane_B[:n].copy_(value_n)
+            lane_B[n:count].fill_(padding)
+
+
+class CudaCapture:
+    """Makes CUDA graphs that share their memory: none runs beside another, and a result is copied out at once."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, run: Callable[[], Tensor]) -> Captured:
+        """A graph of `run`, which has run before. Raises what torch raises."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            out = run()
+        self._pool = graph.pool()
+        return graph.replay, out
+
+
+@dataclass
+class GraphedRunner:
+    """A runner whose decodes are replayed from graphs, once `capture` has been called for its KV memory."""
+
+    runner: Runner
+    make_graph: Capture = field(default_factory=CudaCapture)
+    num_replays: int = 0
+    _kv: PagedKv | None = None
+    _lanes: Lanes | None = None
+    _graphs: dict[int, Captured] = field(default_factory=dict)
+    _sizes: tuple[int, ...] = ()
+
+    @property
+    def config(self) -> ModelConfig:
+        """As the runner's."""
+        return self.runner.config
+
+    @property
+    def device(self) -> torch.device:
+        """As the runner's."""
+        return self.runner.device
+
+    @property
+    def dtype(self) -> str:
+        """As the runner's."""
+        return self.runner.dtype
+
+    @property
+    def mapped_weight_bytes(self) -> int:
+        """As the runner's."""
+        return self.runner.mapped_weight_bytes
+
+    @property
+    def private_weight_bytes(self) -> int:
+        """As the runner's."""
+        return self.runner.private_weight_bytes
+
+    def kv_layout(self, page_size: int) -> KvLayout:
+        """As the runner's."""
+        return self.runner.kv_layout(page_size)
+
+    def fingerprint(self, page_size: int) -> str:
+        """As the runner's."""
+        return self.runner.fingerprint(page_size)
+
+    def capture(self, kv: PagedKv, max_batch: int, max_pages: int) -> None:
+        """Captures decodes of up to `max_batch` requests with contexts of up to `max_pages` pages; the largest first,
+        so that the others fit into its memory. A graph must give what the runner gives; if one does not, or cannot be
+        captured, a line in the log says so and decodes run without graphs."""
+        sizes = bucket_sizes(max_batch)
+        lanes = Lanes(sizes[-1], max_pages, kv.layout.page_size, self.device)
+        graphs: dict[int, Captured] = {}
+        try:
+            for size in reversed(sizes):
+                graphs[size] = self._captured(lanes.first(size), kv)
+        except Exception as error:  # noqa: BLE001 - whatever a driver, an allocator or a kernel has to say
+            log.warning("decoding without graphs", why=str(error)[:200], batch=size)
+            return
+        self._kv, self._lanes, self._graphs, self._sizes = kv, lanes, graphs, sizes
+        log.info("decode graphs", sizes=len(sizes), largest=sizes[-1])
+
+    def _captured(self, inp: ModelInput, kv: PagedKv) -> Captured:
+        expected = self.runner.forward(inp, kv).clone()
+        replay, out = self.make_graph(lambda: self.runner.forward(inp, kv))
+        replay()
+        if not torch.allclose(out, expected, rtol=0.0, atol=TOLERANCE * max(1.0, float(expected.abs().max()))):
+            raise RuntimeError("a graph computes something else than what was captured")
+        return replay, out
+
+    def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
+        """See Runner.forward. The logits are the caller's own."""
+        num = inp.num_decodes
+        lanes = self._lanes
+        only_decodes = num > 0 and not inp.extend_lens and on_layer is None
+        if lanes is None or kv is not self._kv or not only_decodes or num > self._sizes[-1]:
+            return self.runner.forward(inp, kv, on_layer)
+        size = self._sizes[bisect_left(self._sizes, num)]
+        lanes.fill(inp, size)
+        replay, out = self._graphs[size]
+        replay()
+        self.num_replays += 1
+        return out[:num].clone()
