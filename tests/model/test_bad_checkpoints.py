@@ -4,7 +4,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +272,12 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+def some_at_once(cases: Iterable[tuple[Any, ...]], every: int) -> list[Any]:
+    """One in `every` runs with the unit tests, the others with the slow ones: each writes and reads a whole folder."""
+    return [pytest.param(*case, marks=[pytest.mark.slow] if index % every else []) for index, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize("name", some_at_once(zip(DAMAGES), 5))
 def test_damage_is_named(name: str, folder: Path) -> None:
     damage, says = DAMAGES[name]
     if name == "eps nan":
@@ -284,7 +289,7 @@ def test_damage_is_named(name: str, folder: Path) -> None:
     assert says in sentence(folder)
 
 
-@pytest.mark.parametrize("share", [index / 24 for index in range(24)])
+@pytest.mark.parametrize("share", some_at_once([(index / 24,) for index in range(24)], 6))
 def test_a_file_cut_anywhere(share: float, folder: Path) -> None:
     path = folder / SINGLE_FILE
     raw = path.read_bytes()
@@ -306,7 +311,9 @@ def spoil(name: str, at: int, value: float) -> Damage:
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("name, at, total", [(QUERY, 5, 2304), (NORM, 47, 48), ("model.embed_tokens.weight", 0, 14736)])
+@pytest.mark.parametrize(
+    "name, at, total", some_at_once([(NORM, 47, 48), (QUERY, 5, 2304), ("model.embed_tokens.weight", 0, 14736)], 3)
+)
 def test_weights_that_are_not_finite_are_counted(name: str, at: int, total: int, value: float, folder: Path) -> None:
     spoil(name, at, value)(folder)
     ModelRunner.load(folder, device="cpu")  # nobody looks unless asked to
