@@ -60,4 +60,5 @@ def _check_running(batch: ScheduleBatch | None) -> None:
     for req, row, length in zip(batch.reqs, batch.rows_B.tolist(), batch.seq_lens_cpu.tolist(), strict=True):
         assert req.row in (row, 0), "a request sits at the row of another"
         if req.finish is None:
+            assert req.num_sampled <= req.sampling.max_tokens, "a request is launched beyond its last token"
             assert length == req.prompt_len + req.num_sampled - req.num_replayed - 1, "a length is not that of its KV"

@@ -55,22 +55,31 @@ class Workload:
 
     @staticmethod
     def random(seed: int, num_requests: int = 7) -> "Workload":
-        """A small one: a few requests, about forty steps. One in three is PREBUILT pressure."""
+        """A small one: a few requests, about a hundred steps. Four kinds take turns."""
         rng = random.Random(f"workload {seed}")
-        return _pressure(rng, num_requests) if rng.random() < 0.34 else _mixture(rng, num_requests)
+        turn, kind = divmod(seed, 4)
+        if kind == 0:
+            return _mixture(rng, num_requests, "1U")
+        if kind == 1:
+            return _mixture(rng, num_requests, rng.choice(TOPOLOGIES[1:]))
+        if kind == 2:
+            return _pressure(rng, num_requests)
+        return _mixture(rng, num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], forks=True)
 
     def without_overlap(self) -> "Workload":
         """The same, in the serial twin."""
         return replace(self, overlap=False)
 
 
-def _mixture(rng: random.Random, num_requests: int) -> Workload:
-    """Requests of any kind."""
+def _mixture(rng: random.Random, num_requests: int, topology: str, forks: bool = False) -> Workload:
+    """Requests of any kind; with `forks` of several choices that end one after the other."""
     page_size = rng.choice((1, 4))
     arrivals = tuple(_arrival(rng, f"{rng.getrandbits(32)}") for _ in range(num_requests))
+    if forks:
+        arrivals = tuple(_forked(rng, f"{rng.getrandbits(32)}") for _ in range(num_requests))
     longest = 3 * CONTEXT // page_size
     return Workload(
-        topology=rng.choice(TOPOLOGIES),
+        topology=topology,
         page_size=page_size,
         chunk_size=rng.choice((5, 9, 64)),
         num_pages=1 + rng.randint(longest // 2, longest),
@@ -101,7 +110,7 @@ def _pressure(rng: random.Random, num_requests: int) -> Workload:
 
 
 def _arrival(rng: random.Random, name: str, num_tokens: int = 0, eos: int | None = None, at_most: int = 25) -> Arrival:
-    num_tokens = num_tokens or rng.choice((1, 2, 5, 9))
+    num_tokens = num_tokens or rng.choice((1, 2, 5, 9, 9))
     num_eos = rng.choice((0, 12, 40)) if eos is None else eos
     hot = rng.random() < 0.5
     params = SamplingParams(
@@ -124,6 +133,13 @@ def _arrival(rng: random.Random, name: str, num_tokens: int = 0, eos: int | None
         cancel_choice=rng.choice((-1, -1, 0, num_choices - 1)),
     )
     return _replayed(rng, arrival) if num_choices == 1 and rng.random() < 0.2 else arrival
+
+
+def _forked(rng: random.Random, name: str) -> Arrival:
+    """Two or three choices that EOS ends at different tokens."""
+    arrival = _arrival(rng, name, num_tokens=9, eos=40)
+    params = replace(arrival.params, temperature=HOT)
+    return replace(arrival, params=params, num_choices=rng.choice((2, 3)), num_replayed=0)
 
 
 def _replayed(rng: random.Random, arrival: Arrival) -> Arrival:

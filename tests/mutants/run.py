@@ -1,6 +1,6 @@
 """Applies each sabotage to a copy of the tree and runs what must notice it. See mutants.py.
 
-The copy is of the files that git tracks, as they are now. A mutant that no longer applies is as bad as one that
+The copy is of every file that git does not ignore, as it is now. A mutant that no longer applies is as bad as one that
 survives: what it sabotaged may have moved to where nothing looks.
 """
 
@@ -42,7 +42,13 @@ class Copy:
     def __init__(self, folder: Path, source: Path = ROOT) -> None:
         self.folder = folder
         self._clock = 1_000_000_000  # of changed files: each change looks newer to Python's cache of compiled files
-        listed = subprocess.run(["git", "ls-files"], cwd=source, capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+            cwd=source,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         for name in listed.splitlines():
             if not name.startswith(NOT_COPIED) and (source / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
