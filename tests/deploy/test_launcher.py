@@ -16,7 +16,7 @@ from deploy.console import PlainConsole
 from deploy.endings import Ended
 from deploy.launcher import Launcher, StartFailed
 from deploy.layout import ProcessSpec
-from runtime.clock import MonotonicClock
+from runtime.clock import VirtualClock
 from runtime.process_life import StopSignal
 
 DRIVE = Path(__file__).with_name("drive_serve.py")
@@ -88,7 +88,7 @@ def child_named(serve: Serve, name: str) -> psutil.Process:
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
     """One in this very process."""
-    with StopSignal() as stop, Launcher(PlainConsole(with_logs=True), stop, MonotonicClock(), tmp_path) as found:
+    with StopSignal() as stop, Launcher(PlainConsole(with_logs=False), stop, VirtualClock(), tmp_path) as found:
         yield found
 
 
@@ -116,6 +116,38 @@ def test_restarts_keep_no_descriptor(launcher: Launcher) -> None:
         launcher.start_again(spec)
         counts.add(len(os.listdir("/proc/self/fd")))
     assert len(counts) == 1
+
+
+def test_what_a_process_has_started_ends_with_it(launcher: Launcher, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    launcher.start([shell(f"sleep 1000 & echo $!; {READY} read < {go}; exit 3")])
+    process = next(child for child in psutil.Process().children() if str(go) in " ".join(child.cmdline()))
+    left = process.children()
+    go.write_text("now\n")
+    ended = end_of(launcher)
+    assert (ended.code, ended.last_line) == (3, str(left[0].pid))
+    assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+
+
+def test_another_start_begins_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing that was said, heard or done of a process is believed of the one in its place."""
+    clock = VirtualClock()
+    with StopSignal() as stop, Launcher(PlainConsole(with_logs=False), stop, clock, tmp_path) as launcher:
+        said = """echo '{"event": "alive"}' >&$1; echo '{"event": "failed", "error": "why", "code": "c"}' >&$1; """
+        launcher.start([shell(said + READY + "sleep 1000")])
+        assert launcher.is_ready("x") and launcher.is_beating("x")
+        clock.advance(100.0)
+        assert launcher.silence_s("x") == 100.0
+        launcher.kill("x", "is in the way")
+        code = -signal.SIGKILL
+        assert end_of(launcher) == Ended("x", code, "", "why", "c", was_ready=True, killed_because="is in the way")
+        capsys.readouterr()
+        launcher.start_again(shell("""echo '{"event": "loading", "what": "weights"}' >&$1; exit 7"""))
+        assert not launcher.is_ready("x") and not launcher.is_beating("x")
+        assert launcher.silence_s("x") == 0.0
+        assert end_of(launcher) == Ended("x", 7, "", was_ready=False)
+        assert capsys.readouterr().err == ""
 
 
 def test_the_last_words_are_heard_however_much_came_before(launcher: Launcher, tmp_path: Path) -> None:
