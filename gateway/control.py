@@ -225,7 +225,10 @@ class Control:
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock.now()
-            self.look(is_punctual=now - last < LOST_AFTER_S / 2)
+            try:
+                self.look(is_punctual=now - last < LOST_AFTER_S / 2)
+            except Exception:  # else no loss would be noticed any more, and clients would wait for ever
+                log.exception("look failed")
             last = now
 
     def look(self, is_punctual: bool = True) -> None:
