@@ -309,3 +309,16 @@ def test_a_flood_is_counted_logged_a_few_times_and_kept_nowhere(caplog: pytest.L
 
 def test_the_tables_are_long() -> None:
     assert len(FROM_MEMBER) >= 80
+
+
+def test_only_members_are_counted() -> None:
+    bench = Bench()
+    bench.say(DECODE.identity, replace(register(DECODE, Role.DECODE), num_sent=1, num_received=0))
+    for index in range(3):
+        stranger = WorkerKey("s", index)
+        other = replace(register(stranger, Role.DECODE), fingerprint="tale", num_sent=1, num_received=0)
+        bench.say(stranger.identity, other)
+    counts = bench.control._continuity._counts
+    assert list(counts) == [DECODE.identity]
+    bench.say(DECODE.identity, Leaving(DECODE.worker_id, DECODE.instance))
+    assert not counts
