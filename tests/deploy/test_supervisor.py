@@ -165,7 +165,7 @@ def test_silence_means_nothing_where_there_was_no_sign_or_no_limit() -> None:
     quiet = Stage(Rules())
     quiet.processes.silent.update(NAMES)
     quiet.processes.beating.clear()
-    quiet.turns(100.0)
+    quiet.turns(700.0)
     assert patient.processes.killed == quiet.processes.killed == {}
 
 
@@ -201,3 +201,20 @@ def test_serving_again_is_counted_from_the_first_end(capsys: pytest.CaptureFixtu
     took = stage.clock.now() - 100.0
     stage.turns(0.5)
     assert said(capsys)[-1] == f"decode-0 serves again after {took + 1.0:.1f} s"
+
+
+def test_who_has_ended_is_not_killed_for_its_silence() -> None:
+    stage = Stage(Rules(max_restarts=0))
+    stage.end("decode-0", -9)
+    stage.processes.silent.add("decode-0")
+    stage.turns(100.0)
+    assert stage.supervisor.given_up == {"decode-0"}
+    assert stage.processes.killed == {}
+
+
+def test_an_address_in_use_may_be_free_later() -> None:
+    stage = Stage(Rules())
+    stage.end("gateway", -9)
+    stage.processes.pending.append(Ended("gateway", 2, "", "in use", "address_in_use", was_ready=False))
+    stage.turns(2.0)
+    assert [who for _, who in stage.processes.starts] == ["gateway", "gateway"]
