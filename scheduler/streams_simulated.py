@@ -13,13 +13,15 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from scheduler.race_detector import SCHEDULER, Clock, RaceDetector
 from scheduler.strategies import Decisions, Strategy, decisions_of
 from scheduler.streams import Event, Segment, tensors_of
 
@@ -39,15 +41,19 @@ class SimulatedEvent:
     name: str
     position: int = 0
     reached: bool = False
+    clock: Clock = field(default_factory=dict)  # for the race detector: what is known where it stands
 
     def done(self) -> bool:
         """Whether the point has been reached; asking lets time pass."""
         self.simulation.point()
+        if self.reached:
+            self.simulation.host_sees(self)
         return self.reached
 
     def synchronize(self) -> None:
         """Runs what must run until it is."""
         self.simulation.run_until(self)
+        self.simulation.host_sees(self)
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class _Segment:
     call: Segment
     used: tuple["_Weak", ...]
     made_at: int  # how far the schedule stream must be for the inputs to be there
+    clock: Clock  # for the race detector: what the launch passes on
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,7 @@ class SimulatedStream:
     is_schedule: bool = False
     items: deque[_Item] = field(default_factory=deque)
     seen: int = 0  # how far this stream knows the schedule stream
+    actor: int = SCHEDULER  # for the race detector
     _inserted: list[_Item] = field(default_factory=list)  # by the segment that runs now
     _num_launches: int = 0
 
@@ -111,10 +119,12 @@ class SimulatedStream:
         """Queues the segments."""
         self._num_launches += 1
         self.simulation.position += 1
+        detector = self.simulation.detector
+        clock = {} if detector is None else detector.at_launch()
         for segment in segments:
             name = f"{self.name} launch {self._num_launches} {_name(segment)}"
             held = tuple(_Weak.of(each) for each in used)
-            self.items.append(_Segment(name, segment, held, self.simulation.position))
+            self.items.append(_Segment(name, segment, held, self.simulation.position, clock))
         self.simulation.note(f"host queues {self.name} launch {self._num_launches}")
         self.simulation.point()
 
@@ -122,7 +132,7 @@ class SimulatedStream:
         """An event behind what is queued now."""
         event = SimulatedEvent(self.simulation, f"{self.name} event", self.simulation.position + 1)
         if self.is_schedule:
-            event.reached = True
+            self._reach(event)
         else:
             self.items.append(_Reach(event))
         self.simulation.point()
@@ -152,6 +162,9 @@ class SimulatedStream:
 
     def read_host(self, tensor: Tensor) -> list[int]:
         """The values; a copy that has not run yet is a violation."""
+        if (detector := self.simulation.detector) is not None:
+            detector.touch([tensor], "read_host")
+            self.simulation.check_races()
         values: list[int] = tensor.tolist()
         if POISON_INT in values:
             raise self.simulation.violation("the host reads results before their copy has run")
@@ -180,13 +193,14 @@ class SimulatedStream:
         """Runs one item; `can_run` holds."""
         item = self.items.popleft()
         if isinstance(item, _Reach):
-            item.event.reached = True
+            self._reach(item.event)
         elif isinstance(item, _Copy):
             self.simulation.note(f"{self.name} copies results to the host")
-            with torch.inference_mode():
+            with torch.inference_mode(), self._acting(f"{self.name}'s copy of results to the host"):
                 item.target.copy_(item.source)
         elif isinstance(item, _Wait):
             self.seen = max(self.seen, getattr(item.event, "position", 0))
+            self._learn(getattr(item.event, "clock", {}))
         else:
             self._run_segment(item)
 
@@ -197,17 +211,39 @@ class SimulatedStream:
             raise self.simulation.violation(str(gone)) from None
         is_ready = self.seen >= item.made_at or self.simulation.is_schedule_eager
         self.simulation.note(f"runs {item.name}" + ("" if is_ready else ", whose inputs are not there yet"))
-        with _poisoned([] if is_ready else tensors_of(used)):
+        self._learn(item.clock)
+        poison = nullcontext() if is_ready else _poisoned(tensors_of(used))
+        with poison, self._acting(item.name):
             item.call(*used)
         self.items.extendleft(reversed(self._inserted))
         self._inserted.clear()
+
+    def _reach(self, event: SimulatedEvent) -> None:
+        event.reached = True
+        if (detector := self.simulation.detector) is not None:
+            event.clock = detector.clock(self.actor)
+
+    def _learn(self, clock: Clock) -> None:
+        if (detector := self.simulation.detector) is not None:
+            detector.learn(self.actor, clock)
+
+    def _acting(self, where: str) -> AbstractContextManager[None]:
+        detector = self.simulation.detector
+        return nullcontext() if detector is None else detector.acting(self.actor, where)
 
 
 class Simulation:
     """The streams of one or more engines, and when their items run. The same seed gives the same schedule."""
 
-    def __init__(self, strategy: Strategy, seed: int, decisions: Decisions | None = None) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        seed: int,
+        decisions: Decisions | None = None,
+        detector: RaceDetector | None = None,
+    ) -> None:
         self.strategy, self.seed = strategy, seed
+        self.detector = detector
         self.position = 0  # of the schedule stream's work
         self.num_run = 0
         self._rng = random.Random(seed)
@@ -226,6 +262,7 @@ class Simulation:
         stream = SimulatedStream(self, name, is_schedule)
         if not is_schedule:
             self._streams.append(stream)
+            stream.actor = SCHEDULER if self.detector is None else self.detector.actor(name)
         return stream
 
     def streams(self) -> tuple[SimulatedStream, SimulatedStream]:
@@ -236,6 +273,7 @@ class Simulation:
         """Time passes: the strategy may run something."""
         if self._is_inside:
             return
+        self.check_races()
         while ready := self._ready():
             stream = self._decisions.pick(ready, self._rng)
             if not self._decisions.more(stream):
@@ -256,6 +294,16 @@ class Simulation:
             if not self.run_one():
                 raise self.violation(f"the host waits for ever for {event.name}")
 
+    def host_sees(self, event: SimulatedEvent) -> None:
+        """The host knows that `event` is reached, and goes on after all that lies before it."""
+        if self.detector is not None:
+            self.detector.learn(SCHEDULER, event.clock)
+
+    def check_races(self) -> None:
+        """Raises if the detector has found a race; again and again, because a launch or a loop may catch it."""
+        if self.detector is not None and self.detector.race:
+            raise self.violation(self.detector.race)
+
     def note(self, what: str) -> None:
         """A line of the trace."""
         self._trace.append(what)
@@ -275,6 +323,7 @@ class Simulation:
             stream.run_head()
         finally:
             self._is_inside = False
+        self.check_races()
 
 
 def _is_reached(event: Event) -> bool:
@@ -290,11 +339,13 @@ def _name(segment: Segment) -> str:
 def _poisoned(tensors: Iterator[Tensor] | Sequence[Tensor]) -> Iterator[None]:
     """What `tensors` hold is replaced by nonsense for a while. Integers stay small enough to index nothing outside:
     a wrong token, not a crash, is what a device would give."""
-    kept = [(tensor, tensor.clone()) for tensor in {id(each): each for each in tensors}.values()]
-    for tensor, _ in kept:
-        tensor.zero_()
+    with _disable_current_modes():  # not to be observed: nobody on a device does this
+        kept = [(tensor, tensor.clone()) for tensor in {id(each): each for each in tensors}.values()]
+        for tensor, _ in kept:
+            tensor.zero_()
     try:
         yield
     finally:
-        for tensor, values in kept:
-            tensor.copy_(values)
+        with _disable_current_modes():
+            for tensor, values in kept:
+                tensor.copy_(values)

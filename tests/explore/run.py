@@ -4,6 +4,7 @@ The streams are simulated ones, or real threads that stop and start at random (t
 """
 
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,12 +12,14 @@ from model.fake import FakeRunner
 from model.inputs import ModelInput
 from scheduler.engine import Engine
 from scheduler.forward_batch import ForwardBatch, LaunchPlan
+from scheduler.race_detector import RaceDetector
 from scheduler.strategies import Decisions, Strategy
 from scheduler.streams import Stream
 from scheduler.streams_simulated import ScheduleViolation, Simulation
 from tests.decode.driving import VOCAB, expect_rest, make_cluster
 from tests.explore.expected import expected
 from tests.explore.invariants import check_invariants
+from tests.explore.races import observe, read_inputs
 from tests.explore.workload import CONTEXT, NEVER, Arrival, Workload
 
 INJECTED = "a failure for the test"
@@ -52,15 +55,22 @@ class Run:
     seed: int
     decisions: Decisions | None = None
     schedule: Schedule | None = None  # None: a simulation
+    detect: bool = False  # races, in a simulation; several times slower
     num_steps: int = 0
     num_failed: int = 0  # launches
     hit: set[str] = field(default_factory=set)  # requests that were in a failed launch
     arrived: list[Arrival] = field(default_factory=list)
     left: set[str] = field(default_factory=set)
     _members: dict[int, set[str]] = field(default_factory=dict)
+    _detector: RaceDetector | None = None
 
     def run(self) -> None:
         """The workload's arrivals, to the end."""
+        self._detector = RaceDetector() if self.detect else None
+        with self._detector or nullcontext():
+            self._run()
+
+    def _run(self) -> None:
         self.start()
         waiting = list(self.workload.arrivals)
         leaving = [each for each in waiting if each.cancel_at != NEVER]
@@ -77,7 +87,7 @@ class Run:
     def start(self) -> None:
         """A deployment without load."""
         if self.schedule is None:
-            self.schedule = self.simulation = Simulation(self.strategy, self.seed, self.decisions)
+            self.schedule = self.simulation = Simulation(self.strategy, self.seed, self.decisions, self._detector)
         self._rng = random.Random(f"failures {self.seed}")
         load = self.workload
         runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=self._maybe_fail)
@@ -92,6 +102,8 @@ class Run:
             max_context=CONTEXT,
             streams=self.schedule.streams,
         )
+        if self._detector is not None:
+            observe(self._detector, self.cluster)
         for worker in self.cluster.workers:
             self._note_members(worker.engine)
 
@@ -153,6 +165,8 @@ class Run:
 
     def _maybe_fail(self, inp: ModelInput) -> None:
         """On the forward stream: at random, the launch fails; who is in it is noted."""
+        if self._detector is not None:
+            read_inputs(self._detector, inp)
         if self._rng.random() >= self.workload.failing:
             return
         self.num_failed += 1

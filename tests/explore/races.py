@@ -1,0 +1,56 @@
+"""Tells the race detector what torch does not show it: names, kernels that the fake has no need of, bytes sent."""
+
+from decode.worker import DecodeWorker
+from model.inputs import ModelInput
+from scheduler.race_detector import SCHEDULER, Clock, RaceDetector
+from tests.cluster import Cluster, Worker
+from transfer.backend_inproc import InprocNetwork, Parcel
+
+
+def read_inputs(detector: RaceDetector, inp: ModelInput) -> None:
+    """A real forward reads all of its inputs, the fake only some."""
+    tensors = (inp.input_ids_T, inp.positions_T, inp.slots_T, inp.page_table_BP, inp.seq_lens_B, inp.logit_indices_L)
+    detector.touch(tensors, "forward")
+
+
+def observe(detector: RaceDetector, cluster: Cluster) -> None:
+    """Names each worker's memory, and sees what the transfer reads and writes of it."""
+    for index, worker in enumerate(cluster.workers):
+        _name(detector, worker, f"worker {index}")
+    _observe_network(detector, cluster.network)
+
+
+def _name(detector: RaceDetector, worker: Worker, who: str) -> None:
+    engine = worker.engine
+    detector.name(engine.future_map.output_tokens_buf, f"{who} output_tokens_buf")
+    detector.name(engine.rows.req_to_page, f"{who} req_to_page")
+    detector.name(engine.kv.layer(0), f"{who} KV")
+    view = engine.kv.page_bytes_view
+    is_landing = isinstance(worker, DecodeWorker)
+
+    def seen(layer: int, page_start: int, num_pages: int) -> memoryview:
+        pages = view(layer, page_start, num_pages)
+        what = f"{'landing in' if is_landing else 'sending of'} layer {layer}, pages {page_start}+{num_pages}"
+        detector.touch_bytes(pages, what, is_write=is_landing)
+        return pages
+
+    vars(engine.kv)["page_bytes_view"] = seen
+
+
+def _observe_network(detector: RaceDetector, network: InprocNetwork) -> None:
+    """A frame under way is a view of its pages: a read that lasts from its sending until it is taken."""
+    carry, take = network.carry, network.take
+    since: dict[int, Clock] = {}
+
+    def carried(sender: int, endpoint: str, parcel: Parcel) -> None:
+        since[id(parcel.transit)] = detector.clock(SCHEDULER)
+        carry(sender, endpoint, parcel)
+
+    def taken(endpoint: str) -> Parcel | None:
+        parcel = take(endpoint)
+        if parcel is not None:
+            for part in parcel.parts:
+                detector.touch_bytes(part, "a frame under way until now", since=since[id(parcel.transit)])
+        return parcel
+
+    vars(network)["carry"], vars(network)["take"] = carried, taken

@@ -1,0 +1,246 @@
+"""The race detector: what orders two accesses and what does not, by element; and whole workloads without a race."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from scheduler.race_detector import RaceDetector
+from scheduler.strategies import Strategy
+from scheduler.streams import Event
+from scheduler.streams_simulated import ScheduleViolation, SimulatedStream, Simulation
+from tests.explore.exploring import STRATEGIES
+from tests.explore.run import Run
+from tests.explore.workload import Workload
+
+Body = Callable[[], object]
+
+
+class Bench:
+    """Two forward streams and a schedule stream under the detector; every launch runs at once."""
+
+    def __init__(self) -> None:
+        self.detector = RaceDetector()
+        self.simulation = Simulation(Strategy.IN_ORDER, 7, detector=self.detector)
+        self.first, self.schedule = self.simulation.streams()
+        self.second, _ = self.simulation.streams()
+        self.a, self.b = torch.zeros(6, dtype=torch.int64), torch.zeros(6, dtype=torch.int64)  # nobody wrote them
+
+    def run(self, stream: SimulatedStream, body: Body, after: Event | None = None) -> Event:
+        """`body` on `stream`, after `after`; an event behind it."""
+        if after is not None:
+            stream.wait(after)
+        stream.launch([lambda: _call(body)])
+        return stream.record()
+
+    def expect_race(self, body: Body, *parts: str) -> None:
+        """`body` does what nothing orders."""
+        with pytest.raises(ScheduleViolation, match="race: ") as found:
+            self._watch(body)
+        assert all(part in str(found.value) for part in (*parts, "seed 7")), str(found.value)
+
+    def expect_none(self, body: Body) -> None:
+        """`body` touches something, and all is ordered."""
+        self._watch(body)
+        assert self.detector.num_seen > 0
+
+    def _watch(self, body: Body) -> None:
+        with self.detector:
+            body()
+            self.simulation.point()
+
+
+def _call(body: Body) -> None:
+    body()
+
+
+def test_a_launch_must_wait_for_the_schedule_stream() -> None:
+    bench = Bench()
+    bench.detector.name(bench.a, "the table")
+
+    def body() -> None:
+        bench.a.fill_(3)
+        bench.run(bench.first, lambda: bench.a + 1)
+
+    bench.expect_race(body, "the table (6,)", "written by the scheduler (fill_", "launch 1", "schedule stream has")
+
+
+def test_a_launch_that_waits_sees_what_was_written_before() -> None:
+    bench = Bench()
+
+    def body() -> None:
+        bench.a.fill_(3)
+        bench.run(bench.first, lambda: bench.a + 1, bench.schedule.record())
+
+    bench.expect_none(body)
+
+
+def test_an_event_does_not_cover_what_comes_behind_it() -> None:
+    bench = Bench()
+
+    def body() -> None:
+        event = bench.schedule.record()
+        bench.a.fill_(3)
+        bench.run(bench.first, lambda: bench.a + 1, event)
+
+    bench.expect_race(body)
+
+
+def test_the_host_must_not_change_what_a_launch_may_still_read() -> None:
+    bench = Bench()
+
+    def body() -> None:
+        bench.run(bench.first, lambda: bench.a + 1)
+        bench.a.add_(1)
+
+    bench.expect_race(body, "read by forward launch 1", "written by the scheduler (add_", "the host has seen no event")
+
+
+@pytest.mark.parametrize("see", [lambda event: event.done(), lambda event: event.synchronize()])
+def test_the_host_goes_on_after_an_event_that_it_has_seen(see: Callable[[Event], None]) -> None:
+    bench = Bench()
+
+    def body() -> None:
+        see(bench.run(bench.first, lambda: bench.a.add_(1)))
+        bench.a.add_(1)
+
+    bench.expect_none(body)
+
+
+def test_what_the_host_has_seen_lies_before_its_next_launch() -> None:
+    bench = Bench()
+
+    def body() -> None:
+        bench.run(bench.first, lambda: bench.a.add_(1)).synchronize()
+        bench.run(bench.second, lambda: bench.a.add_(1))
+
+    bench.expect_none(body)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_streams_are_ordered_by_waits_alone(waits: bool) -> None:
+    bench = Bench()
+
+    def body() -> None:
+        event = bench.run(bench.first, lambda: bench.a.add_(1))
+        bench.run(bench.second, lambda: bench.b.copy_(bench.a), event if waits else None)
+
+    bench.expect_none(body) if waits else bench.expect_race(body, "forward 2 waits for no event of forward 1")
+
+
+def test_two_reads_are_no_race() -> None:
+    bench = Bench()
+
+    def body() -> None:
+        bench.run(bench.first, lambda: bench.a + 1)
+        bench.run(bench.second, lambda: bench.a + 1)
+
+    bench.expect_none(body)
+
+
+def indices(*values: int) -> Tensor:
+    """As a tensor."""
+    return torch.tensor(values)
+
+
+ACCESSES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "index_put": lambda a, at: a.index_put_((at,), at),
+    "index_copy": lambda a, at: a.index_copy_(0, at, at),
+    "index_fill": lambda a, at: a.index_fill_(0, at, 9),
+    "scatter": lambda a, at: a.scatter_(0, at, at),
+    "index": lambda a, at: a[at],
+    "index_select": lambda a, at: a.index_select(0, at),
+    "gather": lambda a, at: a.gather(0, at),
+    "strided view": lambda a, at: a[int(at[0]) :: 2].clone(),
+}
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+@pytest.mark.parametrize("is_same", [True, False])
+def test_only_the_elements_that_are_touched_count(access: str, is_same: bool) -> None:
+    bench = Bench()
+    even, odd = indices(0, 2, 4), indices(1, 3, 5)
+
+    def body() -> None:
+        bench.run(bench.first, lambda: ACCESSES[access](bench.a, even))
+        bench.run(bench.second, lambda: bench.a.index_fill_(0, even if is_same else odd, 1))
+
+    bench.expect_race(body) if is_same else bench.expect_none(body)
+
+
+def test_making_a_view_reads_nothing() -> None:
+    bench = Bench()
+
+    def body() -> None:
+        bench.run(bench.first, lambda: bench.a.add_(1))
+        bench.a.view(2, 3).unbind(0)
+
+    bench.expect_none(body)
+
+
+def test_results_are_read_behind_their_copy() -> None:
+    bench = Bench()
+    copies: list[Tensor] = []
+
+    def body() -> None:
+        bench.run(bench.first, lambda: copies.append(bench.first.to_host(bench.a)))
+        bench.first.read_host(copies[0])
+
+    bench.expect_race(body, "copy of results", "read_host")
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_bytes_that_torch_does_not_see(is_told: bool) -> None:
+    bench = Bench()
+    bench.detector.name(bench.a, "pages")
+    view = bench.a.numpy().data.cast("B")
+
+    def body() -> None:
+        bench.run(bench.first, lambda: bench.a[2:4].fill_(1))
+        bench.detector.touch_bytes(view[16:24] if is_told else view[:16], "landing", is_write=True)
+
+    bench.expect_race(body, "pages", "landing") if is_told else bench.expect_none(body)
+
+
+def test_a_read_that_lasts_forbids_writes_meanwhile() -> None:
+    bench = Bench()
+    bench.detector.name(bench.a, "pages")
+
+    def body() -> None:
+        since = bench.detector.clock(0)
+        bench.a.fill_(1)
+        bench.detector.touch_bytes(bench.a.numpy().data.cast("B"), "sending", since=since)
+
+    bench.expect_race(body, "must end before")
+
+
+def test_memory_given_back_is_not_the_memory_that_follows() -> None:
+    bench = Bench()
+
+    def body() -> None:
+        bench.run(bench.first, lambda: torch.ones(1000).add_(1))
+        for _ in range(20):
+            torch.ones(1000).add_(1)
+
+    bench.expect_none(body)
+
+
+def detect(seeds: range, strategies: tuple[Strategy, ...] = STRATEGIES) -> None:
+    """No race in any of them."""
+    for seed in seeds:
+        strategy = strategies[seed % len(strategies)]
+        run = Run(Workload.random(seed), strategy, seed, detect=True)
+        run.run()
+        assert run.simulation.detector is not None and run.simulation.detector.num_seen > 500
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ten_workloads_have_no_race(seed: int) -> None:
+    detect(range(seed, seed + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(6))
+def test_sixty_workloads_have_no_race(part: int) -> None:
+    detect(range(100 + part * 10, 110 + part * 10))
