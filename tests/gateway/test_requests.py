@@ -61,6 +61,15 @@ def test_repeated_tokens_that_differ_make_no_sense(late: ChoiceTokens) -> None:
     assert deliver(requests, news(1, 11, 12, 13)) == [13]
 
 
+@pytest.mark.parametrize("poorer", [news(1, 11), news(1, 11, 12)])
+def test_of_two_early_messages_the_one_that_says_more_is_kept(poorer: ChoiceTokens) -> None:
+    richer = news(1, 11, 12, finish="stop")
+    for pair in ((poorer, richer), (richer, poorer)):
+        requests = new_requests()
+        assert deliver(requests, *pair, news(0, 10)) == [10, 11, 12]
+        assert record_of(requests).choices[0].finish is FinishReason.STOP
+
+
 def test_finish_that_comes_with_a_repeated_token() -> None:
     requests = new_requests()
     assert deliver(requests, news(0, 10)) == [10]
