@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model.fake import FakeRunner
 from model.graphs import Captured, GraphedRunner, bucket_sizes
+from model.graphs import Lanes as GraphLanes
 from model.inputs import ModelInput
 from model.runner import ModelRunner, Runner
 from tests.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
@@ -93,6 +94,27 @@ def test_padded_lanes_touch_page_0_only() -> None:
     for layer, old in enumerate(before):
         same = (lanes.kv.layer(layer).view(torch.int32) == old.view(torch.int32)).flatten(1).all(1)
         assert {page for page in range(1, len(same)) if not same[page]} == written
+
+
+def test_a_lane_that_somebody_has_left_is_padding() -> None:
+    """Else it would go on writing where its last request did, into pages that have a new owner by now."""
+    lanes, own = (
+        Lanes(FakeRunner(vocab_size=97, context_length=64), 4),
+        GraphLanes(4, MAX_PAGES, 4, torch.device("cpu")),
+    )
+    four = [lanes.lane(random_prompt(5 + seed, 97, seed), 4) for seed in range(4)]
+    for each in four:
+        lanes.step([(each, len(each.tokens))])
+    for count in (4, 3):
+        decodes = lanes.model_input([], four[:count])
+        own.fill(decodes, 4)
+        filled = own.first(4)
+        for name, padding in (("input_ids_T", 0), ("positions_T", 0), ("slots_T", 0), ("seq_lens_B", 1)):
+            column = getattr(filled, name).tolist()
+            assert column == getattr(decodes, name).tolist() + [padding] * (4 - count), name
+        width = decodes.page_table_BP.shape[1]
+        assert torch.equal(filled.page_table_BP[:count, :width], decodes.page_table_BP)
+        assert filled.page_table_BP[count:, 0].tolist() == [0] * (4 - count)
 
 
 def test_results_are_there_after_the_next_replay() -> None:
