@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from decode.request_states import MOVES, DecodeState
 from protocol.messages_gateway import Assign, Stamp, WorkerAddress
+from protocol.messages_handoff import PrefillJob
 from runtime.state_table import advance
 from scheduler.req import Req, kv_tokens
 
@@ -44,6 +45,21 @@ class DecodeRequest:
     def key(self) -> tuple[str, int]:
         """(request_id, attempt)."""
         return self.assign.request_id, self.assign.attempt
+
+    @property
+    def job(self) -> PrefillJob:
+        """What its prefill worker is told."""
+        assign = self.assign
+        return PrefillJob(
+            *self.key,
+            self.reservation,
+            assign.prompt_ids,
+            assign.sampling,
+            assign.num_choices,
+            assign.timeline,
+            assign.first_choice,
+            assign.num_replayed,
+        )
 
     @property
     def prompt_len(self) -> int:

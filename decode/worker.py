@@ -42,7 +42,6 @@ from protocol.messages_handoff import (
     JobFailed,
     JobFinishedEarly,
     KvDelivered,
-    PrefillJob,
     ToDecode,
 )
 from protocol.request import FinishReason
@@ -225,18 +224,7 @@ class DecodeWorker:
             request.handover_s = max(HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN * ahead)
             request.deadline = self._clock.now() + request.handover_s
             self._stamp(request, "reserved, job sent")
-            assign = request.assign
-            job = PrefillJob(
-                *request.key,
-                request.reservation,
-                assign.prompt_ids,
-                assign.sampling,
-                assign.num_choices,
-                assign.timeline,
-                assign.first_choice,
-                assign.num_replayed,
-            )
-            self.outbox.prefill.append((request.prefill, job))
+            self.outbox.prefill.append((request.prefill, request.job))
 
     # ---- from the first frame to the running batch ----
 
