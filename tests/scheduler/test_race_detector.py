@@ -226,7 +226,7 @@ def test_memory_given_back_is_not_the_memory_that_follows() -> None:
     bench.expect_none(body)
 
 
-def detect(seeds: range, strategies: tuple[Strategy, ...] = STRATEGIES) -> None:
+def expect_no_race(seeds: range, strategies: tuple[Strategy, ...] = STRATEGIES) -> None:
     """No race in any of them."""
     for seed in seeds:
         strategy = strategies[seed % len(strategies)]
@@ -237,10 +237,10 @@ def detect(seeds: range, strategies: tuple[Strategy, ...] = STRATEGIES) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_ten_workloads_have_no_race(seed: int) -> None:
-    detect(range(seed, seed + 1))
+    expect_no_race(range(seed, seed + 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(6))
 def test_sixty_workloads_have_no_race(part: int) -> None:
-    detect(range(100 + part * 10, 110 + part * 10))
+    expect_no_race(range(100 + part * 10, 110 + part * 10))
