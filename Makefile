@@ -8,6 +8,7 @@ ARGS   ?=
 SEEDS  ?= 200
 FROM   ?= 0
 STRATEGIES ?=
+DETECT ?=
 
 # What pip is asked for as torch. Empty: the CPU build, from wherever pip is configured to look, else from pytorch.org.
 # On a machine with a GPU: make TORCH=torch==2.13.0 ...
@@ -89,7 +90,7 @@ test-faults: $(READY) ## every process killed, ended and paused at every phase o
 	@$(PYTEST) -m faults -vv --no-header
 
 explore: $(READY) ## random schedules of the overlap scheduler under every strategy: SEEDS=100000 for a night
-	@OMP_NUM_THREADS=1 $(PY) -m tests.explore --seeds $(SEEDS) --from $(FROM) --strategies '$(STRATEGIES)'
+	@OMP_NUM_THREADS=1 $(PY) -m tests.explore --seeds $(SEEDS) --from $(FROM) --strategies '$(STRATEGIES)' $(if $(DETECT),--detect)
 
 mutants: $(READY) ## sabotage the scheduler line by line: something must notice each of them; under 10 minutes
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)

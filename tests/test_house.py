@@ -44,7 +44,9 @@ def files_named_in(text: str) -> set[str]:
     return set(re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.\w+)`", text))
 
 
-@pytest.mark.parametrize("doc", ["docs/structure.md", "README.md", "CONTRIBUTING.md", "docs/glossary.md"])
+@pytest.mark.parametrize(
+    "doc", ["docs/structure.md", "README.md", "CONTRIBUTING.md", "docs/glossary.md", "docs/exploring.md"]
+)
 def test_every_file_named_in_the_docs_exists(doc: str) -> None:
     named = files_named_in((ROOT / doc).read_text())
     assert {path for path in named if not (ROOT / path).exists()} == set()
@@ -56,7 +58,7 @@ def test_structure_names_every_room() -> None:
     assert {path.split("/")[0] for path in named} >= set(ROOMS)
 
 
-@pytest.mark.parametrize("doc", ["README.md", "CONTRIBUTING.md", "docs/measurements.md"])
+@pytest.mark.parametrize("doc", ["README.md", "CONTRIBUTING.md", "docs/measurements.md", "docs/exploring.md"])
 def test_every_make_command_in_the_docs_exists(doc: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = (ROOT / doc).read_text()

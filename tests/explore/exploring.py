@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from traceback import format_exception
 
@@ -21,33 +22,34 @@ class Failure:
     seed: int
     strategy: Strategy
     text: str
+    detect: bool = False
 
     @property
     def again(self) -> str:
         """The command that runs it alone."""
-        return f"make explore SEEDS=1 FROM={self.seed} STRATEGIES={self.strategy}"
+        return f"make explore SEEDS=1 FROM={self.seed} STRATEGIES={self.strategy}" + " DETECT=1" * self.detect
 
 
-def explore_seed(seed: int, strategies: Sequence[Strategy]) -> Failure | None:
-    """One workload under each strategy, until one fails."""
+def explore_seed(seed: int, strategies: Sequence[Strategy], detect: bool) -> Failure | None:
+    """One workload under each strategy, until one fails; with `detect` under the race detector."""
     for strategy in strategies:
         try:
-            Run(Workload.random(seed), strategy, seed).run()
+            Run(Workload.random(seed), strategy, seed, detect=detect).run()
         except ScheduleViolation as violation:
-            return Failure(seed, strategy, str(violation) + _notes(violation))
+            return Failure(seed, strategy, str(violation) + _notes(violation), detect)
     return None
 
 
-def explore(seeds: range, strategies: Sequence[Strategy], num_jobs: int) -> Iterator[Failure | None]:
+def explore(seeds: range, strategies: Sequence[Strategy], num_jobs: int, detect: bool) -> Iterator[Failure | None]:
     """What became of each of `seeds`, in their order, on `num_jobs` processes."""
     if num_jobs == 1:
         for seed in seeds:
-            yield explore_seed(seed, strategies)
+            yield explore_seed(seed, strategies, detect)
         return
     with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn")) as pool:
         for start in range(seeds.start, seeds.stop, 200):  # a night's worth is not queued at once
             part = range(start, min(start + 200, seeds.stop))
-            yield from pool.map(explore_seed, part, [tuple(strategies)] * len(part), chunksize=5)
+            yield from pool.map(partial(explore_seed, strategies=tuple(strategies), detect=detect), part, chunksize=5)
 
 
 def _notes(violation: ScheduleViolation) -> str:

@@ -23,7 +23,7 @@ from tests.explore.races import observe, read_inputs
 from tests.explore.workload import CONTEXT, NEVER, Arrival, Workload
 
 INJECTED = "a failure for the test"
-MAX_STEPS = 5000
+MAX_STEPS = 2000
 
 
 class Schedule(Protocol):

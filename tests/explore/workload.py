@@ -58,20 +58,21 @@ class Workload:
         """A small one: a few requests, about a hundred steps. Four kinds take turns."""
         rng = random.Random(f"workload {seed}")
         turn, kind = divmod(seed, 4)
+        failing = 0.08 if turn % 2 else 0.0
         if kind == 0:
-            return _mixture(rng, num_requests, "1U")
+            return _mixture(rng, num_requests, "1U", failing)
         if kind == 1:
-            return _mixture(rng, num_requests, rng.choice(TOPOLOGIES[1:]))
+            return _mixture(rng, num_requests, rng.choice(TOPOLOGIES[1:]), failing)
         if kind == 2:
             return _pressure(rng, num_requests)
-        return _mixture(rng, num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], forks=True)
+        return _mixture(rng, num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], failing, forks=True)
 
     def without_overlap(self) -> "Workload":
         """The same, in the serial twin."""
         return replace(self, overlap=False)
 
 
-def _mixture(rng: random.Random, num_requests: int, topology: str, forks: bool = False) -> Workload:
+def _mixture(rng: random.Random, num_requests: int, topology: str, failing: float, forks: bool = False) -> Workload:
     """Requests of any kind; with `forks` of several choices that end one after the other."""
     page_size = rng.choice((1, 4))
     arrivals = tuple(_arrival(rng, f"{rng.getrandbits(32)}") for _ in range(num_requests))
@@ -86,7 +87,7 @@ def _mixture(rng: random.Random, num_requests: int, topology: str, forks: bool =
         max_requests=rng.choice((3, 4, 6)),
         overlap=rng.random() < 0.9,
         arrivals=arrivals,
-        failing=rng.choice((0.0, 0.0, 0.0, 0.05)),
+        failing=failing,
     )
 
 

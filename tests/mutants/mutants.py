@@ -1,29 +1,9 @@
-"""Sabotages of one line each, as data: what is changed, why that is wrong, and what must notice it.
+"""Sabotages of one line each, as data: of the scheduler here, of the roles in mutants_of_roles.py."""
 
-`strategies` are those of make explore, each with ten seeds; `tests` are for what no schedule of a fake model can show.
-"""
+from tests.mutants.mutant import ANY, OVERTAKING, Mutant
+from tests.mutants.mutants_of_roles import ROLES
 
-from dataclasses import dataclass
-
-SEEDS = 10
-ANY = ("late", "early", "early-late-copies", "random", "ranked", "in-order")
-OVERTAKING = ("ranked", "random", "late")
 SCHEDULER = "tests/scheduler"
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """`old` stands in `file` exactly once and becomes `new`."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    why: str
-    strategies: tuple[str, ...] = ()
-    tests: tuple[str, ...] = ()
-
-
 ENGINE = "scheduler/engine.py"
 BATCH = "scheduler/schedule_batch.py"
 FORWARD = "scheduler/forward_batch.py"
@@ -33,9 +13,6 @@ ROWS = "scheduler/row_pool.py"
 PAGES = "scheduler/page_allocator.py"
 LOOP = "scheduler/overlap_loop.py"
 RUNNING = "scheduler/running.py"
-UNIFIED = "unified/worker.py"
-DECODE = "decode/worker.py"
-PREFILL = "prefill/worker.py"
 
 MUTANTS = (
     Mutant(
@@ -233,22 +210,6 @@ MUTANTS = (
         ANY,
     ),
     Mutant(
-        "the late result of a finished choice is not ignored (unified)",
-        UNIFIED,
-        "        for req, token in tokens:\n            if req.finish is None:\n",
-        "        for req, token in tokens:\n            if (req.request_id, req.attempt) in self._requests:\n",
-        "it has ended: a token too many",
-        ANY,
-    ),
-    Mutant(
-        "the late result of a finished choice is not ignored (decode)",
-        DECODE,
-        "        for req, token in tokens:\n            if req.finish is None:\n",
-        "        for req, token in tokens:\n            if (req.request_id, req.attempt) in self._requests:\n",
-        "it has ended: a token too many",
-        ANY,
-    ),
-    Mutant(
         "rows and pages are released twice",
         ENGINE,
         "            req.row, req.pages = 0, []\n",
@@ -270,22 +231,6 @@ MUTANTS = (
         "req.num_sampled < req.sampling.max_tokens",
         "req.num_sampled <= req.sampling.max_tokens",
         "it writes behind its pages",
-        ANY,
-    ),
-    Mutant(
-        "choices share the partial page",
-        UNIFIED,
-        "        self.engine.copy_pages(sources, targets)\n",
-        "",
-        "a choice reads a page without the prompt's end",
-        ANY,
-    ),
-    Mutant(
-        "choices get no copy of the partial page after a transfer",
-        DECODE,
-        "        self.engine.copy_pages(sources, targets)\n",
-        "",
-        "a choice reads a page without the prompt's end",
         ANY,
     ),
     Mutant(
@@ -329,47 +274,12 @@ MUTANTS = (
         ANY,
     ),
     Mutant(
-        "chunks of a prompt start at its beginning",
-        UNIFIED,
-        "ExtendChunk(prompt, start, end, going_on if",
-        "ExtendChunk(prompt, max(start - 1, 0), end, going_on if",
-        "a token is computed twice, and the launch takes more than its budget",
-        (),
-        ("tests/unified/test_worker.py",),
-    ),
-    Mutant(
-        "a middle chunk samples",
-        UNIFIED,
-        "going_on if end == prompt.prompt_len else ()",
-        "going_on",
-        "a first token before the prompt has ended",
-        ANY,
-    ),
-    Mutant(
         "the host reads results before they are there",
         ENGINE,
         "if copy_done is None or not copy_done.done():",
         "if copy_done is None:",
         "it reads what was in the buffer before",
         ("late", "early-late-copies", "random"),
-    ),
-    Mutant(
-        "layers leave before they are written",
-        PREFILL,
-        "while launch.layers and launch.layers[0][1].done():",
-        "while launch.layers:",
-        "the mark of a layer is the only sign that its KV is there",
-        (),
-        ("tests/prefill/test_worker.py",),
-    ),
-    Mutant(
-        "pages of a sent prompt go back at once",
-        PREFILL,
-        "self.engine.release(job.prompt, lambda: self._sender.is_reading(target))",
-        "self.engine.release(job.prompt)",
-        "the transport still reads them",
-        (),
-        ("tests/prefill/test_worker.py",),
     ),
     Mutant(
         "a failed launch leaves nothing for those who joined the next",
@@ -398,23 +308,6 @@ MUTANTS = (
         ("late",),
     ),
     Mutant(
-        "job credit is not given back",
-        PREFILL,
-        "            self.outbox.decode.append((job.peer.instance, JobCredit(job.prompt.prompt_len)))\n",
-        "            pass\n",
-        "after a while no job is sent any more",
-        ANY,
-    ),
-    Mutant(
-        "decode goes on without waiting for the last frame",
-        "transfer/receiver.py",
-        "        if not whole and self._num_frames < self.last.num_frames:\n            return\n",
-        "",
-        "frames that are late fail the transfer",
-        (),
-        ("tests/transfer",),
-    ),
-    Mutant(
         "a page has one reference too many",
         PAGES,
         "            self._refs[page] = 1\n",
@@ -430,4 +323,5 @@ MUTANTS = (
         "noise belongs to a position; a retry would draw another token",
         ANY,
     ),
+    *ROLES,
 )

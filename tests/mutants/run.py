@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutants.mutants import ANY, SEEDS, Mutant
+from tests.mutants.mutant import ANY, SEEDS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLER_S = 120.0  # a killer that takes longer hangs: noticed as well

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.mutants import ANY, MUTANTS, Mutant
+from tests.mutants.mutant import ANY, Mutant
+from tests.mutants.mutants import MUTANTS
 from tests.mutants.run import ROOT, Copy, baseline
 
 TREE = {

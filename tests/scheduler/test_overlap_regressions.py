@@ -60,8 +60,8 @@ def test_a_row_reused_the_step_after_its_owner_finished(strategy: Strategy, topo
     """On a decode worker the next owner is PREBUILT: no forward of the former one may write its row afterwards."""
     load = {name: ends_early(name) for name in ("a", "b", "c")}
     cluster, seen = run(topology, load, strategy, max_requests=1, num_pages=6)
-    worker = (cluster.unifieds or list(cluster.decodes.values()))[0]
-    assert worker.engine.rows.generation(1) == 3  # one row, three owners
+    engine = cluster.workers[-1].engine  # of the worker that decodes
+    assert engine.rows.generation(1) == 3  # one row, three owners
     assert sum(inp.num_decodes for inp in seen) > 3 * 3  # each was in a forward more than it has decoded tokens
     expect_rest(cluster)
 
@@ -75,7 +75,23 @@ def test_the_allocator_under_overlap_never_reads_a_sentinel(page_size: int) -> N
     expect_rest(cluster)
 
 
-class Ops(TorchDispatchMode):
+def test_a_layer_does_not_leave_before_its_mark() -> None:
+    simulation = Simulation(Strategy.LATE, 0)
+    cluster = make_cluster("1P1D", streams=simulation.streams)
+    cluster.assign("a", prompt_of("a", 20), greedy(4))
+    worker = cluster.prefills[100]
+    while not (worker.engine.in_flight and worker.engine.in_flight[0].layers):
+        if not cluster.step():
+            simulation.run_one()
+    cluster.step()
+    assert worker.engine.in_flight[0].layers and worker._sender.counters.get("frames", 0) == 0
+    while worker.engine.in_flight:
+        if not cluster.step():
+            simulation.run_one()
+    assert worker._sender.counters["frames"] > 0
+
+
+class Ops(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
     """Counts tensor operations."""
 
     num = 0
