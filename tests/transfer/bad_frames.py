@@ -1,4 +1,4 @@
-"""A receiver with two reservations, a victim's and a neighbour's, whose every frame, byte and credit is accounted for."""
+"""A receiver with two reservations, a victim's and a neighbour's, whose every frame, byte and credit is counted."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
