@@ -1,5 +1,6 @@
 """Messages that nobody would think of: what is taken is what was sent, and everything else is one short error."""
 
+from copy import deepcopy
 from typing import Any
 
 import msgpack
@@ -33,7 +34,7 @@ def places(fields: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def put(fields: Any, path: tuple[Any, ...], value: Any) -> None:
     for step in path[:-1]:
         fields = fields[step]
-    fields[path[-1]] = value
+    fields[path[-1]] = deepcopy(value)  # the next value may be put into this one
 
 
 def taken_or_refused(boundary: Boundary[Any], raw: bytes) -> Any:
