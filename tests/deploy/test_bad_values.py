@@ -16,6 +16,8 @@ from protocol.errors import ConfigError
 from runtime.process_arguments import read_arguments
 from runtime.settings import GatewaySettings, WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 LONG = "9" * 5000
 INTEGER = "expected an integer"
 

@@ -38,6 +38,8 @@ from protocol.request import FinishReason, SamplingParams
 from runtime.clock import VirtualClock
 from tests.gateway.fake_worker import LAYOUT
 
+pytestmark = pytest.mark.slow
+
 PREFILL, DECODE, OTHER = WorkerKey("p", 11), WorkerKey("d", 12), WorkerKey("d2", 13)
 STRANGER = b"x#99"
 STATS = WorkerStats(KvPages(256, 256), 0, 0, counters={"frames": 5.0})

@@ -22,6 +22,8 @@ from protocol.messages_gateway import (
 from tests.gateway.conftest import Setting, wait_until
 from tests.gateway.fake_worker import STATS, Behaviour, FakeWorker
 
+pytestmark = pytest.mark.slow
+
 
 async def first_line(response: httpx.Response) -> str:
     async for line in response.aiter_lines():

@@ -20,6 +20,8 @@ from tests.gateway.conftest import Setting, running, wait_until
 from tests.gateway.fake_worker import Behaviour, FakeWorker, letters
 from tests.gateway.folders import byte_tokenizer, write_folder
 
+pytestmark = pytest.mark.slow
+
 LONG = 50_000  # tokens: 10 MB of chunks, more than a connection buffers
 PATIENT = HttpLimits(slow_reader_timeout_s=600, max_stream_backlog=10**9)
 

@@ -20,6 +20,8 @@ from protocol.request import SamplingParams, finish_reason
 from scheduler.choice_pages import pages_needed
 from tests.cluster import Cluster
 
+pytestmark = pytest.mark.slow
+
 TOPOLOGIES = ("1P1D", "2P2D", "1P2D", "2P1D", "1U", "2U")
 MAX_PROMPT, MAX_TOKENS, MAX_N = 90, 24, 3
 RUNNER = FakeRunner(vocab_size=211, head_dim=2, context_length=MAX_PROMPT + MAX_TOKENS)

@@ -9,6 +9,8 @@ import torch
 from model.sampler import NOT_A_TOKEN, sample
 from tests.model.test_sampler import random_logits, sampling
 
+pytestmark = pytest.mark.slow
+
 NAN, INF = math.nan, math.inf
 RULES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

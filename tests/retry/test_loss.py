@@ -16,6 +16,8 @@ from tests.decode.driving import VOCAB, greedy, prompt_of, reference
 from tests.retry.controlled import Controlled, Loss
 from unified.worker import UnifiedWorker
 
+pytestmark = pytest.mark.slow
+
 NUM_TOKENS = 12
 LENGTH = 45  # tokens of a prompt: several chunks, several pages, a partial one
 PARAMS = greedy(NUM_TOKENS)

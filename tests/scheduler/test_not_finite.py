@@ -13,6 +13,8 @@ from model.paged_kv import PagedKv
 from protocol.request import SamplingParams
 from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class BrokenRunner(FakeRunner):

@@ -235,6 +235,7 @@ def expect_no_race(seeds: range, strategies: tuple[Strategy, ...] = STRATEGIES) 
         assert run.simulation.detector is not None and run.simulation.detector.num_seen > 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_ten_workloads_have_no_race(seed: int) -> None:
     expect_no_race(range(seed, seed + 1))

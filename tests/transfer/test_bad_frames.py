@@ -24,6 +24,8 @@ from tests.transfer.memory import LAYOUT
 from transfer.interface import FATAL, CreditReturned, Rejection
 from transfer.landing import MAX_PARTS
 
+pytestmark = pytest.mark.slow
+
 
 def raw_header(header: FrameHeader, magic: int = MAGIC, version: int = VERSION) -> bytes:
     packed = bytearray(pack_header(header))
