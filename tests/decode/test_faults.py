@@ -26,6 +26,8 @@ from tests.decode.driving import (
 )
 from transfer.backend_inproc import InprocNetwork, Parcel
 
+pytestmark = pytest.mark.slow
+
 PARAMS = greedy(12)
 POISON = VOCAB - 1  # no other prompt has it
 NAMES = [f"r{index}" for index in range(8)]

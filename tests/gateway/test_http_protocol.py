@@ -15,6 +15,8 @@ from runtime.settings import HttpLimits
 from tests.gateway.conftest import Setting, running, wait_until
 from tests.gateway.fake_worker import Behaviour
 
+pytestmark = pytest.mark.slow
+
 SMALL = HttpLimits(max_body_bytes=2000, max_header_bytes=1000, max_headers=20, max_connections=8)
 HASTY = HttpLimits(header_timeout_s=0.1, body_timeout_s=0.1, keep_alive_s=0.3)
 GET = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n"

@@ -24,6 +24,8 @@ from protocol.messages_handoff import (
 from protocol.request import SamplingParams
 from scheduler.outbox import Outbox
 
+pytestmark = pytest.mark.slow
+
 LAYOUT = KvLayout(2, 1, 4, 4, "float32")
 DECODE = b"d#7"
 HELLO = Hello(WorkerAddress("d", 7, data="tcp://127.0.0.1:5"), LAYOUT, "story")
