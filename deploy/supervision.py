@@ -1,7 +1,7 @@
 """What becomes of a process that ends: started again, at once or after a wait, or given up. Pure: one state table.
 
     STARTING --ready--> RUNNING          BACKING_OFF --its time has come--> STARTING
-    STARTING, RUNNING --ended--> STARTING at once (first failure, or merely lost) | BACKING_OFF | GIVEN_UP
+    STARTING, RUNNING --ended--> STARTING at once (first failure) | BACKING_OFF | GIVEN_UP
 
 What it does not know: processes, or what a person is told (endings.py).
 """
@@ -30,8 +30,7 @@ class State(StrEnum):
 class Cause(StrEnum):
     """Why a process ended, as far as it matters for what follows."""
 
-    FAILED = "failed"  # it crashed, was killed, or left without being told to by its supervisor
-    LOST = "lost"  # it was paused for too long, so its instance may not return; another may, at once
+    FAILED = "failed"  # it crashed, was killed, was lost by the gateway, or left without being told to
     HOPELESS = "hopeless"  # another start would end the same way
 
 
@@ -49,11 +48,10 @@ class Life:
 def cause_of(code: int, *, was_ready: bool, failure_code: str = "") -> Cause:
     """Why a process ended with exit status `code` (minus the signal). `failure_code` is the code of the error that it
     named itself, if it did."""
-    if code == EXIT_REFUSED:
-        return Cause.LOST if was_ready else Cause.HOPELESS
-    if code == EXIT_CONFIG and not was_ready and failure_code not in _PASSING:
-        return Cause.HOPELESS
-    return Cause.FAILED
+    if was_ready:
+        return Cause.FAILED
+    is_hopeless = code == EXIT_REFUSED or (code == EXIT_CONFIG and failure_code not in _PASSING)
+    return Cause.HOPELESS if is_hopeless else Cause.FAILED
 
 
 def wait_before_restart_s(failures: int) -> float:
@@ -73,11 +71,11 @@ def ended(life: Life, cause: Cause, max_restarts: int, now: float) -> Life:
     """It has ended. GIVEN_UP, or BACKING_OFF with the time of its next start, which may be now."""
     assert life.state in (State.STARTING, State.RUNNING), f"ended while {life.state}"
     served_well = life.state is State.RUNNING and now - life.since >= FORGIVEN_AFTER_S
-    failures = (0 if served_well else life.failures) + (cause is not Cause.LOST)
+    failures = 1 + (0 if served_well else life.failures)
     if cause is Cause.HOPELESS or max_restarts == 0 or failures > max_restarts:
         return replace(life, state=State.GIVEN_UP, since=now, failures=failures)
-    wait_s = 0.0 if cause is Cause.LOST else wait_before_restart_s(failures)
-    return replace(life, state=State.BACKING_OFF, since=now, failures=failures, start_at=now + wait_s)
+    start_at = now + wait_before_restart_s(failures)
+    return replace(life, state=State.BACKING_OFF, since=now, failures=failures, start_at=start_at)
 
 
 def is_due(life: Life, now: float) -> bool:

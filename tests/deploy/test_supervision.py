@@ -2,14 +2,15 @@ import pytest
 
 from deploy import supervision
 from deploy.supervision import Cause, Life, State, cause_of, is_due, wait_before_restart_s
+from runtime.process_life import EXIT_REFUSED
 
 RUNNING = Life(State.RUNNING, since=100.0)
 
 
-def fail_again_and_again(life: Life, max_restarts: int, ready: bool) -> list[float]:
+def fail_again_and_again(life: Life, max_restarts: int, ready: bool, cause: Cause = Cause.FAILED) -> list[float]:
     """Waits before each restart until it is given up, when each start takes 1 s and fails, or serves 1 s and fails."""
     now, waits = 100.0, []
-    while (life := supervision.ended(life, Cause.FAILED, max_restarts, now)).state is State.BACKING_OFF:
+    while (life := supervision.ended(life, cause, max_restarts, now)).state is State.BACKING_OFF:
         waits.append(life.start_at - now)
         assert is_due(life, life.start_at) and not is_due(life, life.start_at - 0.01)
         now = life.start_at
@@ -52,13 +53,12 @@ def test_a_long_start_forgives_nothing() -> None:
     assert supervision.ended(starting, Cause.FAILED, 5, 500.0).state is State.GIVEN_UP
 
 
-def test_what_was_merely_lost_is_started_at_once_and_not_counted() -> None:
-    life = Life(State.RUNNING, since=100.0, failures=5)
-    for now in range(101, 140):
-        life = supervision.ended(life, Cause.LOST, 5, float(now))
-        assert (life.state, life.failures, life.start_at) == (State.BACKING_OFF, 5, now)
-        life = supervision.ready(supervision.started(life, float(now)), float(now))
-    assert life.starts == 40
+def test_who_is_lost_soon_after_every_start_is_counted_and_given_up() -> None:
+    cause = cause_of(EXIT_REFUSED, was_ready=True, failure_code="refused")
+    assert fail_again_and_again(RUNNING, 5, ready=True, cause=cause) == [0.0, 0.5, 1.0, 2.0, 4.0]
+    served_long = Life(State.RUNNING, since=100.0, failures=5)
+    life = supervision.ended(served_long, cause, 5, 200.0)
+    assert (life.state, life.failures, life.start_at) == (State.BACKING_OFF, 1, 200.0)
 
 
 def test_what_is_hopeless_is_given_up_at_once() -> None:
@@ -73,7 +73,7 @@ def test_what_is_hopeless_is_given_up_at_once() -> None:
         (-9, False, "", Cause.FAILED),
         (0, True, "", Cause.FAILED),  # SIGTERM from elsewhere: it left in order
         (1, False, "", Cause.FAILED),
-        (3, True, "refused", Cause.LOST),
+        (3, True, "refused", Cause.FAILED),  # it was paused and lost meanwhile
         (3, False, "refused", Cause.HOPELESS),  # another model or layout
         (2, False, "config_error", Cause.HOPELESS),
         (2, False, "checkpoint_error", Cause.HOPELESS),
