@@ -1,9 +1,10 @@
-"""What holds for every test: one thread per process, no network hubs, reproducible property tests.
+"""What holds for every test: one thread per process, no network hubs, reproducible property tests, Ctrl-C that works.
 
 It runs before any test module is imported, and so before torch reads its environment.
 """
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -11,6 +12,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# A shell starts what it runs in the background with SIGINT ignored, and children inherit that: servers that tests end as
+# Ctrl-C does would never hear of it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Timings never decide a test (no deadline, no check of speed), and workers share no files (no example database).
 UNHURRIED = [HealthCheck.too_slow]
