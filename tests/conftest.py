@@ -13,8 +13,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-# A shell starts what it runs in the background with SIGINT ignored, and children inherit that: servers that tests end as
-# Ctrl-C does would never hear of it.
+# A shell starts what it runs in the background with SIGINT ignored, and children inherit that: servers that tests end
+# as Ctrl-C does would never hear of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Timings never decide a test (no deadline, no check of speed), and workers share no files (no example database).
