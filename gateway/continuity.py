@@ -1,5 +1,6 @@
 """Whether every message between the gateway and a worker has arrived: a connection that breaks and comes back, or a
-queue that is full, loses some without a word, and a request would wait for ever for what they said.
+queue that is full, loses some without a word, and what cannot be read says nothing: a request would wait for ever for
+what they said.
 
 Both sides count; heartbeats carry the worker's counts. Time is counted in heartbeats, one of each worker a look, so
 that whoever was paused, and finds many that were sent long ago, blames nobody. Pure. What it does not know: sockets,
@@ -41,7 +42,7 @@ class Continuity:
         self._counts.pop(identity, None)
 
     def heard(self, identity: bytes) -> None:
-        """A message of any kind has come from it."""
+        """A message of any kind has come from it, and could be read."""
         if (counts := self._counts.get(identity)) is not None:
             counts.to_come += 1
 
@@ -58,7 +59,7 @@ class Continuity:
         if counts is None or num_sent is None or num_received is None:
             return None
         if num_sent != counts.to_come:
-            return f"has sent {num_sent} messages, of which {counts.to_come} arrived"
+            return f"has sent {num_sent} messages, of which {counts.to_come} arrived and could be read"
         if num_received >= counts.mark:
             counts.mark = 0
             return None

@@ -138,10 +138,11 @@ class Control:
     # ---- messages ----
 
     def _on_raw(self, identity: bytes, raw: bytes) -> None:
-        self._continuity.heard(identity)
         most = None if self.membership.has_identity(identity) else MAX_STRANGER_BYTES
         try:
-            self._on_message(identity, TO_GATEWAY.decode(raw, most))
+            message = TO_GATEWAY.decode(raw, most)
+            self._continuity.heard(identity)  # what cannot be read has not arrived: somebody may wait for what it said
+            self._on_message(identity, message)
         except WireError as error:
             self._refusals.note("message", worker=identity.decode("utf-8", "replace"), why=error.message)
 

@@ -106,7 +106,7 @@ class Register(Message):
     stats: WorkerStats
     backend: Text = "zmq"  # how KV reaches or leaves it; "" for unified
     num_sent: Count | None = None  # messages to the gateway since its start, this one included; None: not counted
-    num_received: Count | None = None
+    num_received: Count | None = None  # messages of the gateway that could be read
 
 
 @dataclass(frozen=True)

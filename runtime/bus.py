@@ -50,7 +50,6 @@ class Dealer:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, identity: bytes) -> None:
         self.endpoint = endpoint
         self.num_sent = 0  # messages, those among them that the queue did not take
-        self.num_received = 0
         self.socket = _prepare(context.socket(zmq.DEALER))
         self.socket.setsockopt(zmq.ROUTING_ID, identity)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -82,7 +81,6 @@ class Dealer:
                 break
             found.append(parts[0] if len(parts) == 1 else b"".join(parts))
             num_bytes += len(found[-1])
-        self.num_received += len(found)
         return found
 
     def close(self, linger_ms: int = 0) -> None:

@@ -160,6 +160,7 @@ class WorkerLoop:
     on_turn: Callable[[float], None] = lambda _now: None  # called as often as heartbeats go
     spin: bool = False
     _gateway_instance: int = 0  # 0: not a member now
+    _num_read: int = 0  # messages of the gateway; what cannot be read is as good as lost, and the gateway must know
     _join_deadline: float = 0.0
     _tell_at: float = 0.0  # when to say that no gateway answers
     _next_beat: float = 0.0
@@ -216,6 +217,7 @@ class WorkerLoop:
             except WireError as error:
                 self._refusals.note("message", source="gateway", why=error.message)
                 continue
+            self._num_read += 1
             self._on_gateway(message)
         self.link.receive()
 
@@ -232,9 +234,10 @@ class WorkerLoop:
                 self._next_register = 0.0
                 self._gateway_instance = 0
                 self._start_joining()
-            elif not self._gateway_instance:
-                self._gateway_instance = message.gateway_instance
-                self.on_ready()
+            else:
+                joins, self._gateway_instance = not self._gateway_instance, message.gateway_instance
+                if joins:
+                    self.on_ready()
             return
         if isinstance(message, PeerLost):
             log.warning("peer lost", worker=message.worker_id, instance=message.instance)
@@ -263,7 +266,7 @@ class WorkerLoop:
             self._launch, self._launch_since = self.core.oldest_launch, now
         if not self._gateway_instance and now >= self._next_register:
             self._next_register = now + REGISTER_AGAIN_S
-            num_sent, num_received = self.gateway.num_sent + 1, self.gateway.num_received
+            num_sent, num_received = self.gateway.num_sent + 1, self._num_read
             register = replace(self.register, stats=self._stats(), num_sent=num_sent, num_received=num_received)
             self.gateway.send(TO_GATEWAY.encode(register))
         if now >= self._next_beat:
@@ -282,7 +285,7 @@ class WorkerLoop:
         stats = self._stats()
         address = self.register.address
         launch_age_s = now - self._launch_since if self._launch else 0.0
-        counts = self.gateway.num_sent + 1, self.gateway.num_received
+        counts = self.gateway.num_sent + 1, self._num_read
         beat = Heartbeat(address.worker_id, address.instance, stats, launch_age_s, *counts)
         self.gateway.send(TO_GATEWAY.encode(beat))
 

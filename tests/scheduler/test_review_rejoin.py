@@ -185,6 +185,72 @@ def test_a_gateway_that_restarts_after_long_service_learns_the_worker_again(cont
     assert not last or isinstance(last[-1], Leaving)
 
 
+def test_the_same_gateway_may_welcome_and_ask_again_and_nothing_is_reset(context: Any) -> None:
+    registers = 0
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal registers
+        bench.clock.advance(0.05)
+        for message in arrived:
+            if isinstance(message, Register):
+                registers += 1
+                bench.send(Welcome(1))
+                bench.send(Welcome(1))  # as at each of its looks
+            elif isinstance(message, Heartbeat) and registers == 1:
+                bench.send(RegisterAgain(1))
+            elif isinstance(message, Heartbeat):
+                bench.stop()
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    bench.close()
+    assert registers == 2 and bench.num_ready == 2
+    assert bench.core.num_resets == 0 and bench.peers.calls == []
+
+
+def test_another_gateway_that_welcomes_at_once_is_joined_once(context: Any) -> None:
+    """It has got a Register that was meant for the one before, and welcomes its members at each look."""
+    num_beats = 0
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal num_beats
+        bench.clock.advance(0.3)
+        for message in arrived:
+            if isinstance(message, Register):
+                bench.send(Welcome(1))
+            elif isinstance(message, Heartbeat):
+                num_beats += 1
+                bench.send(Welcome(2))
+                if num_beats == 4:
+                    bench.stop()
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    bench.close()
+    assert bench.core.num_resets == 1 and bench.peers.calls.count("forget_all") == 1
+
+
+def test_what_cannot_be_read_is_not_counted_as_received(context: Any) -> None:
+    num_welcomes, told = 0, -1
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal num_welcomes, told
+        bench.clock.advance(0.3)
+        for message in arrived:
+            if isinstance(message, Heartbeat) and (message.num_received or 0) >= 5:
+                told = num_welcomes
+                bench.stop()
+            elif isinstance(message, Register | Heartbeat):
+                assert bench.router.send(IDENTITY, b"nonsense")
+                bench.send(Welcome(1))
+                num_welcomes += 1
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    bench.close()
+    assert told >= 5
+
+
 def test_a_gateway_that_never_answers_is_given_up(context: Any) -> None:
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         bench.clock.advance(JOIN_DEADLINE_S / 4)
