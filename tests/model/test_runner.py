@@ -90,7 +90,14 @@ def test_packed_weights_compute_the_same(dtype: torch.dtype) -> None:
         for rows in (1, 3, 16, 200):
             x_TI, residual_TO = torch.randn(rows, 32).to(dtype), torch.randn(rows, 48).to(dtype)
             torch.testing.assert_close(packed(x_TI), linear(x_TI))
-            torch.testing.assert_close(packed.added_to(residual_TO, x_TI), linear.added_to(residual_TO, x_TI))
+            # Packed, the sum is rounded once, not also the product: where the two cancel, that is all that is left.
+            slack = 4 * torch.finfo(dtype).eps
+            torch.testing.assert_close(
+                packed.added_to(residual_TO, x_TI),
+                linear.added_to(residual_TO, x_TI),
+                rtol=slack,
+                atol=slack * float(linear(x_TI).abs().max()),
+            )
 
 
 def test_only_bfloat16_on_a_cpu_is_packed_and_only_when_there_is_room(
