@@ -1,9 +1,10 @@
 """What prefill and decode see of KV movement: two protocols, their events, and the constants that both ends share.
 
 Logical pages: a reservation holds `num_tokens` prompt tokens in ceil(num_tokens / page_size) pages, numbered from 0 in
-order; each side maps them to page numbers of its own. Each of the two objects belongs to one thread, its worker's main
-thread. What it does not know: how bytes travel (backend_*.py), who owns a page, or any deadline: a frame that is lost
-on the way is noticed by nobody here, so whoever waits for a reservation gives it a deadline.
+order; each side maps them to page numbers of its own. Frames count in the sender's pages; the receiver's may be of
+another size. Each of the two objects belongs to one thread, its worker's main thread. What it does not know: how bytes
+travel (backend_*.py), who owns a page, or any deadline: a frame that is lost on the way is noticed by nobody here, so
+whoever waits for a reservation gives it a deadline.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,14 @@ class PageMemory(Protocol):
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         """Writable bytes of pages [page_start, page_start + num_pages) of one layer, contiguous, without a copy."""
         ...
+
+
+def bytes_at(memory: PageMemory, layer: int, start: int, num_bytes: int) -> memoryview:
+    """Writable bytes [start, start + num_bytes) of one layer, counted from page 0, without a copy."""
+    page_bytes = memory.layout.page_bytes
+    first, end = start // page_bytes, -(-(start + num_bytes) // page_bytes)
+    offset = start - first * page_bytes
+    return memory.page_bytes_view(layer, first, end - first)[offset : offset + num_bytes]
 
 
 @dataclass(frozen=True)
@@ -191,9 +200,18 @@ class KvReceiver(Protocol):
         ...
 
     def reserve(
-        self, reservation: int, attempt: int, sender_instance: int, pages: Sequence[int], num_tokens: int
+        self,
+        reservation: int,
+        attempt: int,
+        sender_instance: int,
+        pages: Sequence[int],
+        num_tokens: int,
+        sent: KvLayout | None = None,
     ) -> None:
-        """Lets one sender write these pages (the caller's own, in prompt order) until release(). Ids are not reused."""
+        """Lets one sender write these pages (the caller's own, in prompt order) until release(). Ids are not reused.
+
+        `sent` is the sender's layout, by default our own: they may differ in page size.
+        """
         ...
 
     def release(self, reservation: int) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from protocol.errors import WireError
 from protocol.frame import LAST_MESSAGE, FrameHeader, unpack_header, verify, verify_length
+from protocol.kv_layout import KvLayout
 from runtime.log import get_log
 from runtime.refusals import Refusals
 from transfer.interface import (
@@ -25,6 +26,7 @@ from transfer.interface import (
     ReceiverEvent,
     Rejection,
     TransferFailed,
+    bytes_at,
 )
 from transfer.receiver import OPEN, Landing, ReceiveState, ReceiveTransfer
 
@@ -75,11 +77,17 @@ class FrameReceiver:
         return {**self._totals, **refused, "reservations_now": len(self._transfers)}
 
     def reserve(
-        self, reservation: int, attempt: int, sender_instance: int, pages: Sequence[int], num_tokens: int
+        self,
+        reservation: int,
+        attempt: int,
+        sender_instance: int,
+        pages: Sequence[int],
+        num_tokens: int,
+        sent: KvLayout | None = None,
     ) -> None:
         """See KvReceiver."""
         assert reservation not in self._transfers, reservation
-        self._transfers[reservation] = ReceiveTransfer(self._layout, attempt, sender_instance, pages, num_tokens)
+        self._transfers[reservation] = ReceiveTransfer(self._layout, attempt, sender_instance, pages, num_tokens, sent)
 
     def release(self, reservation: int) -> None:
         """See KvReceiver."""
@@ -163,17 +171,17 @@ class FrameReceiver:
             except WireError:
                 return Rejection.MALFORMED
             return None
-        self._copy(landing, payload)
+        self._move(landing, payload)
         transfer.landed(header)
         self._totals["frames"] += 1
         self._totals["bytes"] += header.payload_bytes
         return None
 
-    def _copy(self, landing: Landing, payload: Sequence[memoryview]) -> None:
+    def _move(self, landing: Landing, payload: Sequence[memoryview]) -> None:
         stream = _PartStream(payload)
-        for copy in landing.copies:
-            run = self._memory.page_bytes_view(landing.layer, copy.run.page_start, copy.run.num_pages)
-            stream.read_at(copy.payload_start, run[copy.offset : copy.offset + copy.num_bytes])
+        for move in landing.moves:
+            run = bytes_at(self._memory, landing.layer, move.target_start, move.num_bytes)
+            stream.read_at(move.source_start, run)
 
 
 class _PartStream:

@@ -1,11 +1,10 @@
-"""Which bytes make up a transfer: pages of a layer that may leave, frames, and copies between frame and memory. Pure.
+"""Which pages make up a transfer, when they may leave, and in which frames. Pure.
 
     pages   [0, num_pages)            logical, of one reservation, in prompt order
     frame   [page_start, page_end)    of one layer; its payload is these pages one after the other
     run     consecutive logical pages that also lie one after the other in a worker's memory
-    copy    the part of a frame's payload that fills valid token slots of one run
 
-What it does not know: sockets, credit, whether anything arrived.
+Pages are the sender's; where their bytes land is reslice.py's. What it does not know: sockets, credit, what arrived.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,16 +29,6 @@ class Run:
 
     page_start: int
     num_pages: int
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Payload bytes [payload_start, payload_start + num_bytes) belong at `offset` within the bytes of `run`."""
-
-    run: Run
-    offset: int
-    payload_start: int
-    num_bytes: int
 
 
 def tokens_in(layout: KvLayout, num_tokens: int, page_start: int, num_pages: int) -> int:
@@ -74,20 +63,3 @@ def runs_of(pages: Sequence[int]) -> list[Run]:
             runs.append(Run(pages[start], index - start))
             start = index
     return runs
-
-
-def copies_of(layout: KvLayout, pages: Sequence[int], num_tokens: int) -> list[Copy]:
-    """How a frame's payload lands in `pages` (the receiver's numbers, of this frame only), ascending in the payload.
-
-    `num_tokens` slots are valid. Of a partial last page only those are written, in K and in V.
-    """
-    page_bytes, full = layout.page_bytes, num_tokens // layout.page_size
-    copies, done = [], 0
-    for run in runs_of(pages[:full]):
-        copies.append(Copy(run, 0, done, run.num_pages * page_bytes))
-        done += run.num_pages * page_bytes
-    valid = (num_tokens - full * layout.page_size) * layout.token_bytes
-    if valid:
-        last = Run(pages[full], 1)
-        copies += [Copy(last, half, done + half, valid) for half in (0, page_bytes // 2)]
-    return copies

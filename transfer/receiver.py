@@ -15,7 +15,8 @@ from protocol.frame import FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout
 from runtime.state_table import advance
 from transfer.interface import Rejection
-from transfer.plan import Copy, copies_of, tokens_in
+from transfer.plan import tokens_in
+from transfer.reslice import Move, Shard, moves_of
 
 
 class ReceiveState(StrEnum):
@@ -41,28 +42,38 @@ OPEN = frozenset({ReceiveState.REQUESTED, ReceiveState.RECEIVING})
 
 @dataclass(frozen=True)
 class Landing:
-    """Permission to copy a KV frame's payload, ascending in it; none for the last frame."""
+    """Permission to move a KV frame's payload, ascending in it, to where it belongs in the layer; none for the last
+    frame."""
 
     layer: int
-    copies: tuple[Copy, ...]
+    moves: tuple[Move, ...]
 
 
 class ReceiveTransfer:
-    """One reservation: its pages, what landed in them, and what the sender announced."""
+    """One reservation: its pages, what landed in them, and what the sender announced. Frames come in the sender's
+    pages (layout `sent`), which may be of another size than ours."""
 
     def __init__(
-        self, layout: KvLayout, attempt: int, sender_instance: int, pages: Sequence[int], num_tokens: int
+        self,
+        layout: KvLayout,
+        attempt: int,
+        sender_instance: int,
+        pages: Sequence[int],
+        num_tokens: int,
+        sent: KvLayout | None = None,
     ) -> None:
+        """`sent` is by default our own layout."""
         assert len(pages) == layout.num_pages(num_tokens), (len(pages), num_tokens)
         self.state = ReceiveState.REQUESTED
         self.last: LastMessage | None = None
         self.failure = ""  # why, when FAILED
-        self._layout = layout
+        self._sent = sent or layout
         self._attempt = attempt
         self._sender_instance = sender_instance
-        self._pages = tuple(pages)
+        self._place = Shard(layout, tuple(pages))
         self._num_tokens = num_tokens
-        self._claimed = bytearray(layout.num_layers * len(pages))  # 1 where (layer, page) landed or is landing
+        self._num_pages = self._sent.num_pages(num_tokens)  # of the sender's, in each layer
+        self._claimed = bytearray(layout.num_layers * self._num_pages)  # 1 where (layer, page) landed or is landing
         self._num_pages_landed = 0  # over all layers
         self._num_frames = 0  # KV frames landed
         self._digest = 0
@@ -118,25 +129,30 @@ class ReceiveTransfer:
 
     def _misfit(self, header: FrameHeader) -> Rejection | None:
         start, count = header.page_start, header.num_pages
-        if header.layer >= self._layout.num_layers:
+        if header.layer >= self._sent.num_layers:
             return Rejection.LAYER_RANGE
-        if count < 1 or start + count > len(self._pages):
+        if count < 1 or start + count > self._num_pages:
             return Rejection.PAGE_RANGE
-        if header.num_tokens != tokens_in(self._layout, self._num_tokens, start, count):
+        if header.num_tokens != tokens_in(self._sent, self._num_tokens, start, count):
             return Rejection.NUM_TOKENS
-        if header.payload_bytes != count * self._layout.page_bytes:
+        if header.payload_bytes != count * self._sent.page_bytes:
             return Rejection.SIZE
         return None
 
     def _claim(self, header: FrameHeader) -> Landing | Rejection:
-        first = header.layer * len(self._pages) + header.page_start
+        first = header.layer * self._num_pages + header.page_start
         end = first + header.num_pages
         taken = self._claimed.count(1, first, end)
         if taken:
             return Rejection.ALREADY_LANDED if taken == header.num_pages else Rejection.PARTLY_LANDED
         self._claimed[first:end] = b"\x01" * header.num_pages
-        pages = self._pages[header.page_start : header.page_start + header.num_pages]
-        return Landing(header.layer, tuple(copies_of(self._layout, pages, header.num_tokens)))
+        return Landing(header.layer, tuple(self._moves(header)))
+
+    def _moves(self, header: FrameHeader) -> list[Move]:
+        first_token = header.page_start * self._sent.page_size
+        payload = Shard(self._sent, range(header.num_pages), first_token=first_token)
+        heads, tokens = range(self._sent.num_kv_heads), range(first_token, first_token + header.num_tokens)
+        return moves_of(payload, self._place, heads, tokens)
 
     def _received(self) -> None:
         if self.state is ReceiveState.REQUESTED:

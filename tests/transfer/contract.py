@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import pytest
@@ -42,9 +43,15 @@ class Network(Protocol):
 class Pair:
     """One prefill and one decode end, driven as two workers would: credit goes back, events are kept."""
 
-    def __init__(self, network: Network, layout: KvLayout = LAYOUT, window: int = WINDOW_BYTES) -> None:
+    def __init__(
+        self,
+        network: Network,
+        layout: KvLayout = LAYOUT,
+        window: int = WINDOW_BYTES,
+        pool_layout: KvLayout | None = None,
+    ) -> None:
         self.source = HostMemory(layout, NUM_PAGES, seed=1)
-        self.pool = HostMemory(layout, NUM_PAGES, seed=2)
+        self.pool = HostMemory(pool_layout or layout, NUM_PAGES, seed=2)
         self.before = bytes(self.pool.pool)
         self.sender = network.sender(self.source, PREFILL, window)
         self.receiver = network.receiver(self.pool)
@@ -52,7 +59,7 @@ class Pair:
         self.events: list[ReceiverEvent] = []
 
     def open(self, reservation: int, source: list[int], target: list[int], num_tokens: int) -> Target:
-        self.receiver.reserve(reservation, 0, PREFILL, target, num_tokens)
+        self.receiver.reserve(reservation, 0, PREFILL, target, num_tokens, self.source.layout)
         transfer = Target(self.peer, reservation, 0)
         self.sender.open(transfer, source, num_tokens)
         return transfer
@@ -142,6 +149,25 @@ class KvContract:
         pair.until(lambda: bool(pair.seen(Delivered)))
         pair.until(lambda: not pair.sender.is_reading(transfer))
         assert pair.pool.pool == expected_pool(pair.before, pair.pool, target, pair.source, source, 250)
+        pair.close()
+
+    @pytest.mark.parametrize("sizes", [(4, 8), (8, 4), (3, 5), (1, 16), (16, 1)])
+    @pytest.mark.parametrize("num_tokens", [1, 7, 11])
+    def test_pages_of_another_size_are_filled_exactly(
+        self, network: Network, sizes: tuple[int, int], num_tokens: int
+    ) -> None:
+        layout, pool_layout = (replace(LAYOUT, page_size=size) for size in sizes)
+        pair = Pair(network, layout, pool_layout=pool_layout)
+        numbers = [3, 4, 9, 1, 2, 8, 7, 5, 10, 6, 11]
+        source, target = numbers[: layout.num_pages(num_tokens)], numbers[::-1][: pool_layout.num_pages(num_tokens)]
+        transfer = pair.open(1, source, target, num_tokens)
+        for final in (num_tokens // 2, num_tokens):
+            for layer in range(layout.num_layers):
+                pair.sender.layer_ready(transfer, layer, final)
+        pair.sender.finish(transfer, (5,))
+        pair.until(lambda: bool(pair.seen(Delivered)))
+        assert pair.rejections() == {}
+        assert pair.pool.pool == expected_pool(pair.before, pair.pool, target, pair.source, source, num_tokens)
         pair.close()
 
     def test_a_page_is_being_read_until_the_peer_has_taken_or_lost_it(self, network: Network) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from transfer.interface import Target
-from transfer.plan import Copy, Run, copies_of, final_pages, frames_of, runs_of, tokens_in
+from transfer.plan import final_pages, frames_of, runs_of, tokens_in
 from transfer.sender import SendTransfer
 
 TARGET = Target(WorkerAddress("d0", 1, data="nowhere"), reservation=1, attempt=0)
@@ -58,13 +58,3 @@ def test_runs_join_neighbours_only(pages: list[int]) -> None:
     runs = runs_of(pages)
     assert [page for run in runs for page in range(run.page_start, run.page_start + run.num_pages)] == pages
     assert all(one.page_start + one.num_pages != two.page_start for one, two in pairwise(runs))
-
-
-def test_copies_of_a_half_filled_last_page_touch_valid_slots_of_k_and_v() -> None:
-    layout = layout_of(4)  # 4 bytes a token in each half, 32 a page
-    assert copies_of(layout, [7, 8, 3], 9) == [
-        Copy(Run(7, 2), 0, 0, 64),
-        Copy(Run(3, 1), 0, 64, 4),
-        Copy(Run(3, 1), 16, 80, 4),
-    ]
-    assert copies_of(layout, [7], 4) == [Copy(Run(7, 1), 0, 0, 32)]

@@ -7,8 +7,8 @@ from protocol.frame import LAST_LAYER, FrameHeader, LastMessage
 from runtime.state_table import advance
 from tests.transfer.memory import LAYOUT
 from transfer.interface import Rejection
-from transfer.plan import Run
 from transfer.receiver import RECEIVE_MOVES, Landing, ReceiveState, ReceiveTransfer
+from transfer.reslice import Move
 
 NUM_TOKENS, PAGES = 6, (5, 2)  # a full page and half of another
 BLANK = FrameHeader(0, 77, 4, 1, 0, 0, 2, NUM_TOKENS, 2 * LAYOUT.page_bytes)
@@ -57,7 +57,7 @@ def test_a_landing_names_the_receivers_own_pages() -> None:
     landing = reserved().accept(FRAMES[1])
     assert isinstance(landing, Landing)
     assert landing.layer == 1
-    assert [copy.run for copy in landing.copies] == [Run(5, 1), Run(2, 1), Run(2, 1)]
+    assert landing.moves == (Move(0, 1280, 256), Move(256, 512, 64), Move(384, 640, 64))
 
 
 @pytest.mark.parametrize(
