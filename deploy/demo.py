@@ -22,8 +22,8 @@ from deploy.host import check_device, count_cores
 from deploy.invitation import count_roles
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import GATEWAY, serve_plan
-from deploy.model_folder import PROJECT, check_context_length, find_model, model_name
-from deploy.serve import start_plan
+from deploy.model_folder import PROJECT, find_model, model_name
+from deploy.serve import check_lengths, start_plan
 from deploy.timeline import NOTE, Moment, read_moments, timeline_table
 from protocol.errors import BatonError
 from runtime.clock import Clock, MonotonicClock
@@ -53,7 +53,7 @@ def demo(config: Config, console: Console) -> int:
     """Runs the demonstration; the exit status."""
     model = find_model(config.optional_text("model"))
     check_device(config.text("device"))
-    check_context_length(model, config.optional_integer("context-length"))
+    check_lengths(config, model, console)
     name = model_name(model)
     plan = serve_plan(config, model, name, count_cores())
     prompt, max_tokens = config.text("prompt"), config.integer("max-tokens")

@@ -77,6 +77,23 @@ def check_context_length(folder: Path, wanted: int | None) -> None:
         )
 
 
+def check_capacity(folder: Path, context_length: int | None, max_total_tokens: int | None) -> str | None:
+    """What a person should know when `max_total_tokens` of KV are less than the model's context. ConfigError when they
+    are less than a `context_length` that was asked for."""
+    longest = _longest_context(folder) if context_length is None else context_length
+    if max_total_tokens is None or longest is None or max_total_tokens >= longest:
+        return None
+    if context_length is not None:
+        raise ConfigError(
+            f"--max-total-tokens: got {max_total_tokens}, expected at least --context-length, {context_length}",
+            param="max-total-tokens",
+        )
+    return (
+        f"--max-total-tokens {max_total_tokens} is less than the model's context of {longest} tokens: "
+        f"requests may be {max_total_tokens} tokens long, prompt and output together"
+    )
+
+
 def _longest_context(folder: Path) -> int | None:
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from deploy.console import Console
@@ -28,7 +29,7 @@ from deploy.layout import (
     serve_plan,
     worker_plan,
 )
-from deploy.model_folder import PROJECT, check_context_length, find_model, has_tokenizer, model_name
+from deploy.model_folder import PROJECT, check_capacity, check_context_length, find_model, has_tokenizer, model_name
 from deploy.supervisor import GivenUp, Rules, Supervisor
 from protocol.errors import ConfigError
 from runtime.address import split_endpoint
@@ -55,10 +56,18 @@ def serve(config: Config, console: Console) -> int:
     name = config.optional_text("served-model-name") or model_name(model)
     plan = serve_plan(config, model, name, count_cores(), read_cpus(config.text("cpus"), available_cpus()))
     check_device(config.text("device"))
-    check_context_length(model, config.optional_integer("context-length"))
+    check_lengths(config, model, console)
     check_port_free(config.text("host"), config.integer("port"))
     flags, rules = worker_flags(config), rules_of(config)
     return run_plan(plan, console, name, with_text=has_tokenizer(model), flags=flags, rules=rules)
+
+
+def check_lengths(config: Config, model: Path, console: Console) -> None:
+    """How long requests may be must make sense, and is said where the model would take longer ones."""
+    context_length = config.optional_integer("context-length")
+    check_context_length(model, context_length)
+    if note := check_capacity(model, context_length, config.optional_integer("max-total-tokens")):
+        console.note(note)
 
 
 def rules_of(config: Config) -> Rules:
@@ -135,7 +144,7 @@ def worker(config: Config, console: Console) -> int:
     split_endpoint(endpoint, "--gateway", min_port=1)
     check_device(config.text("device"))
     model = find_model(config.optional_text("model"))
-    check_context_length(model, config.optional_integer("context-length"))
+    check_lengths(config, model, console)
     host = config.optional_text("host") or address_facing(endpoint)
     role = config.text("role")
     check_worker_id(config.optional_text("worker-id"))

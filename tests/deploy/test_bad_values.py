@@ -79,6 +79,7 @@ FLAGS = [
     ("serve --prefill 1000000", "--prefill: got 1000000, expected an integer from 0 to 256"),
     ("serve --context-length 0", "--context-length: got 0, expected an integer of at least 1"),
     ("serve --context-length 1", "--context-length: got 1, expected 2 to 2048"),
+    ("serve --context-length 64 --max-total-tokens 63", "got 63, expected at least --context-length, 64"),
     ("serve --max-body-bytes 0", "--max-body-bytes: got 0, expected an integer of at least 1"),
     ("worker --workers-on-host 0", "--workers-on-host: got 0, expected an integer from 1 to 1024"),
     ("demo --max-tokens 0", "--max-tokens: got 0, expected an integer of at least 1"),

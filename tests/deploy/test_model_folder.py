@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.model_folder import check_context_length, find_model, has_tokenizer, model_name
+from deploy.model_folder import check_capacity, check_context_length, find_model, has_tokenizer, model_name
 from protocol.errors import ConfigError
 
 
@@ -50,3 +50,16 @@ def test_what_cannot_be_known_at_the_door_is_let_in(tmp_path: Path, text: str) -
     (tmp_path / "config.json").write_text(text)
     assert check_context_length(tmp_path, 8) is None  # type: ignore[func-returns-value]
     assert check_context_length(tmp_path, None) is None  # type: ignore[func-returns-value]
+
+
+def test_kv_for_less_than_a_context_is_said_or_refused(tmp_path: Path) -> None:
+    assert check_capacity(tmp_path, None, 5) is None, "nobody knows how long the model's context is"
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 2048}')
+    assert check_capacity(tmp_path, None, None) is None and check_capacity(tmp_path, None, 2048) is None
+    assert check_capacity(tmp_path, 64, None) is None and check_capacity(tmp_path, 64, 64) is None
+    assert check_capacity(tmp_path, None, 2047) == (
+        "--max-total-tokens 2047 is less than the model's context of 2048 tokens: "
+        "requests may be 2047 tokens long, prompt and output together"
+    )
+    with pytest.raises(ConfigError, match="--max-total-tokens: got 63, expected at least --context-length, 64"):
+        check_capacity(tmp_path, 64, 63)
