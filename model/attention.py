@@ -11,6 +11,7 @@ from torch import Tensor
 
 from model.attention_cpu import CpuAttention
 from model.attention_varlen import VarlenAttention, find_kernel, trial
+from model.cpu_kernels import CpuKernels
 from model.inputs import ModelInput
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
@@ -29,9 +30,15 @@ class AttentionBackend(Protocol):
 
 
 def choose_attention(
-    name: str, device: torch.device, layout: KvLayout, num_heads: int, query_dtype: torch.dtype
+    name: str,
+    device: torch.device,
+    layout: KvLayout,
+    num_heads: int,
+    query_dtype: torch.dtype,
+    kernels: CpuKernels | None = None,
 ) -> AttentionBackend:
-    """The backend `name` (auto, cpu, triton or varlen) for a device. Only cpu takes queries wider than the pages.
+    """The backend `name` (auto, cpu, triton or varlen) for a device. Only cpu takes queries wider than the pages, and
+    `kernels`.
 
     auto is cpu on a CPU and triton on a GPU, which takes every page size and dtype and gives a request the same result
     whatever its neighbours. Raises ConfigError when the backend named cannot run there.
@@ -39,7 +46,7 @@ def choose_attention(
     if name == "auto":
         name = "cpu" if device.type == "cpu" else "triton"
     if name == "cpu" and device.type == "cpu":
-        return CpuAttention(query_dtype)
+        return CpuAttention(query_dtype, kernels)
     if name == "triton" and device.type == "cuda":
         return _triton(layout, num_heads)
     if name == "varlen" and device.type == "cuda":

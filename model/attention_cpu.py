@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.cpu_kernels import CpuKernels
 from model.inputs import ModelInput
 from model.paged_kv import torch_dtype
 from protocol.kv_layout import KvLayout
@@ -55,19 +56,30 @@ class _DecodeGroup:
 
 
 @dataclass(frozen=True)
+class _PagedDecodes:
+    """Decodes that a kernel attends straight over their pages; the first is token `start`."""
+
+    start: int
+    tables_DP: Tensor
+    seq_lens_D: Tensor
+
+
+@dataclass(frozen=True)
 class CpuPlan:
-    """What every layer of one forward needs."""
+    """What every layer of one forward needs: decodes in groups, or all at once for a kernel."""
 
     extends: tuple[_Extend, ...]
     decodes: tuple[_DecodeGroup, ...]
+    paged: _PagedDecodes | None = None
 
 
 @dataclass(frozen=True)
 class CpuAttention:
-    """Extends one by one (each over its earlier pages and causally over itself), decodes in padded groups. Queries are
-    of `query_dtype`; None: of the pages' own."""
+    """Extends one by one (each over its earlier pages and causally over itself), decodes by a kernel over their pages,
+    or without kernels in padded groups. Queries are of `query_dtype`; None: of the pages' own."""
 
     query_dtype: torch.dtype | None = None
+    kernels: CpuKernels | None = None
 
     def plan(self, inp: ModelInput, layout: KvLayout) -> CpuPlan:
         """Page rows, groups and masks; `inp` lives in host memory, so lengths may be read."""
@@ -79,6 +91,9 @@ class CpuAttention:
             extends.append(_Extend(pages, tuple(_query_blocks(start, length, seq_len, dtype))))
             start += length
         first = len(extends)
+        if self.kernels is not None:
+            ends = (inp.page_table_BP[first:], inp.seq_lens_B[first:])
+            return CpuPlan(tuple(extends), (), _PagedDecodes(start, *ends) if inp.num_decodes else None)
         decode_lens = inp.seq_lens_B[first : first + inp.num_decodes].tolist()
         tables_DP = inp.page_table_BP[first:]
         groups = [
@@ -96,6 +111,10 @@ class CpuAttention:
             self._extend(q_THD, kv_layer, extend, out_THD)
         for group in plan.decodes:
             out_THD[group.rows_N] = self._decode(q_THD[group.rows_N], kv_layer, group)
+        if plan.paged is not None and self.kernels is not None:
+            paged = plan.paged
+            q_DHD, out_DHD = q_THD[paged.start :], out_THD[paged.start :]
+            self.kernels.attend(q_DHD, kv_layer, paged.tables_DP, paged.seq_lens_D, out_DHD)
         return out_THD
 
     def _extend(self, q_THD: Tensor, kv_layer: Tensor, extend: _Extend, out_THD: Tensor) -> None:

@@ -116,9 +116,7 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
     )
 
 
-def model_fingerprint(
-    config: ModelConfig, *, dtype: str, page_size: int, tensors: Mapping[str, tuple[str, tuple[int, ...]]]
-) -> str:
+def model_fingerprint(config: ModelConfig, *, dtype: str, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     """Hexadecimal name of what two workers must have in common before KV may move between them.
 
     `tensors` maps each weight's name to (dtype, shape), as the safetensors headers have it; how weights are split over
@@ -127,7 +125,6 @@ def model_fingerprint(
     content = {
         "config": asdict(replace(config, context_length=config.max_position_embeddings)),
         "dtype": dtype,
-        "page_size": page_size,
         "tensors": sorted((name, kind, list(shape)) for name, (kind, shape) in tensors.items()),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

@@ -70,9 +70,9 @@ class FakeRunner:
         """The shape of this model's KV at a page size (tokens); float32 always."""
         return KvLayout(self.num_layers, self.num_kv_heads, self.head_dim, page_size, "float32")
 
-    def fingerprint(self, page_size: int) -> str:
+    def fingerprint(self) -> str:
         """Equal for fakes of equal sizes."""
-        return f"fake-{self.vocab_size}-{self.num_layers}-{self.num_kv_heads}-{self.head_dim}-{page_size}"
+        return f"fake-{self.vocab_size}-{self.num_layers}-{self.num_kv_heads}-{self.head_dim}"
 
     @torch.no_grad()
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:

@@ -144,9 +144,9 @@ class GraphedRunner:
         """As the runner's."""
         return self.runner.kv_layout(page_size)
 
-    def fingerprint(self, page_size: int) -> str:
+    def fingerprint(self) -> str:
         """As the runner's."""
-        return self.runner.fingerprint(page_size)
+        return self.runner.fingerprint()
 
     def capture(self, kv: PagedKv, max_batch: int, max_pages: int) -> None:
         """Captures decodes of up to `max_batch` requests with contexts of up to `max_pages` pages; the largest first,

@@ -100,13 +100,3 @@ def parallel_linears(
     assert len(biases) in (0, len(linears))
     merged = Linear(torch.cat([linear.weight_OI for linear in linears]), torch.cat(biases) if biases else None)
     return ParallelLinears((pack(merged) if packed else merged,), split)
-
-
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension, in float32 inside (Zhang and Sennrich 2019)."""
-    return F.rms_norm(x, x.shape[-1:], weight, eps)
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up (Shazeer 2020)."""
-    return F.silu(gate).mul_(up)

@@ -16,14 +16,19 @@ from torch import Tensor
 from model.attention import AttentionBackend, choose_attention
 from model.checkpoint import SERVED_DTYPES, open_checkpoint
 from model.config import ModelConfig, load_config, model_fingerprint
+from model.cpu_kernels import CpuKernels, NoKernels, load_kernels
 from model.host_memory import available_bytes
 from model.inputs import ModelInput
 from model.kv_sizing import PACKED_SHARE, WIDENED_SHARE, worth_packing
 from model.layers import has_fast_bfloat16
 from model.paged_kv import PagedKv, torch_dtype
+from model.passes import TorchPasses
 from model.transformer import Decoder, load_decoder
 from protocol.errors import ConfigError
 from protocol.kv_layout import ITEM_BYTES, KvLayout
+from runtime.log import get_log
+
+log = get_log("model")
 
 
 class Runner(Protocol):
@@ -54,7 +59,7 @@ class Runner(Protocol):
         """The shape of this model's KV at a page size (tokens)."""
         ...
 
-    def fingerprint(self, page_size: int) -> str:
+    def fingerprint(self) -> str:
         """What another worker must equal to exchange KV with this one."""
         ...
 
@@ -92,13 +97,15 @@ class ModelRunner:
         page_size: int = 16,
         workers_on_host: int = 1,
         check_weights: bool = False,
+        cpu_kernels: bool = True,
     ) -> "ModelRunner":
         """Loads a Hugging Face folder.
 
         `device` auto: CUDA if there is one. `dtype` auto: the checkpoint's. `context_length`: longest prompt plus
         output (tokens), the model's own limit if None. `page_size`: what the attention backend is tried with.
         `workers_on_host`: how many share this host's memory, which decides whether each packs weights of its own.
-        `check_weights`: every weight is read at once, and NaN or an infinity refused.
+        `check_weights`: every weight is read at once, and NaN or an infinity refused. `cpu_kernels`: on a CPU, use
+        those of cpu_kernels.py where they can be had.
         Raises CheckpointError or ConfigError, each with one sentence.
         """
         folder = Path(folder)
@@ -113,18 +120,20 @@ class ModelRunner:
         packed = can and worth_packing(own_bytes, available_bytes(on), workers_on_host, share)
         widened = widen and packed
         compute = torch.float32 if widened else torch_dtype(name)
-        decoder = load_decoder(checkpoint, config, to_dtype=compute, to_device=on, packed=packed)
+        kernels = _kernels(config, compute, name) if cpu_kernels and on.type == "cpu" else None
+        passes = kernels or TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
+        decoder = load_decoder(checkpoint, config, passes, to_dtype=compute, to_device=on, packed=packed)
         layout = _kv_layout(config, page_size, name)
-        backend = choose_attention(attention, on, layout, config.num_heads, compute)
+        backend = choose_attention(attention, on, layout, config.num_heads, compute, kernels)
         return cls(config, on, name, decoder, backend, checkpoint.tensors, packed, widened)
 
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens)."""
         return _kv_layout(self.config, page_size, self.dtype)
 
-    def fingerprint(self, page_size: int) -> str:
+    def fingerprint(self) -> str:
         """What another worker must equal to exchange KV with this one."""
-        return model_fingerprint(self.config, dtype=self.dtype, page_size=page_size, tensors=self.tensors)
+        return model_fingerprint(self.config, dtype=self.dtype, tensors=self.tensors)
 
     @property
     def mapped_weight_bytes(self) -> int:
@@ -149,6 +158,21 @@ class ModelRunner:
 
 def _kv_layout(config: ModelConfig, page_size: int, dtype: str) -> KvLayout:
     return KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, page_size, dtype)
+
+
+def _kernels(config: ModelConfig, compute: torch.dtype, pages: str) -> CpuKernels | None:
+    try:
+        return load_kernels(
+            compute,
+            pages,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+        )
+    except NoKernels as error:
+        log.warning("without CPU kernels: slower", why=str(error))
+        return None
 
 
 def _device(name: str) -> torch.device:

@@ -16,9 +16,10 @@ from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.inputs import ModelInput
-from model.layers import AnyLinear, Linear, ParallelLinears, pack, parallel_linears, rms_norm, swiglu
+from model.layers import AnyLinear, Linear, ParallelLinears, pack, parallel_linears
 from model.paged_kv import PagedKv
-from model.rope import inverse_frequencies, rotate, rotation
+from model.passes import Passes
+from model.rope import inverse_frequencies, rotation
 
 
 @dataclass(frozen=True)
@@ -44,44 +45,38 @@ class Decoder:
     final_norm_E: Tensor
     head: AnyLinear
     inv_freq_F: Tensor
+    passes: Passes
 
     def forward(
         self, inp: ModelInput, kv: PagedKv, attention: AttentionBackend, on_layer: Callable[[int], None] | None
     ) -> Tensor:
         """Logits (L, V) float32. Writes K and V of all T tokens at their slots, layer by layer."""
-        eps = self.config.rms_norm_eps
-        cos, sin = rotation(inp.positions_T, self.inv_freq_F)
+        passes = self.passes
+        turned = rotation(inp.positions_T, self.inv_freq_F)
         plan = attention.plan(inp, kv.layout)
         rows = kv.token_rows(inp.slots_T)
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
         for index, layer in enumerate(self.layers):
-            q_THD, k_TKD, v_TN = self._queries_keys_values(layer, rms_norm(x_TE, layer.input_norm_E, eps), cos, sin)
-            kv.write(index, rows, k_TKD.flatten(1), v_TN)
+            qkv = layer.qkv(passes.rms_norm(x_TE, layer.input_norm_E))
+            q_THD = passes.place(qkv, layer.qk_norm_ND, turned, kv, index, rows)
             if on_layer is not None:
                 on_layer(index)
             attended_THD = attention.attend(q_THD, kv.layer(index), plan)
             x_TE = layer.output.added_to(x_TE, attended_THD.flatten(1))
-            gate, up = layer.gate_up(rms_norm(x_TE, layer.mlp_norm_E, eps))
-            x_TE = layer.down.added_to(x_TE, swiglu(gate, up))
-        wanted_LE = rms_norm(x_TE.index_select(0, inp.logit_indices_L), self.final_norm_E, eps)
+            gate_TI, up_TI = layer.gate_up(passes.rms_norm(x_TE, layer.mlp_norm_E))
+            x_TE = layer.down.added_to(x_TE, passes.gated(gate_TI, up_TI))
+        wanted_LE = passes.rms_norm(x_TE.index_select(0, inp.logit_indices_L), self.final_norm_E)
         return self.head(wanted_LE).float()
-
-    def _queries_keys_values(
-        self, layer: DecoderLayer, x_TE: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys share their norm and rotation: one pass over both."""
-        num_heads, head_dim = self.config.num_heads, self.config.head_dim
-        *parts, v_TN = layer.qkv(x_TE)
-        qk_TN = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        qk_TND = qk_TN.unflatten(-1, (-1, head_dim))
-        if layer.qk_norm_ND is not None:
-            qk_TND = rms_norm(qk_TND, None, self.config.rms_norm_eps) * layer.qk_norm_ND
-        qk_TND = rotate(qk_TND, cos, sin)
-        return qk_TND[:, :num_heads], qk_TND[:, num_heads:], v_TN
 
 
 def load_decoder(
-    checkpoint: Checkpoint, config: ModelConfig, *, to_dtype: dtype, to_device: device, packed: bool = False
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    passes: Passes,
+    *,
+    to_dtype: dtype,
+    to_device: device,
+    packed: bool = False,
 ) -> Decoder:
     """The weights that `config` implies, each checked. Raises CheckpointError naming the first that does not fit.
 
@@ -102,6 +97,7 @@ def load_decoder(
         final_norm_E=weights.tensor("model.norm.weight", config.hidden_size),
         head=weights.finished(head_linear),
         inv_freq_F=inverse_frequencies(config.rope, config.head_dim).to(to_device),
+        passes=passes,
     )
 
 

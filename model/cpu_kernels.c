@@ -1,0 +1,198 @@
+// The parts of a forward on a CPU that only move memory, each in one pass: norms, rotation and placing of K and V, the
+// gate, and attention of decodes over paged KV. Products stay with torch. Everything is float32 inside.
+//
+// Built by model/cpu_kernels.py for one head size (HEAD_DIM), one type of activations (ACT_BF16 or float32) and one of
+// pages (PAGE_BF16 or float32). Pointers are to row-major memory; strides count elements. Rows and requests are
+// independent of one another, so that a request's result never depends on its neighbours.
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define D HEAD_DIM
+#define HALF (HEAD_DIM / 2)
+
+// Small work is not worth waking other threads for.
+#define TEAM(elements) num_threads((elements) < 32768 ? 1 : threads)
+
+static inline float from_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint32_t to_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// bfloat16 is the upper half of a float32; rounded to nearest, ties to even, NaN kept.
+static inline float widen(uint16_t half) { return from_bits((uint32_t)half << 16); }
+
+static inline uint16_t narrow(float value) {
+    uint32_t bits = to_bits(value);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
+}
+
+#ifdef ACT_BF16
+typedef uint16_t act;
+#define READ(x) widen(x)
+#define WRITE(x) narrow(x)
+#else
+typedef float act;
+#define READ(x) (x)
+#define WRITE(x) (x)
+#endif
+
+#ifdef PAGE_BF16
+typedef uint16_t kv;
+#define READ_KV(x) widen(x)
+#define WRITE_KV(x) narrow(x)
+#else
+typedef float kv;
+#define READ_KV(x) (x)
+#define WRITE_KV(x) (x)
+#endif
+
+// e^x to a few units in the last place, in a form that compilers turn into vector instructions: 2^n times a polynomial
+// on [-ln2/2, ln2/2] (Taylor's to the 7th power). NaN stays NaN.
+static inline float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x;
+    float n = __builtin_rintf(x * 1.44269504f);
+    float r = fmaf(n, -0.693359375f, x);
+    r = fmaf(n, 2.12194440e-4f, r);
+    float p = fmaf(r, 1.0f / 5040, 1.0f / 720);
+    p = fmaf(r, p, 1.0f / 120);
+    p = fmaf(r, p, 1.0f / 24);
+    p = fmaf(r, p, 1.0f / 6);
+    p = fmaf(r, p, 0.5f);
+    p = fmaf(r, p, 1.0f);
+    p = fmaf(r, p, 1.0f);
+    return p * from_bits((uint32_t)((int32_t)n + 127) << 23);
+}
+
+// out (rows, width) = x / sqrt(mean(x^2) + eps) * weight
+void rms_norm(const act *x, const act *weight, act *out, int64_t rows, int64_t width, float eps, int threads) {
+#pragma omp parallel for TEAM(rows * width)
+    for (int64_t row = 0; row < rows; row++) {
+        const act *from = x + row * width;
+        act *to = out + row * width;
+        float sum = 0.0f;
+        for (int64_t i = 0; i < width; i++) sum += READ(from[i]) * READ(from[i]);
+        float scale = 1.0f / sqrtf(sum / width + eps);
+        for (int64_t i = 0; i < width; i++) to[i] = WRITE(READ(from[i]) * scale * READ(weight[i]));
+    }
+}
+
+// out (rows, width) = silu(gate) * up
+void gated(const act *gate, const act *up, act *out, int64_t rows, int64_t width, int64_t stride, int threads) {
+#pragma omp parallel for TEAM(rows * width)
+    for (int64_t row = 0; row < rows; row++) {
+        const act *g = gate + row * stride, *u = up + row * stride;
+        act *to = out + row * width;
+        for (int64_t i = 0; i < width; i++) {
+            float value = READ(g[i]);
+            to[i] = WRITE(value / (1.0f + exponential(-value)) * READ(u[i]));
+        }
+    }
+}
+
+// One head, normed (weight may be NULL) and turned by its position, as float32.
+static inline void turn(const act *head, const act *weight, float eps, const float *cos_D, const float *sin_D, float *to) {
+    float x[D], scale = 1.0f;
+    for (int d = 0; d < D; d++) x[d] = READ(head[d]);
+    if (weight) {
+        float sum = 0.0f;
+        for (int d = 0; d < D; d++) sum += x[d] * x[d];
+        scale = 1.0f / sqrtf(sum / D + eps);
+        for (int d = 0; d < D; d++) x[d] *= scale * READ(weight[d]);
+    }
+    for (int d = 0; d < HALF; d++) {
+        to[d] = x[d] * cos_D[d] + x[d + HALF] * sin_D[d];
+        to[d + HALF] = x[d + HALF] * cos_D[d + HALF] + x[d] * sin_D[d + HALF];
+    }
+}
+
+// Queries to q_out (tokens, num_heads, D); K and V to their rows of a layer's pages, (row, num_kv_heads, D) each.
+void place(const act *q, int64_t q_stride, const act *k, int64_t k_stride, const act *v, int64_t v_stride,
+           const act *norm_ND, float eps, const float *cos_TD, const float *sin_TD, const int64_t *k_rows,
+           const int64_t *v_rows, act *q_out, kv *pages, int64_t tokens, int64_t num_heads, int64_t num_kv_heads,
+           int threads) {
+#pragma omp parallel for TEAM(tokens * (num_heads + 2 * num_kv_heads) * D)
+    for (int64_t t = 0; t < tokens; t++) {
+        float turned[D];
+        const float *cos_D = cos_TD + t * D, *sin_D = sin_TD + t * D;
+        for (int64_t head = 0; head < num_heads; head++) {
+            turn(q + t * q_stride + head * D, norm_ND ? norm_ND + head * D : 0, eps, cos_D, sin_D, turned);
+            act *to = q_out + (t * num_heads + head) * D;
+            for (int d = 0; d < D; d++) to[d] = WRITE(turned[d]);
+        }
+        kv *k_to = pages + k_rows[t] * num_kv_heads * D, *v_to = pages + v_rows[t] * num_kv_heads * D;
+        for (int64_t head = 0; head < num_kv_heads; head++) {
+            const act *weight = norm_ND ? norm_ND + (num_heads + head) * D : 0;
+            turn(k + t * k_stride + head * D, weight, eps, cos_D, sin_D, turned);
+            for (int d = 0; d < D; d++) k_to[head * D + d] = WRITE_KV(turned[d]);
+        }
+        for (int64_t i = 0; i < num_kv_heads * D; i++) v_to[i] = WRITE_KV(READ(v[t * v_stride + i]));
+    }
+}
+
+#define BLOCK 32  // slots whose scores are held at a time
+
+// One query head over the slots [0, length) of its pages: softmax(q k) v, in one pass, the sums rescaled whenever a new
+// maximum comes (Milakov and Gimelshein 2018). `query` is scaled already.
+static inline void attend_head(const float *query, const kv *pages, const int64_t *table, int64_t length,
+                               int64_t page_size, int64_t token_stride, float *sum_D) {
+    float best = -INFINITY, total = 0.0f, score[BLOCK];
+    for (int d = 0; d < D; d++) sum_D[d] = 0.0f;
+    for (int64_t start = 0; start < length;) {
+        int64_t offset = start % page_size, left = page_size - offset;
+        int64_t count = left < length - start ? left : length - start;
+        if (count > BLOCK) count = BLOCK;
+        const kv *k = pages + (table[start / page_size] * 2 * page_size + offset) * token_stride;
+        const kv *v = k + page_size * token_stride;
+        float high = best;
+        for (int64_t s = 0; s < count; s++) {
+            float dot = 0.0f;
+            for (int d = 0; d < D; d++) dot += query[d] * READ_KV(k[s * token_stride + d]);
+            score[s] = dot;
+            high = dot > high ? dot : high;
+        }
+        float shrink = exponential(best - high);  // of an infinite best: of nothing yet
+        best = high;
+        total *= shrink;
+        for (int64_t s = 0; s < count; s++) {
+            score[s] = exponential(score[s] - high);
+            total += score[s];
+        }
+        for (int d = 0; d < D; d++) sum_D[d] *= shrink;
+        for (int64_t s = 0; s < count; s++)
+            for (int d = 0; d < D; d++) sum_D[d] += score[s] * READ_KV(v[s * token_stride + d]);
+        start += count;
+    }
+    for (int d = 0; d < D; d++) sum_D[d] /= total;
+}
+
+// out (requests, num_heads, D): each request's one token over its own `lengths[request]` slots. `pages` is
+// (page, K or V, page_size, num_kv_heads, D), `tables` (requests, table_stride) page numbers.
+void attend(const act *q, const kv *pages, const int64_t *tables, int64_t table_stride, const int64_t *lengths, act *out,
+            int64_t requests, int64_t num_heads, int64_t num_kv_heads, int64_t page_size, int threads) {
+    int64_t group = num_heads / num_kv_heads;
+    float scale = 1.0f / sqrtf(D);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
+    for (int64_t request = 0; request < requests; request++) {
+        for (int64_t kv_head = 0; kv_head < num_kv_heads; kv_head++) {
+            for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
+                float query[D], sum[D];
+                const act *from = q + (request * num_heads + head) * D;
+                act *to = out + (request * num_heads + head) * D;
+                for (int d = 0; d < D; d++) query[d] = READ(from[d]) * scale;
+                attend_head(query, pages + kv_head * D, tables + request * table_stride, lengths[request], page_size,
+                            num_kv_heads * D, sum);
+                for (int d = 0; d < D; d++) to[d] = WRITE(sum[d]);
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+"""The passes between products, and attention of decodes, as C (cpu_kernels.c): each reads and writes memory once.
+
+Decides whether a model can use them. The library is built by the machine's C compiler when a model first needs it, for
+its head size and types, and kept in the user's cache. What it does not know: products, or attention of chunks.
+Shapes as in passes.py; B requests that decode, P pages of the longest context.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from model.paged_kv import PagedKv, torch_dtype
+from model.passes import Rotation, Rows
+
+SOURCE: Final = Path(__file__).with_suffix(".c")
+SERVED: Final = {  # types of activations and of pages -> what cpu_kernels.c calls them
+    (torch.float32, torch.float32): (),
+    (torch.bfloat16, torch.bfloat16): ("-DACT_BF16", "-DPAGE_BF16"),
+    (torch.float32, torch.bfloat16): ("-DPAGE_BF16",),
+}
+# Sums may be taken in any order, but NaN and infinities stay what they are: no -ffast-math.
+FLAGS: Final = (
+    "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-ffp-contract=fast", "-fno-math-errno",
+    "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math",
+)  # fmt: skip
+BUILD_LIMIT_S: Final = 120.0
+_POINTER, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+_ARGUMENTS: Final = {
+    "rms_norm": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT, _INT],
+    "gated": [_POINTER] * 3 + [_LONG] * 3 + [_INT],
+    "place": [_POINTER, _LONG] * 3 + [_POINTER, _FLOAT] + [_POINTER] * 6 + [_LONG] * 3 + [_INT],
+    "attend": [_POINTER] * 3 + [_LONG] + [_POINTER] * 2 + [_LONG] * 4 + [_INT],
+}
+
+
+class NoKernels(Exception):
+    """The kernels cannot be had here: why, in one sentence."""
+
+
+@dataclass(frozen=True)
+class CpuKernels:
+    """One built library, for one model: Passes, and attention of decodes. Threads are torch's."""
+
+    library: ctypes.CDLL
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+
+    def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
+        """See Passes."""
+        x_TE = x_TE.contiguous()
+        out_TE = torch.empty_like(x_TE)
+        rows, width = x_TE.shape
+        self.library.rms_norm(
+            x_TE.data_ptr(), weight_E.data_ptr(), out_TE.data_ptr(), rows, width, self.eps, torch.get_num_threads()
+        )
+        return out_TE
+
+    def place(
+        self,
+        qkv: tuple[Tensor, ...],
+        norm_ND: Tensor | None,
+        rotation: Rotation,
+        kv: PagedKv,
+        layer: int,
+        rows: Rows,
+    ) -> Tensor:
+        """See Passes."""
+        q_TN, v_TN = qkv[0], qkv[-1]
+        q_size = self.num_heads * self.head_dim
+        k_TN = qkv[1] if len(qkv) == 3 else q_TN[:, q_size:]
+        cos, sin = rotation
+        assert q_TN.stride(1) == k_TN.stride(1) == v_TN.stride(1) == 1 and cos.is_contiguous() and sin.is_contiguous()
+        tokens = q_TN.shape[0]
+        out_THD = torch.empty((tokens, self.num_heads, self.head_dim), dtype=q_TN.dtype)
+        self.library.place(
+            q_TN.data_ptr(), q_TN.stride(0), k_TN.data_ptr(), k_TN.stride(0), v_TN.data_ptr(), v_TN.stride(0),
+            None if norm_ND is None else norm_ND.data_ptr(), self.eps, cos.data_ptr(), sin.data_ptr(),
+            rows[0].data_ptr(), rows[1].data_ptr(), out_THD.data_ptr(), kv.layer(layer).data_ptr(),
+            tokens, self.num_heads, self.num_kv_heads, torch.get_num_threads(),
+        )  # fmt: skip
+        return out_THD
+
+    def gated(self, gate_TI: Tensor, up_TI: Tensor) -> Tensor:
+        """See Passes."""
+        assert gate_TI.stride() == up_TI.stride() and gate_TI.stride(1) == 1
+        rows, width = gate_TI.shape
+        out_TI = torch.empty((rows, width), dtype=gate_TI.dtype)
+        self.library.gated(
+            gate_TI.data_ptr(), up_TI.data_ptr(), out_TI.data_ptr(), rows, width, gate_TI.stride(0),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return out_TI
+
+    def attend(
+        self, q_BHD: Tensor, kv_layer: Tensor, page_table_BP: Tensor, seq_lens_B: Tensor, out_BHD: Tensor
+    ) -> None:
+        """out = softmax(q k / sqrt(D)) v of each request's token over its own context; slots behind it are not read."""
+        assert q_BHD.is_contiguous() and out_BHD.is_contiguous() and page_table_BP.stride(1) == 1
+        self.library.attend(
+            q_BHD.data_ptr(), kv_layer.data_ptr(), page_table_BP.data_ptr(), page_table_BP.stride(0),
+            seq_lens_B.data_ptr(), out_BHD.data_ptr(), q_BHD.shape[0], self.num_heads, self.num_kv_heads,
+            kv_layer.shape[2], torch.get_num_threads(),
+        )  # fmt: skip
+
+
+def load_kernels(
+    activations: torch.dtype, pages: str, *, num_heads: int, num_kv_heads: int, head_dim: int, eps: float
+) -> CpuKernels:
+    """The kernels for a model, built if they are not in the cache. Raises NoKernels."""
+    defines = SERVED.get((activations, torch_dtype(pages)))
+    if defines is None:
+        raise NoKernels(f"there are none for {activations} with pages of {pages}")
+    library = ctypes.CDLL(str(built_library([*defines, f"-DHEAD_DIM={head_dim}"])))
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return CpuKernels(library, num_heads, num_kv_heads, head_dim, eps)
+
+
+def built_library(defines: list[str]) -> Path:
+    """Where the library is; built first, unless this machine's compiler did so before. Raises NoKernels."""
+    compiler = find_compiler()
+    command = [*compiler, *FLAGS, *defines]
+    known_by = "\n".join((SOURCE.read_text(), shlex.join(command), _version(compiler), _cpu()))
+    name = f"cpu_kernels-{hashlib.sha256(known_by.encode()).hexdigest()[:24]}.so"
+    path = cache_folder() / name
+    if not path.exists():
+        _build(command, path)
+    return path
+
+
+def find_compiler() -> list[str]:
+    """The C compiler: CC of the environment, else the first of cc, gcc and clang. Raises NoKernels."""
+    asked = shlex.split(os.environ.get("CC", ""))
+    if asked and shutil.which(asked[0]) is None:
+        raise NoKernels(f"CC: got {asked[0]!r}, which is not a program here")
+    found = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
+    if not asked and not found:
+        raise NoKernels("there is no C compiler (cc, gcc or clang) here")
+    return asked or found[:1]
+
+
+def cache_folder() -> Path:
+    """Of this user alone: libraries in it are run. Made if need be. Raises NoKernels."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton" / "kernels"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise NoKernels(f"{folder} cannot be made: {error.strerror}") from None
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise NoKernels(f"{folder} can be written by other users, expected this one alone")
+    return folder
+
+
+def _build(command: list[str], path: Path) -> None:
+    """Under a name of its own first, so that workers which start together never see half a library."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".so", delete=False) as file:
+            unfinished = Path(file.name)
+    except OSError as error:
+        raise NoKernels(f"{path.parent} cannot be written: {error.strerror}") from None
+    try:
+        ran = subprocess.run(
+            [*command, "-o", str(unfinished), str(SOURCE), "-lm"],
+            capture_output=True, text=True, check=False, timeout=BUILD_LIMIT_S,
+        )  # fmt: skip
+        if ran.returncode != 0:
+            lines = ran.stderr.strip().splitlines() or [f"exit status {ran.returncode}"]
+            raise NoKernels(f"{command[0]} cannot build them: {lines[0]}")
+        unfinished.replace(path)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoKernels(f"{command[0]} cannot build them: {error}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _version(compiler: list[str]) -> str:
+    ran = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
+    return ran.stdout
+
+
+def _cpu() -> str:
+    """What -march=native goes by."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    known = ("flags", "Features", "model name", "CPU part")
+    return platform.machine() + "\n".join(sorted({line for line in lines if line.startswith(known)}))

@@ -1,0 +1,82 @@
+"""What a layer does between its products: norms, rotation, placing K and V, the gate; here by torch's own operations.
+
+`cpu_kernels.py` does the same with one pass over memory each. What they do not know: weights of the products,
+attention, or architectures: whoever has no q/k norm passes None. Shapes: T tokens, E hidden, I intermediate, H query
+heads, K kv heads, N = H + K, D head_dim.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.paged_kv import PagedKv
+from model.rope import rotate
+
+Rows = tuple[Tensor, Tensor]  # where each token's K and V go: PagedKv.token_rows
+Rotation = tuple[Tensor, Tensor]  # cos and signed sin, (T, 1, D) float32 each: rope.rotation
+
+
+class Passes(Protocol):
+    """The passes of one model. Numerics follow transformers."""
+
+    def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
+        """Root-mean-square norm of each row (Zhang and Sennrich 2019)."""
+        ...
+
+    def place(
+        self,
+        qkv: tuple[Tensor, ...],
+        norm_ND: Tensor | None,
+        rotation: Rotation,
+        kv: PagedKv,
+        layer: int,
+        rows: Rows,
+    ) -> Tensor:
+        """Queries (T, H, D), normed and turned; K, likewise, and V are written to their rows of the layer's pages.
+
+        `qkv` is q, k and v, or q and k side by side, and v: each (T, heads * D).
+        """
+        ...
+
+    def gated(self, gate_TI: Tensor, up_TI: Tensor) -> Tensor:
+        """silu(gate) * up (Shazeer 2020)."""
+        ...
+
+
+@dataclass(frozen=True)
+class TorchPasses:
+    """On every device."""
+
+    num_heads: int
+    head_dim: int
+    eps: float
+
+    def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
+        """In float32 inside; see Passes."""
+        return F.rms_norm(x_TE, weight_E.shape, weight_E, self.eps)
+
+    def place(
+        self,
+        qkv: tuple[Tensor, ...],
+        norm_ND: Tensor | None,
+        rotation: Rotation,
+        kv: PagedKv,
+        layer: int,
+        rows: Rows,
+    ) -> Tensor:
+        """Queries and keys share their norm and rotation: one pass over both; see Passes."""
+        *parts, v_TN = qkv
+        qk_TN = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        qk_TND = qk_TN.unflatten(-1, (-1, self.head_dim))
+        if norm_ND is not None:
+            qk_TND = F.rms_norm(qk_TND, (self.head_dim,), None, self.eps) * norm_ND
+        qk_TND = rotate(qk_TND, *rotation)
+        kv.write(layer, rows, qk_TND[:, self.num_heads :].flatten(1), v_TN)
+        return qk_TND[:, : self.num_heads]
+
+    def gated(self, gate_TI: Tensor, up_TI: Tensor) -> Tensor:
+        """See Passes."""
+        return F.silu(gate_TI).mul_(up_TI)
