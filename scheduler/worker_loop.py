@@ -173,16 +173,32 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serves until a stop signal; RefusedByGateway or Unavailable when it cannot join."""
-        self._start_joining()
+        self.begin()
         progressed = True
         while not self.stop.is_set():
             self._wait(progressed)
-            self._receive()
-            progressed = self.core.step()
-            self._send()
-            if not self._gateway_instance:
-                self._check_joining(self.clock.now())
-        self._leave()
+            progressed = self.turn()
+        self.leave()
+
+    def begin(self) -> None:
+        """The first turn comes now: from here on, a gateway has JOIN_DEADLINE_S to answer."""
+        self._start_joining()
+
+    def turn(self) -> bool:
+        """Hears what has arrived, steps the core, says what it wants said; never waits. False: nothing was to be done.
+        Raises as `run` does."""
+        self._receive()
+        progressed = self.core.step()
+        self._send()
+        if not self._gateway_instance:
+            self._check_joining(self.clock.now())
+        return progressed
+
+    def leave(self) -> None:
+        """Tells the gateway that this worker ends."""
+        address = self.register.address
+        self.gateway.send(TO_GATEWAY.encode(Leaving(address.worker_id, address.instance)))
+        log.info("leaving", signal=self.stop.received.name if self.stop.received else "")
 
     def _start_joining(self) -> None:
         now = self.clock.now()
@@ -288,11 +304,6 @@ class WorkerLoop:
         counts = self.gateway.num_sent + 1, self._num_read
         beat = Heartbeat(address.worker_id, address.instance, stats, launch_age_s, *counts)
         self.gateway.send(TO_GATEWAY.encode(beat))
-
-    def _leave(self) -> None:
-        address = self.register.address
-        self.gateway.send(TO_GATEWAY.encode(Leaving(address.worker_id, address.instance)))
-        log.info("leaving", signal=self.stop.received.name if self.stop.received else "")
 
 
 def host_name() -> str:
