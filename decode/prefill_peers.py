@@ -5,6 +5,7 @@ What it does not know: sockets, requests.
 
 from dataclasses import dataclass
 
+from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 
 
@@ -18,11 +19,12 @@ class PrefillPeer:
     refusal: str = ""
     granted: int = 0
     credit: int = 0
+    layout: KvLayout | None = None  # of its pages, once it has accepted
 
-    def accept(self, job_tokens: int) -> None:
+    def accept(self, job_tokens: int, layout: KvLayout) -> None:
         """The peer takes jobs for `job_tokens`; it grants once, later JobCredit says what came back."""
         if not self.accepted:
-            self.accepted, self.granted, self.credit = True, job_tokens, job_tokens
+            self.accepted, self.granted, self.credit, self.layout = True, job_tokens, job_tokens, layout
 
     def give_back(self, num_tokens: int) -> None:
         """`num_tokens` were computed or dropped; more than were sent are not believed."""

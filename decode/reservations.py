@@ -5,7 +5,7 @@
 What it does not know: messages, tokens, what is decoded.
 """
 
-from decode.prefill_peers import PrefillPeers
+from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
 from scheduler.choice_pages import allocate_choices
 from scheduler.engine import Engine
@@ -43,7 +43,7 @@ class Reservations:
             if peer is None or not peer.takes_jobs:
                 waiting.append(request)
                 continue
-            if not self._reserve(request):
+            if not self._reserve(request, peer):
                 waiting.extend(self._waiting[index:])
                 break
             peer.credit -= request.prompt_len
@@ -64,7 +64,7 @@ class Reservations:
         self._receiver.release(request.reservation)
         return True
 
-    def _reserve(self, request: DecodeRequest) -> bool:
+    def _reserve(self, request: DecodeRequest, peer: PrefillPeer) -> bool:
         assign, engine = request.assign, self._engine
         if request.kv_tokens:
             if engine.rows.num_free < assign.num_choices:
@@ -83,7 +83,12 @@ class Reservations:
                 engine.admit(req, pages)
             prompt_pages = choices[0][: engine.kv.layout.num_pages(request.prompt_len)]
             self._receiver.reserve(
-                request.reservation, assign.attempt, request.prefill.instance, prompt_pages, request.prompt_len
+                request.reservation,
+                assign.attempt,
+                request.prefill.instance,
+                prompt_pages,
+                request.prompt_len,
+                peer.layout,
             )
         self._reserved[request.reservation] = request
         return True

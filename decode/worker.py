@@ -8,7 +8,7 @@ sockets, threads, text, time other than its clock's. See request_states.py for a
 
 from collections.abc import Sequence
 
-from decode.prefill_peers import PrefillPeers
+from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
 from decode.request_states import DecodeState
 from decode.reservations import Reservations
@@ -23,6 +23,7 @@ from protocol.errors import (
     as_baton_error,
     error_from_code,
 )
+from protocol.kv_layout import mismatch
 from protocol.messages_gateway import (
     Assign,
     CancelRequest,
@@ -109,10 +110,9 @@ class DecodeWorker:
         if peer is None:
             return
         if isinstance(message, HelloAccepted):
-            peer.accept(message.job_tokens)
+            self._on_accepted(peer, message)
         elif isinstance(message, HelloRefused):
-            peer.refusal = message.reason
-            self._fail_all(instance, LayoutMismatch(message.reason))
+            self._refuse(peer, message.reason)
         elif isinstance(message, JobCredit):
             peer.give_back(message.num_tokens)
         elif (
@@ -185,6 +185,19 @@ class DecodeWorker:
                 self._fail(request, reason)
 
     # ---- from Assign to PrefillJob ----
+
+    def _on_accepted(self, peer: PrefillPeer, message: HelloAccepted) -> None:
+        there, here = peer.address.worker_id, self._address.worker_id
+        reason = mismatch(message.layout, self.engine.kv.layout, there, here)
+        if reason is None:
+            peer.accept(message.job_tokens, message.layout)
+        else:
+            self._refuse(peer, reason)
+
+    def _refuse(self, peer: PrefillPeer, reason: str) -> None:
+        """KV cannot move between the two: what was assigned to the pair fails, now and later."""
+        peer.refusal = reason
+        self._fail_all(peer.address.instance, LayoutMismatch(reason))
 
     def _on_assign(self, assign: Assign) -> None:
         key = (assign.request_id, assign.attempt)

@@ -179,7 +179,7 @@ class PrefillWorker:
             self.outbox.decode.append((instance, HelloRefused(reason)))
             return
         self._peers[instance] = hello.address
-        self.outbox.decode.append((instance, HelloAccepted(self._address, JOB_TOKENS)))
+        self.outbox.decode.append((instance, HelloAccepted(self._address, JOB_TOKENS, layout)))
 
     def _on_job(self, instance: int, message: PrefillJob) -> None:
         peer = self._peers.get(instance)

@@ -48,8 +48,8 @@ class KvLayout(Message):
 
 def mismatch(ours: KvLayout, theirs: KvLayout, our_id: str, their_id: str) -> str | None:
     """One sentence naming the first field in which the layouts of two workers differ, or None when KV can move between
-    them."""
-    for name in ("num_layers", "num_kv_heads", "head_dim", "page_size", "dtype"):
+    them: pages may be of different sizes."""
+    for name in ("num_layers", "num_kv_heads", "head_dim", "dtype"):
         mine, other = getattr(ours, name), getattr(theirs, name)
         if mine != other:
             return f"{name} is {mine} on {our_id}, {other} on {their_id}"

@@ -69,10 +69,12 @@ class DataCredit(Message):
 
 @dataclass(frozen=True)
 class HelloAccepted(Message):
-    """Jobs may flow: at most `job_tokens` queued prompt tokens (a job is allowed whenever any credit is left)."""
+    """Jobs may flow: at most `job_tokens` queued prompt tokens (a job is allowed whenever any credit is left). KV comes
+    in pages of `layout`; decode refuses the pair where that is not to be had."""
 
     address: WorkerAddress
     job_tokens: Count
+    layout: KvLayout
 
 
 @dataclass(frozen=True)

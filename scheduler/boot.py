@@ -88,7 +88,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     instance = random.SystemRandom().getrandbits(62)
     identity = f"{settings.worker_id}#{instance}".encode()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    fingerprint = runner.fingerprint(settings.page_size)
+    fingerprint = runner.fingerprint()
     clock = MonotonicClock()
     core, link, address = build(Started(settings, instance, identity, engine, fingerprint, context, clock))
     gateway = Dealer(context, settings.gateway, identity)

@@ -93,7 +93,7 @@ class Cluster:
         self._clock = clock or MonotonicClock()
         self._overlap, self._chunk_size = overlap, chunk_size
         self._decode_page_size = decode_page_size or page_size
-        self._fingerprint = runner.fingerprint(page_size)
+        self._fingerprint = runner.fingerprint()
         counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
 
         def engine(page_size: int = page_size) -> Engine:

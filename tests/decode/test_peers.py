@@ -1,12 +1,14 @@
 """Workers that do not match, and workers that are lost in the middle of something."""
 
+from dataclasses import replace
+
 import pytest
 
 from decode.request_states import DecodeState
 from model.fake import FakeRunner
 from prefill.job_states import JobState
 from protocol.messages_gateway import Assign, PeerLost
-from protocol.messages_handoff import JobFinishedEarly
+from protocol.messages_handoff import HelloAccepted, JobFinishedEarly
 from tests.cluster import Cluster
 from tests.decode.driving import (
     Recorder,
@@ -26,18 +28,20 @@ PARAMS = greedy(15)
 PROMPT = prompt_of("r", 61)
 
 
-def test_another_kv_layout_is_refused_with_both_values() -> None:
-    cluster = make_cluster(page_size=4, decode_page_size=16)
+def test_an_answer_with_another_kv_layout_is_refused_with_both_values() -> None:
+    cluster = make_cluster()
+    (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
     cluster.assign("a", PROMPT, PARAMS)
     cluster.assign("b", PROMPT, PARAMS)
+    layout = replace(decode.engine.kv.layout, head_dim=64)
+    decode.on_peer(prefill, HelloAccepted(cluster.addresses[prefill], 1000, layout))
     cluster.run()
     cluster.assign("c", PROMPT, PARAMS)  # the refusal is remembered
     cluster.run(lambda: len(cluster.failures) == 3)
     for failure in cluster.failures.values():
         assert failure.code == "layout_mismatch"
-        assert failure.message == "page_size is 4 on prefill-0, 16 on decode-0"
-    (prefill,) = cluster.prefills.values()
-    assert prefill.engine.num_launches == 0
+        assert failure.message == "head_dim is 64 on prefill-0, 4 on decode-0"
+    assert cluster.prefills[prefill].engine.num_launches == 0
     expect_rest(cluster)
 
 

@@ -64,7 +64,7 @@ def test_registering_again_is_welcome_and_changes_nothing(table: Membership) -> 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"layout": replace(LAYOUT, page_size=8)}, "page_size is 8 on d, 16 on p"),
+        ({"layout": replace(LAYOUT, head_dim=8)}, f"head_dim is 8 on d, {LAYOUT.head_dim} on p"),
         ({"layout": replace(LAYOUT, dtype="bfloat16")}, "dtype is bfloat16 on d, float32 on p"),
         ({"fingerprint": "model-b"}, "model fingerprint is model-b on d, model-a on p"),
         ({"vocab_size": 301}, "vocabulary size is 301 on d, 300 on p"),

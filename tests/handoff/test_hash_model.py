@@ -41,6 +41,27 @@ def test_every_token_is_right(topology: str, overlap: bool, page_size: int, chun
     cluster.close()
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 16), (16, 4), (3, 5), (1, 8)])
+def test_pages_of_different_sizes_at_prefill_and_decode(sizes: tuple[int, int], mirrored: bool) -> None:
+    runner = FakeRunner(context_length=512)
+    page_size, decode_page_size = sizes
+    cluster = Cluster(
+        runner, "2P2D", page_size=page_size, decode_page_size=decode_page_size, chunk_size=9, mirrored=mirrored
+    )
+    rng = random.Random(str(sizes))
+    prompts = [[rng.randrange(runner.vocab_size) for _ in range(rng.randint(1, 60))] for _ in range(12)]
+    for index, prompt in enumerate(prompts):
+        cluster.assign(f"r{index}", prompt, greedy(12), n=1 + index % 3)
+    cluster.run()
+    cluster.check()
+    for index, prompt in enumerate(prompts):
+        for choice in range(1 + index % 3):
+            assert cluster.answers[f"r{index}", choice].ids == runner.expected_tokens(prompt, 12)
+    assert not cluster.failures
+    cluster.close()
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_kv_that_is_staged_through_host_memory(overlap: bool) -> None:
     runner = FakeRunner(context_length=512)

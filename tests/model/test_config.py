@@ -170,15 +170,14 @@ def test_context_length_is_bounded_by_the_model(tmp_path: Path, length: int) -> 
 def test_fingerprint_names_what_must_be_equal(tmp_path: Path) -> None:
     config = load_config(write(tmp_path))
     tensors = {"a": ("F32", (2, 3)), "b": ("F32", (4,))}
-    same = model_fingerprint(config, dtype="float32", page_size=16, tensors=tensors)
+    same = model_fingerprint(config, dtype="float32", tensors=tensors)
     reordered = dict(reversed(tensors.items()))
     shorter = load_config(tmp_path, context_length=100)
-    assert model_fingerprint(shorter, dtype="float32", page_size=16, tensors=reordered) == same
+    assert model_fingerprint(shorter, dtype="float32", tensors=reordered) == same
     others = {
-        model_fingerprint(config, dtype="bfloat16", page_size=16, tensors=tensors),
-        model_fingerprint(config, dtype="float32", page_size=1, tensors=tensors),
-        model_fingerprint(config, dtype="float32", page_size=16, tensors={**tensors, "b": ("F32", (5,))}),
-        model_fingerprint(config, dtype="float32", page_size=16, tensors={**tensors, "b": ("BF16", (4,))}),
-        model_fingerprint(load_config(write(tmp_path, rope_theta=5.0)), dtype="float32", page_size=16, tensors=tensors),
+        model_fingerprint(config, dtype="bfloat16", tensors=tensors),
+        model_fingerprint(config, dtype="float32", tensors={**tensors, "b": ("F32", (5,))}),
+        model_fingerprint(config, dtype="float32", tensors={**tensors, "b": ("BF16", (4,))}),
+        model_fingerprint(load_config(write(tmp_path, rope_theta=5.0)), dtype="float32", tensors=tensors),
     }
-    assert len(others | {same}) == 6
+    assert len(others | {same}) == 5

@@ -169,7 +169,7 @@ def test_it_is_a_runner_in_every_other_respect() -> None:
     fake = FakeRunner()
     runner: Runner = GraphedRunner(fake)
     assert (runner.config, runner.device, runner.dtype) == (fake.config, fake.device, fake.dtype)
-    assert (runner.kv_layout(4), runner.fingerprint(4)) == (fake.kv_layout(4), fake.fingerprint(4))
+    assert (runner.kv_layout(4), runner.fingerprint()) == (fake.kv_layout(4), fake.fingerprint())
     assert runner.mapped_weight_bytes == runner.private_weight_bytes == 0
 
 

@@ -126,7 +126,7 @@ def first(prompt: tuple[int, ...] = PROMPT) -> int:
 def test_a_greeting_is_answered_with_credit() -> None:
     bench = Bench(greeted=False)
     bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print"))
-    assert bench.worker.outbox.decode == [(7, HelloAccepted(PREFILL, JOB_TOKENS))]
+    assert bench.worker.outbox.decode == [(7, HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout))]
 
 
 def test_another_layout_or_model_is_refused_with_both_values() -> None:

@@ -32,13 +32,12 @@ def test_a_strange_dtype_is_refused_by_name() -> None:
         replace(LAYOUT, dtype="int8")
 
 
-def test_equal_layouts_match() -> None:
-    assert mismatch(LAYOUT, replace(LAYOUT), "p", "d") is None
+@pytest.mark.parametrize("page_size", [16, 1])
+def test_layouts_that_are_equal_but_for_the_page_size_match(page_size: int) -> None:
+    assert mismatch(LAYOUT, replace(LAYOUT, page_size=page_size), "p", "d") is None
 
 
-@pytest.mark.parametrize(
-    "name,value", [("num_layers", 4), ("num_kv_heads", 1), ("head_dim", 16), ("page_size", 1), ("dtype", "float32")]
-)
+@pytest.mark.parametrize("name,value", [("num_layers", 4), ("num_kv_heads", 1), ("head_dim", 16), ("dtype", "float32")])
 def test_a_mismatch_names_the_field_and_both_values(name: str, value: int | str) -> None:
     theirs = replace(LAYOUT, **{name: value})  # type: ignore[arg-type]
     ours = getattr(LAYOUT, name)

@@ -9,6 +9,7 @@ import pytest
 from decode.request_states import DecodeState
 from protocol.errors import WireError
 from protocol.frame import LastMessage
+from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign, WorkerAddress
 from protocol.messages_handoff import (
     TO_DECODE,
@@ -153,7 +154,7 @@ def test_job_credit_is_granted_once() -> None:
     peer = decode._peers.get(prefill)
     assert peer is not None
     before = peer.credit
-    decode.on_peer(prefill, HelloAccepted(cluster.addresses[prefill], 10**9))
+    decode.on_peer(prefill, HelloAccepted(cluster.addresses[prefill], 10**9, decode.engine.kv.layout))
     assert peer.credit == before
     cluster.run()
     expect_rest(cluster)
@@ -164,7 +165,9 @@ def test_job_credit_is_granted_once() -> None:
     [
         lambda: TO_PREFILL.decode(TO_PREFILL.encode(DataCredit(-1))),
         lambda: TO_DECODE.decode(TO_DECODE.encode(JobCredit(-1))),
-        lambda: TO_DECODE.decode(TO_DECODE.encode(HelloAccepted(WorkerAddress("p", 1), -1))),
+        lambda: TO_DECODE.decode(
+            TO_DECODE.encode(HelloAccepted(WorkerAddress("p", 1), -1, KvLayout(1, 1, 4, 16, "float32")))
+        ),
     ],
 )
 def test_negative_credit_does_not_cross_the_wire(refuse: Callable[[], object]) -> None:
