@@ -114,7 +114,8 @@ class Supervisor:
         for name, life in self._lives.items():
             if life.state is State.STARTING and self._launcher.is_ready(name):
                 self._lives[name] = supervision.ready(life, now)
-                self._console.note(f"{name} serves again after {now - self._ended_at.pop(name):.1f} s")
+                took_s = now - self._ended_at.pop(name)
+                self._console.note(f"{name} serves again after {took_s:.1f} s, restart {life.starts - 1}")
 
     def _bury(self, ended: Ended, now: float) -> None:
         name = ended.name

@@ -41,6 +41,7 @@ from runtime.refusals import Refusals
 from runtime.settings import Pairing
 
 TICK_S = 0.25
+MALFORMED, FOREIGN = "message", "of another's request"  # kinds of what is refused
 log = get_log("gateway.control")
 
 
@@ -77,7 +78,7 @@ class Control:
         self._limits: Limits | None = None
         self._refusals = Refusals(log, "message refused")
         self._continuity = Continuity()
-        self._joined: Counter[str] = Counter()  # by role
+        self._joined = Counter({str(role): 0 for role in Role})
         self.membership = Membership(secrets.randbits(62), launch_deadline_s)
         self._dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose)
 
@@ -115,7 +116,7 @@ class Control:
             workers_joined=self._joined,
             workers_lost=self.membership.num_lost,
             deliveries_dropped=self.requests.num_dropped,
-            messages_refused=self._refusals.counts + Counter(tokens=self._dispatch.num_refused),
+            messages_refused={MALFORMED: 0, FOREIGN: 0, **self._refusals.counts, "tokens": self._dispatch.num_refused},
         )
 
     @property
@@ -144,7 +145,7 @@ class Control:
             self._continuity.heard(identity)  # what cannot be read has not arrived: somebody may wait for what it said
             self._on_message(identity, message)
         except WireError as error:
-            self._refusals.note("message", worker=identity.decode("utf-8", "replace"), why=error.message)
+            self._refusals.note(MALFORMED, worker=identity.decode("utf-8", "replace"), why=error.message)
 
     def _on_message(self, identity: bytes, message: ToGateway) -> None:
         now = self._clock.now()
@@ -186,7 +187,7 @@ class Control:
         found = self.requests.get(request_id, attempt_number)
         if found is None or any(key.identity == identity for key in found[1].workers):
             return True
-        self._refusals.note("of another's request", worker=identity.decode("utf-8", "replace"), request_id=request_id)
+        self._refusals.note(FOREIGN, worker=identity.decode("utf-8", "replace"), request_id=request_id)
         return False
 
     # ---- members ----

@@ -11,7 +11,7 @@ from typing import Protocol
 from gateway.membership import Membership, WorkerKey
 from gateway.pairing import Choice, Load, LoadBook, Pairer, decode_load, prefill_load
 from gateway.requests import Attempt, Delivery, RequestRecord, Requests
-from gateway.retry import GiveUp, RetryRules, Wait, decide, may_go_on
+from gateway.retry import PASSING_CODES, GiveUp, RetryRules, Wait, decide, may_go_on
 from gateway.translate import Job
 from protocol.errors import BatonError, InternalError, Unavailable, WireError, WorkerLost, error_from_code
 from protocol.messages_gateway import CancelRequest, ChoiceTokens, RequestFailed, Stamp, ToWorker
@@ -85,7 +85,9 @@ class Dispatch:
         self._stopped: str | None = None  # why nothing more is taken
         self.requests = Requests()
         self.num_refused = 0  # tokens that made no sense
-        self.retries: Counter[str] = Counter()  # attempts after the first, by the code of what ended the one before
+        self.retries = Counter(
+            dict.fromkeys(PASSING_CODES, 0)
+        )  # attempts after the first, by what ended the one before
 
     @property
     def loads(self) -> Mapping[WorkerKey, Load]:

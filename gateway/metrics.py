@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
 from gateway.membership import Member
+from gateway.slow_reader import BACKLOG, STALLED
 from gateway.tallies import Spread, Tally
 from gateway.worker_metrics import PREFIX, WorkerCollector
 
@@ -15,6 +16,11 @@ TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.1
 FIRST_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
 REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
 OWN_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+OUTCOMES = (
+    "ok", "cancelled", "bad_request", "context_length_exceeded", "model_not_found", "overloaded", "unavailable",
+    "worker_lost", "kv_not_delivered", "layout_mismatch", "internal_error",
+)  # fmt: skip
+STATUSES = ("200", "400", "404", "405", "408", "413", "415", "429", "431", "500", "503")
 
 
 class Metrics:
@@ -69,6 +75,13 @@ class Metrics:
         self.http_responses = Counter(
             PREFIX + "http_responses", "Responses by HTTP status, of any path.", ["status"], registry=registry
         )
+        for counter, values in (
+            (self.requests, OUTCOMES),
+            (self.slow_readers_cut, (STALLED, BACKLOG)),
+            (self.http_responses, STATUSES),
+        ):
+            for value in values:  # there from the start: the first of a kind is growth, too
+                counter.labels(value)
         self.http_connections = Gauge(PREFIX + "http_connections", "Open connections of clients.", registry=registry)
         in_flight = Gauge(PREFIX + "requests_in_flight", "Prompts being answered.", registry=registry)
         in_flight.set_function(num_in_flight)

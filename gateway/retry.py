@@ -37,11 +37,13 @@ class GiveUp:
 
 
 Decision = Retry | Wait | GiveUp
+PASSING = (Unavailable, LayoutMismatch)
+PASSING_CODES = tuple(kind.code for each in PASSING for kind in (each, *each.__subclasses__()))
 
 
 def may_go_on(error: BatonError) -> bool:
     """Whether a request that failed with `error` may be served elsewhere, or by the same workers a second time."""
-    return isinstance(error, Unavailable | LayoutMismatch)
+    return isinstance(error, PASSING)
 
 
 def decide(

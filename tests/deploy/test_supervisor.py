@@ -94,7 +94,7 @@ def test_a_crash_is_mended_at_once_and_told(capsys: pytest.CaptureFixture[str]) 
     stage.turns(1.0)
     assert said(capsys) == [
         "error: decode-0 was killed by SIGKILL; it is started again at once",
-        "decode-0 serves again after 4.0 s",
+        "decode-0 serves again after 4.0 s, restart 1",
     ]
 
 
@@ -200,7 +200,7 @@ def test_serving_again_is_counted_from_the_first_end(capsys: pytest.CaptureFixtu
     stage.processes.ready.add("decode-0")
     took = stage.clock.now() - 100.0
     stage.turns(0.5)
-    assert said(capsys)[-1] == f"decode-0 serves again after {took + 1.0:.1f} s"
+    assert said(capsys)[-1] == f"decode-0 serves again after {took + 1.0:.1f} s, restart 2"
 
 
 def test_who_has_ended_is_not_killed_for_its_silence() -> None:

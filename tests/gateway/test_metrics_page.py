@@ -48,7 +48,7 @@ async def page(setting: Setting) -> list[str]:
     assert (await setting.complete("x", max_tokens=4)).status_code == 200
     await leaving
     second = setting.workers[-1]
-    await second.send_raw(b"nonsense")
+    await second.send(Heartbeat("somebody-else", 1, STATS))
     stats = replace(STATS, counters=COUNTERS)
     await second.send(Heartbeat(second.worker_id, second.instance, stats))
     async with asyncio.timeout(10):
@@ -80,10 +80,38 @@ async def test_what_happened_is_counted(page: list[str]) -> None:
         assert line in page, line
     retries = [line for line in page if line.startswith("baton_request_retries_total{")]
     refused = [line for line in page if line.startswith("baton_messages_refused_total{")]
-    assert [line.split()[1] for line in (*retries, *refused)] == ["1.0", "1.0"]
+    for lines in (retries, refused):
+        assert sorted(line.rsplit(" ", 1)[1] for line in lines)[-2:] == ["0.0", "1.0"]
     connections = next(line for line in page if line.startswith("baton_http_connections "))
     assert float(connections.split()[1]) >= 1
     assert any(line.startswith("process_cpu_seconds_total ") for line in page)
+
+
+async def test_what_has_not_happened_yet_is_there_and_zero(setting: Setting) -> None:
+    """An alert on a rate sees nothing in a number that was not there before."""
+    lines = (await setting.client.get("/metrics")).text.splitlines()
+    for line in (
+        'baton_request_retries_total{reason="worker_lost"} 0.0',
+        'baton_request_retries_total{reason="kv_not_delivered"} 0.0',
+        'baton_request_retries_total{reason="layout_mismatch"} 0.0',
+        'baton_workers_joined_total{role="decode"} 0.0',
+        'baton_slow_readers_cut_total{reason="stalled"} 0.0',
+        'baton_http_responses_total{status="503"} 0.0',
+        *(
+            f'baton_messages_refused_total{{reason="{each}"}} 0.0'
+            for each in ("message", "of another's request", "tokens")
+        ),
+    ):
+        assert line in lines, line
+    section = OPERATIONS.read_text().partition("## What each error means")[2].partition("## ")[0]
+    codes = {
+        code
+        for first in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
+        for code in re.findall(r"`(\w+)`", first)
+    }
+    assert len(codes) >= 9
+    outcomes = {line for line in lines if line.startswith("baton_requests_total{")}
+    assert outcomes == {f'baton_requests_total{{outcome="{each}"}} 0.0' for each in (*codes - {"code"}, "ok")}
 
 
 async def test_a_refusal_that_no_route_makes_is_counted_too(setting: Setting) -> None:

@@ -72,8 +72,9 @@ def rest_of(client: socket.socket) -> bytes:
 async def cut_for(setting: Setting, reason: str) -> bool:
     """Whether exactly one connection was cut, for `reason`."""
     page = (await setting.client.get("/metrics")).text
-    lines = [line for line in page.splitlines() if line.startswith("baton_slow_readers_cut_total{")]
-    return lines == [f'baton_slow_readers_cut_total{{reason="{reason}"}} 1.0']
+    lines = {line for line in page.splitlines() if line.startswith("baton_slow_readers_cut_total{")}
+    counts = {"stalled": 0.0, "backlog": 0.0} | {reason: 1.0}
+    return lines == {f'baton_slow_readers_cut_total{{reason="{each}"}} {count}' for each, count in counts.items()}
 
 
 @pytest.mark.parametrize(
@@ -142,12 +143,14 @@ async def test_a_client_that_reads_late_but_reads_gets_everything(folder: Path) 
         [assign] = worker.assigned
         ids = letters(assign, 0)
         assert "".join(_texts(read)) == bytes(ids).decode() and len(ids) == num_tokens
-        assert "baton_slow_readers_cut_total{" not in (await setting.client.get("/metrics")).text
+        for reason in ("stalled", "backlog"):
+            line = f'baton_slow_readers_cut_total{{reason="{reason}"}} 0.0'
+            assert line in (await setting.client.get("/metrics")).text
 
 
 @pytest.mark.slow
 async def test_memory_stays_bounded_while_clients_do_not_read(folder: Path) -> None:
-    """A gateway of its own process. Without a bound, ten times as much piles up."""
+    """A gateway of its own process."""
     write_folder(folder, byte_tokenizer(), config={"max_position_embeddings": 10**6})
     limits = HttpLimits(slow_reader_timeout_s=600, max_stream_backlog=1000)
     async with gateway_process(str(folder), limits) as (url, control):
@@ -168,7 +171,7 @@ async def test_memory_stays_bounded_while_clients_do_not_read(folder: Path) -> N
                 grown = await resident_bytes(client) - before
                 for each in stuck:
                     each.close()
-            assert grown < 30_000_000
+            assert grown < 60_000_000, "some 30 MB; without a bound, ten times as much"
         finally:
             await worker.stop()
 
