@@ -25,8 +25,13 @@ SERVING :=
 READY   :=
 endif
 
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q
+# For slow tests: more of them than cores, because most wait for processes; who has no more takes some of another's.
+MANY   := -n 4 --dist worksteal
 TOOLS  := $(PY) -m
+
+# Tests start some hundreds of processes: none of them compiles the project anew, whatever the shell asks for.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-gateway bench-overlap soak check test test-full test-faults explore mutants \
@@ -78,16 +83,16 @@ check-imports:
 	@$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
 
 check-unit:
-	@$(PYTEST)
+	@$(PYTEST) -n 2
 
 test: check ## check, then the slow tests (real processes): under 15 minutes
-	@$(PYTEST) -m "slow and not full and not gpu"
+	@$(PYTEST) $(MANY) -m "slow and not full and not gpu"
 
 test-full: test ## test, then the exhaustive ones: every topology, page size and chunk
-	@$(PYTEST) -m "full and not gpu" --timeout 1800 --hypothesis-profile thorough
+	@$(PYTEST) -n 2 -m "full and not gpu" --timeout 1800 --hypothesis-profile thorough
 
 test-faults: $(READY) ## every process killed, ended and paused at every phase of a request's life
-	@$(PYTEST) -m faults -vv --no-header
+	@$(PYTEST) -n 2 -m faults -vv --no-header
 
 explore: $(READY) ## random schedules of the overlap scheduler under every strategy: SEEDS=100000 for a night
 	@OMP_NUM_THREADS=1 $(PY) -m tests.explore --seeds $(SEEDS) --from $(FROM) --strategies '$(STRATEGIES)' $(if $(DETECT),--detect)
