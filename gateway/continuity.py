@@ -9,7 +9,23 @@ what is done about it.
 
 from dataclasses import dataclass
 
+LATE_S = 1.0  # between two looks: we were held up, and heartbeats may wait to be read
+MOST_LATE = 4  # looks in a row: whoever is silent in all of them is not waiting to be read
 MOST_BEATS = 8  # some 2 s, within which a worker that is heard must have received what was sent
+
+
+class Punctuality:
+    """Whether a look at the workers may blame their silence on them: `now` is in seconds of one clock."""
+
+    def __init__(self, now: float) -> None:
+        self._last = now
+        self._num_late = 0  # in a row
+
+    def look(self, now: float) -> bool:
+        """Whether this look came in time, or so many came late that there is nothing to wait for."""
+        self._num_late = self._num_late + 1 if now - self._last >= LATE_S else 0
+        self._last = now
+        return self._num_late % MOST_LATE == 0
 
 
 @dataclass

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from gateway.continuity import Continuity
+from gateway.continuity import Continuity, Punctuality
 from gateway.control_metrics import ControlCounts
 from gateway.dispatch import Dispatch, Listener, Ticket
 from gateway.limits import Limits
-from gateway.membership import LAUNCH_DEADLINE_S, LOST_AFTER_S, Change, Member, Membership, WorkerKey
+from gateway.membership import LAUNCH_DEADLINE_S, Change, Member, Membership, WorkerKey
 from gateway.pairing import Load
 from gateway.requests import Requests
 from gateway.retry import RetryRules
@@ -222,16 +222,14 @@ class Control:
 
     async def _tick(self) -> None:
         """Looks for lost workers. When this loop itself was held up, their heartbeats may still wait to be read: then
-        one more turn is given."""
-        last = self._clock.now()
+        more turns are given."""
+        punctuality = Punctuality(self._clock.now())
         while True:
             await asyncio.sleep(TICK_S)
-            now = self._clock.now()
             try:
-                self.look(is_punctual=now - last < LOST_AFTER_S / 2)
+                self.look(is_punctual=punctuality.look(self._clock.now()))
             except Exception:  # else no loss would be noticed any more, and clients would wait for ever
                 log.exception("look failed")
-            last = now
 
     def look(self, is_punctual: bool = True) -> None:
         """Declares lost whose connection is gone and, if this look is punctual, who was silent for too long; looks for
@@ -261,6 +259,6 @@ def limits_of(members: tuple[Member, ...]) -> Limits:
         vocab_size=min(member.registered.vocab_size for member in members),
         pool_tokens=max((each.max_total_tokens for each in decodes), default=None),
         prefill_pool_tokens=max((each.max_total_tokens for each in prefills), default=None),
-        page_size=members[0].registered.layout.page_size,
+        page_size=max(member.registered.layout.page_size for member in members),
         max_choices=max((each.max_running_requests for each in decodes), default=None),
     )

@@ -27,6 +27,7 @@ from protocol.messages_gateway import (
 )
 
 LOST_AFTER_S = 2.0  # of silence
+MOST_LOSSES = 10_000  # that are remembered: whoever can register may come and go as often as it likes
 LAUNCH_DEADLINE_S = 120.0  # a whole long prompt on a slow core is no hang
 
 
@@ -103,7 +104,8 @@ class Membership:
         self._launch_deadline_s = launch_deadline_s
         self._members: dict[str, Member] = {}  # by worker id
         self._identities: set[bytes] = set()  # of the members
-        self._lost: dict[WorkerKey, Loss] = {}
+        self._lost: dict[WorkerKey, Loss] = {}  # the last MOST_LOSSES, in their order
+        self.num_lost = 0  # processes that were declared lost, ever
         self._kept_waiting: dict[str, WorkerKey] = {}  # by worker id: who asked for it last
         self._seen_roles: set[Role] = set()  # of all workers that ever joined
 
@@ -199,11 +201,6 @@ class Membership:
         loss = self._lost.get(key)
         return loss.last_seen if loss is not None else None
 
-    @property
-    def num_lost(self) -> int:
-        """Processes that were declared lost, ever."""
-        return len(self._lost)
-
     def _hopeless(self, member: Member, now: float) -> str | None:
         silence = now - member.last_seen
         if silence >= LOST_AFTER_S:
@@ -228,6 +225,9 @@ class Membership:
         self._kept_waiting.pop(member.key.worker_id, None)
         self._identities.discard(member.key.identity)
         self._lost[member.key] = Loss(f"{reason}; this instance may not return", member.last_seen)
+        self.num_lost += 1
+        if len(self._lost) > MOST_LOSSES:
+            del self._lost[next(iter(self._lost))]
         news = PeerLost(member.key.worker_id, member.key.instance)
         return Change(tuple(Outgoing(other.key, news) for other in self.members), (member,))
 

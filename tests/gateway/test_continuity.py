@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gateway.continuity import MOST_BEATS, Continuity
+from gateway.continuity import LATE_S, MOST_BEATS, MOST_LATE, Continuity, Punctuality
 from protocol.messages_gateway import Role, Tokens
 from tests.gateway.conftest import Setting
 from tests.gateway.fake_worker import Behaviour
@@ -67,6 +67,15 @@ def test_who_tells_no_counts_is_not_checked_and_who_has_gone_is_forgotten() -> N
     assert counts.gap(b"other", 50, 50) is None
     counts.end(ME)
     assert counts.gap(ME, 50, 50) is None
+
+
+def test_late_looks_blame_nobody_until_there_are_too_many_in_a_row() -> None:
+    punctuality = Punctuality(100.0)
+    assert punctuality.look(100.25) and punctuality.look(101.24)
+    late = [punctuality.look(101.24 + number * LATE_S) for number in range(1, 2 * MOST_LATE + 1)]
+    assert late == [*[False] * (MOST_LATE - 1), True] * 2
+    assert not punctuality.look(200.0) and punctuality.look(200.25)
+    assert not punctuality.look(300.0)
 
 
 async def test_a_request_whose_tokens_were_lost_on_the_way_goes_on_elsewhere(setting: Setting) -> None:

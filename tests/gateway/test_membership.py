@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.membership import LOST_AFTER_S, Change, Membership, WorkerKey
+from gateway.membership import LOST_AFTER_S, MOST_LOSSES, Change, Membership, WorkerKey
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
     Heartbeat,
@@ -159,6 +159,16 @@ def test_who_cannot_be_the_same_worker_is_refused_its_id(table: Membership, fiel
     change = table.register(register("d", 3, **fields), 0.5)
     assert messages(change) == [Refused("worker id 'd' is taken by a live decode worker (pid 41 on host)")]
     assert change.lost == () and table.find(WorkerKey("d", 2)) is not None
+
+
+def test_a_bounded_number_of_losses_is_remembered_and_all_are_counted(table: Membership) -> None:
+    for instance in range(1, MOST_LOSSES + 3):
+        table.register(register("d", instance), 0.0)
+        table.leaving(Leaving("d", instance))
+    assert table.num_lost == MOST_LOSSES + 2
+    forgotten, known = (messages(table.heartbeat(Heartbeat("d", each, STATS), 0.0))[0] for each in (2, 3))
+    assert isinstance(forgotten, RegisterAgain) and isinstance(known, Refused)
+    assert table.lost_since(WorkerKey("d", 2)) is None and table.lost_since(WorkerKey("d", 3)) == 0.0
 
 
 def test_an_unknown_worker_is_asked_to_register(table: Membership) -> None:
