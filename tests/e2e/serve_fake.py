@@ -1,6 +1,7 @@
 """`baton serve` whose workers serve the model of hashes: python serve_fake.py FOLDER [flags of baton serve].
 
-FOLDER holds a config.json and no tokenizer. Everything but the workers' `fake_model` setting is as in `baton serve`.
+FOLDER holds a config.json and no tokenizer. Everything but the workers' `fake_model` setting is as in `baton serve`,
+and FAKE_DECODE_PAGE_SIZE, where the environment has it, is the page size of the decode workers alone.
 """
 
 import os
@@ -18,6 +19,7 @@ from deploy.cpus import read_cpus
 from deploy.host import available_cpus, count_cores
 from deploy.layout import serve_plan
 from deploy.serve import rules_of, run_plan
+from protocol.messages_gateway import Role
 
 
 def main(folder: str, flags: list[str]) -> int:
@@ -25,6 +27,8 @@ def main(folder: str, flags: list[str]) -> int:
     cpus = read_cpus(config.text("cpus"), available_cpus())
     plan = serve_plan(config, Path(folder), "fake", count_cores(), cpus)
     fakes = tuple(replace(settings, fake_model=True) for settings in plan.worker_settings)
+    if page_size := os.environ.get("FAKE_DECODE_PAGE_SIZE"):
+        fakes = tuple(replace(each, page_size=int(page_size)) if each.role is Role.DECODE else each for each in fakes)
     console = make_console()
     try:
         plan = replace(plan, worker_settings=fakes)
