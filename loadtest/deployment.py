@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from loadtest.tied import tied
 from protocol.errors import ConfigError
 
 SERVE = (sys.executable, "-m", "deploy", "serve", "--port", "0")
@@ -43,7 +44,7 @@ async def deployed(arguments: Sequence[str], command: Sequence[str] = SERVE) -> 
 async def deployment(arguments: Sequence[str], command: Sequence[str] = SERVE) -> AsyncIterator[Deployment]:
     """The same for those who want to know more of it."""
     child = await asyncio.create_subprocess_exec(
-        *command, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *tied((*command, *arguments)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     assert child.stdout is not None
     drain: asyncio.Task[None] | None = None

@@ -26,6 +26,7 @@ from loadtest.fake_pair import FakePair
 from loadtest.report import counted
 from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
+from runtime.process_life import LAUNCHER_PID
 from runtime.settings import GatewaySettings, HttpLimits
 
 START_S = 60.0
@@ -67,6 +68,7 @@ async def gateway_process(model: str, limits: HttpLimits | None = None) -> Async
         sys.executable,
         *("-m", "gateway", "--settings", settings.to_json(), "--status-fd", str(write_fd)),
         pass_fds=(write_fd,),
+        env={**os.environ, LAUNCHER_PID: str(os.getpid())},  # it ends with us, however we end
     )
     os.close(write_fd)
     try:

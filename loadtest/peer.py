@@ -20,6 +20,7 @@ from typing import IO
 import psutil
 
 from loadtest.http_exchange import Broken, Server, get
+from loadtest.tied import tied
 from protocol.errors import ConfigError
 from runtime.clock import Clock
 
@@ -115,7 +116,12 @@ async def started(
     """`command` once its /health says 200, ended afterwards. ConfigError with the last lines of its log."""
     with TemporaryFile() as log:
         child = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            *tied(command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
         )
         peer = Peer(child, server)
         try:
