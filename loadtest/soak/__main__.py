@@ -27,7 +27,8 @@ from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
 ORPHANS_S = 5.0
-_FIXED = ("--dtype", "float32", "--max-total-tokens", "16384")
+# the faults are ours, and may hit one process again and again
+_FIXED = ("--dtype", "float32", "--max-total-tokens", "16384", "--max-restarts", "1000")
 _LOG_LINES = 40
 
 
