@@ -35,6 +35,11 @@ def worker(status: StatusPipe, settings: WorkerSettings) -> int:
     return 0
 
 
+def worker_once(status: StatusPipe, settings: WorkerSettings) -> int:
+    """What is started again is told how much KV it had."""
+    return 1 if settings.max_total_tokens is not None else worker(status, settings)
+
+
 def refuses_model(status: StatusPipe, settings: WorkerSettings) -> int:
     status.failed(f"{settings.model}: quantised weights are not supported")
     return 2
@@ -61,5 +66,5 @@ if __name__ == "__main__":
         sys.exit(gateway(StatusPipe(gateway_arguments.status_fd), gateway_arguments.settings))
     arguments = read_arguments(WorkerSettings, sys.argv[2:])
     start_log(arguments.settings.worker_id, arguments.settings.log_level)
-    run = {each.__name__: each for each in (worker, refuses_model, crashes, ignores_stop)}[behaviour]
+    run = {each.__name__: each for each in (worker, worker_once, refuses_model, crashes, ignores_stop)}[behaviour]
     sys.exit(run(StatusPipe(arguments.status_fd), arguments.settings))
