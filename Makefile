@@ -124,17 +124,19 @@ $(VENV)/bin/python:
 
 # torch comes first and from a CPU index: on Linux a bare "torch" would bring gigabytes of CUDA packages.
 $(VENV)/.ready-to-serve: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "Installing Baton and what it needs to serve into $(VENV) (once; a few minutes on a slow line)"
+	@echo "Set-up for serving, once, into $(VENV); the downloads take minutes on a slow line."
 	@$(PIP) install -c constraints.txt setuptools
+	@echo "  1 of 2: torch $(TORCH_VERSION), the largest part: 200 MB and more"
 	@$(PY) -c 'import torch' 2>/dev/null || \
 	  if [ -n "$(TORCH)" ]; then $(PIP) install $(TORCH); \
 	  elif [ "$$(uname)" != Linux ]; then $(PIP) install torch==$(TORCH_VERSION); \
 	  else $(PIP) install torch==$(TORCH_VERSION)+cpu 2>/dev/null \
 	    || $(PIP) install torch==$(TORCH_VERSION)+cpu --index-url $(CPU_INDEX); fi
+	@echo "  2 of 2: Baton and the other packages"
 	@$(PIP) install -c constraints.txt --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.ready-to-develop: $(VENV)/.ready-to-serve
-	@echo "Installing the test and lint tools into $(VENV)"
+	@echo "Set-up for tests and measurements, once, into $(VENV)"
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
