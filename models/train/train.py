@@ -35,12 +35,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train the bundled model and write its folder.")
     parser.add_argument("--out", type=Path, default=STORY_FOLDER, help="folder to write (default: %(default)s)")
     parser.add_argument(
-        "--check", action="store_true", help=f"train {CHECK_STEPS} steps, print losses and hash; write nothing"
+        "--check",
+        nargs="?",
+        type=int,
+        const=CHECK_STEPS,
+        metavar="STEPS",
+        help=f"train STEPS steps ({CHECK_STEPS} unless told), print losses and hash; write nothing",
     )
     arguments = parser.parse_args()
     recipe = Recipe()
-    if arguments.check:
-        print(json.dumps(check(recipe, CHECK_STEPS), indent=2))
+    if arguments.check is not None:
+        print(json.dumps(check(recipe, arguments.check), indent=2))
         return 0
     started_s = time.monotonic()
     tokenizer = train_tokenizer(recipe.shape.vocab_size)

@@ -1,8 +1,10 @@
 """The committed model: small, loadable by transformers, sensible at once, and made by the recipe beside it."""
 
 import json
+import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -152,16 +154,24 @@ def test_tokenizer_is_the_one_the_recipe_trains(tokenizer: Tokenizer) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_training_repeats_itself() -> None:
-    first, second = run_check(), run_check()
-    reference = json.loads(REFERENCE.read_text())
+    first, second = run_check(2), run_check(2)
     assert first == second
-    assert first["losses"] == pytest.approx(reference["losses"], abs=0.02)
-    if first["machine"] == reference["machine"]:  # the last bits of a sum depend on the processor
-        assert first["weights_sha256"] == reference["weights_sha256"]
+    assert first["losses"] == pytest.approx(json.loads(REFERENCE.read_text())["losses"][:2], abs=0.02)
 
 
-def run_check() -> dict[str, object]:
-    command = [sys.executable, "-m", "models.train.train", "--check"]
-    output = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    result: dict[str, object] = json.loads(output)
+@pytest.mark.full
+def test_training_goes_as_it_went() -> None:
+    reference = json.loads(REFERENCE.read_text())
+    found = run_check(len(reference["losses"]))
+    assert found["losses"] == pytest.approx(reference["losses"], abs=0.02)
+    if found["machine"] == reference["machine"]:  # the last bits of a sum depend on the processor
+        assert found["weights_sha256"] == reference["weights_sha256"]
+
+
+def run_check(num_steps: int) -> dict[str, Any]:
+    """The first steps, in a process of their own."""
+    command = [sys.executable, "-m", "models.train.train", "--check", str(num_steps)]
+    variables = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}  # its threads do not spin: others want the cores
+    output = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, check=True).stdout
+    result: dict[str, Any] = json.loads(output)
     return result
