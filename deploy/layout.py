@@ -199,6 +199,7 @@ def _worker_settings(
         check_weights=config.switch("check-weights"),
         overlap=not config.switch("disable-overlap-schedule"),
         cuda_graphs=not config.switch("disable-cuda-graph"),
+        cpu_kernels=not config.switch("disable-cpu-kernels"),
         transfer_backend=cast(TransferBackend, config.text("transfer-backend")),
         host=host,
         workers_on_host=workers,

@@ -133,6 +133,10 @@ OPTIONS: tuple[Option, ...] = (
         help="decode on a GPU kernel by kernel",
     ),
     Option(
+        name="disable-cpu-kernels", kind=Kind.SWITCH, default=False, group=MEMORY, commands=_SERVE,
+        help="compute on a CPU with torch's operations alone (they are used anyway where there is no C compiler)",
+    ),
+    Option(
         name="transfer-backend", default="zmq", metavar="NAME", group=HANDOVER, commands=_SERVE, choices=("zmq",),
         aliases=("disaggregation-transfer-backend",), help="how KV travels",
     ),

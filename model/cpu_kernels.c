@@ -139,59 +139,108 @@ void place(const act *q, int64_t q_stride, const act *k, int64_t k_stride, const
     }
 }
 
-#define BLOCK 32  // slots whose scores are held at a time
+#define BLOCK 16  // slots whose scores are held at a time
+#define GROUP 8   // query heads that read K and V together
+#define CHUNK 32  // elements of V that are summed in registers
+_Static_assert(D % 2 == 0, "head halves are turned into one another");
 
-// One query head over the slots [0, length) of its pages: softmax(q k) v, in one pass, the sums rescaled whenever a new
-// maximum comes (Milakov and Gimelshein 2018). `query` is scaled already.
-static inline void attend_head(const float *query, const kv *pages, const int64_t *table, int64_t length,
-                               int64_t page_size, int64_t token_stride, float *sum_D) {
-    float best = -INFINITY, total = 0.0f, score[BLOCK];
-    for (int d = 0; d < D; d++) sum_D[d] = 0.0f;
-    for (int64_t start = 0; start < length;) {
-        int64_t offset = start % page_size, left = page_size - offset;
-        int64_t count = left < length - start ? left : length - start;
-        if (count > BLOCK) count = BLOCK;
-        const kv *k = pages + (table[start / page_size] * 2 * page_size + offset) * token_stride;
-        const kv *v = k + page_size * token_stride;
-        float high = best;
-        for (int64_t s = 0; s < count; s++) {
-            float dot = 0.0f;
-            for (int d = 0; d < D; d++) dot += query[d] * READ_KV(k[s * token_stride + d]);
-            score[s] = dot;
-            high = dot > high ? dot : high;
+// What one step of attend_heads reads: slots that follow one another in a page.
+typedef struct {
+    const kv *k, *v;
+    int64_t count;
+} block;
+
+static inline block block_at(const kv *pages, const int64_t *table, int64_t start, int64_t length, int64_t page_size,
+                             int64_t token_stride) {
+    int64_t offset = start % page_size, count = page_size - offset;
+    count = count < length - start ? count : length - start;
+    count = count < BLOCK ? count : BLOCK;
+    const kv *k = pages + (table[start / page_size] * 2 * page_size + offset) * token_stride;
+    return (block){k, k + page_size * token_stride, count};
+}
+
+// Pages lie anywhere, and a head's part of a slot is short: the hardware does not guess what comes next.
+static inline void fetch(block next, int64_t token_stride) {
+    for (int64_t slot = 0; slot < next.count; slot++) {
+        for (int64_t byte = 0; byte < (int64_t)(D * sizeof(kv)); byte += 64) {
+            __builtin_prefetch((const char *)(next.k + slot * token_stride) + byte);
+            __builtin_prefetch((const char *)(next.v + slot * token_stride) + byte);
         }
-        float shrink = exponential(best - high);  // of an infinite best: of nothing yet
-        best = high;
-        total *= shrink;
-        for (int64_t s = 0; s < count; s++) {
-            score[s] = exponential(score[s] - high);
-            total += score[s];
-        }
-        for (int d = 0; d < D; d++) sum_D[d] *= shrink;
-        for (int64_t s = 0; s < count; s++)
-            for (int d = 0; d < D; d++) sum_D[d] += score[s] * READ_KV(v[s * token_stride + d]);
-        start += count;
     }
-    for (int d = 0; d < D; d++) sum_D[d] /= total;
+}
+
+// Query heads of one kv head over the slots [0, length) of its pages: softmax(q k) v, in one pass, the sums rescaled
+// whenever a new maximum comes (Milakov and Gimelshein 2018). `query` is scaled already; `heads` is GROUP at most.
+static inline void attend_heads(const float (*query)[D], int64_t heads, const kv *pages, const int64_t *table,
+                                int64_t length, int64_t page_size, int64_t token_stride, float (*sum)[D]) {
+    float best[GROUP], total[GROUP], score[GROUP][BLOCK];
+    for (int64_t head = 0; head < heads; head++) {
+        best[head] = -INFINITY;
+        total[head] = 0.0f;
+        for (int d = 0; d < D; d++) sum[head][d] = 0.0f;
+    }
+    block now = block_at(pages, table, 0, length, page_size, token_stride);
+    for (int64_t start = 0; start < length;) {
+        start += now.count;
+        block next = {0};
+        if (start < length) next = block_at(pages, table, start, length, page_size, token_stride);
+        fetch(next, token_stride);
+        for (int64_t slot = 0; slot < now.count; slot++) {
+            float k[D];
+            for (int d = 0; d < D; d++) k[d] = READ_KV(now.k[slot * token_stride + d]);
+            for (int64_t head = 0; head < heads; head++) {
+                float dot = 0.0f;
+                for (int d = 0; d < D; d++) dot += query[head][d] * k[d];
+                score[head][slot] = dot;
+            }
+        }
+        for (int64_t head = 0; head < heads; head++) {
+            float high = best[head], weight = 0.0f;
+            for (int64_t slot = 0; slot < now.count; slot++) high = score[head][slot] > high ? score[head][slot] : high;
+            if (high > best[head]) {
+                float shrink = exponential(best[head] - high);
+                best[head] = high;
+                total[head] *= shrink;
+                for (int d = 0; d < D; d++) sum[head][d] *= shrink;
+            }
+            for (int64_t slot = 0; slot < now.count; slot++) {
+                score[head][slot] = exponential(score[head][slot] - high);
+                weight += score[head][slot];
+            }
+            total[head] += weight;
+            for (int first = 0; first < D; first += CHUNK) {
+                float part[CHUNK];
+                int width = D - first < CHUNK ? D - first : CHUNK;
+                for (int d = 0; d < width; d++) part[d] = sum[head][first + d];
+                for (int64_t slot = 0; slot < now.count; slot++)
+                    for (int d = 0; d < width; d++)
+                        part[d] += score[head][slot] * READ_KV(now.v[slot * token_stride + first + d]);
+                for (int d = 0; d < width; d++) sum[head][first + d] = part[d];
+            }
+        }
+        now = next;
+    }
+    for (int64_t head = 0; head < heads; head++)
+        for (int d = 0; d < D; d++) sum[head][d] /= total[head];
 }
 
 // out (requests, num_heads, D): each request's one token over its own `lengths[request]` slots. `pages` is
 // (page, K or V, page_size, num_kv_heads, D), `tables` (requests, table_stride) page numbers.
 void attend(const act *q, const kv *pages, const int64_t *tables, int64_t table_stride, const int64_t *lengths, act *out,
             int64_t requests, int64_t num_heads, int64_t num_kv_heads, int64_t page_size, int threads) {
-    int64_t group = num_heads / num_kv_heads;
+    int64_t shared_by = num_heads / num_kv_heads;
     float scale = 1.0f / sqrtf(D);
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
     for (int64_t request = 0; request < requests; request++) {
         for (int64_t kv_head = 0; kv_head < num_kv_heads; kv_head++) {
-            for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
-                float query[D], sum[D];
-                const act *from = q + (request * num_heads + head) * D;
-                act *to = out + (request * num_heads + head) * D;
-                for (int d = 0; d < D; d++) query[d] = READ(from[d]) * scale;
-                attend_head(query, pages + kv_head * D, tables + request * table_stride, lengths[request], page_size,
-                            num_kv_heads * D, sum);
-                for (int d = 0; d < D; d++) to[d] = WRITE(sum[d]);
+            for (int64_t first = 0; first < shared_by; first += GROUP) {
+                int64_t heads = shared_by - first < GROUP ? shared_by - first : GROUP;
+                int64_t at = (request * num_heads + kv_head * shared_by + first) * D;
+                float query[GROUP][D], sum[GROUP][D];
+                for (int64_t i = 0; i < heads * D; i++) query[i / D][i % D] = READ(q[at + i]) * scale;
+                attend_heads(query, heads, pages + kv_head * D, tables + request * table_stride, lengths[request],
+                             page_size, num_kv_heads * D, sum);
+                for (int64_t i = 0; i < heads * D; i++) out[at + i] = WRITE(sum[i / D][i % D]);
             }
         }
     }

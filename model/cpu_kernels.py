@@ -33,6 +33,7 @@ SERVED: Final = {  # types of activations and of pages -> what cpu_kernels.c cal
 FLAGS: Final = (
     "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-ffp-contract=fast", "-fno-math-errno",
     "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math",
+    *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
 )  # fmt: skip
 BUILD_LIMIT_S: Final = 120.0
 _POINTER, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int

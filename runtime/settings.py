@@ -71,6 +71,7 @@ class WorkerSettings(Settings):
     context_length: Positive | None = None  # tokens, prompt and outputs together; None: the model's own
     overlap: bool = True
     cuda_graphs: bool = True  # for decodes, on a GPU
+    cpu_kernels: bool = True  # on a CPU, where there is a C compiler
     transfer_backend: TransferBackend = "zmq"
     host: str = "127.0.0.1"  # where peers reach this worker; its sockets bind here, on ports the system chooses
     workers_on_host: Positive = 1  # share of this host's memory: one part in so many

@@ -138,6 +138,7 @@ def load_runner(settings: WorkerSettings) -> Runner:
         page_size=settings.page_size,
         workers_on_host=settings.workers_on_host,
         check_weights=settings.check_weights,
+        cpu_kernels=settings.cpu_kernels,
     )
     decodes = settings.role is not Role.PREFILL
     return GraphedRunner(runner) if decodes and settings.cuda_graphs and runner.device.type == "cuda" else runner

@@ -1,0 +1,299 @@
+"""The C kernels against torch's operations and the plain formula; how they are built, kept and done without."""
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model import cpu_kernels
+from model.attention_cpu import CpuAttention
+from model.cpu_kernels import CpuKernels, NoKernels, built_library, cache_folder, find_compiler, load_kernels
+from model.paged_kv import PagedKv
+from model.passes import TorchPasses
+from model.rope import RopeConfig, inverse_frequencies, rotation
+from model.runner import ModelRunner
+from protocol.kv_layout import KvLayout
+from tests.checkpoints import make_checkpoint
+from tests.model.attention_cases import BATCHES, Case, make_case
+from tests.model.driving import Lanes
+
+EPS = 1e-6
+
+
+def kernels_for(
+    dtype: str = "float32", heads: tuple[int, int] = (4, 2), head_dim: int = 16, pages: str | None = None
+) -> CpuKernels:
+    activations = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    num_heads, num_kv_heads = heads
+    return load_kernels(
+        activations, pages or dtype, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, eps=EPS
+    )
+
+
+def attended(case: Case, kernels: CpuKernels) -> Tensor:
+    backend = CpuAttention(case.q_THD.dtype, kernels)
+    plan = backend.plan(case.inp, case.layout)
+    assert plan.decodes == () and (plan.paged is not None) == bool(case.inp.num_decodes)
+    return backend.attend(case.q_THD, case.kv_layer, plan)
+
+
+def worst(case: Case, kernels: CpuKernels) -> float:
+    return float((attended(case, kernels).double() - case.expected_THD).abs().max())
+
+
+# ---- attention ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", [1, 4, 16, 48])
+@pytest.mark.parametrize("heads", [(4, 2), (3, 3), (8, 1), (18, 2)])
+@pytest.mark.parametrize("extends, decodes", BATCHES)
+def test_attention_equals_the_formula(
+    extends: tuple[tuple[int, int], ...], decodes: tuple[int, ...], heads: tuple[int, int], page_size: int
+) -> None:
+    case = make_case(extends, decodes, page_size=page_size, heads=heads)
+    assert worst(case, kernels_for(heads=heads)) < 1e-5
+
+
+@pytest.mark.parametrize("head_dim", [2, 16, 64, 80, 128])
+def test_head_sizes(head_dim: int) -> None:
+    case = make_case((), (1, 16, 33, 500), page_size=16, head_dim=head_dim)
+    assert worst(case, kernels_for(head_dim=head_dim)) < 1e-5
+
+
+def test_bfloat16() -> None:
+    case = make_case((), (300, 31, 2), page_size=16, dtype="bfloat16")
+    assert worst(case, kernels_for("bfloat16")) < 0.01
+
+
+def test_float32_over_bfloat16_pages() -> None:
+    case = make_case((), (300, 31, 2), page_size=16, dtype="bfloat16")
+    wide = Case(case.inp, case.layout, case.q_THD.float(), case.kv_layer, case.expected_THD)
+    assert worst(wide, kernels_for("float32", pages="bfloat16")) < 1e-5
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e18])
+def test_scores_beyond_what_an_exponential_holds(scale: float) -> None:
+    case = make_case((), (40, 7), page_size=4)
+    case.q_THD.mul_(scale)
+    kernels = kernels_for()
+    out = attended(case, kernels)
+    plain = CpuAttention()
+    expected = plain.attend(case.q_THD, case.kv_layer, plain.plan(case.inp, case.layout))
+    assert torch.isfinite(out).all() and torch.allclose(out, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so_and_with_its_request(value: float) -> None:
+    case = make_case((), (40, 7, 20), page_size=4)
+    healthy = attended(case, kernels_for())
+    case.q_THD[1] = value
+    out = attended(case, kernels_for())
+    assert out[1].isnan().all()
+    assert torch.equal(out[[0, 2]], healthy[[0, 2]])
+
+
+def test_a_request_does_not_depend_on_its_neighbours_or_on_threads() -> None:
+    case = make_case((), (40, 7, 333, 20), page_size=16)
+    kernels = kernels_for()
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(attended(case, kernels))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+    alone = torch.empty_like(case.q_THD[2:3])
+    kernels.attend(case.q_THD[2:3], case.kv_layer, case.inp.page_table_BP[2:3], case.inp.seq_lens_B[2:3], alone)
+    assert torch.equal(alone[0], found[0][2])
+
+
+# ---- passes ----
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows, width", [(0, 16), (1, 1), (5, 96), (200, 512)])
+def test_norm(dtype: str, rows: int, width: int) -> None:
+    kernels, plain = kernels_for(dtype), TorchPasses(4, 16, EPS)
+    x, weight = _random(dtype, rows, width), _random(dtype, width)
+    got, expected = kernels.rms_norm(x, weight), plain.rms_norm(x, weight)
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    assert torch.allclose(got.float(), expected.float(), rtol=0.02 if dtype == "bfloat16" else 1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gate(dtype: str) -> None:
+    kernels, plain = kernels_for(dtype), TorchPasses(4, 16, EPS)
+    both = _random(dtype, 37, 160) * 30
+    for gate, up in (both.split(80, dim=1), (both[:, :80].contiguous(), both[:, 80:].contiguous())):
+        expected = plain.gated(gate.float(), up.float())
+        assert torch.allclose(kernels.gated(gate, up).float(), expected, rtol=0.01, atol=1e-5)
+
+
+def test_gate_of_what_is_not_finite_and_what_is_extreme() -> None:
+    gate = torch.tensor([[float("nan"), float("inf"), 1e30, -1e30, 100.0, -100.0, 0.0]])
+    expected = torch.tensor([[float("nan"), float("inf"), 1e30, 0.0, 100.0, 0.0, 0.0]])
+    got = kernels_for().gated(gate, torch.ones_like(gate))
+    assert torch.allclose(got, expected, equal_nan=True, atol=1e-6)
+
+
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("dtype, pages", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")])
+def test_placing(dtype: str, pages: str, normed: bool, merged: bool) -> None:
+    heads, kv_heads, head_dim, tokens = 6, 2, 32, 23
+    layout = KvLayout(2, kv_heads, head_dim, 4, pages)
+    kernels, plain = kernels_for(dtype, (heads, kv_heads), head_dim, pages), TorchPasses(heads, head_dim, EPS)
+    q_size, kv_size = heads * head_dim, kv_heads * head_dim
+    qkv = _random(dtype, tokens, q_size + 2 * kv_size)
+    parts = qkv.split((q_size + kv_size, kv_size) if merged else (q_size, kv_size, kv_size), dim=1)
+    if not merged:
+        parts = tuple(part.contiguous() for part in parts)
+    norm = _random(dtype, heads + kv_heads, head_dim) if normed else None
+    turned = rotation(torch.arange(tokens) * 7, inverse_frequencies(RopeConfig(10_000.0), head_dim))
+    slots = torch.randperm(36)[:tokens] + 4  # page 0 is padding
+    found = []
+    for passes in (kernels, plain):
+        kv = PagedKv(layout, 10)
+        q_THD = passes.place(tuple(parts), norm, turned, kv, 1, kv.token_rows(slots))
+        assert q_THD.shape == (tokens, heads, head_dim) and not kv.layer(0).any()
+        found.append((q_THD.float(), kv.layer(1).float()))
+    for got, expected in zip(*found, strict=True):
+        assert torch.allclose(got, expected, atol=0.04 if "bfloat16" in (dtype, pages) else 1e-5)
+
+
+def test_rounding_to_bfloat16_is_torch_s() -> None:
+    """Of numbers between two, halfway, huge, tiny and NaN: placed as V, which nothing else touches."""
+    layout = KvLayout(1, 2, 16, 4, "bfloat16")
+    kernels = kernels_for("float32", pages="bfloat16")
+    values = torch.randn(8, 32) * torch.logspace(-30, 30, 8)[:, None]
+    values[0, :4] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, float("nan")])
+    qkv = torch.cat((torch.zeros(8, 64 + 32), values), dim=1)
+    kv = PagedKv(layout, 4)
+    rows = kv.token_rows(torch.arange(4, 12))
+    kernels.place((qkv[:, :96], qkv[:, 96:]), None, (torch.ones(8, 1, 16), torch.zeros(8, 1, 16)), kv, 0, rows)
+    placed = kv.layer(0)[1:3, 1].reshape(8, 32)
+    assert torch.equal(placed.nan_to_num(7.0), values.bfloat16().nan_to_num(7.0))
+
+
+def _random(dtype: str, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(getattr(torch, dtype))
+
+
+# ---- building and doing without ----
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "baton" / "kernels"
+
+
+DEFINES = ["-DHEAD_DIM=16"]
+
+
+@pytest.mark.slow
+def test_built_once_and_kept(own_cache: Path) -> None:
+    first = built_library(DEFINES)
+    made = first.stat()
+    assert first.parent == own_cache and own_cache.stat().st_mode & 0o077 == 0
+    assert built_library(DEFINES) == first and first.stat() == made
+    assert built_library(["-DHEAD_DIM=32"]) != first
+    assert {path.suffix for path in own_cache.iterdir()} == {".so"}
+
+
+@pytest.mark.slow
+def test_workers_that_start_together_never_meet_half_a_library(own_cache: Path) -> None:
+    found: list[Path] = []
+    builders = [threading.Thread(target=lambda: found.append(built_library(DEFINES))) for _ in range(3)]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join()
+    assert len(found) == 3 and len(set(found)) == 1 and list(own_cache.iterdir()) == found[:1]
+
+
+@pytest.mark.slow
+def test_another_source_is_built_again(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = built_library(DEFINES)
+    changed = tmp_path / "changed.c"
+    changed.write_text(cpu_kernels.SOURCE.read_text() + "// changed\n")
+    monkeypatch.setattr(cpu_kernels, "SOURCE", changed)
+    assert built_library(DEFINES) != first
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, own_cache: Path, tmp_path: Path) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NoKernels, match=r"no C compiler \(cc, gcc or clang\)"):
+        built_library(DEFINES)
+
+
+@pytest.mark.parametrize(
+    "compiler, why",
+    [("nothing-like-it -O1", "CC: got 'nothing-like-it', which is no"), ("false", "false cannot build")],
+)
+def test_a_compiler_that_does_not_work(
+    compiler: str, why: str, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    with pytest.raises(NoKernels, match=why):
+        built_library(DEFINES)
+    assert not own_cache.exists() or not list(own_cache.iterdir()), "nothing half-built stays"
+
+
+@pytest.mark.slow
+def test_a_compiler_may_have_arguments(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    monkeypatch.setenv("CC", f"{find_compiler()[0]} -g0")
+    assert built_library(DEFINES).exists()
+
+
+def test_an_endless_compiler_is_given_up(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    def ran(command: list[str], **options: Any) -> None:
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(cpu_kernels, "_version", lambda compiler: "")
+    monkeypatch.setattr(subprocess, "run", ran)
+    with pytest.raises(NoKernels, match=r"timed out after 120\.0 seconds"):
+        built_library(DEFINES)
+
+
+def test_a_folder_that_others_can_write_is_not_trusted(own_cache: Path) -> None:
+    cache_folder().chmod(0o777)
+    with pytest.raises(NoKernels, match="can be written by other users"):
+        built_library(DEFINES)
+
+
+def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(NoKernels, match="cannot be made: Not a directory"):
+        cache_folder()
+
+
+def test_types_without_kernels() -> None:
+    with pytest.raises(NoKernels, match=r"none for torch.float16 with pages of float16"):
+        load_kernels(torch.float16, "float16", num_heads=4, num_kv_heads=2, head_dim=16, eps=EPS)
+
+
+@pytest.mark.slow
+def test_a_model_is_served_without_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    fast = ModelRunner.load(folder, device="cpu")
+    asked_not_to = ModelRunner.load(folder, device="cpu", cpu_kernels=False)
+    monkeypatch.setenv("CC", "nothing-like-it")
+    unable = ModelRunner.load(folder, device="cpu")
+    passes = [type(runner.decoder.passes) for runner in (fast, asked_not_to, unable)]
+    assert passes == [CpuKernels, TorchPasses, TorchPasses]
+    prompt = list(range(1, 40))
+    tokens = [Lanes(runner, 16).generate(prompt, 16) for runner in (fast, asked_not_to, unable)]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert os.environ["CC"] == "nothing-like-it", "the last was loaded without a compiler"
