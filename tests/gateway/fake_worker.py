@@ -169,6 +169,7 @@ class FakeWorker:
         task.add_done_callback(self._tasks.discard)
 
     async def _beat(self) -> None:
+        await self.welcomed.wait()  # the word of one who is not a member would be answered
         while True:
             await asyncio.sleep(0.2)
             if not self.silent:

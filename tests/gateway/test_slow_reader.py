@@ -22,6 +22,7 @@ from tests.gateway.folders import byte_tokenizer, write_folder
 
 pytestmark = pytest.mark.slow
 
+STALL_S = 1.0  # who reads is not taken for one who does not, even where this process waits for a core now and then
 LONG = 50_000  # tokens: 10 MB of chunks, more than a connection buffers
 PATIENT = HttpLimits(slow_reader_timeout_s=600, max_stream_backlog=10**9)
 
@@ -80,7 +81,7 @@ async def cut_for(setting: Setting, reason: str) -> bool:
 @pytest.mark.parametrize(
     "reason, limits",
     [
-        ("stalled", HttpLimits(slow_reader_timeout_s=0.3, max_stream_backlog=10**9)),
+        ("stalled", HttpLimits(slow_reader_timeout_s=STALL_S, max_stream_backlog=10**9)),
         ("backlog", HttpLimits(slow_reader_timeout_s=600, max_stream_backlog=500)),
     ],
 )
@@ -110,7 +111,7 @@ async def test_a_stream_that_nobody_reads_is_cut(
     "num_tokens", [12_000, 30_000]
 )  # less, and more, than what a connection buffers before it says so
 async def test_a_whole_answer_that_nobody_reads_is_cut(folder: Path, num_tokens: int, connection: str) -> None:
-    limits = HttpLimits(slow_reader_timeout_s=0.3)
+    limits = HttpLimits(slow_reader_timeout_s=STALL_S)
     async with served(folder, limits) as (setting, _):
         body = {"return_token_ids": True, "max_tokens": num_tokens}
         with stuck_client(setting.gateway.url, body, connection) as client:
