@@ -20,11 +20,13 @@ class PrefillPeer:
     granted: int = 0
     credit: int = 0
     layout: KvLayout | None = None  # of its pages, once it has accepted
+    in_place: bool = False  # it may be told pages, to write them itself
 
-    def accept(self, job_tokens: int, layout: KvLayout) -> None:
+    def accept(self, job_tokens: int, layout: KvLayout, in_place: bool = False) -> None:
         """The peer takes jobs for `job_tokens`; it grants once, later JobCredit says what came back."""
         if not self.accepted:
-            self.accepted, self.granted, self.credit, self.layout = True, job_tokens, job_tokens, layout
+            self.accepted, self.granted, self.credit = True, job_tokens, job_tokens
+            self.layout, self.in_place = layout, in_place
 
     def give_back(self, num_tokens: int) -> None:
         """`num_tokens` were computed or dropped; more than were sent are not believed."""
@@ -61,6 +63,11 @@ class PrefillPeers:
     def silent(self, now: float) -> list[PrefillPeer]:
         """Those that were greeted and have not answered in time."""
         return [peer for peer in self._peers.values() if peer.answer_by <= now and not (peer.accepted or peer.refusal)]
+
+    @property
+    def accepted(self) -> list[PrefillPeer]:
+        """Those that take jobs."""
+        return [peer for peer in self._peers.values() if peer.accepted]
 
     def forget_all(self) -> None:
         """Whoever is named from now on is greeted again."""

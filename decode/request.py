@@ -22,6 +22,7 @@ class DecodeRequest:
     reqs: tuple[Req, ...]
     state: DecodeState = DecodeState.RESERVING
     handover_s: float = 0.0  # how long the hand-over may take, from the job to its last frame
+    pages_in_place: tuple[int, ...] = ()  # of the prompt, where prefill may write them itself
     deadline: float = float("inf")  # when that is over, in seconds of the worker's clock
     stamps: list[Stamp] = field(default_factory=list)
 
@@ -59,6 +60,7 @@ class DecodeRequest:
             assign.timeline,
             assign.first_choice,
             assign.num_replayed,
+            self.pages_in_place,
         )
 
     @property

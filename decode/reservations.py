@@ -5,6 +5,8 @@
 What it does not know: messages, tokens, what is decoded.
 """
 
+from dataclasses import dataclass
+
 from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
 from scheduler.choice_pages import allocate_choices
@@ -12,9 +14,18 @@ from scheduler.engine import Engine
 from scheduler.page_allocator import PageState
 from transfer.interface import KvReceiver
 
+ASK_AGAIN_S = 5.0  # between two words to a prefill worker that has not said that it stopped writing
+
+
+@dataclass
+class _Stopping:
+    request: DecodeRequest
+    ask_at: float | None = None  # seconds of the worker's clock; None until the first look
+
 
 class Reservations:
-    """Requests in RESERVING, and by reservation those in REQUESTED and RECEIVING."""
+    """Requests in RESERVING, by reservation those in REQUESTED and RECEIVING, and those whose pages prefill may still
+    be writing although nobody waits for them."""
 
     def __init__(self, engine: Engine, receiver: KvReceiver, peers: PrefillPeers) -> None:
         self._engine = engine
@@ -22,6 +33,7 @@ class Reservations:
         self._peers = peers
         self._waiting: list[DecodeRequest] = []
         self._reserved: dict[int, DecodeRequest] = {}
+        self._stopping: dict[int, _Stopping] = {}
 
     def get(self, reservation: int) -> DecodeRequest | None:
         """The request that is on its way under `reservation`."""
@@ -62,7 +74,22 @@ class Reservations:
         if self._reserved.pop(request.reservation, None) is None:
             return False
         self._receiver.release(request.reservation)
+        if self._receiver.may_be_written(request.reservation):
+            self._stopping[request.reservation] = _Stopping(request)
         return True
+
+    def unanswered(self, now: float) -> list[DecodeRequest]:
+        """Closed requests whose prefill worker is to be told once more to stop: what it answered may have been lost."""
+        late: list[DecodeRequest] = []
+        for reservation, entry in list(self._stopping.items()):
+            if not self._receiver.may_be_written(reservation):
+                del self._stopping[reservation]
+            elif entry.ask_at is None:
+                entry.ask_at = now + ASK_AGAIN_S
+            elif entry.ask_at <= now:
+                entry.ask_at = now + ASK_AGAIN_S
+                late.append(entry.request)
+        return [request for request in late if self._peers.get(request.prefill.instance) is not None]
 
     def _reserve(self, request: DecodeRequest, peer: PrefillPeer) -> bool:
         assign, engine = request.assign, self._engine
@@ -89,6 +116,8 @@ class Reservations:
                 prompt_pages,
                 request.prompt_len,
                 peer.layout,
+                peer.in_place,
             )
+            request.pages_in_place = tuple(prompt_pages) if peer.in_place else ()
         self._reserved[request.reservation] = request
         return True

@@ -7,6 +7,7 @@ sockets, threads, text, time other than its clock's. See request_states.py for a
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
@@ -19,6 +20,7 @@ from protocol.errors import (
     KvNotDelivered,
     LayoutMismatch,
     Unavailable,
+    WireError,
     WorkerLost,
     as_baton_error,
     error_from_code,
@@ -115,12 +117,14 @@ class DecodeWorker:
             self._refuse(peer, message.reason)
         elif isinstance(message, JobCredit):
             peer.give_back(message.num_tokens)
-        elif (
-            request := self._reservations.get(message.reservation)
-        ) is not None and request.prefill.instance == instance:
+        else:
+            self._receiver.stopped(message.reservation, instance)
+            request = self._reservations.get(message.reservation)
+            if request is None or request.prefill.instance != instance:
+                return
             if isinstance(message, JobFailed):
                 self._fail(request, error_from_code(message.code, message.message), cancel_job=False)
-            else:
+            elif isinstance(message, JobFinishedEarly):
                 self._on_finished_early(request, message)
 
     def reset(self) -> None:
@@ -190,8 +194,12 @@ class DecodeWorker:
         there, here = peer.address.worker_id, self._address.worker_id
         reason = mismatch(message.layout, self.engine.kv.layout, there, here)
         if reason is None:
-            peer.accept(message.job_tokens, message.layout)
-        else:
+            try:
+                in_place = self._receiver.admit_writer(peer.address.instance, message.in_place)
+                peer.accept(message.job_tokens, message.layout, in_place)
+            except WireError as error:
+                reason = error.message
+        if reason is not None:
             self._refuse(peer, reason)
 
     def _refuse(self, peer: PrefillPeer, reason: str) -> None:
@@ -214,7 +222,8 @@ class DecodeWorker:
         self._reservations.queue(request)
         self._stamp(request, "queued at decode")
         if self._peers.meet(assign.prefill, self._clock.now() + HELLO_DEADLINE_S):
-            hello = Hello(self._address, self.engine.kv.layout, self._fingerprint)
+            pool = self._receiver.offer(assign.prefill.instance)
+            hello = Hello(self._address, self.engine.kv.layout, self._fingerprint, pool)
             self.outbox.prefill.append((assign.prefill, hello))
         peer = self._peers.get(assign.prefill.instance)
         if peer is not None and peer.refusal:
@@ -257,6 +266,8 @@ class DecodeWorker:
     def _fail_late(self, now: float) -> None:
         for request in self._reservations.late(now):
             self._fail(request, KvNotDelivered(f"no KV from {request.prefill.worker_id} in {request.handover_s:.0f} s"))
+        for request in self._reservations.unanswered(now):
+            self.outbox.prefill.append((request.prefill, CancelJob(*request.key, request.reservation)))
         for peer in self._peers.silent(now):
             self._peers.lose(peer.address.instance)  # the next request greets it again
             reason = f"prefill worker {peer.address.worker_id} did not answer in {HELLO_DEADLINE_S:.0f} s"
@@ -377,7 +388,7 @@ class DecodeWorker:
             self.outbox.prefill.append((request.prefill, CancelJob(*request.key, request.reservation)))
         for req in request.reqs:
             req.finish = req.finish or FinishReason.CANCELLED
-            self.engine.release(req)
+            self.engine.release(req, partial(self._receiver.may_be_written, request.reservation))
         del self._requests[request.key]
 
     def _stamp(self, request: DecodeRequest, name: str) -> None:

@@ -27,6 +27,11 @@ class MirroredKv(PagedKv):
             if int(status) != 0:
                 raise MemoryError(f"cannot pin {layout.num_layers * first.nbytes} bytes of host memory: {status}")
 
+    @property
+    def shared_fd(self) -> int:
+        """The twin's."""
+        return self._host.shared_fd
+
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         """Bytes of the twin."""
         return self._host.page_bytes_view(layer, page_start, num_pages)

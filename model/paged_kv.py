@@ -4,13 +4,13 @@ What it does not know: who owns a page (the allocator), or what is sent where. M
 creation, so that it is really there later, and so that a slot never written holds finite numbers.
 """
 
-import mmap
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from protocol.kv_layout import KvLayout
+from runtime.shared_memory import SharedMemory
 
 TORCH_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,11 +32,12 @@ class PagedKv:
         shape = (layout.num_layers, num_pages, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
         dtype = torch_dtype(layout.dtype)
         self._bytes: memoryview | None = None
+        self._shared: SharedMemory | None = None
         if self.device.type == "cpu":
-            # An anonymous mapping gives tensor and memoryview over the same bytes, whatever the dtype.
-            mapping = mmap.mmap(-1, layout.num_layers * num_pages * layout.page_bytes)
-            self._bytes = memoryview(mapping)
-            self._storage = torch.frombuffer(mapping, dtype=dtype).view(shape)
+            # A mapping gives tensor and memoryview over the same bytes, whatever the dtype; another process may map it.
+            self._shared = SharedMemory(layout.num_layers * num_pages * layout.page_bytes)
+            self._bytes = memoryview(self._shared.mapping)
+            self._storage = torch.frombuffer(self._shared.mapping, dtype=dtype).view(shape)
             self._storage.zero_()
         else:
             self._storage = torch.zeros(shape, dtype=dtype, device=self.device)
@@ -61,6 +62,12 @@ class PagedKv:
         """Copies page src_N[i] onto dst_N[i] in every layer, on the device. No page may be in both."""
         if src_N.numel():
             self._storage.index_copy_(1, dst_N, self._storage.index_select(1, src_N))
+
+    @property
+    def shared_fd(self) -> int:
+        """The memory that page_bytes_view shows, as a descriptor for others to map. CPU only."""
+        assert self._shared is not None, "shared_fd needs KV in host memory"
+        return self._shared.fd
 
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         """Writable bytes of pages [page_start, page_start + num_pages) of one layer, without a copy. CPU only."""

@@ -41,7 +41,7 @@ class Job:
     @property
     def target(self) -> Target:
         """The name of its transfer."""
-        return Target(self.peer, self.message.reservation, self.message.attempt)
+        return Target(self.peer, self.message.reservation, self.message.attempt, self.message.pages)
 
     @property
     def sends_kv(self) -> bool:

@@ -8,11 +8,12 @@ clock's. See job_states.py for a job's life.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prefill.job import Job
 from prefill.job_states import JobState
-from protocol.errors import BadRequest, BatonError, KvNotDelivered, WireError, as_baton_error
-from protocol.kv_layout import KvLayout, mismatch
+from protocol.errors import BadRequest, BatonError, KvNotDelivered, LayoutMismatch, WireError, as_baton_error
+from protocol.kv_layout import mismatch
 from protocol.messages_gateway import (
     ChoiceTokens,
     FirstToken,
@@ -30,6 +31,7 @@ from protocol.messages_handoff import (
     JobCredit,
     JobFailed,
     JobFinishedEarly,
+    JobStopped,
     KvDelivered,
     PrefillJob,
     ToPrefill,
@@ -47,6 +49,14 @@ from transfer.interface import KvSender
 
 JOB_TOKENS = 16_384  # queued prompt tokens granted to each decode worker
 DELIVERY_DEADLINE_S = 600.0  # from the last frame's making to KvDelivered; decode gives up long before
+
+
+@dataclass(frozen=True)
+class _Peer:
+    """A decode worker by its last greeting; `in_place`: its pages can be written from here."""
+
+    hello: Hello
+    in_place: bool
 
 
 class PrefillWorker:
@@ -72,7 +82,7 @@ class PrefillWorker:
         self._clock = clock
         self._chunk_size = chunk_size
         self._loop = OverlapLoop(engine, self, overlap)
-        self._peers: dict[int, WorkerAddress] = {}
+        self._peers: dict[int, _Peer] = {}
         self._jobs: dict[tuple[int, int], Job] = {}  # by (decode instance, reservation)
         self._job_of: dict[Req, Job] = {}  # by the prompt's and the choices' Req
         self._waiting: list[Job] = []
@@ -93,8 +103,8 @@ class PrefillWorker:
             self._on_job(instance, message)
         elif isinstance(message, DataCredit):
             self._sender.add_credit(instance, message.num_bytes)
-        elif (job := self._jobs.get((instance, message.reservation))) is not None:
-            self._on_end(job, message)
+        else:
+            self._on_end(instance, message)
 
     def reset(self) -> None:
         """The gateway is a new one: nobody waits for what is under way, and of a peer that died with the old one nobody
@@ -168,18 +178,30 @@ class PrefillWorker:
     # ---- messages, one by one ----
 
     def _on_hello(self, instance: int, hello: Hello) -> None:
-        layout: KvLayout = self.engine.kv.layout
+        peer = self._peers.get(instance)
+        if peer is None or peer.hello != hello:
+            if peer is not None:
+                self._lose_peer(instance)  # whoever greets anew has forgotten its jobs
+            try:
+                self._check(instance, hello)
+                peer = _Peer(hello, self._sender.attach(instance, hello.layout, hello.pool))
+            except WireError as error:
+                self.outbox.decode.append((instance, HelloRefused(error.message)))
+                return
+            self._peers[instance] = peer
+        accepted = HelloAccepted(self._address, JOB_TOKENS, self.engine.kv.layout, peer.in_place)
+        self.outbox.decode.append((instance, accepted))
+
+    def _check(self, instance: int, hello: Hello) -> None:
+        """LayoutMismatch, naming both values, where KV cannot move to the decode worker that greets."""
         here, there = self._address.worker_id, hello.address.worker_id
-        reason = mismatch(layout, hello.layout, here, there)
+        reason = mismatch(self.engine.kv.layout, hello.layout, here, there)
         if hello.address.instance != instance:  # jobs are kept by the connection's, transfers by the address's
             reason = f"address.instance: got {hello.address.instance}, expected {instance}, as the connection says"
         if reason is None and hello.fingerprint != self._fingerprint:
             reason = f"model fingerprint is {self._fingerprint} on {here}, {hello.fingerprint} on {there}"
         if reason is not None:
-            self.outbox.decode.append((instance, HelloRefused(reason)))
-            return
-        self._peers[instance] = hello.address
-        self.outbox.decode.append((instance, HelloAccepted(self._address, JOB_TOKENS, layout)))
+            raise LayoutMismatch(reason)
 
     def _on_job(self, instance: int, message: PrefillJob) -> None:
         peer = self._peers.get(instance)
@@ -199,16 +221,20 @@ class PrefillWorker:
             self.outbox.decode.append((instance, JobFailed(*key, BadRequest.code, reason)))
             self.outbox.decode.append((instance, JobCredit(length)))
             return
-        job = Job.of(message, peer)
+        job = Job.of(message, peer.hello.address)
         self._jobs[instance, message.reservation] = job
         self._job_of.update(dict.fromkeys((job.prompt, *job.choices), job))
         self._waiting.append(job)
         self._stamp(job, "job received")
 
-    def _on_end(self, job: Job, message: CancelJob | KvDelivered) -> None:
+    def _on_end(self, instance: int, message: CancelJob | KvDelivered) -> None:
+        job = self._jobs.get((instance, message.reservation))
         if isinstance(message, CancelJob):
-            self._end(job, JobState.CANCELLED)
-        elif job.state is JobState.SENDING:
+            if job is not None:
+                self._end(job, JobState.CANCELLED)
+            stopped = JobStopped(message.request_id, message.attempt, message.reservation)
+            self.outbox.decode.append((instance, stopped))
+        elif job is not None and job.state is JobState.SENDING:
             self._sender.delivered(job.target)
             self._end(job, JobState.DELIVERED)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from protocol.codec import Boundary
 from protocol.kv_layout import KvLayout
-from protocol.message import Count, Flag, Id, Int, Ints, Message, Text
+from protocol.message import Count, Flag, Id, Int, Ints, Message, Positive, Text
 from protocol.messages_gateway import Stamps, WorkerAddress
 from protocol.request import SamplingParams
 
@@ -14,19 +14,32 @@ from protocol.request import SamplingParams
 
 
 @dataclass(frozen=True)
+class PoolOffer(Message):
+    """Decode's KV memory, for a prefill worker that can open descriptor `fd` of process `pid` on this very `host`: it
+    may write there while it holds `seat`."""
+
+    host: Text
+    pid: Positive
+    fd: Count
+    num_pages: Positive  # of each layer
+    seat: Count
+
+
+@dataclass(frozen=True)
 class Hello(Message):
     """The first message of a connection. Prefill compares layout and fingerprint and answers HelloAccepted or
-    HelloRefused; jobs sent before the answer wait for it."""
+    HelloRefused; jobs sent before the answer wait for it. `pool` is there where KV may be written in place."""
 
     address: WorkerAddress
     layout: KvLayout
     fingerprint: Text
+    pool: PoolOffer | None = None
 
 
 @dataclass(frozen=True)
 class PrefillJob(Message):
     """Run this prompt, send the first tokens to the gateway and the KV to the sender's data address under
-    `reservation`. `first_choice` and `num_replayed` are as in Assign."""
+    `reservation`, or into its `pages` where there are any. `first_choice` and `num_replayed` are as in Assign."""
 
     request_id: Id
     attempt: Int
@@ -37,11 +50,13 @@ class PrefillJob(Message):
     timeline: Flag = False
     first_choice: Count = 0
     num_replayed: Count = 0
+    pages: Ints = ()  # decode's, in prompt order, to be written in place; none: KV goes as frames
 
 
 @dataclass(frozen=True)
 class CancelJob(Message):
-    """Drop the job in whatever state it is; its pages become free once the transport has let go of them."""
+    """Drop the job in whatever state it is; its pages become free once the transport has let go of them. Answered by
+    JobStopped, always."""
 
     request_id: Id
     attempt: Int
@@ -70,11 +85,13 @@ class DataCredit(Message):
 @dataclass(frozen=True)
 class HelloAccepted(Message):
     """Jobs may flow: at most `job_tokens` queued prompt tokens (a job is allowed whenever any credit is left). KV comes
-    in pages of `layout`; decode refuses the pair where that is not to be had."""
+    in pages of `layout`; decode refuses the pair where that is not to be had. `in_place`: prefill has taken the seat
+    that decode offered, and decode looks whether that is so."""
 
     address: WorkerAddress
     job_tokens: Count
     layout: KvLayout
+    in_place: Flag = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,16 @@ class JobCredit(Message):
     """`num_tokens` queued prompt tokens were computed or dropped: credit returns."""
 
     num_tokens: Count
+
+
+@dataclass(frozen=True)
+class JobStopped(Message):
+    """Answers CancelJob, also for a job that is not known: nothing of it is written or sent from here on. (JobFailed
+    and JobFinishedEarly say the same.)"""
+
+    request_id: Id
+    attempt: Int
+    reservation: Int
 
 
 @dataclass(frozen=True)
@@ -114,9 +141,9 @@ class JobFinishedEarly(Message):
 
 
 ToPrefill = Hello | PrefillJob | CancelJob | KvDelivered | DataCredit
-ToDecode = HelloAccepted | HelloRefused | JobCredit | JobFailed | JobFinishedEarly
+ToDecode = HelloAccepted | HelloRefused | JobCredit | JobStopped | JobFailed | JobFinishedEarly
 
 TO_PREFILL: Boundary[ToPrefill] = Boundary("decode to prefill", (Hello, PrefillJob, CancelJob, KvDelivered, DataCredit))
 TO_DECODE: Boundary[ToDecode] = Boundary(
-    "prefill to decode", (HelloAccepted, HelloRefused, JobCredit, JobFailed, JobFinishedEarly)
+    "prefill to decode", (HelloAccepted, HelloRefused, JobCredit, JobStopped, JobFailed, JobFinishedEarly)
 )

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from protocol.errors import WireError
+from transfer.backend_shm import PoolMaps, PoolOwner, SharedPages
 from transfer.interface import WINDOW_BYTES, PageMemory, Pollable
 from transfer.landing import FrameReceiver
 from transfer.sending import FrameSender, Part
+from transfer.writers import Writers
 
 SCHEME = "inproc-network:"
 
@@ -55,21 +57,25 @@ Fault = Callable[[Parcel], Iterable[Parcel]]  # [] drops, [parcel, parcel.copy()
 class InprocNetwork:
     """The wires between the workers of one process."""
 
-    def __init__(self, fault: Fault | None = None) -> None:
+    def __init__(self, fault: Fault | None = None, in_place: bool = False) -> None:
+        """`in_place`: KV is written into shared memory and only headers travel, as with the shm backend."""
         self.fault = fault
+        self._in_place = in_place
         self._queues: dict[str, deque[tuple[int, Parcel]]] = {}  # by endpoint: (sender, parcel)
         self._num_endpoints = 0
 
     def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
         """A KvSender of this network."""
-        return FrameSender(memory, instance, _InprocWire(self, instance), window)
+        pools = PoolMaps(required=True) if self._in_place else None
+        return FrameSender(memory, instance, _InprocWire(self, instance), window, pools)
 
-    def receiver(self, memory: PageMemory) -> FrameReceiver:
+    def receiver(self, memory: SharedPages) -> FrameReceiver:
         """A KvReceiver of this network."""
         self._num_endpoints += 1
         endpoint = f"{SCHEME}{self._num_endpoints}"
         self._queues[endpoint] = deque()
-        return FrameReceiver(memory, _InprocArrivals(self, endpoint))
+        writers = Writers(PoolOwner(memory), required=True) if self._in_place else None
+        return FrameReceiver(memory, _InprocArrivals(self, endpoint), writers)
 
     def carry(self, sender: int, endpoint: str, parcel: Parcel) -> None:
         """Queues what the fault rule makes of a frame; a closed endpoint gets nothing."""

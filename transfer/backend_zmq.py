@@ -14,20 +14,30 @@ from protocol.errors import WireError
 from runtime.bus import bind_on_host
 from transfer.interface import FRAME_BYTES, WINDOW_BYTES, PageMemory, Pollable
 from transfer.landing import FrameReceiver
-from transfer.sending import FrameSender, Part, Reading
+from transfer.sending import FrameSender, Part, Pools, Reading
+from transfer.writers import Writers
 
 RECEIVE_FRAMES = 1024  # per connection; beyond it TCP pushes back
 SCHEME = "tcp://"
 
 
-def zmq_sender(memory: PageMemory, instance: int, context: zmq.Context[Any], window: int = WINDOW_BYTES) -> FrameSender:
+def zmq_sender(
+    memory: PageMemory,
+    instance: int,
+    context: zmq.Context[Any],
+    window: int = WINDOW_BYTES,
+    pools: Pools | None = None,
+) -> FrameSender:
     """A KvSender over `context`, which the caller owns and ends after close()."""
-    return FrameSender(memory, instance, _ZmqWire(context), window)
+    return FrameSender(memory, instance, _ZmqWire(context), window, pools)
 
 
-def zmq_receiver(memory: PageMemory, host: str, context: zmq.Context[Any]) -> FrameReceiver:
+def zmq_receiver(
+    memory: PageMemory, host: str, context: zmq.Context[Any], writers: Writers | None = None
+) -> FrameReceiver:
     """A KvReceiver bound on `host`, by which peers reach this machine; ConfigError if it is no address of it."""
-    return FrameReceiver(memory, _ZmqArrivals(host, context, max(FRAME_BYTES, memory.layout.page_bytes)))
+    arrivals = _ZmqArrivals(host, context, max(FRAME_BYTES, memory.layout.page_bytes))
+    return FrameReceiver(memory, arrivals, writers)
 
 
 class _ZmqWire:

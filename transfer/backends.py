@@ -8,22 +8,26 @@ from typing import Any, Final
 import zmq
 
 from protocol.errors import ConfigError
+from transfer.backend_shm import PoolMaps, PoolOwner, SharedPages
 from transfer.backend_zmq import zmq_receiver, zmq_sender
 from transfer.interface import KvReceiver, KvSender, PageMemory
+from transfer.writers import Writers
 
-BACKENDS: Final = ("zmq",)
+BACKENDS: Final = ("auto", "shm", "zmq")  # auto: shm for each pair of workers that can, else zmq
 
 
 def open_sender(backend: str, memory: PageMemory, instance: int, context: zmq.Context[Any]) -> KvSender:
     """The sender of a prefill worker; the caller ends `context` after close(). ConfigError for an unknown backend."""
     _check(backend)
-    return zmq_sender(memory, instance, context)
+    pools = None if backend == "zmq" else PoolMaps(required=backend == "shm")
+    return zmq_sender(memory, instance, context, pools=pools)
 
 
-def open_receiver(backend: str, memory: PageMemory, host: str, context: zmq.Context[Any]) -> KvReceiver:
+def open_receiver(backend: str, memory: SharedPages, host: str, context: zmq.Context[Any]) -> KvReceiver:
     """The receiver of a decode worker that peers reach at `host`. ConfigError for a wrong backend or host."""
     _check(backend)
-    return zmq_receiver(memory, host, context)
+    writers = None if backend == "zmq" else Writers(PoolOwner(memory), required=backend == "shm")
+    return zmq_receiver(memory, host, context, writers)
 
 
 def _check(backend: str) -> None:

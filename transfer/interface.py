@@ -8,7 +8,7 @@ whoever waits for a reservation gives it a deadline.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ import zmq
 from protocol.frame import FrameHeader, LastMessage
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp, WorkerAddress
+from protocol.messages_handoff import PoolOffer
 
 WINDOW_BYTES = 32 * 1024 * 1024  # payload a sender may have in flight to one peer; a larger frame goes alone
 FRAME_BYTES = 4 * 1024 * 1024  # payload of one merged frame; a page that is larger is a frame of its own
@@ -49,11 +50,15 @@ def bytes_at(memory: PageMemory, layer: int, start: int, num_bytes: int) -> memo
 
 @dataclass(frozen=True)
 class Target:
-    """One transfer: the decode worker (`peer.data` is its endpoint), the reservation there, and the attempt."""
+    """One transfer: the decode worker (`peer.data` is its endpoint), the reservation there, and the attempt.
+
+    `pages` are decode's own, in prompt order, where KV is to be written in place; none: it goes as frames.
+    """
 
     peer: WorkerAddress
     reservation: int
     attempt: int
+    pages: tuple[int, ...] = field(default=(), compare=False)
 
 
 class Rejection(StrEnum):
@@ -134,11 +139,18 @@ ReceiverEvent = FirstFrame | Delivered | TransferFailed | CreditReturned | Frame
 class KvSender(Protocol):
     """One per prefill worker. Calls about a transfer that was cancelled, delivered or never opened do nothing."""
 
+    def attach(self, instance: int, layout: KvLayout, pool: PoolOffer | None) -> bool:
+        """The decode worker `instance` has greeted, anew perhaps: what was known of it is dropped as by drop_peer().
+
+        Whether its pages, of `layout`, can be written in place. WireError if they cannot and nothing else will do.
+        """
+        ...
+
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
         """Announces a transfer and connects to its peer if need be.
 
-        `source_pages` are the caller's pages in prompt order. WireError if the peer's endpoint is no address, or if
-        this very target is already open.
+        `source_pages` are the caller's pages in prompt order. WireError if the peer's endpoint is no address, if this
+        very target is already open, or if its pages are none that may be written.
         """
         ...
 
@@ -154,7 +166,7 @@ class KvSender(Protocol):
         ...
 
     def cancel(self, target: Target) -> None:
-        """Nothing more is sent. Idempotent."""
+        """Nothing more is sent or written from here on. Idempotent."""
         ...
 
     def delivered(self, target: Target) -> None:
@@ -194,6 +206,22 @@ class KvSender(Protocol):
 class KvReceiver(Protocol):
     """One per decode worker."""
 
+    def offer(self, instance: int) -> PoolOffer | None:
+        """What the prefill worker `instance` is offered in a greeting; None where nobody may write in place."""
+        ...
+
+    def admit_writer(self, instance: int, in_place: bool) -> bool:
+        """Whether that worker, which says that it can or not, may be told pages; WireError if it must and may not."""
+        ...
+
+    def stopped(self, reservation: int, instance: int) -> None:
+        """That worker says that it writes and sends no more for the reservation. Idempotent."""
+        ...
+
+    def may_be_written(self, reservation: int) -> bool:
+        """Whether a writer may still write the reservation's pages, also after release(). Once false it stays false."""
+        ...
+
     @property
     def address(self) -> str:
         """What peers dial: WorkerAddress.data."""
@@ -207,10 +235,12 @@ class KvReceiver(Protocol):
         pages: Sequence[int],
         num_tokens: int,
         sent: KvLayout | None = None,
+        in_place: bool = False,
     ) -> None:
         """Lets one sender write these pages (the caller's own, in prompt order) until release(). Ids are not reused.
 
-        `sent` is the sender's layout, by default our own: they may differ in page size.
+        `sent` is the sender's layout, by default our own: they may differ in page size. `in_place`: an admitted writer
+        is told the pages, so after release() they are not free until may_be_written() says no.
         """
         ...
 

@@ -1,4 +1,5 @@
-"""KvReceiver over any wire: checks a frame (size, checksum, reservation), copies it into its pages, reports.
+"""KvReceiver over any wire: checks a frame (size, checksum, reservation), copies it into its pages, reports. Of KV that
+was written in place only the header comes, and what lies in the pages is checked.
 
 Whatever a peer or a stranger sends ends in an event and a counter, never in an exception. What it does not know: how
 bytes arrive, or what the pages are for.
@@ -11,6 +12,7 @@ from typing import Protocol
 from protocol.errors import WireError
 from protocol.frame import LAST_MESSAGE, FrameHeader, unpack_header, verify, verify_length
 from protocol.kv_layout import KvLayout
+from protocol.messages_handoff import PoolOffer
 from runtime.log import get_log
 from runtime.refusals import Refusals
 from transfer.interface import (
@@ -29,6 +31,7 @@ from transfer.interface import (
     bytes_at,
 )
 from transfer.receiver import OPEN, Landing, ReceiveState, ReceiveTransfer
+from transfer.writers import Writers
 
 MAX_PARTS = 1024  # of one frame; a sender gathers runs that are shorter than 64 KiB
 
@@ -57,10 +60,12 @@ class Arrivals(Protocol):
 class FrameReceiver:
     """See interface.KvReceiver."""
 
-    def __init__(self, memory: PageMemory, arrivals: Arrivals) -> None:
+    def __init__(self, memory: PageMemory, arrivals: Arrivals, writers: Writers | None = None) -> None:
+        """Without `writers` nobody writes in place."""
         self._memory = memory
         self._layout = memory.layout
         self._arrivals = arrivals
+        self._writers = writers
         self._transfers: dict[int, ReceiveTransfer] = {}
         self._totals: Counter[str] = Counter()
         self._refusals = Refusals(get_log("transfer"), "frame refused")
@@ -76,6 +81,23 @@ class FrameReceiver:
         refused = {f"rejected_{reason}": count for reason, count in self._refusals.counts.items()}
         return {**self._totals, **refused, "reservations_now": len(self._transfers)}
 
+    def offer(self, instance: int) -> PoolOffer | None:
+        """See KvReceiver."""
+        return None if self._writers is None else self._writers.offer(instance)
+
+    def admit_writer(self, instance: int, in_place: bool) -> bool:
+        """See KvReceiver."""
+        return self._writers is not None and self._writers.admit(instance, in_place)
+
+    def stopped(self, reservation: int, instance: int) -> None:
+        """See KvReceiver."""
+        if self._writers is not None:
+            self._writers.ended(reservation, instance)
+
+    def may_be_written(self, reservation: int) -> bool:
+        """See KvReceiver."""
+        return self._writers is not None and self._writers.may_be_written(reservation)
+
     def reserve(
         self,
         reservation: int,
@@ -84,10 +106,16 @@ class FrameReceiver:
         pages: Sequence[int],
         num_tokens: int,
         sent: KvLayout | None = None,
+        in_place: bool = False,
     ) -> None:
         """See KvReceiver."""
         assert reservation not in self._transfers, reservation
-        self._transfers[reservation] = ReceiveTransfer(self._layout, attempt, sender_instance, pages, num_tokens, sent)
+        if in_place:
+            assert self._writers is not None, "nobody was admitted"
+            self._writers.began(reservation, sender_instance)
+        self._transfers[reservation] = ReceiveTransfer(
+            self._layout, attempt, sender_instance, pages, num_tokens, sent, in_place
+        )
 
     def release(self, reservation: int) -> None:
         """See KvReceiver."""
@@ -127,10 +155,11 @@ class FrameReceiver:
             yield FrameRejected(Rejection.MALFORMED, None)
             return
         payload = parts[1:]
-        credit[header.sender_instance] += sum(map(len, payload))
         transfer = self._transfers.get(header.reservation)
+        is_written = self._is_written(transfer, header, payload)
+        credit[header.sender_instance] += header.payload_bytes if is_written else sum(map(len, payload))
         before = transfer.state if transfer else None
-        reason = self._land(transfer, header, payload)
+        reason = self._land(transfer, header, payload, is_written)
         if reason is not None:
             self._refusals.note(reason, reservation=header.reservation, sender=header.sender_instance)
             yield FrameRejected(reason, header)
@@ -140,15 +169,22 @@ class FrameReceiver:
             yield FirstFrame(header.reservation)
         if transfer.state is ReceiveState.DELIVERED:
             assert transfer.last is not None
+            self.stopped(header.reservation, header.sender_instance)
             yield Delivered(header.reservation, transfer.last)
         elif transfer.state is ReceiveState.FAILED:
             yield TransferFailed(header.reservation, transfer.failure)
 
+    def _is_written(self, transfer: ReceiveTransfer | None, header: FrameHeader, payload: Sequence[memoryview]) -> bool:
+        """Whether the frame is the header of what was written in place."""
+        if payload or header.is_last:
+            return False
+        return self._writers is not None if transfer is None else transfer.is_in_place
+
     def _land(
-        self, transfer: ReceiveTransfer | None, header: FrameHeader, payload: Sequence[memoryview]
+        self, transfer: ReceiveTransfer | None, header: FrameHeader, payload: Sequence[memoryview], is_written: bool
     ) -> Rejection | None:
         """Copies the payload into place, or says why not. A fatal reason from the right sender fails the transfer."""
-        verdict = _damage(header, payload)
+        verdict = None if is_written else _damage(header, payload)
         if verdict is None and transfer is None:
             verdict = Rejection.UNKNOWN_RESERVATION
         if transfer is None:
@@ -171,7 +207,13 @@ class FrameReceiver:
             except WireError:
                 return Rejection.MALFORMED
             return None
-        self._move(landing, payload)
+        if transfer.is_in_place:
+            if payload:
+                return Rejection.SIZE
+            if (damage := _damage(header, self._written(landing))) is not None:
+                return damage
+        else:
+            self._move(landing, payload)
         transfer.landed(header)
         self._totals["frames"] += 1
         self._totals["bytes"] += header.payload_bytes
@@ -182,6 +224,10 @@ class FrameReceiver:
         for move in landing.moves:
             run = bytes_at(self._memory, landing.layer, move.target_start, move.num_bytes)
             stream.read_at(move.source_start, run)
+
+    def _written(self, landing: Landing) -> list[memoryview]:
+        """What lies where a frame was written in place."""
+        return [bytes_at(self._memory, landing.layer, move.target_start, move.num_bytes) for move in landing.moves]
 
 
 class _PartStream:

@@ -61,12 +61,14 @@ class ReceiveTransfer:
         pages: Sequence[int],
         num_tokens: int,
         sent: KvLayout | None = None,
+        in_place: bool = False,
     ) -> None:
-        """`sent` is by default our own layout."""
+        """`sent` is by default our own layout. `in_place`: the sender writes valid slots itself, frames are headers."""
         assert len(pages) == layout.num_pages(num_tokens), (len(pages), num_tokens)
         self.state = ReceiveState.REQUESTED
         self.last: LastMessage | None = None
         self.failure = ""  # why, when FAILED
+        self.is_in_place = in_place
         self._sent = sent or layout
         self._attempt = attempt
         self._sender_instance = sender_instance
@@ -135,7 +137,8 @@ class ReceiveTransfer:
             return Rejection.PAGE_RANGE
         if header.num_tokens != tokens_in(self._sent, self._num_tokens, start, count):
             return Rejection.NUM_TOKENS
-        if header.payload_bytes != count * self._sent.page_bytes:
+        in_pages, in_slots = count * self._sent.page_bytes, header.num_tokens * 2 * self._sent.token_bytes
+        if header.payload_bytes != (in_slots if self.is_in_place else in_pages):
             return Rejection.SIZE
         return None
 

@@ -18,6 +18,7 @@ from protocol.messages_gateway import Stamp
 from runtime.state_table import advance
 from transfer.interface import FRAME_BYTES, WINDOW_BYTES, Target
 from transfer.plan import KvFrame, final_pages, frames_of
+from transfer.reslice import Move, Shard, moves_of
 
 
 class SendState(StrEnum):
@@ -54,7 +55,15 @@ Frame = KvFrame | LastFrame
 class SendTransfer:
     """What became ready and what was sent of one transfer."""
 
-    def __init__(self, target: Target, layout: KvLayout, source_pages: Sequence[int], num_tokens: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        layout: KvLayout,
+        source_pages: Sequence[int],
+        num_tokens: int,
+        place: KvLayout | None = None,
+    ) -> None:
+        """`place` is the layout of the target's pages, if they are to be written in place."""
         assert len(source_pages) == layout.num_pages(num_tokens), (len(source_pages), num_tokens)
         self.target = target
         self.source_pages = tuple(source_pages)
@@ -62,6 +71,7 @@ class SendTransfer:
         self.num_sent = 0  # frames of any kind
         self.last_sent = False
         self._layout = layout
+        self._place = None if place is None else Shard(place, target.pages)
         self._num_tokens = num_tokens
         self._ready_pages = [0] * layout.num_layers  # pages [0, n) of each layer were handed out as frames
         self._digest = 0
@@ -101,7 +111,21 @@ class SendTransfer:
         """Size of the payload; `frame` must be the next to be sent."""
         if isinstance(frame, LastFrame):
             return len(self.last_payload(frame))
+        if self._place is not None:
+            return frame.num_tokens * 2 * self._layout.token_bytes
         return frame.num_pages * self._layout.page_bytes
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether KV is written into the target's pages."""
+        return self._place is not None
+
+    def moves(self, frame: KvFrame) -> list[Move]:
+        """From the source's pages to the target's, for a transfer in place; only valid token slots move."""
+        assert self._place is not None
+        first = frame.page_start * self._layout.page_size
+        heads, tokens = range(self._layout.num_kv_heads), range(first, first + frame.num_tokens)
+        return moves_of(Shard(self._layout, self.source_pages), self._place, heads, tokens)
 
     def last_payload(self, frame: LastFrame) -> bytes:
         """Payload of the last frame, once every KV frame was sent."""

@@ -1,7 +1,8 @@
 """KvSender over any wire: takes frames off the pure queues, reads page memory, seals, sends.
 
 Runs of pages go to the wire as views of page memory, without a copy; a frame of many short runs is gathered first,
-because a part has a price of its own. What it does not know: how a wire moves bytes.
+because a part has a price of its own. Where the peer's pages can be written in place, they are, and the frame is only
+its header. What it does not know: how a wire moves bytes, how memory is mapped.
 """
 
 from collections import Counter
@@ -10,8 +11,10 @@ from typing import Protocol
 
 from protocol.errors import WireError
 from protocol.frame import pack_header, seal
+from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp
-from transfer.interface import WINDOW_BYTES, PageMemory, Pollable, Target
+from protocol.messages_handoff import PoolOffer
+from transfer.interface import WINDOW_BYTES, PageMemory, Pollable, Target, bytes_at
 from transfer.plan import KvFrame, runs_of
 from transfer.sender import Frame, PeerQueue, SendTransfer
 
@@ -48,15 +51,53 @@ class Wire(Protocol):
         ...
 
 
+class Pools(Protocol):
+    """Memory of peers that is mapped here; see backend_shm.PoolMaps."""
+
+    def attach(self, instance: int, layout: KvLayout, offer: PoolOffer | None) -> bool:
+        """Maps what a peer offers; False if that cannot be, or WireError if it must."""
+        ...
+
+    def get(self, instance: int) -> "MappedMemory | None":
+        """A peer's memory, if it is mapped."""
+        ...
+
+    def drop(self, instance: int) -> None:
+        """Lets go. Idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of all. Idempotent."""
+        ...
+
+
+class MappedMemory(PageMemory, Protocol):
+    """A peer's pages."""
+
+    @property
+    def num_pages(self) -> int:
+        """Of each layer, the padding page among them."""
+        ...
+
+
 class FrameSender:
     """See interface.KvSender."""
 
-    def __init__(self, memory: PageMemory, instance: int, wire: Wire, window: int = WINDOW_BYTES) -> None:
+    def __init__(
+        self,
+        memory: PageMemory,
+        instance: int,
+        wire: Wire,
+        window: int = WINDOW_BYTES,
+        pools: Pools | None = None,
+    ) -> None:
+        """Without `pools` nothing is written in place."""
         self._memory = memory
         self._layout = memory.layout
         self._instance = instance
         self._wire = wire
         self._window = window
+        self._pools = pools
         self._peers: dict[int, PeerQueue] = {}
         self._transfers: dict[Target, SendTransfer] = {}  # not ended
         self._reading: dict[Target, list[Reading]] = {}
@@ -72,15 +113,21 @@ class FrameSender:
         }
         return {**self._totals, **now}
 
+    def attach(self, instance: int, layout: KvLayout, pool: PoolOffer | None) -> bool:
+        """See KvSender."""
+        self.drop_peer(instance)
+        return self._pools is not None and self._pools.attach(instance, layout, pool)
+
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
         """See KvSender."""
         if target in self._transfers:
             raise WireError(f"reservation {target.reservation} attempt {target.attempt} is being sent already")
+        place = self._place(target, num_tokens)
         instance = target.peer.instance
         if instance not in self._peers:
             self._wire.connect(instance, target.peer.data)
             self._peers[instance] = PeerQueue(self._window)
-        self._transfers[target] = SendTransfer(target, self._layout, source_pages, num_tokens)
+        self._transfers[target] = SendTransfer(target, self._layout, source_pages, num_tokens, place)
 
     def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
         """See KvSender."""
@@ -124,6 +171,8 @@ class FrameSender:
             self.cancel(target)
         if self._peers.pop(instance, None) is not None:
             self._wire.disconnect(instance)
+        if self._pools is not None:
+            self._pools.drop(instance)
 
     def pump(self) -> None:
         """See KvSender."""
@@ -145,7 +194,22 @@ class FrameSender:
         """See KvSender."""
         for instance in list(self._peers):
             self.drop_peer(instance)
+        if self._pools is not None:
+            self._pools.close()
         self._wire.close()
+
+    def _place(self, target: Target, num_tokens: int) -> KvLayout | None:
+        """The layout of the pages that the target names, if it names any; WireError unless they may be written."""
+        if not target.pages:
+            return None
+        pool = None if self._pools is None else self._pools.get(target.peer.instance)
+        if pool is None:
+            raise WireError(f"the KV memory of {target.peer.worker_id} is not mapped")
+        if len(target.pages) != pool.layout.num_pages(num_tokens) or len(set(target.pages)) != len(target.pages):
+            raise WireError(f"{len(target.pages)} pages, expected {pool.layout.num_pages(num_tokens)} different ones")
+        if min(target.pages) < 1 or max(target.pages) >= pool.num_pages:
+            raise WireError(f"pages {min(target.pages)} to {max(target.pages)}, expected 1 to {pool.num_pages - 1}")
+        return pool.layout
 
     def _ended(self, transfer: SendTransfer) -> None:
         self._peers[transfer.target.peer.instance].drop(transfer)
@@ -163,7 +227,8 @@ class FrameSender:
     def _send(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:
         payload, shared = self._payload(transfer, frame)
         header = seal(transfer.header(frame, self._instance), *payload)
-        reading = self._wire.send(instance, [pack_header(header), *payload])
+        is_written = transfer.is_in_place and isinstance(frame, KvFrame)
+        reading = self._wire.send(instance, [pack_header(header), *(() if is_written else payload)])
         if reading is None:
             return False
         if shared:
@@ -177,8 +242,21 @@ class FrameSender:
         """The payload's parts, and whether they are views of page memory."""
         if not isinstance(frame, KvFrame):
             return [transfer.last_payload(frame)], False
+        if transfer.is_in_place:
+            return self._write(transfer, frame), False
         runs = runs_of(transfer.source_pages[frame.page_start : frame.page_start + frame.num_pages])
         views = [self._memory.page_bytes_view(frame.layer, run.page_start, run.num_pages) for run in runs]
         if len(views) > 1 and sum(map(len, views)) < len(views) * GATHER_BELOW:
             return [b"".join(views)], False
         return [*views], True
+
+    def _write(self, transfer: SendTransfer, frame: KvFrame) -> list[Part]:
+        """Writes a frame's KV into the target's pages; what was written, in the order of the prompt."""
+        pool = None if self._pools is None else self._pools.get(transfer.target.peer.instance)
+        assert pool is not None, "transfers end before the memory is let go"
+        written: list[Part] = []
+        for move in transfer.moves(frame):
+            source = bytes_at(self._memory, frame.layer, move.source_start, move.num_bytes)
+            bytes_at(pool, frame.layer, move.target_start, move.num_bytes)[:] = source
+            written.append(source)
+        return written

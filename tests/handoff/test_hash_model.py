@@ -7,6 +7,7 @@ import pytest
 from model.fake import FakeRunner
 from protocol.request import SamplingParams
 from tests.cluster import Cluster
+from transfer.backend_inproc import InprocNetwork
 
 
 def greedy(max_tokens: int, **more: object) -> SamplingParams:
@@ -41,13 +42,20 @@ def test_every_token_is_right(topology: str, overlap: bool, page_size: int, chun
     cluster.close()
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("mirrored", [False, True])
-@pytest.mark.parametrize("sizes", [(4, 16), (16, 4), (3, 5), (1, 8)])
-def test_pages_of_different_sizes_at_prefill_and_decode(sizes: tuple[int, int], mirrored: bool) -> None:
+@pytest.mark.parametrize("sizes", [(4, 4), (4, 16), (16, 4), (3, 5), (1, 8)])
+def test_pages_of_different_sizes_at_prefill_and_decode(sizes: tuple[int, int], mirrored: bool, in_place: bool) -> None:
     runner = FakeRunner(context_length=512)
     page_size, decode_page_size = sizes
     cluster = Cluster(
-        runner, "2P2D", page_size=page_size, decode_page_size=decode_page_size, chunk_size=9, mirrored=mirrored
+        runner,
+        "2P2D",
+        page_size=page_size,
+        decode_page_size=decode_page_size,
+        chunk_size=9,
+        mirrored=mirrored,
+        network=InprocNetwork(in_place=in_place),
     )
     rng = random.Random(str(sizes))
     prompts = [[rng.randrange(runner.vocab_size) for _ in range(rng.randint(1, 60))] for _ in range(12)]

@@ -7,6 +7,7 @@ import pytest
 
 from model.fake import FakeRunner
 from prefill.worker import JOB_TOKENS, PrefillWorker
+from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import CancelRequest, FirstToken, PeerLost, WorkerAddress
 from protocol.messages_handoff import (
     CancelJob,
@@ -16,7 +17,9 @@ from protocol.messages_handoff import (
     JobCredit,
     JobFailed,
     JobFinishedEarly,
+    JobStopped,
     KvDelivered,
+    PoolOffer,
     PrefillJob,
 )
 from protocol.request import SamplingParams
@@ -38,6 +41,9 @@ class Sender:
         self.open_targets: dict[Target, list[int]] = {}
         self.reading: set[Target] = set()
         self.counters: dict[str, float] = {}
+
+    def attach(self, instance: int, layout: KvLayout, pool: PoolOffer | None) -> bool:
+        return False
 
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
         self.calls.append(("open", target.reservation, num_tokens))
@@ -212,6 +218,7 @@ def test_a_cancel_at_any_step_gives_everything_back_once(steps: int) -> None:
     assert bench.at_rest()
     assert bench.sent(JobCredit) == [JobCredit(10), JobCredit(10)]
     assert bench.sent(JobFailed) == []
+    assert bench.sent(JobStopped) == [JobStopped("r1", 0, 1)] * 2  # every cancel is answered
     assert ("finish", 2, (first(PROMPT[::-1]),)) in bench.sender.calls
     assert bench.worker.stats().waiting == bench.worker.stats().running == 0
 

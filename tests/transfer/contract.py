@@ -12,6 +12,7 @@ from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp, WorkerAddress
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from transfer.backend_shm import SharedPages
 from transfer.interface import (
     WINDOW_BYTES,
     CreditReturned,
@@ -37,7 +38,7 @@ class Network(Protocol):
 
     def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> KvSender: ...
 
-    def receiver(self, memory: PageMemory) -> KvReceiver: ...
+    def receiver(self, memory: SharedPages) -> KvReceiver: ...
 
 
 class Pair:
@@ -57,10 +58,18 @@ class Pair:
         self.receiver = network.receiver(self.pool)
         self.peer = WorkerAddress("d0", DECODE, data=self.receiver.address)
         self.events: list[ReceiverEvent] = []
+        self.in_place = False
+        self.greet()
+
+    def greet(self) -> None:
+        """Decode greets prefill, with its memory if others may write there."""
+        attached = self.sender.attach(DECODE, self.pool.layout, self.receiver.offer(PREFILL))
+        self.in_place = self.receiver.admit_writer(PREFILL, attached)
 
     def open(self, reservation: int, source: list[int], target: list[int], num_tokens: int) -> Target:
-        self.receiver.reserve(reservation, 0, PREFILL, target, num_tokens, self.source.layout)
-        transfer = Target(self.peer, reservation, 0)
+        layout, in_place = self.source.layout, self.in_place
+        self.receiver.reserve(reservation, 0, PREFILL, target, num_tokens, layout, in_place)
+        transfer = Target(self.peer, reservation, 0, tuple(target) if in_place else ())
         self.sender.open(transfer, source, num_tokens)
         return transfer
 
@@ -136,6 +145,7 @@ class KvContract:
         assert pair.seen(FirstFrame) == [FirstFrame(1)]
         assert pair.events.index(FirstFrame(1)) < pair.events.index(delivered)
         assert pair.rejections() == {}
+        assert not pair.receiver.may_be_written(1)
         assert pair.pool.pool == expected_pool(pair.before, pair.pool, target, pair.source, source, num_tokens)
         pair.until(lambda: not pair.sender.is_reading(transfer))
         assert pair.sender.counters["bytes_in_flight_now"] == 0
@@ -210,7 +220,7 @@ class KvContract:
             pair.sender.layer_ready(transfer, layer, 12)
         pair.sender.finish(transfer, (5,))
         pair.until(lambda: pair.rejections()[Rejection.UNKNOWN_RESERVATION] == 3)
-        assert pair.pool.pool == landed
+        assert pair.receiver.may_be_written(1) == (pair.pool.pool != landed) == pair.in_place
         assert pair.seen(Delivered) == []
         assert pair.receiver.counters["reservations_now"] == 0
         assert pair.receiver.counters["rejected_unknown_reservation"] == 3
@@ -279,6 +289,7 @@ class KvContract:
         pair.sender.drop_peer(DECODE)
         pair.settle()
         pair.receiver.release(1)
+        pair.greet()
         pair.send_all(pair.open(2, [2], [4], 4), 4)
         pair.until(lambda: 2 in [event.reservation for event in pair.seen(Delivered)])
         assert pair.sender.counters["transfers_now"] == 1

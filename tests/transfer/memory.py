@@ -1,9 +1,10 @@
-"""KV pages in a bytearray, and what a pool must look like after a transfer, byte for byte."""
+"""KV pages that another process may map, and what a pool must look like after a transfer, byte for byte."""
 
 import random
 from collections.abc import Sequence
 
 from protocol.kv_layout import KvLayout
+from runtime.shared_memory import SharedMemory
 
 LAYOUT = KvLayout(num_layers=3, num_kv_heads=2, head_dim=4, page_size=4, dtype="float32")
 
@@ -14,13 +15,20 @@ class HostMemory:
     def __init__(self, layout: KvLayout, num_pages: int, seed: int) -> None:
         self.layout = layout
         self.num_pages = num_pages
-        self.pool = bytearray(random.Random(seed).randbytes(layout.num_layers * num_pages * layout.page_bytes))
+        num_bytes = layout.num_layers * num_pages * layout.page_bytes
+        self._memory = SharedMemory(num_bytes)
+        self.pool = memoryview(self._memory.mapping)
+        self.pool[:] = random.Random(seed).randbytes(num_bytes)
+
+    @property
+    def shared_fd(self) -> int:
+        return self._memory.fd
 
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         assert 0 <= layer < self.layout.num_layers
         assert 0 <= page_start <= page_start + num_pages <= self.num_pages
         start = (layer * self.num_pages + page_start) * self.layout.page_bytes
-        return memoryview(self.pool)[start : start + num_pages * self.layout.page_bytes]
+        return self.pool[start : start + num_pages * self.layout.page_bytes]
 
     def token(self, layer: int, pages: Sequence[int], position: int, half: int) -> memoryview:
         """K (half 0) or V (half 1) of one token of a prompt that lies in `pages`."""

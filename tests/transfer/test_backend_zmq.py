@@ -14,6 +14,7 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from transfer.backend_shm import SharedPages
 from transfer.backend_zmq import zmq_receiver, zmq_sender
 from transfer.backends import open_receiver, open_sender
 from transfer.interface import (
@@ -40,18 +41,23 @@ class ZmqNetwork:
     def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> KvSender:
         return zmq_sender(memory, instance, self.context, window)
 
-    def receiver(self, memory: PageMemory) -> KvReceiver:
+    def receiver(self, memory: SharedPages) -> KvReceiver:
         return zmq_receiver(memory, "127.0.0.1", self.context)
+
+
+def ended(context: "zmq.Context[Any]") -> bool:
+    """Whether it ends: it hangs if a socket was left open."""
+    ending = threading.Thread(target=context.term, daemon=True)
+    ending.start()
+    ending.join(10)
+    return not ending.is_alive()
 
 
 @pytest.fixture
 def network() -> Iterator[ZmqNetwork]:
     made = ZmqNetwork()
     yield made
-    ended = threading.Thread(target=made.context.term, daemon=True)  # hangs if a socket was left open
-    ended.start()
-    ended.join(10)
-    assert not ended.is_alive()
+    assert ended(made.context)
 
 
 @pytest.fixture
@@ -166,7 +172,7 @@ def test_both_ends_through_the_table_of_backends(network: ZmqNetwork) -> None:
     assert not receiver.address.endswith(":0")
     receiver.close()
     sender.close()
-    with pytest.raises(ConfigError, match="transfer_backend: got 'pigeon', expected one of zmq"):
+    with pytest.raises(ConfigError, match="transfer_backend: got 'pigeon', expected one of auto, shm, zmq"):
         open_sender("pigeon", memory, 1, network.context)
 
 

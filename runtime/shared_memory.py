@@ -1,0 +1,58 @@
+"""Memory that another process on this host may map, and seats in it: who holds one may write there.
+
+The memory is a file without a name, which the kernel frees with the last process that has it. A seat is a lock on one
+byte of it, which the kernel frees with its holder. What it does not know: what the memory holds.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+import weakref
+from pathlib import Path
+from typing import Final
+
+NAME: Final = "baton-kv"  # in /proc/PID/maps and /proc/PID/fd
+_FLOCK: Final = "hhqqi0q"  # type, whence, start, length, pid: struct flock of Linux with 64-bit offsets
+
+
+class SharedMemory:
+    """Zeroed bytes, ours until garbage collection; `fd` is open as long."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self.fd)
+        os.ftruncate(self.fd, num_bytes)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        self.mapping = mmap.mmap(self.fd, num_bytes)
+
+
+def open_shared(pid: int, fd: int, num_bytes: int) -> int:
+    """A descriptor of our own for the shared memory that process `pid` has open as `fd`; OSError says why not."""
+    path = f"/proc/{pid}/fd/{fd}"
+    if not os.readlink(path).startswith(f"/memfd:{NAME}"):
+        raise OSError(f"descriptor {fd} of process {pid} is no such memory")
+    ours = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    size, seals = os.fstat(ours).st_size, fcntl.fcntl(ours, fcntl.F_GET_SEALS)
+    if size != num_bytes or not seals & fcntl.F_SEAL_SHRINK:
+        os.close(ours)
+        raise OSError(f"it has {size} bytes, expected {num_bytes} that cannot shrink")
+    return ours
+
+
+def take_seat(fd: int, seat: int) -> None:
+    """Holds `seat` until `fd` is closed or this process has ended; OSError if another descriptor holds it."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, seat, 1, 0))
+
+
+def is_taken(fd: int, seat: int) -> bool:
+    """Whether another descriptor than `fd` holds `seat`."""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, seat, 1, 0)
+    kind: int = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
+    return kind != fcntl.F_UNLCK
+
+
+def host_identity() -> str:
+    """Equal for processes that see each other in /proc."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -1,0 +1,135 @@
+"""Memory between processes: what is left of it, and of a seat, when one of them is killed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runtime.shared_memory import SharedMemory, host_identity, is_taken, open_shared, take_seat
+
+PROJECT = Path(__file__).resolve().parents[2]
+SIZE = 1 << 20
+OWNER = f"""
+import os, sys
+from runtime.shared_memory import SharedMemory
+memory = SharedMemory({SIZE})
+memory.mapping[:5] = b"hello"
+print(os.getpid(), memory.fd, os.fstat(memory.fd).st_ino, flush=True)
+sys.stdin.read()
+"""
+WRITER = f"""
+import mmap, sys
+from runtime.shared_memory import open_shared, take_seat
+fd = open_shared(int(sys.argv[1]), int(sys.argv[2]), {SIZE})
+take_seat(fd, 7)
+mmap.mmap(fd, {SIZE})[:5] = b"baton"
+print("seated", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def python(program: str, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
+    """A process that waits until it is killed; its first line has been said."""
+    argv = [sys.executable, "-c", program, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: "subprocess.Popen[str]") -> list[str]:
+    assert process.stdout is not None
+    return process.stdout.readline().split()
+
+
+def holders(inode: int) -> list[int]:
+    """Processes that map the file or have it open."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            files = [os.stat(entry.path).st_ino for entry in os.scandir(f"/proc/{process.pid}/fd")]
+        except OSError:
+            continue
+        if re.search(rf" {inode} +/memfd:baton-kv", maps) or inode in files:
+            found.append(process.pid)
+    return found
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_killed_leaves_its_seat_and_what_it_wrote() -> None:
+    memory = SharedMemory(SIZE)
+    with python(WRITER, os.getpid(), memory.fd) as writer:
+        assert line_of(writer) == ["seated"]
+        assert is_taken(memory.fd, 7) and not is_taken(memory.fd, 8)
+        writer.send_signal(signal.SIGSTOP)
+        assert is_taken(memory.fd, 7)  # silence proves nothing
+        writer.kill()
+        writer.wait(30)
+        assert not is_taken(memory.fd, 7)
+    assert memory.mapping[:5] == b"baton"
+
+
+@pytest.mark.slow
+def test_memory_is_gone_with_the_last_process_that_has_it() -> None:
+    with python(OWNER) as owner:
+        pid, number, inode = map(int, line_of(owner))
+        fd = open_shared(pid, number, SIZE)
+        owner.kill()
+        owner.wait(30)
+        assert holders(inode) == [os.getpid()]
+        assert os.pread(fd, 5, 0) == b"hello"  # ours is whole, and harms nobody
+        os.close(fd)
+        assert holders(inode) == []
+
+
+def test_descriptors_are_checked_before_they_are_believed() -> None:
+    memory = SharedMemory(SIZE)
+    fd = open_shared(os.getpid(), memory.fd, SIZE)
+    assert os.fstat(fd).st_ino == os.fstat(memory.fd).st_ino
+    os.close(fd)
+    with pytest.raises(OSError, match="it has 1048576 bytes, expected 4096 that cannot shrink"):
+        open_shared(os.getpid(), memory.fd, 4096)
+    unsealed = os.memfd_create("baton-kv")
+    os.ftruncate(unsealed, SIZE)
+    with pytest.raises(OSError, match="expected 1048576 that cannot shrink"):
+        open_shared(os.getpid(), unsealed, SIZE)
+    os.close(unsealed)
+    with open("/dev/zero") as other, pytest.raises(OSError, match="is no such memory"):
+        open_shared(os.getpid(), other.fileno(), SIZE)
+    with pytest.raises(OSError, match=r"Operation not permitted|Invalid argument"):
+        os.ftruncate(memory.fd, 4096)
+
+
+def test_a_seat_has_one_holder_until_its_descriptor_is_closed() -> None:
+    memory = SharedMemory(SIZE)
+    one, two = (open_shared(os.getpid(), memory.fd, SIZE) for _ in range(2))
+    take_seat(one, 3)
+    with pytest.raises(BlockingIOError):
+        take_seat(two, 3)
+    take_seat(two, 4)
+    assert is_taken(memory.fd, 3) and is_taken(memory.fd, 4)
+    os.close(one)
+    assert not is_taken(memory.fd, 3) and is_taken(memory.fd, 4)
+    os.close(two)
+
+
+def test_processes_of_one_host_name_it_alike() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "from runtime.shared_memory import host_identity; print(host_identity())"],
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.strip() == host_identity()

@@ -1,0 +1,91 @@
+"""Who may write where, with seats that a test takes and frees."""
+
+import pytest
+
+from protocol.errors import WireError
+from protocol.messages_handoff import PoolOffer
+from transfer.writers import Writers
+
+ONE, TWO = 11, 12  # prefill instances
+
+
+class Table:
+    """Seats."""
+
+    def __init__(self) -> None:
+        self.num_seats = 0
+        self.taken: set[int] = set()
+
+    def offer(self) -> PoolOffer:
+        self.num_seats += 1
+        return PoolOffer("here", 1, 3, 10, self.num_seats)
+
+    def is_taken(self, seat: int) -> bool:
+        return seat in self.taken
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+@pytest.fixture
+def writers(table: Table) -> Writers:
+    """Two prefill workers that hold seats 1 and 2."""
+    made = Writers(table, required=False)
+    for instance in (ONE, TWO):
+        table.taken.add(made.offer(instance).seat)
+    return made
+
+
+@pytest.mark.parametrize("says", [True, False])
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_writer_is_admitted_when_it_says_so_and_holds_its_seat(table: Table, says: bool, holds: bool) -> None:
+    free, strict = Writers(table, required=False), Writers(table, required=True)
+    for each in (free, strict):
+        seat = each.offer(ONE).seat
+        table.taken |= {seat} if holds else set()
+    assert free.admit(ONE, says) == (says and holds)
+    if says and holds:
+        assert strict.admit(ONE, says)
+    else:
+        with pytest.raises(WireError, match="transfer_backend is shm"):
+            strict.admit(ONE, says)
+
+
+def test_the_seat_of_an_older_greeting_does_not_count(table: Table, writers: Writers) -> None:
+    assert writers.admit(ONE, True)
+    writers.offer(ONE)
+    assert not writers.admit(ONE, True)
+
+
+def test_only_the_writer_ends_its_writing(writers: Writers) -> None:
+    writers.began(5, ONE)
+    writers.ended(5, TWO)
+    writers.ended(6, ONE)
+    assert writers.may_be_written(5) and not writers.may_be_written(6)
+    writers.ended(5, ONE)
+    writers.ended(5, ONE)
+    assert not writers.may_be_written(5)
+    assert len(writers) == 0
+
+
+def test_a_free_seat_ends_all_its_writing_for_ever(table: Table, writers: Writers) -> None:
+    for reservation, instance in ((5, ONE), (6, ONE), (7, TWO)):
+        writers.began(reservation, instance)
+    table.taken.remove(1)
+    assert [writers.may_be_written(reservation) for reservation in (5, 6, 7)] == [False, False, True]
+    table.taken.add(1)
+    assert [writers.may_be_written(reservation) for reservation in (5, 6, 7)] == [False, False, True]
+    assert len(writers) == 1
+
+
+def test_writing_belongs_to_the_greeting_in_which_it_began(table: Table, writers: Writers) -> None:
+    writers.began(5, ONE)
+    seat = writers.offer(ONE).seat
+    table.taken.add(seat)
+    assert writers.may_be_written(5)  # the old seat is held still
+    table.taken.remove(1)
+    assert not writers.may_be_written(5)
+    writers.began(8, ONE)
+    assert writers.may_be_written(8)

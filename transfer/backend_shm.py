@@ -1,0 +1,129 @@
+"""KV written in place: a prefill worker on the same host maps decode's KV memory and writes the pages itself.
+
+    decode   offers its process, the descriptor of its memory, and a seat, new for each greeting
+    prefill  opens the descriptor, takes the seat, maps the memory
+    decode   sees the seat taken: it was this very memory, and from now on jobs carry page numbers
+
+Headers, and the last message, still go as frames; decode checks the sum of what lies in the pages. A seat that is free
+again proves that its holder writes no more: it has let go, or its process is gone. What it does not know: frames.
+"""
+
+import mmap
+import os
+from typing import Protocol
+
+from protocol.errors import WireError
+from protocol.kv_layout import KvLayout
+from protocol.messages_handoff import PoolOffer
+from runtime.log import get_log
+from runtime.shared_memory import host_identity, is_taken, open_shared, take_seat
+from transfer.interface import PageMemory
+
+log = get_log("transfer")
+
+
+class SharedPages(PageMemory, Protocol):
+    """KV pages that other processes may map."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of each layer, the padding page among them."""
+        ...
+
+    @property
+    def shared_fd(self) -> int:
+        """The shared memory that they are, layer after layer."""
+        ...
+
+
+class PoolOwner:
+    """The decode side: lends its memory, one seat to each greeting."""
+
+    def __init__(self, memory: SharedPages) -> None:
+        self._memory = memory
+        self._num_seats = 0
+
+    def offer(self) -> PoolOffer:
+        """A seat that nobody was offered before."""
+        self._num_seats += 1
+        return PoolOffer(host_identity(), os.getpid(), self._memory.shared_fd, self._memory.num_pages, self._num_seats)
+
+    def is_taken(self, seat: int) -> bool:
+        """Whether somebody holds the seat, and may write."""
+        return is_taken(self._memory.shared_fd, seat)
+
+
+class MappedPool:
+    """The prefill side: pages of another process. The seat is held until close()."""
+
+    def __init__(self, layout: KvLayout, num_pages: int, fd: int) -> None:
+        """Takes charge of `fd`, of memory as large as layout and `num_pages` say."""
+        self.layout = layout
+        self.num_pages = num_pages
+        self._fd = fd
+        self._mapping = mmap.mmap(fd, layout.num_layers * num_pages * layout.page_bytes)
+        self._bytes = memoryview(self._mapping)
+
+    def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
+        """See PageMemory. A view must not outlive close()."""
+        assert 0 <= layer < self.layout.num_layers and 0 <= page_start <= page_start + num_pages <= self.num_pages
+        start = (layer * self.num_pages + page_start) * self.layout.page_bytes
+        return self._bytes[start : start + num_pages * self.layout.page_bytes]
+
+    def close(self) -> None:
+        """Nothing is written any more; then the seat is free."""
+        self._bytes.release()
+        self._mapping.close()
+        os.close(self._fd)
+
+
+def map_pool(layout: KvLayout, offer: PoolOffer) -> MappedPool:
+    """Takes the offered seat and maps the memory; WireError says why that cannot be."""
+    if offer.host != host_identity():
+        raise WireError("decode's KV memory is on another host, or in another container")
+    try:
+        fd = open_shared(offer.pid, offer.fd, layout.num_layers * offer.num_pages * layout.page_bytes)
+    except OSError as error:
+        raise WireError(f"decode's KV memory cannot be opened: {error}") from error
+    try:
+        take_seat(fd, offer.seat)
+        return MappedPool(layout, offer.num_pages, fd)
+    except (OSError, ValueError) as error:
+        os.close(fd)
+        raise WireError(f"decode's KV memory cannot be mapped: {error}") from error
+
+
+class PoolMaps:
+    """The memory of decode workers that is mapped, by instance. `required`: KV goes in place or not at all."""
+
+    def __init__(self, required: bool) -> None:
+        self._required = required
+        self._pools: dict[int, MappedPool] = {}
+
+    def attach(self, instance: int, layout: KvLayout, offer: PoolOffer | None) -> bool:
+        """Maps what a decode worker offers. Where that cannot be: False, or a WireError if it is required."""
+        self.drop(instance)
+        try:
+            if offer is None:
+                raise WireError("decode offers no KV memory to write in")
+            self._pools[instance] = map_pool(layout, offer)
+        except WireError as error:
+            if self._required:
+                raise WireError(f"transfer_backend is shm, but {error.message}") from error
+            log.info("KV is not written in place", instance=instance, why=error.message)
+            return False
+        return True
+
+    def get(self, instance: int) -> MappedPool | None:
+        """The memory of a decode worker, if it is mapped."""
+        return self._pools.get(instance)
+
+    def drop(self, instance: int) -> None:
+        """Lets go of one. Idempotent."""
+        if (pool := self._pools.pop(instance, None)) is not None:
+            pool.close()
+
+    def close(self) -> None:
+        """Lets go of all. Idempotent."""
+        for instance in list(self._pools):
+            self.drop(instance)
