@@ -124,7 +124,11 @@ def load_kernels(
     defines = SERVED.get((activations, torch_dtype(pages)))
     if defines is None:
         raise NoKernels(f"there are none for {activations} with pages of {pages}")
-    library = ctypes.CDLL(str(built_library([*defines, f"-DHEAD_DIM={head_dim}"])))
+    path = built_library([*defines, f"-DHEAD_DIM={head_dim}"])
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NoKernels(f"{path} cannot be loaded: {error}") from None
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None

@@ -279,6 +279,12 @@ def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyP
         cache_folder()
 
 
+def test_a_library_that_cannot_be_loaded(own_cache: Path) -> None:
+    built_library(DEFINES).write_bytes(b"not a library")
+    with pytest.raises(NoKernels, match="cannot be loaded"):
+        kernels_for()
+
+
 def test_types_without_kernels() -> None:
     with pytest.raises(NoKernels, match=r"none for torch.float16 with pages of float16"):
         load_kernels(torch.float16, "float16", num_heads=4, num_kv_heads=2, head_dim=16, eps=EPS)
