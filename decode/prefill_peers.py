@@ -3,7 +3,7 @@
 What it does not know: sockets, requests.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
@@ -11,36 +11,42 @@ from protocol.messages_gateway import WorkerAddress
 
 @dataclass
 class PrefillPeer:
-    """`credit` is in queued prompt tokens; a job may go whenever any is left, so that long prompts go too."""
+    """`queued` are the prompts of the jobs sent to it, in tokens by reservation, until it says that they were computed
+    or dropped, or until they are over otherwise: what it says may be lost. A job may go whenever less is queued than
+    was granted, so that long prompts go too."""
 
     address: WorkerAddress
     answer_by: float  # seconds of the worker's clock; a greeting that nobody answers is given up then
     accepted: bool = False
     refusal: str = ""
     granted: int = 0
-    credit: int = 0
+    queued: dict[int, int] = field(default_factory=dict)
     layout: KvLayout | None = None  # of its pages, once it has accepted
     in_place: bool = False  # it may be told pages, to write them itself
 
     def accept(self, job_tokens: int, layout: KvLayout, in_place: bool = False) -> None:
-        """The peer takes jobs for `job_tokens`; it grants once, later JobCredit says what came back."""
+        """The peer takes jobs for `job_tokens`; it grants once."""
         if not self.accepted:
-            self.accepted, self.granted, self.credit = True, job_tokens, job_tokens
+            self.accepted, self.granted = True, job_tokens
             self.layout, self.in_place = layout, in_place
 
-    def give_back(self, num_tokens: int) -> None:
-        """`num_tokens` were computed or dropped; more than were sent are not believed."""
-        self.credit = min(self.granted, self.credit + num_tokens)
+    def sent(self, reservation: int, num_tokens: int) -> None:
+        """A job has gone to it."""
+        self.queued[reservation] = num_tokens
+
+    def settle(self, reservation: int) -> None:
+        """The job is queued no more. Idempotent."""
+        self.queued.pop(reservation, None)
 
     @property
     def tokens_queued(self) -> int:
         """Prompt tokens of the jobs sent to it that it has not yet computed."""
-        return self.granted - self.credit
+        return sum(self.queued.values())
 
     @property
     def takes_jobs(self) -> bool:
         """Whether a job may be sent now."""
-        return self.accepted and self.credit > 0
+        return self.accepted and self.tokens_queued < self.granted
 
 
 class PrefillPeers:

@@ -58,7 +58,7 @@ class Reservations:
             if not self._reserve(request, peer):
                 waiting.extend(self._waiting[index:])
                 break
-            peer.credit -= request.prompt_len
+            peer.sent(request.reservation, request.prompt_len)
             admitted.append(request)
         self._waiting = waiting
         return admitted
@@ -74,6 +74,8 @@ class Reservations:
         if self._reserved.pop(request.reservation, None) is None:
             return False
         self._receiver.release(request.reservation)
+        if (peer := self._peers.get(request.prefill.instance)) is not None:
+            peer.settle(request.reservation)
         if self._receiver.may_be_written(request.reservation):
             self._stopping[request.reservation] = _Stopping(request)
         return True

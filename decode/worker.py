@@ -116,7 +116,7 @@ class DecodeWorker:
         elif isinstance(message, HelloRefused):
             self._refuse(peer, message.reason)
         elif isinstance(message, JobCredit):
-            peer.give_back(message.num_tokens)
+            peer.settle(message.reservation)
         else:
             self._receiver.stopped(message.reservation, instance)
             request = self._reservations.get(message.reservation)
@@ -255,7 +255,7 @@ class DecodeWorker:
         for event in events:
             if isinstance(event, CreditReturned):
                 if (peer := self._peers.get(event.sender_instance)) is not None:
-                    self.outbox.prefill.append((peer.address, DataCredit(event.num_bytes)))
+                    self.outbox.prefill.append((peer.address, DataCredit(event.reservation, event.num_bytes)))
             elif (
                 isinstance(event, FirstFrame | Delivered | TransferFailed)
                 and (request := self._reservations.get(event.reservation)) is not None

@@ -102,7 +102,7 @@ class PrefillWorker:
         elif isinstance(message, PrefillJob):
             self._on_job(instance, message)
         elif isinstance(message, DataCredit):
-            self._sender.add_credit(instance, message.num_bytes)
+            self._sender.add_credit(instance, message.reservation, message.num_bytes)
         else:
             self._on_end(instance, message)
 
@@ -219,7 +219,7 @@ class PrefillWorker:
         if reason is not None:
             key = (message.request_id, message.attempt, message.reservation)
             self.outbox.decode.append((instance, JobFailed(*key, BadRequest.code, reason)))
-            self.outbox.decode.append((instance, JobCredit(length)))
+            self.outbox.decode.append((instance, JobCredit(message.reservation)))
             return
         job = Job.of(message, peer.hello.address)
         self._jobs[instance, message.reservation] = job
@@ -339,4 +339,4 @@ class PrefillWorker:
     def _return_credit(self, job: Job) -> None:
         if not job.credit_returned:
             job.credit_returned = True
-            self.outbox.decode.append((job.peer.instance, JobCredit(job.prompt.prompt_len)))
+            self.outbox.decode.append((job.peer.instance, JobCredit(job.message.reservation)))

@@ -74,8 +74,10 @@ class KvDelivered(Message):
 
 @dataclass(frozen=True)
 class DataCredit(Message):
-    """`num_bytes` of frame payload have left the receiver's queue; the sender may have that many more in flight."""
+    """`num_bytes` of a reservation's frame payload have left the receiver's queue; the sender may have that many more
+    in flight. What it sent before those bytes has left as well, or is lost."""
 
+    reservation: Int
     num_bytes: Count
 
 
@@ -103,9 +105,9 @@ class HelloRefused(Message):
 
 @dataclass(frozen=True)
 class JobCredit(Message):
-    """`num_tokens` queued prompt tokens were computed or dropped: credit returns."""
+    """The job's prompt was computed or dropped: it is no more among the queued prompt tokens."""
 
-    num_tokens: Count
+    reservation: Int
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ class CreditReturned:
     """
 
     sender_instance: int
+    reservation: int
     num_bytes: int
 
 
@@ -173,7 +174,7 @@ class KvSender(Protocol):
         """KvDelivered has arrived."""
         ...
 
-    def add_credit(self, instance: int, num_bytes: int) -> None:
+    def add_credit(self, instance: int, reservation: int, num_bytes: int) -> None:
         """DataCredit has arrived from the decode worker `instance`; sends what waited for it."""
         ...
 

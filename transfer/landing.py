@@ -127,12 +127,12 @@ class FrameReceiver:
     def poll(self, max_bytes: int = POLL_BYTES) -> list[ReceiverEvent]:
         """See KvReceiver."""
         events: list[ReceiverEvent] = []
-        credit: Counter[int] = Counter()
+        credit: Counter[tuple[int, int]] = Counter()
         for _ in range(POLL_FRAMES):
             if credit.total() >= max_bytes or (parts := self._arrivals.receive()) is None:
                 break
             events += self._take(parts, credit)
-        events += [CreditReturned(instance, num_bytes) for instance, num_bytes in credit.items() if num_bytes]
+        events += [CreditReturned(*whose, num_bytes) for whose, num_bytes in credit.items() if num_bytes]
         return events
 
     def pollables(self) -> list[Pollable]:
@@ -145,7 +145,7 @@ class FrameReceiver:
             self.release(reservation)
         self._arrivals.close()
 
-    def _take(self, parts: Sequence[memoryview], credit: Counter[int]) -> Iterator[ReceiverEvent]:
+    def _take(self, parts: Sequence[memoryview], credit: Counter[tuple[int, int]]) -> Iterator[ReceiverEvent]:
         try:
             if len(parts) > MAX_PARTS:
                 raise WireError(f"frame of {len(parts)} parts, expected at most {MAX_PARTS}")
@@ -157,7 +157,9 @@ class FrameReceiver:
         payload = parts[1:]
         transfer = self._transfers.get(header.reservation)
         is_written = self._is_written(transfer, header, payload)
-        credit[header.sender_instance] += header.payload_bytes if is_written else sum(map(len, payload))
+        credit[header.sender_instance, header.reservation] += (
+            header.payload_bytes if is_written else sum(map(len, payload))
+        )
         before = transfer.state if transfer else None
         reason = self._land(transfer, header, payload, is_written)
         if reason is not None:

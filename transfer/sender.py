@@ -7,7 +7,7 @@ Frames wait in the order in which they became ready. The last frame of a transfe
 so its digest is complete when its turn comes. What it does not know: bytes, checksums' origin, time.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -149,24 +149,52 @@ class SendTransfer:
 
 
 class CreditWindow:
-    """Payload bytes in flight to one peer. A frame larger than the window goes when nothing else is in flight."""
+    """Payload bytes in flight to one peer: frames that have left, in their order, until credit for them returns.
+
+    Frames may be lost, and so may credit. Credit for a frame writes off those that left before it. When nothing of a
+    transfer that goes on is in flight, the next frame goes whatever its size and whatever else is: lost bytes block
+    nobody for ever. What is written off too early or too late only moves the bound.
+    """
 
     def __init__(self, window: int = WINDOW_BYTES) -> None:
         self.window = window
         self.in_flight = 0
+        self._frames: deque[tuple[int, int]] = deque()  # (reservation, bytes)
+        self._going_on: Counter[int] = Counter()  # frames in flight by reservation, of transfers that have not ended
+        self._num_frames: Counter[int] = Counter()  # the same of all
 
     def fits(self, num_bytes: int) -> bool:
         """Whether a frame of `num_bytes` may leave now."""
-        return self.in_flight == 0 or self.in_flight + num_bytes <= self.window
+        return not self._going_on or self.in_flight + num_bytes <= self.window
 
-    def take(self, num_bytes: int) -> None:
+    def take(self, reservation: int, num_bytes: int) -> None:
         """A frame left."""
         assert self.fits(num_bytes), (self.in_flight, num_bytes)
+        self._frames.append((reservation, num_bytes))
+        self._going_on[reservation] += 1
+        self._num_frames[reservation] += 1
         self.in_flight += num_bytes
 
-    def give_back(self, num_bytes: int) -> None:
+    def give_back(self, reservation: int, num_bytes: int) -> None:
         """The peer returned credit; more than is in flight is not believed."""
-        self.in_flight -= max(0, min(num_bytes, self.in_flight))
+        while num_bytes > 0 and self._num_frames[reservation]:
+            oldest, size = self._frames.popleft()
+            self.in_flight -= size
+            _count_down(self._num_frames, oldest)
+            _count_down(self._going_on, oldest)
+            if oldest == reservation:
+                num_bytes -= size
+
+    def end(self, reservation: int) -> None:
+        """Its transfer has ended: what is in flight of it holds nobody up."""
+        self._going_on.pop(reservation, None)
+
+
+def _count_down(counts: Counter[int], key: int) -> None:
+    if counts[key] > 1:
+        counts[key] -= 1
+    else:
+        counts.pop(key, None)
 
 
 class PeerQueue:

@@ -158,11 +158,11 @@ class FrameSender:
             transfer.delivered()
             self._ended(transfer)
 
-    def add_credit(self, instance: int, num_bytes: int) -> None:
+    def add_credit(self, instance: int, reservation: int, num_bytes: int) -> None:
         """See KvSender."""
         peer = self._peers.get(instance)
         if peer is not None:
-            peer.credit.give_back(num_bytes)
+            peer.credit.give_back(reservation, num_bytes)
             self._pump(instance)
 
     def drop_peer(self, instance: int) -> None:
@@ -212,7 +212,9 @@ class FrameSender:
         return pool.layout
 
     def _ended(self, transfer: SendTransfer) -> None:
-        self._peers[transfer.target.peer.instance].drop(transfer)
+        peer = self._peers[transfer.target.peer.instance]
+        peer.drop(transfer)
+        peer.credit.end(transfer.target.reservation)
         self._totals[f"transfers_{transfer.state}"] += 1
 
     def _pump(self, instance: int) -> None:
@@ -222,7 +224,7 @@ class FrameSender:
             if not peer.credit.fits(num_bytes) or not self._send(instance, *head):
                 return
             peer.pop()
-            peer.credit.take(num_bytes)
+            peer.credit.take(head[0].target.reservation, num_bytes)
 
     def _send(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:
         payload, shared = self._payload(transfer, frame)

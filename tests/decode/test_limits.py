@@ -123,7 +123,6 @@ def test_an_empty_prompt_is_refused(topology: str) -> None:
 
 def test_reservations_never_outrun_job_credit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefill.worker.JOB_TOKENS", 40)
-    monkeypatch.setattr("tests.decode.driving.JOB_TOKENS", 40)
     cluster = make_cluster("1P2D", chunk_size=5)
     lengths = {f"r{index}": 30 for index in range(12)}
     assign_many(cluster, lengths)
@@ -148,7 +147,6 @@ def test_reservations_never_outrun_job_credit(monkeypatch: pytest.MonkeyPatch) -
 
 def test_who_lacks_credit_lets_others_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefill.worker.JOB_TOKENS", 10)
-    monkeypatch.setattr("tests.decode.driving.JOB_TOKENS", 10)
     cluster = make_cluster("2P1D")
     (decode,) = cluster.decodes.values()
     one, two = cluster.prefills
@@ -164,7 +162,6 @@ def test_who_lacks_credit_lets_others_pass(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_credit_comes_back_from_jobs_that_were_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefill.worker.JOB_TOKENS", 10)
-    monkeypatch.setattr("tests.decode.driving.JOB_TOKENS", 10)
     cluster = make_cluster()
     for index in range(5):
         cluster.assign(f"r{index}", prompt_of(f"r{index}", 40), PARAMS)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from model.fake import FakeRunner
 from model.inputs import ModelInput
-from prefill.worker import JOB_TOKENS
 from protocol.messages_gateway import FirstToken, ToGateway, Tokens
 from protocol.request import SamplingParams, finish_reason
 from scheduler.choice_pages import pages_needed
@@ -160,7 +159,7 @@ class Traffic:
         for decode in self.cluster.decodes.values():
             for instance in self.cluster.prefills:
                 if (peer := decode._peers.get(instance)) is not None:
-                    assert peer.credit == JOB_TOKENS, "job credit is lost"
+                    assert not peer.queued, "job credit is lost"
 
 
 def draw_arrival(rng: random.Random, index: int, max_pause: int) -> Arrival:

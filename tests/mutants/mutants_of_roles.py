@@ -77,7 +77,7 @@ ROLES = (
     Mutant(
         "job credit is not given back",
         PREFILL,
-        "            self.outbox.decode.append((job.peer.instance, JobCredit(job.prompt.prompt_len)))\n",
+        "            self.outbox.decode.append((job.peer.instance, JobCredit(job.message.reservation)))\n",
         "            pass\n",
         "after a while no job is sent any more",
         ANY,

@@ -73,12 +73,12 @@ class Bench:
 
 def test_after_hello_everything_is_heard() -> None:
     bench = Bench()
-    messages: list[ToPrefill] = [HELLO, JOB, LONG_JOB, DataCredit(5), KvDelivered("r", 0, 1), CancelJob("r", 0, 1)]
+    messages: list[ToPrefill] = [HELLO, JOB, LONG_JOB, DataCredit(1, 5), KvDelivered("r", 0, 1), CancelJob("r", 0, 1)]
     assert bench.hear(*((DECODE, each) for each in messages)) == [(7, each) for each in messages]
     assert bench.num_refused == 0
 
 
-@pytest.mark.parametrize("message", [JOB, DataCredit(5), KvDelivered("r", 0, 1), CancelJob("r", 0, 1), b"", b"\xc1"])
+@pytest.mark.parametrize("message", [JOB, DataCredit(1, 5), KvDelivered("r", 0, 1), CancelJob("r", 0, 1), b"", b"\xc1"])
 @pytest.mark.parametrize("who", [b"x#9", b"y#7", b"d#07", b"d#77", b"d", b"", b"#", b"d#-7", b"d#7x", b"\xff\x00#7"])
 def test_a_stranger_is_not_heard(who: bytes, message: ToPrefill | bytes) -> None:
     bench = Bench()

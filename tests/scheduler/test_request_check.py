@@ -87,7 +87,7 @@ def test_a_job_that_makes_no_sense(changes: dict[str, Any], says: str) -> None:
     job = replace(PrefillJob("bad", 0, 77, PROMPT, PARAMS, 1), **changes)
     prefill.on_peer(200, job)
     failed = JobFailed("bad", job.attempt, job.reservation, "bad_request", says)
-    assert prefill.outbox.decode == [(200, failed), (200, JobCredit(len(job.prompt_ids)))]
+    assert prefill.outbox.decode == [(200, failed), (200, JobCredit(job.reservation))]
     prefill.outbox.decode.clear()
     cluster.run()
     expect_exact(cluster, "fine", prompt_of("fine", 30), PARAMS, 2)
@@ -153,9 +153,9 @@ def test_job_credit_is_granted_once() -> None:
     drive_to(cluster, "r", DecodeState.REQUESTED)
     peer = decode._peers.get(prefill)
     assert peer is not None
-    before = peer.credit
+    before = peer.granted
     decode.on_peer(prefill, HelloAccepted(cluster.addresses[prefill], 10**9, decode.engine.kv.layout))
-    assert peer.credit == before
+    assert peer.granted == before
     cluster.run()
     expect_rest(cluster)
 
@@ -163,8 +163,7 @@ def test_job_credit_is_granted_once() -> None:
 @pytest.mark.parametrize(
     "refuse",
     [
-        lambda: TO_PREFILL.decode(TO_PREFILL.encode(DataCredit(-1))),
-        lambda: TO_DECODE.decode(TO_DECODE.encode(JobCredit(-1))),
+        lambda: TO_PREFILL.decode(TO_PREFILL.encode(DataCredit(1, -1))),
         lambda: TO_DECODE.decode(
             TO_DECODE.encode(HelloAccepted(WorkerAddress("p", 1), -1, KvLayout(1, 1, 4, 16, "float32")))
         ),

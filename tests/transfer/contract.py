@@ -84,7 +84,7 @@ class Pair:
         events = self.receiver.poll()
         for event in events:
             if isinstance(event, CreditReturned):
-                self.sender.add_credit(DECODE, event.num_bytes)
+                self.sender.add_credit(DECODE, event.reservation, event.num_bytes)
         self.events += events
         return events
 
@@ -275,7 +275,7 @@ class KvContract:
         pair.send_all(transfer, 4)
         pair.sender.delivered(transfer)
         pair.sender.cancel(transfer)
-        pair.sender.add_credit(DECODE, 100)
+        pair.sender.add_credit(DECODE, 1, 100)
         pair.sender.pump()
         pair.settle()
         assert pair.events == []

@@ -75,17 +75,48 @@ def test_an_acknowledgement_before_the_last_frame_is_not_believed() -> None:
 
 def test_credit_bounds_what_is_in_flight() -> None:
     credit = CreditWindow(100)
-    credit.take(60)
+    credit.take(1, 60)
     assert credit.fits(40)
     assert not credit.fits(41)
-    credit.give_back(60)
+    credit.give_back(1, 60)
     assert credit.fits(500)  # larger than the window: alone
-    credit.take(500)
+    credit.take(1, 500)
     assert not credit.fits(1)
-    credit.give_back(10_000)  # more than was lent is not believed
+    credit.give_back(1, 10_000)  # more than was lent is not believed
     assert credit.in_flight == 0
-    credit.give_back(-5)
+    credit.give_back(1, -5)
+    credit.give_back(2, 5)
     assert credit.in_flight == 0
+
+
+def test_credit_for_a_frame_writes_off_what_left_before_it() -> None:
+    credit = CreditWindow(100)
+    for reservation in (1, 2, 1, 3):
+        credit.take(reservation, 25)
+    assert not credit.fits(1)
+    credit.give_back(2, 25)  # the first frame is lost, or its credit is
+    assert credit.in_flight == 50
+    credit.give_back(1, 25)  # late: of the first, or of the third
+    assert credit.in_flight == 25
+    credit.give_back(1, 25)
+    assert credit.in_flight == 25
+    credit.give_back(3, 25)
+    assert credit.in_flight == 0 and credit.fits(500)
+
+
+def test_lost_bytes_of_transfers_that_have_ended_block_nobody() -> None:
+    credit = CreditWindow(100)
+    credit.take(1, 60)
+    credit.take(2, 40)
+    assert not credit.fits(1)
+    credit.end(1)
+    assert not credit.fits(1)  # another's frame is in flight, and its credit may still come
+    credit.end(2)
+    assert credit.fits(500)
+    credit.take(3, 10)
+    assert not credit.fits(1)  # one frame at a time, until it is known how much has arrived
+    credit.give_back(3, 10)
+    assert credit.in_flight == 0 and credit.fits(100)
 
 
 def test_dropping_a_transfer_leaves_the_others_in_order() -> None:
