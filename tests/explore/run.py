@@ -8,8 +8,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch.utils._python_dispatch import _disable_current_modes
+
 from model.fake import FakeRunner
 from model.inputs import ModelInput
+from runtime.clock import VirtualClock
 from scheduler.engine import Engine
 from scheduler.forward_batch import ForwardBatch, LaunchPlan
 from scheduler.race_detector import RaceDetector
@@ -24,6 +27,7 @@ from tests.explore.workload import CONTEXT, NEVER, Arrival, Workload
 
 INJECTED = "a failure for the test"
 MAX_STEPS = 2000
+STEP_S = 0.001  # no deadline passes
 
 
 class Schedule(Protocol):
@@ -63,6 +67,7 @@ class Run:
     left: set[str] = field(default_factory=set)
     _members: dict[int, set[str]] = field(default_factory=dict)
     _detector: RaceDetector | None = None
+    _clock: VirtualClock = field(default_factory=VirtualClock)  # the host's would make schedules of its own
 
     def run(self) -> None:
         """The workload's arrivals, to the end."""
@@ -101,6 +106,7 @@ class Run:
             overlap=load.overlap,
             max_context=CONTEXT,
             streams=self.schedule.streams,
+            clock=self._clock,
         )
         if self._detector is not None:
             observe(self._detector, self.cluster)
@@ -111,7 +117,8 @@ class Run:
         """A request comes."""
         self.arrived.append(arrival)
         params, num_replayed = arrival.params, arrival.num_replayed
-        replayed = expected(arrival.prompt, params, 0)[0][:num_replayed]
+        with _disable_current_modes():  # what is expected is no access
+            replayed = expected(arrival.prompt, params, 0)[0][:num_replayed]
         self.cluster.assign(arrival.name, list(arrival.prompt), params, arrival.num_choices, replayed=replayed)
 
     def leave(self, arrival: Arrival) -> None:
@@ -125,8 +132,10 @@ class Run:
         try:
             progressed = self.cluster.step()
             self.schedule.point()
-            check_invariants(self.cluster)
+            with _disable_current_modes():  # looking is no access
+                check_invariants(self.cluster)
             self.num_steps += 1
+            self._clock.advance(STEP_S)
             if not progressed:
                 self.schedule.run_one()
             assert self.num_steps < MAX_STEPS, "the deployment hangs"
@@ -140,9 +149,10 @@ class Run:
         while not self.cluster.at_rest():
             self.step()
         try:
-            for arrival in self.arrived:
-                for choice in range(arrival.num_choices):
-                    self._check(arrival, choice)
+            with _disable_current_modes():
+                for arrival in self.arrived:
+                    for choice in range(arrival.num_choices):
+                        self._check(arrival, choice)
             expect_rest(self.cluster)
         except AssertionError as error:
             raise self._violation(f"wrong: {error}") from error

@@ -2,6 +2,7 @@
 
 import pytest
 
+from runtime.clock import VirtualClock
 from scheduler.strategies import Listed, Strategy, next_decisions
 from tests.explore.exploring import STRATEGIES
 from tests.explore.run import Run
@@ -50,6 +51,19 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
         run.run()
     traces = [str(run.simulation.violation("")).splitlines()[2:] for run in runs]
     assert traces[0] == traces[1] != traces[2]
+
+
+def test_a_host_that_stands_still_for_hours_changes_no_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+
+    def hours_later() -> float:
+        clock.advance(3600)
+        return clock.now()
+
+    monkeypatch.setattr("time.monotonic", hours_later)
+    run = Run(Workload.random(1), Strategy.LATE, 1)
+    run.run()
+    assert len(run.workload.topology) == 4 and run.num_steps > 10  # prefill and decode: they have deadlines
 
 
 @pytest.mark.slow
