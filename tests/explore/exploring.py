@@ -1,5 +1,6 @@
 """Many seeds under every strategy, in order; the first that fails is told with its trace and how to run it again."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -42,14 +43,20 @@ def explore_seed(seed: int, strategies: Sequence[Strategy], detect: bool) -> Fai
 
 def explore(seeds: range, strategies: Sequence[Strategy], num_jobs: int, detect: bool) -> Iterator[Failure | None]:
     """What became of each of `seeds`, in their order, on `num_jobs` processes."""
+    _be_quiet()
     if num_jobs == 1:
         for seed in seeds:
             yield explore_seed(seed, strategies, detect)
         return
-    with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn"), initializer=_be_quiet) as pool:
         for start in range(seeds.start, seeds.stop, 200):  # a night's worth is not queued at once
             part = range(start, min(start + 200, seeds.stop))
             yield from pool.map(partial(explore_seed, strategies=tuple(strategies), detect=detect), part, chunksize=5)
+
+
+def _be_quiet() -> None:
+    """What the product warns of, frames that come too late above all, is what is explored here, and no news."""
+    logging.getLogger("baton").addHandler(logging.NullHandler())
 
 
 def _notes(violation: ScheduleViolation) -> str:
