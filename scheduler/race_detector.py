@@ -7,12 +7,12 @@ What it does not know: schedules, tokens, and memory that is read without torch,
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+NOBODY, SEVERAL, LASTING = -1, -2, -3  # no actors; the last: whoever reads for a while
 SCHEDULER = 0  # the actor of the scheduler thread and its schedule stream
 PURGE_EVERY = 2000  # new memories; those that are gone are forgotten then
 
@@ -32,8 +33,7 @@ _GATHERED = {aten.gather, aten.scatter_, aten.scatter_add_}
 _INDEXED = {aten.index, aten._unsafe_index, aten.index_put_, aten._index_put_impl_}
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """One operation, as a report names it. `where` is a segment or the scheduler."""
 
     actor: int
@@ -49,39 +49,81 @@ class Access:
         return f"{self.where} ({self.operation} in {self.code.co_name}, {file}:{self.line})"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
+class _Trail:
+    """What one actor did to one memory, be it writes or reads: for each element its newest access, and the newest."""
+
+    numbers: np.ndarray[Any, np.dtype[np.int64]]
+    newest: int = 0
+
+    def add(self, number: int, elements: Elements) -> None:
+        """One more access."""
+        self.numbers[elements] = number
+        self.newest = number
+
+
+@dataclass(eq=False, slots=True)
 class _Memory:
-    """What became of one storage: by actor and element, its newest write and its newest read."""
+    """What became of one storage. Most are known to one actor only, and are gone before another comes: of those no more
+    is kept than the newest accesses to the whole of it, as long as there are no others."""
 
     ref: StorageWeakRef
     item_size: int
     num_elements: int
-    shape: tuple[int, ...]
-    writes: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = field(default_factory=dict)
-    reads: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = field(default_factory=dict)
-    newest: dict[tuple[bool, int], int] = field(default_factory=dict)  # by (is a write, actor)
+    shape: Sequence[int]
+    only_actor: int = NOBODY  # then the one, then SEVERAL
+    whole_write: int = 0  # by the only actor
+    whole_read: int = 0
+    trails: dict[tuple[bool, int], _Trail] | None = None  # by (is a write, actor)
 
     def add(self, actor: int, number: int, elements: Elements, is_write: bool) -> None:
-        """One more access."""
-        kept = self.writes if is_write else self.reads
-        if actor not in kept:
-            kept[actor] = np.zeros(self.num_elements, dtype=np.int64)
-        kept[actor][elements] = number
-        self.newest[is_write, actor] = number
+        """One more access, after it was asked what it is `unordered` with."""
+        if self.only_actor == actor and self.trails is None and self._is_whole(elements):
+            if is_write:
+                self.whole_write = number
+            else:
+                self.whole_read = number
+        else:
+            self._trail(is_write, actor).add(number, elements)
 
     def unordered(self, actor: int, clock: Mapping[int, int], elements: Elements, is_write: bool) -> int:
         """An access by another actor that conflicts and that `clock` does not know; 0 if there is none."""
-        for was_write, kept in ((True, self.writes), (False, self.reads)):
-            if not (was_write or is_write):
+        if self.only_actor in (actor, NOBODY):
+            self.only_actor = actor
+            return 0
+        self.only_actor, only_actor = SEVERAL, self.only_actor
+        for (was_write, other), trail in self._trails(only_actor).items():
+            known = clock.get(other, 0)
+            if other == actor or trail.newest <= known or not (was_write or is_write):
                 continue
-            for other, numbers in kept.items():
-                known = clock.get(other, 0)
-                if other == actor or self.newest[was_write, other] <= known:
-                    continue
-                found = numbers[elements]
-                if found.size and int(found.max()) > known:
-                    return int(found.max())
+            found = trail.numbers[elements]
+            if found.size and int(found.max()) > known:
+                return int(found.max())
         return 0
+
+    def wrote(self, number: int) -> bool:
+        """Whether an access was a write."""
+        return any(is_write and number in trail.numbers for (is_write, _), trail in (self.trails or {}).items())
+
+    def _is_whole(self, elements: Elements) -> bool:
+        return isinstance(elements, slice) and (elements.stop or self.num_elements) - (elements.start or 0) == (
+            self.num_elements
+        )
+
+    def _trail(self, is_write: bool, actor: int) -> _Trail:
+        trails = self._trails(self.only_actor)
+        if (is_write, actor) not in trails:
+            trails[is_write, actor] = _Trail(np.zeros(self.num_elements, dtype=np.int64))
+        return trails[is_write, actor]
+
+    def _trails(self, only_actor: int) -> dict[tuple[bool, int], _Trail]:
+        if self.trails is None:
+            self.trails = {}
+            for is_write, number in ((True, self.whole_write), (False, self.whole_read)):
+                if number:
+                    numbers = np.full(self.num_elements, number, dtype=np.int64)
+                    self.trails[is_write, only_actor] = _Trail(numbers, number)
+        return self.trails
 
 
 class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
@@ -95,7 +137,8 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
         self._clocks: list[Clock] = [{}]
         self._actor = SCHEDULER
         self._where = self._actors[SCHEDULER]
-        self._operations = [Access(SCHEDULER, "", "", None, 0)]  # by number; 0 is none
+        # by number, 0 is none: what an Access is made of, as bare tuples, for which the garbage collector has no work
+        self._operations: list[tuple[int, str, str, CodeType | None, int]] = [(SCHEDULER, "", "", None, 0)]
         self._memories: dict[int, _Memory] = {}
         self._names: list[tuple[Tensor, str]] = []  # kept alive: they are few and last as long as a worker
         self._addresses = torch.arange(0)
@@ -142,8 +185,8 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
         """An access that torch does not see: an opaque kernel, or the host reading."""
         number = self._number(operation)
         for tensor in tensors:
-            if (elements := self._elements(tensor)) is not None:
-                self._access(self._memory(tensor), number, elements, is_write)
+            if (place := self._place(tensor)) is not None:
+                self._access(*place, number, is_write)
 
     def touch_bytes(
         self, view: memoryview, operation: str, *, is_write: bool = False, since: Clock | None = None
@@ -158,33 +201,40 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
                 memory = self._memory(tensor)
                 end = -(-(offset + view.nbytes) // memory.item_size)
                 elements = slice(offset // memory.item_size, end)
-                self._access(memory, self._number(operation), elements, is_write, since)
+                self._access(memory, elements, self._number(operation), is_write, since)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; to say so at each operation takes longer than the operation."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        written, given = _arguments(func, args, kwargs)
-        selected = self._selected(func, args)
+        kind = _kind(func)
+        if kind.touches_nothing:
+            return func(*args, **kwargs)
+        written = kind.written(args, kwargs) if kind.changed else ()
+        given = _tensors((*args, *kwargs.values()))
+        touched = [(*place, id(each) in written) for each in given if (place := self._place(each)) is not None]
+        if kind.select is not None and args[0].numel():
+            touched[0] = touched[0][0], self._flat(kind.select(self._address(args[0]), args)), touched[0][2]
         result = func(*args, **kwargs)
-        made = list(_tensors((result,)))
-        known = {each.untyped_storage()._cdata for each in given}
-        fresh = [each for each in made if each.untyped_storage()._cdata not in known]
-        if not written and made and not fresh:
+        made = _tensors((result,))
+        known = [memory for memory, _, _ in touched]
+        places = [place for each in made if (place := self._place(each)) is not None]
+        fresh = [(*place, True) for place in places if place[0] not in known]
+        if not (fresh or written or kind.is_host_read) and made:
             return result  # only views of what was given
-        number = self._number(str(func.overloadpacket.__name__))
-        for index, tensor in enumerate(given):
-            elements = selected if index == 0 and selected is not None else self._elements(tensor)
-            if elements is not None:
-                self._access(self._memory(tensor), number, elements, id(tensor) in written)
-        for tensor in fresh:
-            if (elements := self._elements(tensor)) is not None:
-                self._access(self._memory(tensor), number, elements, is_write=True)
+        number = self._number(kind.name)
+        for memory, elements, is_write in touched + fresh:
+            self._access(memory, elements, number, is_write)
         return result
 
     def _access(
-        self, memory: _Memory, number: int, elements: Elements, is_write: bool, since: Clock | None = None
+        self, memory: _Memory, elements: Elements, number: int, is_write: bool, since: Clock | None = None
     ) -> None:
         self.num_seen += 1
-        actor = self._actor if since is None else -1  # what lasts is unordered with its own actor's later work, too
+        actor = self._actor if since is None else LASTING  # unordered with its own actor's later work, too
         clock = self._clocks[self._actor] if since is None else since
         if not self.race and (other := memory.unordered(actor, clock, elements, is_write)):
             self.race = self._report(memory, elements, other, number, is_write)
@@ -195,16 +245,15 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
         while frame.f_back is not None and "/torch/" in frame.f_code.co_filename:
             frame = frame.f_back
         number = len(self._operations)
-        self._operations.append(Access(self._actor, self._where, operation, frame.f_code, frame.f_lineno))
+        self._operations.append((self._actor, self._where, operation, frame.f_code, frame.f_lineno))
         self._clocks[self._actor][self._actor] = number
         return number
 
     def _report(self, memory: _Memory, elements: Elements, other: int, number: int, is_write: bool) -> str:
-        before, now = self._operations[other], self._operations[number]
-        written = any(other in numbers[elements] for numbers in memory.writes.values())
-        first, second = "written" if written else "read", "written" if is_write else "read"
+        before, now = Access(*self._operations[other]), Access(*self._operations[number])
+        first, second = "written" if memory.wrote(other) else "read", "written" if is_write else "read"
         called = [name for tensor, name in self._names if tensor.untyped_storage()._cdata == memory.ref.cdata]
-        what = f"{called[0] if called else 'a tensor'} {memory.shape}"
+        what = f"{called[0] if called else 'a tensor'} {tuple(memory.shape)}"
         if now.actor == before.actor == SCHEDULER:
             missing = "a read that still lasts must end before"
         elif now.actor == SCHEDULER:
@@ -221,6 +270,19 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
 
     # ---- memory ----
 
+    def _place(self, tensor: Tensor) -> tuple[_Memory, Elements] | None:
+        """Whose elements those of `tensor` are, and which; None if it has none."""
+        num_elements = tensor.numel()
+        if not num_elements:
+            return None
+        memory = self._memory(tensor)
+        if memory.item_size != tensor.element_size():
+            return memory, slice(None)
+        if tensor.is_contiguous():
+            start = int(tensor.storage_offset())
+            return memory, slice(start, start + num_elements)
+        return memory, self._flat(self._address(tensor))
+
     def _memory(self, tensor: Tensor) -> _Memory:
         storage = tensor.untyped_storage()
         found = self._memories.get(storage._cdata)
@@ -229,20 +291,9 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
                 self._memories = {key: each for key, each in self._memories.items() if not each.ref.expired()}
             size = tensor.element_size()
             # the weak reference keeps the storage's identity from being given to another
-            found = _Memory(StorageWeakRef(storage), size, -(-storage.nbytes() // size), tuple(tensor.shape))
+            found = _Memory(StorageWeakRef(storage), size, -(-storage.nbytes() // size), tensor.shape)
             self._memories[storage._cdata] = found
         return found
-
-    def _elements(self, tensor: Tensor) -> Elements | None:
-        """Of its memory; None if there are none."""
-        if not tensor.numel():
-            return None
-        if self._memory(tensor).item_size != tensor.element_size():
-            return slice(None)
-        if tensor.is_contiguous():
-            start = int(tensor.storage_offset())
-            return slice(start, start + tensor.numel())
-        return self._flat(self._address(tensor))
 
     def _address(self, tensor: Tensor) -> Tensor:
         """Shaped like `tensor`: which element of its memory each of its elements is."""
@@ -255,40 +306,56 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
         found: np.ndarray[Any, np.dtype[np.int64]] = addresses.reshape(-1).numpy()
         return found
 
-    def _selected(self, func: Any, args: Sequence[Any]) -> Elements | None:
-        """The elements of the first argument that its indices name; None for other operations: all of its elements."""
-        packet = func.overloadpacket
-        if packet in _INDEXED:
-            addresses = self._address(args[0])
-            return self._flat(addresses[tuple(slice(None) if each is None else each for each in args[1])])
-        if packet in _BY_DIM:
-            return self._flat(self._address(args[0]).index_select(args[1], args[2]))
-        if packet in _GATHERED:
-            return self._flat(self._address(args[0]).gather(args[1], args[2]))
-        if packet is aten.embedding:
-            return self._flat(self._address(args[0]).index_select(0, args[1].reshape(-1)))
-        return None
 
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    found = []
     for value in values:
         if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found
 
 
-def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[set[int], list[Tensor]]:
-    """Ids of the tensors that the schema says are written, and all tensors; the first argument's come first."""
-    written: set[int] = set()
-    for index, name in _written_by(func):
-        value = args[index] if index < len(args) else kwargs.get(name)
-        written.update(id(each) for each in _tensors((value,)))
-    return written, list(_tensors([*args, *kwargs.values()]))
+@dataclass(frozen=True)
+class _Kind:
+    """What is known of an operation without its arguments. Asking torch takes longer than the operation itself.
+
+    `select`: of the addresses of the first argument's elements, given all arguments, those that its indices name.
+    """
+
+    name: str
+    changed: tuple[tuple[int, str], ...]  # position and name of each argument that it changes
+    select: Callable[[Tensor, Sequence[Any]], Tensor] | None
+    touches_nothing: bool
+    is_host_read: bool
+
+    def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
+        """Ids of the tensors that it changes."""
+        values = (args[at] if at < len(args) else kwargs.get(name) for at, name in self.changed)
+        return {id(each) for each in _tensors(values)}
 
 
 @cache
-def _written_by(func: Any) -> tuple[tuple[int, str], ...]:
-    """Position and name of each argument that the operation changes. Asking torch takes longer than the operation."""
-    arguments = enumerate(func._schema.arguments)
-    return tuple((at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write)
+def _kind(func: Any) -> _Kind:
+    packet = func.overloadpacket
+    changed = tuple(
+        (at, each.name)
+        for at, each in enumerate(func._schema.arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    )
+    if packet is aten.lift_fresh:
+        changed = ((0, "self"),)
+    return _Kind(packet.__name__, changed, _selection(packet), packet is aten.detach_, packet is aten.resolve_neg)
+
+
+def _selection(packet: Any) -> Callable[[Tensor, Sequence[Any]], Tensor] | None:
+    if packet in _INDEXED:
+        return lambda at, args: at[tuple(slice(None) if each is None else each for each in args[1])]
+    if packet in _BY_DIM:
+        return lambda at, args: at.index_select(args[1], args[2])
+    if packet in _GATHERED:
+        return lambda at, args: at.gather(args[1], args[2])
+    if packet is aten.embedding:
+        return lambda at, args: at.index_select(0, args[1].reshape(-1))
+    return None
