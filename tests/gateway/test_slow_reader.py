@@ -89,7 +89,7 @@ async def test_a_stream_that_nobody_reads_is_cut(
     folder: Path, reason: str, limits: HttpLimits, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "baton")
-    async with served(folder, limits, pause_s=0.001) as (setting, worker):
+    async with served(folder, limits, pause_s=0.005) as (setting, worker):  # 12 s: it is cut in the middle
         with stuck_client(setting.gateway.url, {"stream": True}) as client:
             async with asyncio.timeout(20):
                 other = await setting.complete("other", max_tokens=300)  # at the same time
