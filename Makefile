@@ -34,8 +34,8 @@ TOOLS  := $(PY) -m
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo bench bench-gateway bench-overlap soak check test test-full test-faults explore mutants \
-  test-gpu format clean check-format check-lint check-types check-imports check-unit
+.PHONY: help setup serve demo bench bench-gateway bench-overlap soak check test test-full test-faults explore \
+  explore-handoff mutants test-gpu format clean check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
@@ -96,6 +96,9 @@ test-faults: $(READY) ## every process killed, ended and paused at every phase o
 
 explore: $(READY) ## random schedules of the overlap scheduler under every strategy: SEEDS=100000 for a night
 	@OMP_NUM_THREADS=1 $(PY) -m tests.explore --seeds $(SEEDS) --from $(FROM) --strategies '$(STRATEGIES)' $(if $(DETECT),--detect)
+
+explore-handoff: $(READY) ## random worlds of gateway, prefill and decode where everything goes wrong: SEEDS=100000 for a night
+	@OMP_NUM_THREADS=1 $(PY) -m tests.explore_handoff --seeds $(SEEDS) --from $(FROM)
 
 mutants: $(READY) ## sabotage the scheduler line by line: something must notice each of them; under 10 minutes
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)

@@ -1,0 +1,88 @@
+"""What a client of one request gets, checked as it comes: each token right, once and in order, nothing after the end.
+
+What it does not know: workers.
+"""
+
+from dataclasses import dataclass, field
+
+from gateway.dispatch import Ticket
+from gateway.requests import Delivery
+from protocol.errors import BatonError
+from protocol.request import FinishReason
+from tests.explore.expected import expected
+from tests.explore_handoff.agenda import Agenda
+from tests.explore_handoff.scenario import Arrival
+from tests.explore_handoff.story import Story
+
+
+@dataclass
+class Client:
+    """A client has an end when every choice is finished or given up, when it got an error, or has left."""
+
+    arrival: Arrival
+    agenda: Agenda
+    story: Story
+    tokens: list[list[int]] = field(default_factory=list)
+    finish: list[FinishReason | None] = field(default_factory=list)
+    given_up: set[int] = field(default_factory=set)
+    error: str = ""  # the code
+    has_left: bool = False
+    ticket: Ticket | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = [[] for _ in range(self.arrival.num_choices)]
+        self.finish = [None] * self.arrival.num_choices
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it waits for nothing."""
+        wanted = [finish for choice, finish in enumerate(self.finish) if choice not in self.given_up]
+        return bool(self.error) or self.has_left or all(wanted)
+
+    @property
+    def outcome(self) -> str:
+        """One word."""
+        return self.error or ("left" if self.has_left or self.given_up else "done")
+
+    def on_tokens(self, delivery: Delivery) -> None:
+        """See gateway.dispatch.Listener."""
+        name, choice = self.arrival.name, delivery.choice
+        self._tell(f"gets {list(delivery.token_ids)} {delivery.finish or ''} of choice {choice}")
+        assert not self.error and not self.has_left, f"{name} gets tokens after its end"
+        assert choice not in self.given_up and self.finish[choice] is None, f"{name}/{choice} gets tokens after its end"
+        right, reason = expected(self.arrival.prompt, self.arrival.params, choice)
+        got = self.tokens[choice]
+        got += delivery.token_ids
+        assert tuple(got) == right[: len(got)], f"wrong token: {name}/{choice} got {got}, expected {list(right)}"
+        if delivery.finish is not None:
+            assert (len(got), delivery.finish) == (len(right), reason), f"{name}/{choice} ends too early or late: {got}"
+            self.finish[choice] = delivery.finish
+
+    def on_failed(self, error: BatonError) -> None:
+        """See gateway.dispatch.Listener."""
+        assert not self.is_done, f"{self.arrival.name} fails after its end"
+        self.fail(error)
+
+    def fail(self, error: BatonError) -> None:
+        """It gets an error."""
+        self.error = error.code
+        self._tell(f"fails: {error.code}: {error.message}")
+
+    def gateway_is_gone(self) -> None:
+        """Its connection ends."""
+        self.error = "gateway_gone"
+        self._tell("sees its connection end")
+
+    def leave(self, choice: int) -> None:
+        """Its user wants no more, of one choice or (-1) at all."""
+        if self.ticket is None or self.is_done:
+            return
+        self.story.fault(self.agenda.now, f"client {self.arrival.name}", "leaves", "all" if choice < 0 else f"{choice}")
+        if choice < 0:
+            self.has_left = True
+        else:
+            self.given_up.add(choice)
+        self.ticket.cancel(choice)
+
+    def _tell(self, text: str) -> None:
+        self.story.tell(self.agenda.now, f"client {self.arrival.name}", text)

@@ -1,0 +1,50 @@
+"""Many seeds, in order; what became of each, and the story of the one that fails."""
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+import torch
+
+from tests.explore_handoff.scenario import Scenario
+from tests.explore_handoff.world import Violation, World
+
+
+@dataclass(frozen=True)
+class Explored:
+    """One world. `broken` is the rule that did not hold and the story, or empty."""
+
+    seed: int
+    num_handoffs: int
+    broken: str = ""
+    happened: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def again(self) -> str:
+        """The command that runs it alone."""
+        return f"make explore-handoff SEEDS=1 FROM={self.seed}"
+
+
+def explore_seed(seed: int) -> Explored:
+    """The world of one seed."""
+    world = World(Scenario.random(seed))
+    broken = ""
+    try:
+        world.run()
+    except Violation as violation:
+        broken = str(violation)
+    return Explored(seed, len(world.clients), broken, world.story.happened, world.outcomes)
+
+
+def explore(seeds: range, num_jobs: int) -> Iterator[Explored]:
+    """Each of `seeds`, in their order, on `num_jobs` processes."""
+    if num_jobs == 1:
+        yield from map(explore_seed, seeds)
+        return
+    with ProcessPoolExecutor(num_jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        for start in range(seeds.start, seeds.stop, 200):  # a night's worth is not queued at once
+            part = range(start, min(start + 200, seeds.stop))
+            yield from pool.map(explore_seed, part, chunksize=5)

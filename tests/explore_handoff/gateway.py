@@ -1,0 +1,104 @@
+"""The gateway process in virtual time: the product's Control on a simulated socket, with its regular looks.
+
+What it does not know: HTTP, clients, what goes wrong.
+"""
+
+from collections.abc import Callable
+
+import zmq
+
+from gateway.control import TICK_S, Control
+from gateway.membership import LOST_AFTER_S
+from gateway.retry import RetryRules
+from tests.explore_handoff.sockets import SimulatedRouter
+from tests.explore_handoff.workers import GATEWAY_ENDPOINT, Surroundings
+
+TURN_S = 0.0005
+LAUNCH_DEADLINE_S = 3.0
+
+
+class RoutedMessages:
+    """See gateway.control.MessageSocket."""
+
+    def __init__(self, router: SimulatedRouter) -> None:
+        self._router = router
+
+    def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
+        """The process hands on what arrives."""
+
+    def send(self, identity: bytes, raw: bytes) -> bool:
+        """See MessageSocket."""
+        try:
+            self._router.send_multipart([identity, raw])
+        except zmq.ZMQError:  # nobody of this name is connected
+            return False
+        return True
+
+    def close(self) -> None:
+        """The process ends."""
+
+
+class GatewayProcess:
+    """`on_turn` is called after whatever it does."""
+
+    def __init__(self, world: Surroundings, number: int, on_turn: Callable[[], None]) -> None:
+        self.world = world
+        self.name = f"gateway#{number}"
+        self.alive = True
+        self.paused_until = 0.0
+        self._on_turn = on_turn
+        self._router = SimulatedRouter(world.network, self)
+        self._router.bind(GATEWAY_ENDPOINT)
+        rules = RetryRules()
+        socket = RoutedMessages(self._router)
+        self.control = Control(socket, world.agenda.clock, world.scenario.pairing, rules, LAUNCH_DEADLINE_S)
+        self.control.membership.gateway_instance = number
+        self._last_look = world.agenda.now
+        self._is_turning = False
+        world.agenda.after(TICK_S, self._tick)
+
+    def wake(self) -> None:
+        """Something has arrived."""
+        if not self._is_turning:
+            self._is_turning = True
+            self.world.agenda.after(TURN_S * self.world.rng.random(), self._turn)
+
+    def pause(self, seconds: float) -> None:
+        """It does nothing for a while; what arrives waits."""
+        self.paused_until = self.world.agenda.now + seconds
+        self.world.agenda.at(self.paused_until, self.wake)
+
+    def end(self) -> None:
+        """The process is gone; its clients and workers see their connections end."""
+        self.alive = False
+        self.world.network.end_of(self, silently=False)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it does nothing now."""
+        return self.world.agenda.now < self.paused_until
+
+    def _turn(self) -> None:
+        self._is_turning = False
+        if not self.alive or self.is_paused:
+            return
+        while True:
+            try:
+                identity, raw = self._router.recv_multipart()
+            except zmq.Again:
+                break
+            self.control._on_raw(identity, raw)
+        self._on_turn()
+
+    def _tick(self) -> None:
+        """As Control's own ticker does, which needs an asyncio loop."""
+        if not self.alive:
+            return
+        now = self.world.agenda.now
+        if self.is_paused:
+            self.world.agenda.at(self.paused_until, self._tick)
+            return
+        is_punctual, self._last_look = now - self._last_look < LOST_AFTER_S / 2, now
+        self.control.look(is_punctual=is_punctual)
+        self._on_turn()
+        self.world.agenda.after(TICK_S, self._tick)

@@ -1,0 +1,142 @@
+"""What must be true of every process after each of its turns, and of all of them at rest.
+
+Pages: free + held + in quarantine = all, none in two hands, none reserved without an owner. The sides of a transfer
+agree with their requests. What it does not know: tokens (clients.py), bytes (memory.py).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from decode.request_states import DecodeState
+from decode.worker import DecodeWorker
+from gateway.control import Control
+from gateway.pairing import Load, decode_load, prefill_load
+from prefill.job_states import JobState
+from prefill.worker import PrefillWorker
+from scheduler.engine import Engine
+from scheduler.page_allocator import PageState
+from scheduler.req import Req
+from tests.explore_handoff.workers import WorkerProcess
+from transfer.receiver import OPEN
+
+OUT = (DecodeState.REQUESTED, DecodeState.RECEIVING)  # with prefill: what has landed is not whole
+
+
+def check_worker(process: WorkerProcess) -> None:
+    """Raises AssertionError: the rule that is broken."""
+    core = process.core
+    if isinstance(core, PrefillWorker):
+        _check_memory(core.engine, [job.prompt for job in core._jobs.values()])
+        _check_sending(process, core)
+    else:
+        _check_memory(core.engine, [req for request in core._requests.values() for req in request.reqs])
+        _check_receiving(process, core)
+
+
+def check_gateway(control: Control) -> None:
+    """What workers are thought to carry is what the attempts under way weigh."""
+    loads: dict[object, Load] = {}
+    for record in control.requests._records.values():
+        for attempt in record.attempts.values():
+            loads[attempt.decode] = loads.get(attempt.decode, Load()).plus(decode_load(attempt.need))
+            if attempt.prefill is not None and attempt.on_prefill:
+                loads[attempt.prefill] = loads.get(attempt.prefill, Load()).plus(prefill_load(attempt.need))
+    assert dict(control.loads) == loads, f"loads are {control.loads}, attempts weigh {loads}"
+
+
+def unrest(processes: Sequence[WorkerProcess], control: Control) -> Iterator[str]:
+    """What is still held, queued, in flight or owed, although nobody waits for anything."""
+    if len(control.requests) or control.loads or control._dispatch._listeners:
+        yield f"the gateway still has {list(control.requests._records)}, loads {dict(control.loads)}"
+    for process in processes:
+        for what in _held(process):
+            yield f"{process.name} still has {what}"
+
+
+def owed(processes: Sequence[WorkerProcess]) -> Iterator[str]:
+    """Credit that will never come back: what is left for the next request is less than at the start."""
+    for process in processes:
+        core = process.core
+        if isinstance(core, DecodeWorker):
+            for peer in core._peers._peers.values():
+                if peer.queued:
+                    yield f"{process.name} takes jobs {peer.queued} for queued at {peer.address.worker_id}"
+        elif process.sender is not None:
+            for instance, queue in process.sender._peers.items():
+                if queue.credit._going_on:
+                    yield f"{process.name} waits for credit from instance {instance}: {queue.credit._going_on}"
+
+
+def _held(process: WorkerProcess) -> Iterator[str]:
+    core, engine = process.core, process.engine
+    pages = engine.pages.counts()
+    if pages.free != pages.total:
+        yield f"pages: {pages}"
+    if engine.rows.num_free != engine.rows.num_rows - 1:
+        yield "rows"
+    if engine.in_flight:
+        yield "launches in flight"
+    if isinstance(core, PrefillWorker):
+        if core._jobs or core._job_of or core._waiting or core._computing:
+            yield f"jobs {[(job.message.request_id, job.state.value) for job in core._jobs.values()]}"
+    elif core._requests or core._reservations._reserved or core._reservations._waiting:
+        yield f"requests {[(request.key, request.state.value) for request in core._requests.values()]}"
+    if process.sender is not None and process.sender._transfers:
+        yield f"transfers to send {[target.reservation for target in process.sender._transfers]}"
+    if process.receiver is not None and process.receiver._transfers:
+        yield f"transfers to receive {list(process.receiver._transfers)}"
+
+
+def _check_memory(engine: Engine, reqs: list[Req]) -> None:
+    pages, rows = engine.pages, engine.rows
+    pages.check()
+    holders = Counter(page for req in reqs for page in req.pages)
+    assert [holders[page] for page in range(pages.num_pages)] == pages._refs, "pages that nobody, or two, hold"
+    retired = [page for entry in engine.retired._entries for page in entry.pages]
+    in_quarantine = [page for page, state in enumerate(pages._state) if state is PageState.QUARANTINED]
+    assert sorted(retired) == in_quarantine, f"pages {in_quarantine} are in quarantine, {sorted(retired)} wait for it"
+    used = [req.row for req in reqs if req.row] + [row for entry in engine.retired._entries for row in entry.rows]
+    assert sorted([*used, *rows._free]) == list(range(1, rows.num_rows)), "rows are lost, or held twice"
+
+
+def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
+    sender = process.sender
+    assert sender is not None
+    sending = (JobState.COMPUTING, JobState.SENDING)
+    expected = {job.target for job in core._jobs.values() if job.state in sending and job.sends_kv}
+    assert set(sender._transfers) == expected, "transfers and jobs differ"
+    for job in core._jobs.values():
+        assert (job.state is JobState.WAITING) == (job in core._waiting) == (job.prompt.row == 0), job.state
+        assert (job.state is JobState.SENDING) == (job.deadline < inf), "a wait without a deadline"
+        if (transfer := sender._transfers.get(job.target)) is not None:
+            assert transfer.source_pages == tuple(job.prompt.pages), "it sends pages of somebody else"
+    assert all(job.peer.instance in core._peers for job in core._jobs.values()), "a job of a stranger"
+    for queue in sender._peers.values():
+        assert len(queue.credit._going_on) <= len(sender._transfers), "bytes in flight of a transfer that has ended"
+
+
+def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
+    receiver, pages = process.receiver, core.engine.pages
+    assert receiver is not None
+    reserved, waiting = core._reservations._reserved, core._reservations._waiting
+    for request in core._requests.values():
+        state = request.state
+        assert (state in OUT) == (reserved.get(request.reservation) is request), f"{request.key} is {state}"
+        assert (state is DecodeState.RESERVING) == (request in waiting), f"{request.key} is {state}"
+        assert state not in OUT or request.deadline < inf, "a wait without a deadline"
+        expected = PageState.RESERVED if state in OUT else PageState.OWNED
+        held = {page for req in request.reqs for page in req.pages}
+        assert all(pages._state[page] is expected for page in held), f"pages of {request.key}, which is {state}"
+    num_held = len({page for request in core._requests.values() for req in request.reqs for page in req.pages})
+    counts = pages.counts()
+    assert counts.owned + counts.reserved == num_held, f"reserved without an owner: {counts}, {num_held} held"
+    for reservation, request in reserved.items():
+        assert core._requests.get(request.key) is request, f"reservation {reservation} without an owner"
+        transfer = receiver._transfers.get(reservation)
+        assert (transfer is None) == (request.kv_tokens == 0), f"reservation {reservation} cannot be received"
+        if transfer is not None:
+            prompt_pages = request.reqs[0].pages[: core.engine.kv.layout.num_pages(request.prompt_len)]
+            assert transfer._place.pages == tuple(prompt_pages), "frames may land in pages of somebody else"
+            assert transfer.state in OPEN, f"reservation {reservation} is {transfer.state}"
+    assert set(receiver._transfers) <= set(reserved), "frames may land for a request that is gone"

@@ -1,0 +1,63 @@
+"""Page memory as the two ends of a transfer see it, with what must be true whenever they touch it.
+
+A sender shows only pages that are still its own, until the wire has read them. A receiver writes only into pages that
+are reserved. What it does not know: transfers.
+"""
+
+from collections.abc import Callable
+
+from model.paged_kv import PagedKv
+from protocol.kv_layout import KvLayout
+from scheduler.page_allocator import PageAllocator, PageState
+
+
+class SourceMemory:
+    """See transfer.interface.PageMemory. `held` is asked for once for each frame, right after its views were made."""
+
+    def __init__(self, kv: PagedKv, pages: PageAllocator) -> None:
+        self._kv = kv
+        self._pages = pages
+        self._shown: list[tuple[int, int]] = []  # (page, generation)
+
+    @property
+    def layout(self) -> KvLayout:
+        """See PageMemory."""
+        return self._kv.layout
+
+    def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
+        """See PageMemory."""
+        shown = range(page_start, page_start + num_pages)
+        self._shown += [(page, self._pages.generation(page)) for page in shown]
+        return self._kv.page_bytes_view(layer, page_start, num_pages)
+
+    def held(self) -> Callable[[], None]:
+        """A check that the pages of the views made last are still held for whoever held them."""
+        shown, self._shown = self._shown, []
+        pages = self._pages
+
+        def check() -> None:
+            for page, generation in shown:
+                assert pages.generation(page) == generation, f"page {page} has a new owner and is still being sent"
+                assert pages._state[page] is not PageState.FREE, f"page {page} is free and is still being sent"
+
+        return check
+
+
+class TargetMemory:
+    """See transfer.interface.PageMemory."""
+
+    def __init__(self, kv: PagedKv, pages: PageAllocator) -> None:
+        self._kv = kv
+        self._pages = pages
+
+    @property
+    def layout(self) -> KvLayout:
+        """See PageMemory."""
+        return self._kv.layout
+
+    def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
+        """See PageMemory."""
+        for page in range(page_start, page_start + num_pages):
+            state = self._pages._state[page]
+            assert state is PageState.RESERVED, f"KV lands in page {page}, which is {state.name}"
+        return self._kv.page_bytes_view(layer, page_start, num_pages)

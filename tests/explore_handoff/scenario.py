@@ -1,0 +1,157 @@
+"""What happens in one world, from its seed: the deployment, the requests, who leaves, and what goes wrong when.
+
+Pools, windows and credits are small, so that they matter. What it does not know: how any of it is done.
+"""
+
+import random
+from dataclasses import dataclass
+
+from protocol.request import SamplingParams
+from runtime.settings import Pairing
+from tests.decode.driving import VOCAB
+from tests.explore_handoff.data_plane import FrameFate
+
+CONTEXT = 40
+HOT = 20.0  # as in tests/explore/workload.py
+FIRST_S = 0.6  # by then everybody has joined
+KINDS = ("calm", "frames", "connections", "processes", "aborts", "everything")
+
+OF_CONNECTIONS = ("cut control", "cut peer", "cut data", "part", "slow", "full")
+OF_PROCESSES = ("kill", "kill", "pause", "leave", "hang", "fail", "gateway pause", "gateway kill")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request. Its client leaves at `leaves_at` (or only choice `leaves_choice`, -1: all), if that is not None."""
+
+    name: str
+    at: float
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    num_choices: int = 1
+    leaves_at: float | None = None
+    leaves_choice: int = -1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something goes wrong; whom it hits is drawn from `seed` when it does."""
+
+    at: float
+    kind: str
+    seed: str
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything about a world."""
+
+    seed: int
+    kind: str
+    num_prefills: int
+    num_decodes: int
+    page_size: int  # of prefill workers
+    decode_page_size: int
+    chunk_size: int
+    num_tokens: int  # of each pool
+    max_requests: int
+    overlap: bool
+    pairing: Pairing
+    pace_s: float
+    delay_s: float
+    window_bytes: int
+    frame_bytes: int
+    gather_below: int
+    job_tokens: int
+    in_place: bool  # KV is written into decode's pages; frames are headers
+    fate: FrameFate
+    arrivals: tuple[Arrival, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def over_at(self) -> float:
+        """When nothing more is done to anybody; what was begun then ends a few seconds later."""
+        begun = [arrival.at if arrival.leaves_at is None else arrival.leaves_at for arrival in self.arrivals]
+        return max([*begun, *(fault.at for fault in self.faults)])
+
+    @staticmethod
+    def random(seed: int) -> "Scenario":
+        """The world of a seed. Kinds take turns."""
+        rng = random.Random(f"handoff {seed}")
+        kind = KINDS[seed % len(KINDS)]
+        page_size = rng.choice((1, 4))
+        page_bytes = page_size * 32
+        arrivals = tuple(_arrival(rng, f"r{index}", kind) for index in range(rng.randint(4, 9)))
+        return Scenario(
+            seed=seed,
+            kind=kind,
+            num_prefills=rng.choice((1, 1, 2)),
+            num_decodes=rng.choice((1, 1, 2)),
+            page_size=page_size,
+            decode_page_size=rng.choice((page_size, page_size, 1, 2, 4)),
+            chunk_size=rng.choice((5, 9, 64)),
+            num_tokens=rng.randint(2 * CONTEXT, 5 * CONTEXT),
+            max_requests=rng.choice((3, 4, 6)),
+            overlap=rng.random() < 0.8,
+            pairing=rng.choice(("least_loaded", "round_robin")),
+            pace_s=rng.choice((0.002, 0.02, 0.1)),
+            delay_s=rng.choice((0.001, 0.01, 0.05)),
+            window_bytes=rng.choice((300, 1500, 6000)),
+            frame_bytes=page_bytes * rng.choice((1, 2, 16)),
+            gather_below=rng.choice((0, 64 * 1024)),
+            job_tokens=rng.choice((1, 50, 500)),
+            in_place=rng.random() < 0.5,
+            fate=_fate(rng, kind),
+            arrivals=arrivals,
+            faults=_faults(rng, kind),
+        )
+
+
+def _arrival(rng: random.Random, name: str, kind: str) -> Arrival:
+    num_tokens = rng.choice((1, 2, 5, 9))
+    params = SamplingParams(
+        max_tokens=num_tokens,
+        min_tokens=rng.choice((0, 0, 3)) if num_tokens > 3 else 0,
+        temperature=HOT if rng.random() < 0.2 else 0.0,
+        seed=rng.getrandbits(40),
+        eos_token_ids=tuple(rng.sample(range(VOCAB), rng.choice((0, 0, 20)))),
+    )
+    num_choices = rng.choice((1, 1, 1, 2, 3))
+    at = FIRST_S + rng.random() * 0.8
+    leaves = rng.random() < {"aborts": 0.7, "everything": 0.25}.get(kind, 0.0)
+    return Arrival(
+        name=name,
+        at=at,
+        prompt=tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, CONTEXT - num_tokens - 1))),
+        params=params,
+        num_choices=num_choices,
+        leaves_at=at + rng.random() ** 2 * 0.6 if leaves else None,
+        leaves_choice=rng.choice((-1, -1, 0, num_choices - 1)),
+    )
+
+
+def _fate(rng: random.Random, kind: str) -> FrameFate:
+    ordered = rng.random() < 0.4
+    if kind not in ("frames", "everything"):
+        return FrameFate(ordered)
+    some = 0.02 if kind == "frames" else 0.005
+    return FrameFate(
+        ordered,
+        lost=rng.choice((0.0, some)),
+        twice=rng.choice((0.0, 5 * some, 20 * some)),
+        damaged=rng.choice((0.0, some)),
+    )
+
+
+def _faults(rng: random.Random, kind: str) -> tuple[Fault, ...]:
+    kinds = {
+        "connections": OF_CONNECTIONS,
+        "processes": OF_PROCESSES,
+        "everything": (*OF_CONNECTIONS, *OF_PROCESSES),
+    }.get(kind, ())
+    if not kinds:
+        return ()
+    return tuple(
+        Fault(FIRST_S + rng.random() * 1.5, rng.choice(kinds), f"fault {rng.getrandbits(40)}")
+        for _ in range(rng.randint(1, 4))
+    )

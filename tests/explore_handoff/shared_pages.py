@@ -1,0 +1,106 @@
+"""Decode's pages as prefill workers map and write them: seats, and what must be true of each write.
+
+A seat is free again when its holder lets go or its process is gone, and not before. Whoever writes must hold a seat,
+and writes only into pages that are reserved for a job of its own, or in quarantine. What it does not know: frames.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from model.paged_kv import PagedKv
+from protocol.kv_layout import KvLayout
+from protocol.messages_handoff import PoolOffer
+from scheduler.page_allocator import PageAllocator, PageState
+from tests.explore_handoff.network import Host
+
+HOST = "host"
+
+
+@dataclass(eq=False)
+class SharedPool:
+    """See transfer.writers.Seats. `owner_of` is the prefill instance for whose job a page is reserved, if it is."""
+
+    owner: Host
+    process: int  # the instance, as if it were the pid
+    kv: PagedKv
+    pages: PageAllocator
+    owner_of: Callable[[int], int | None]
+    seats: dict[int, Host] = field(default_factory=dict)  # who has taken which
+    _num_seats: int = 0
+
+    def offer(self) -> PoolOffer:
+        """See Seats."""
+        self._num_seats += 1
+        return PoolOffer(HOST, self.process, 1, self.kv.num_pages, self._num_seats)
+
+    def is_taken(self, seat: int) -> bool:
+        """See Seats."""
+        return seat in self.seats and self.seats[seat].alive
+
+
+@dataclass(eq=False)
+class MappedPool:
+    """See transfer.sending.MappedMemory."""
+
+    pool: SharedPool
+    writer: Host
+    instance: int
+    seat: int
+
+    @property
+    def layout(self) -> KvLayout:
+        """See PageMemory."""
+        return self.pool.kv.layout
+
+    @property
+    def num_pages(self) -> int:
+        """See MappedMemory."""
+        return self.pool.kv.num_pages
+
+    def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
+        """See PageMemory."""
+        if self.pool.owner.alive:  # else nobody will ever read what is written
+            assert self.pool.seats.get(self.seat) is self.writer, "somebody writes without a seat"
+            for page in range(page_start, page_start + num_pages):
+                state = self.pool.pages._state[page]
+                assert state in (PageState.RESERVED, PageState.QUARANTINED), (
+                    f"page {page} is written, it is {state.name}"
+                )
+                if state is PageState.RESERVED:
+                    owner = self.pool.owner_of(page)
+                    assert owner == self.instance, f"page {page} is written, it is reserved for instance {owner}"
+        return self.pool.kv.page_bytes_view(layer, page_start, num_pages)
+
+
+class MappedPools:
+    """See transfer.sending.Pools: the pools that one prefill worker has mapped. `shared` are all of the world."""
+
+    def __init__(self, shared: dict[int, SharedPool], writer: Host, instance: int) -> None:
+        self._shared = shared
+        self._writer = writer
+        self._instance = instance
+        self._mapped: dict[int, MappedPool] = {}
+
+    def attach(self, instance: int, layout: KvLayout, offer: PoolOffer | None) -> bool:
+        """See Pools."""
+        self.drop(instance)
+        pool = None if offer is None else self._shared.get(offer.pid)
+        if offer is None or pool is None or not pool.owner.alive:
+            return False
+        pool.seats[offer.seat] = self._writer
+        self._mapped[instance] = MappedPool(pool, self._writer, self._instance, offer.seat)
+        return True
+
+    def get(self, instance: int) -> MappedPool | None:
+        """See Pools."""
+        return self._mapped.get(instance)
+
+    def drop(self, instance: int) -> None:
+        """See Pools."""
+        if (mapped := self._mapped.pop(instance, None)) is not None:
+            del mapped.pool.seats[mapped.seat]
+
+    def close(self) -> None:
+        """See Pools."""
+        for instance in list(self._mapped):
+            self.drop(instance)

@@ -1,0 +1,67 @@
+"""Whatever happens between gateway, prefill and decode: no wrong token, no page lost, nobody waits for ever."""
+
+from collections import Counter
+
+import pytest
+
+from tests.explore_handoff.exploring import explore_seed
+from tests.explore_handoff.faults import KINDS
+from tests.explore_handoff.scenario import Scenario
+from tests.explore_handoff.world import Violation, World
+
+SLICES = 8  # of the slow test, so that they run side by side
+SEEDS = 40  # of each slice
+DONE = {  # by name in a story, what faults do; each must really happen
+    "leaves", "frame lost", "frame twice", "frame damaged", "lost", "full", "killed", "paused", "leaving", "parted",
+    "slowed", "control cut", "peer cut", "data cut", "gateway paused", "gateway killed", "launch fails", "launch hangs",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_world_of_each_kind(seed: int) -> None:
+    explored = explore_seed(seed)
+    assert not explored.broken
+    assert explored.outcomes["done"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(SLICES))
+def test_hundreds_of_worlds(part: int) -> None:
+    num_handoffs = 0
+    outcomes: Counter[str] = Counter()
+    happened: Counter[str] = Counter()
+    for seed in range(1000 + part * SEEDS, 1000 + (part + 1) * SEEDS):
+        explored = explore_seed(seed)
+        assert not explored.broken, f"seed {seed}, at {explored.broken}\n{explored.again}"
+        num_handoffs += explored.num_handoffs
+        outcomes += explored.outcomes
+        happened += explored.happened
+    assert outcomes["done"] > 0.7 * num_handoffs > 5 * SEEDS
+    assert not DONE - set(happened), "the exploration has lost its point"
+
+
+def test_the_same_seed_gives_the_same_story() -> None:
+    digests = []
+    for seed in (5, 5, 11):
+        world = World(Scenario.random(seed))
+        world.run()
+        digests.append(world.story.digest())
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_every_fault_is_drawn_by_some_scenario() -> None:
+    drawn = {fault.kind for seed in range(300) for fault in Scenario.random(seed).faults}
+    assert drawn == set(KINDS)
+
+
+def test_a_broken_rule_is_told_as_a_story(monkeypatch: pytest.MonkeyPatch) -> None:
+    def delivers_too_early(self: object, last: object) -> None:
+        raise AssertionError("the rule that is broken")
+
+    monkeypatch.setattr("transfer.receiver.ReceiveTransfer.announced", delivers_too_early)
+    with pytest.raises(Violation) as caught:
+        World(Scenario.random(0)).run()
+    lines = str(caught.value).splitlines()
+    assert "the rule that is broken" in lines[0]
+    assert any("-> decode-0#2" in line and "the last frame" in line for line in lines)
+    assert any("PrefillJob(request_id=" in line for line in lines)

@@ -1,0 +1,243 @@
+"""A worker process in virtual time: the product's loop, core, links, sender and receiver; streams, sockets and wires
+are simulated.
+
+It turns when something has come or when a launch has ended, and now and then; not while it is paused. What it does not
+know: what goes wrong, or when.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from decode.prefill_link import PrefillLink
+from decode.worker import DecodeWorker
+from model.fake import FakeRunner
+from model.inputs import ModelInput
+from model.paged_kv import PagedKv
+from prefill.decode_link import DecodeLink
+from prefill.worker import PrefillWorker
+from protocol.errors import Unavailable
+from protocol.messages_gateway import Register, Role, WorkerAddress
+from runtime.bus import Dealer, Router
+from runtime.process_life import StopSignal
+from scheduler.engine import Engine
+from scheduler.streams_host import InlineStream
+from scheduler.worker_loop import RefusedByGateway, WorkerLoop
+from tests.decode.driving import VOCAB
+from tests.explore_handoff.agenda import Agenda
+from tests.explore_handoff.compute import TimedStream
+from tests.explore_handoff.data_plane import DataPlane, SimulatedArrivals, SimulatedWire
+from tests.explore_handoff.memory import SourceMemory, TargetMemory
+from tests.explore_handoff.network import Network
+from tests.explore_handoff.scenario import CONTEXT, Scenario
+from tests.explore_handoff.shared_pages import MappedPools, SharedPool
+from tests.explore_handoff.sockets import SimulatedContext
+from tests.explore_handoff.story import Story
+from transfer.landing import FrameReceiver
+from transfer.sending import FrameSender
+from transfer.writers import Writers
+
+GATEWAY_ENDPOINT = "tcp://127.0.0.1:gateway"
+INJECTED = "a failure for the test"
+TURN_S = 0.0005  # one turn of a loop, at most
+IDLE_S = 0.125  # a loop turns at least so often
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What every process of a world shares."""
+
+    scenario: Scenario
+    agenda: Agenda
+    story: Story
+    network: Network
+    plane: DataPlane
+    rng: random.Random
+    pools: dict[int, SharedPool] = field(default_factory=dict)  # of decode workers that ever were, by instance
+
+
+@dataclass
+class _Stop:
+    """For the loop's StopSignal, which nobody raises."""
+
+    received: None = None
+
+
+@dataclass
+class _Wake:
+    """For the loop's Wake, which nobody waits on."""
+
+    fds: list[int] = field(default_factory=list)
+
+
+class WorkerProcess:
+    """`on_turn` is called after each turn, `on_end` when the process ends by itself."""
+
+    def __init__(
+        self,
+        world: Surroundings,
+        role: Role,
+        worker_id: str,
+        instance: int,
+        on_turn: Callable[["WorkerProcess"], None],
+        on_end: Callable[["WorkerProcess"], None],
+    ) -> None:
+        self.world = world
+        self.role, self.worker_id, self.instance = role, worker_id, instance
+        self.name = f"{worker_id}#{instance}"
+        self.alive = True
+        self.paused_until = 0.0
+        self.fails_next = False  # the next forward raises
+        self.num_launch_failures = 0
+        self.context = SimulatedContext(world.network, self)
+        self._on_turn, self._on_end = on_turn, on_end
+        self._turn_at = float("inf")
+        scenario = world.scenario
+        self.runner = FakeRunner(vocab_size=VOCAB, context_length=CONTEXT, before_forward=self._maybe_fail)
+        page_size = scenario.page_size if role is Role.PREFILL else scenario.decode_page_size
+        self.forward = TimedStream(world.agenda, world.story, self, world.rng, scenario.pace_s)
+        self.engine = Engine(
+            self.runner,
+            PagedKv(self.runner.kv_layout(page_size), 1 + scenario.num_tokens // page_size),
+            max_requests=scenario.max_requests,
+            max_context=CONTEXT,
+            forward=self.forward,
+            schedule=InlineStream(),
+            device=CPU,
+            debug=False,
+        )
+        gateway = Dealer(cast(Any, self.context), GATEWAY_ENDPOINT, self.name.encode())
+        self.sender: FrameSender | None = None
+        self.receiver: FrameReceiver | None = None
+        self.core: PrefillWorker | DecodeWorker
+        link: DecodeLink | PrefillLink
+        self.core, link, address = self._prefill() if role is Role.PREFILL else self._decode()
+        self.loop = WorkerLoop(
+            self.core,
+            link,
+            gateway,
+            self._register(address),
+            cast(Any, _Wake()),
+            cast(StopSignal, _Stop()),
+            world.agenda.clock,
+            on_ready=lambda: None,
+        )
+        self.loop.begin()
+        self.wake()
+
+    # ---- its life ----
+
+    def wake(self) -> None:
+        """There is something to do: it turns soon."""
+        self._turn_by(self.world.agenda.now + TURN_S * self.world.rng.random())
+
+    def pause(self, seconds: float) -> None:
+        """It does nothing for a while; what arrives waits."""
+        now = self.world.agenda.now
+        self.paused_until = now + seconds
+        self.world.agenda.at(self.paused_until, self.wake)
+
+    def end(self, silently: bool = False) -> None:
+        """The process is gone, with everything that it held."""
+        self.alive = False
+        self.world.network.end_of(self, silently)
+        self.world.plane.end_of(self)
+
+    def leave(self) -> None:
+        """It ends by itself, and says so."""
+        self.loop.leave()
+        self.end()
+
+    def _turn_by(self, moment: float) -> None:
+        if moment < self._turn_at:
+            self._turn_at = moment
+            self.world.agenda.at(moment, lambda: self._turn_if(moment))
+
+    def _turn_if(self, moment: float) -> None:
+        if self._turn_at == moment:
+            self._turn_at = float("inf")
+            if self.alive and self.world.agenda.now >= self.paused_until:
+                self._turn()
+
+    def _turn(self) -> None:
+        try:
+            progressed = self.loop.turn()
+        except (RefusedByGateway, Unavailable) as error:
+            self.world.story.tell(self.world.agenda.now, self.name, f"ends: {error.message}")
+            self._on_end(self)
+            return
+        self._turn_by(self.world.agenda.now + (TURN_S if progressed else IDLE_S))
+        self._on_turn(self)
+
+    # ---- its parts ----
+
+    def _prefill(self) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
+        world, scenario = self.world, self.world.scenario
+        router = Router(cast(Any, self.context), "127.0.0.1")
+        memory = SourceMemory(self.engine.kv, self.engine.pages)
+        wire = SimulatedWire(world.plane, self, memory.held)
+        pools = MappedPools(world.pools, self, self.instance) if scenario.in_place else None
+        sender = self.sender = FrameSender(memory, self.instance, wire, scenario.window_bytes, pools)
+        address = WorkerAddress(self.worker_id, self.instance, peer=router.endpoint)
+        core = PrefillWorker(
+            self.engine,
+            sender,
+            address,
+            self._fingerprint,
+            world.agenda.clock,
+            overlap=scenario.overlap,
+            chunk_size=scenario.chunk_size,
+        )
+        return core, DecodeLink(router, sender, core.outbox, core.on_peer), address
+
+    def _decode(self) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
+        world = self.world
+        memory = TargetMemory(self.engine.kv, self.engine.pages)
+        pool = SharedPool(self, self.instance, self.engine.kv, self.engine.pages, self._writer_of)
+        world.pools[self.instance] = pool
+        writers = Writers(pool, required=False) if world.scenario.in_place else None
+        receiver = self.receiver = FrameReceiver(memory, SimulatedArrivals(world.plane, self), writers)
+        address = WorkerAddress(self.worker_id, self.instance, data=receiver.address)
+        clock, overlap = world.agenda.clock, world.scenario.overlap
+        core = DecodeWorker(self.engine, receiver, address, self._fingerprint, clock, overlap=overlap)
+        link = PrefillLink(cast(Any, self.context), self.name.encode(), receiver, core.outbox, core.on_peer)
+        return core, link, address
+
+    @property
+    def _fingerprint(self) -> str:
+        return self.runner.fingerprint()
+
+    def _writer_of(self, page: int) -> int | None:
+        """The prefill instance that a page is reserved for."""
+        assert isinstance(self.core, DecodeWorker)
+        for request in self.core._reservations._reserved.values():
+            if any(page in req.pages for req in request.reqs):
+                return request.prefill.instance
+        return None
+
+    def _register(self, address: WorkerAddress) -> Register:
+        capacity = (self.engine.kv.num_pages - 1) * self.engine.page_size
+        return Register(
+            address,
+            self.role,
+            pid=self.instance,
+            host="host",
+            layout=self.engine.kv.layout,
+            fingerprint=self._fingerprint,
+            vocab_size=VOCAB,
+            context_length=min(CONTEXT, capacity),
+            max_running_requests=self.world.scenario.max_requests,
+            max_total_tokens=capacity,
+            stats=self.core.stats(),
+        )
+
+    def _maybe_fail(self, inp: ModelInput) -> None:
+        if self.fails_next:
+            self.fails_next = False
+            self.num_launch_failures += 1
+            self.world.story.fault(self.world.agenda.now, self.name, "launch fails", "its forward raises")
+            raise RuntimeError(INJECTED)

@@ -1,0 +1,265 @@
+"""One world from its seed to its end: a deployment, its requests, its faults, and the rules that must hold.
+
+    requests and faults ... all is quiet ... everything at rest ... a few more requests, which nothing disturbs ... rest
+
+After every turn of a process its ledger is checked (ledger.py); clients check each token (clients.py). What it does not
+know: how anything is simulated.
+"""
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+from gateway.translate import Job
+from protocol.errors import BatonError, InternalError
+from protocol.messages_gateway import Role
+from tests.explore_handoff.agenda import Agenda
+from tests.explore_handoff.clients import Client
+from tests.explore_handoff.data_plane import DataPlane
+from tests.explore_handoff.faults import KINDS
+from tests.explore_handoff.gateway import GatewayProcess
+from tests.explore_handoff.ledger import check_gateway, check_worker, owed, unrest
+from tests.explore_handoff.network import Network, Weather
+from tests.explore_handoff.scenario import Arrival, Fault, Scenario
+from tests.explore_handoff.story import Story
+from tests.explore_handoff.workers import Surroundings, WorkerProcess
+
+HELLO_S, HANDOVER_S, DELIVERY_S = 2.0, 5.0, 12.0  # instead of 30, 120 and 600
+REST_S = 45.0  # after the last fault, by which everything is at rest
+NOTICED_S = 3.0  # by then every broken connection is known at both ends
+LOOK_S = 0.2  # how often it is looked whether everything is
+FAILURES = frozenset({"unavailable", "worker_lost", "kv_not_delivered", "gateway_gone"})
+
+
+class Violation(AssertionError):
+    """A rule was broken. Its text is the rule and the story."""
+
+
+class World:
+    """`run` raises Violation. `story.happened` tells what the faults did; `outcomes` counts the ends of requests."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.story = Story()
+        self.clients: list[Client] = []
+        self.workers: list[WorkerProcess] = []
+        agenda = self._agenda = Agenda()
+        rng = random.Random(f"world {scenario.seed}")
+        network = Network(agenda, self.story, Weather(rng, scenario.delay_s))
+        plane = DataPlane(network, scenario.fate, rng)
+        self.surroundings = Surroundings(scenario, agenda, self.story, network, plane, rng)
+        self._next_instance = 1
+        self._num_restarting = 0
+        self._launch_failures = 0
+        self._begun: list[WorkerProcess] = []
+        self.gateway = GatewayProcess(self.surroundings, 1, self._gateway_turned)
+        for index in range(scenario.num_prefills):
+            self._start(Role.PREFILL, f"prefill-{index}")
+        for index in range(scenario.num_decodes):
+            self._start(Role.DECODE, f"decode-{index}")
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """How requests ended."""
+        return Counter(client.outcome for client in self.clients)
+
+    @property
+    def num_retries(self) -> int:
+        """Attempts after the first, of the present gateway."""
+        return sum(self.gateway.control.counts.retries.values())
+
+    def run(self) -> None:
+        """To the end."""
+        with _constants(self.scenario):
+            try:
+                self._run()
+            except Violation:
+                raise
+            except Exception as error:
+                raise self._violation(error) from error
+
+    # ---- phases ----
+
+    def _run(self) -> None:
+        for arrival in self.scenario.arrivals:
+            self._agenda.at(arrival.at, self._asker(arrival))
+        for fault in self.scenario.faults:
+            self._agenda.at(fault.at, self._doer(fault))
+        self._until(self.scenario.over_at)
+        self._calm()
+        self._until_rest()
+        if self.scenario.faults:  # some of what they did is noticed only now
+            self._until(self._agenda.now + NOTICED_S)
+            self._until_rest()
+        self._check_outcomes()
+        self._afterglow()
+
+    def _afterglow(self) -> None:
+        """Whatever has happened, nothing of it is left: requests are served by every pair as on the first day."""
+        num_retries, num_before = self.num_retries, len(self.clients)
+        num_more = 2 * self.scenario.num_prefills * self.scenario.num_decodes
+        for index in range(num_more):
+            arrival = self.scenario.arrivals[index % len(self.scenario.arrivals)]
+            self._ask(replace(arrival, name=f"after-{index}", leaves_at=None))
+        self._until_rest()
+        for client in self.clients[num_before:]:
+            assert not client.error, f"nothing disturbs {client.arrival.name}, and it fails with {client.error}"
+        assert self.num_retries == num_retries, "nothing disturbs requests, and some are retried"
+
+    def _calm(self) -> None:
+        """Nothing more goes wrong; what has begun goes on to its end."""
+        self.surroundings.plane.is_calm = True
+        for worker in self.workers:
+            worker.fails_next = worker.forward.hangs = False
+            worker.context.num_to_refuse = 0
+
+    def _until(self, moment: float) -> None:
+        while self._agenda.now < moment:
+            self._agenda.step()
+
+    def _until_rest(self) -> None:
+        deadline = self._agenda.now + REST_S
+        while not self._is_at_rest():
+            self._until(self._agenda.now + LOOK_S)
+            if self._agenda.now > deadline:
+                waiting = [client.arrival.name for client in self.clients if not client.is_done]
+                held = [*unrest(self.workers, self.gateway.control), *owed(self.workers)]
+                raise AssertionError(f"no rest: waiting {waiting}; {'; '.join(held)}")
+
+    def _is_at_rest(self) -> bool:
+        return (
+            not self._num_restarting
+            and all(client.is_done for client in self.clients)
+            and self.gateway.alive
+            and not self.surroundings.network.weather.is_bad(self._agenda.now)
+            and not self.gateway.is_paused
+            and all(worker.paused_until <= self._agenda.now for worker in self.workers)
+            and len(self.gateway.control.membership.members) == len(self.workers)
+            and next(unrest(self.workers, self.gateway.control), None) is None
+            and next(owed(self.workers), None) is None
+        )
+
+    def _check_outcomes(self) -> None:
+        allowed = FAILURES | ({InternalError.code} if self._num_launch_failures else set())
+        for client in self.clients:
+            assert client.outcome in ("done", "left") or client.error in allowed, f"fails with {client.error}"
+            if self.scenario.kind in ("calm", "aborts"):
+                assert not client.error, f"nothing disturbs {client.arrival.name}, and it fails with {client.error}"
+
+    @property
+    def _num_launch_failures(self) -> int:
+        return sum(process.num_launch_failures for process in self._begun)
+
+    # ---- requests ----
+
+    def _asker(self, arrival: Arrival) -> Callable[[], None]:
+        return lambda: self._ask(arrival)
+
+    def _ask(self, arrival: Arrival) -> None:
+        """The gateway takes the request, or says at once that it cannot."""
+        gateway, agenda = self.gateway, self._agenda
+        if gateway.alive and gateway.is_paused:
+            agenda.at(gateway.paused_until, self._asker(arrival))
+            return
+        client = Client(arrival, agenda, self.story)
+        self.clients.append(client)
+        if not gateway.alive:
+            client.gateway_is_gone()
+            return
+        self.story.tell(agenda.now, f"client {arrival.name}", f"asks, {arrival.num_choices} choices")
+        try:
+            job = Job(arrival.prompt, arrival.params, arrival.num_choices)
+            client.ticket = gateway.control.assign(arrival.name, job, client)
+        except BatonError as error:
+            client.fail(error)
+        if arrival.leaves_at is not None:
+            agenda.at(arrival.leaves_at, lambda: self._leave(client))
+        self._gateway_turned()
+
+    def _leave(self, client: Client) -> None:
+        if self.gateway.is_paused:
+            self._agenda.at(self.gateway.paused_until, lambda: self._leave(client))
+        else:
+            client.leave(client.arrival.leaves_choice)
+            self._gateway_turned()
+
+    # ---- processes ----
+
+    def kill(self, worker: WorkerProcess, restart_s: float, *, silently: bool) -> None:
+        """See faults.Stage."""
+        worker.end(silently)
+        self.workers.remove(worker)
+        self._num_restarting += 1
+
+        def again() -> None:
+            self._num_restarting -= 1
+            self._start(worker.role, worker.worker_id)
+
+        self._agenda.after(restart_s, again)
+
+    def kill_gateway(self, restart_s: float) -> None:
+        """See faults.Stage."""
+        if not self.gateway.alive:
+            return
+        number = self.gateway.control.membership.gateway_instance
+        self.gateway.end()
+        for client in self.clients:
+            if not client.is_done:
+                client.gateway_is_gone()
+        self._num_restarting += 1
+
+        def again() -> None:
+            self._num_restarting -= 1
+            self.gateway = GatewayProcess(self.surroundings, number + 1, self._gateway_turned)
+
+        self._agenda.after(restart_s, again)
+
+    def _start(self, role: Role, worker_id: str) -> None:
+        instance, self._next_instance = self._next_instance, self._next_instance + 1
+        process = WorkerProcess(self.surroundings, role, worker_id, instance, check_worker, self._ended)
+        self.workers.append(process)
+        self._begun.append(process)
+        self.story.tell(self._agenda.now, process.name, "starts")
+
+    def _ended(self, process: WorkerProcess) -> None:
+        """By itself: it was refused. Its supervisor starts it again."""
+        self.kill(process, 0.3, silently=False)
+
+    def _gateway_turned(self) -> None:
+        check_gateway(self.gateway.control)
+
+    def _doer(self, fault: Fault) -> Callable[[], None]:
+        return lambda: KINDS[fault.kind](self, random.Random(fault.seed))
+
+    def _violation(self, error: Exception) -> Violation:
+        text = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        scenario = replace(self.scenario, arrivals=(), faults=())
+        return Violation(f"{self._agenda.now:.4f}: {text}\n{self.story.text()}\nin {scenario}")
+
+
+@contextmanager
+def _constants(scenario: Scenario) -> Iterator[None]:
+    """The product's sizes and deadlines, made small; and its log, silent."""
+    small = {
+        "decode.worker.HELLO_DEADLINE_S": HELLO_S,
+        "decode.worker.HANDOVER_DEADLINE_S": HANDOVER_S,
+        "decode.worker.HANDOVER_S_PER_TOKEN": 0.0,
+        "prefill.worker.DELIVERY_DEADLINE_S": DELIVERY_S,
+        "prefill.worker.JOB_TOKENS": scenario.job_tokens,
+        "transfer.sender.FRAME_BYTES": scenario.frame_bytes,
+        "transfer.sending.GATHER_BELOW": scenario.gather_below,
+    }
+    log = logging.getLogger("baton")
+    level = log.level
+    with ExitStack() as stack:
+        for name, value in small.items():
+            stack.enter_context(patch(name, value))
+        log.setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
