@@ -1,4 +1,5 @@
-"""`baton` as a user starts it: real processes, real sockets. It waits for the ready line, and leaves no process behind.
+"""`baton` as a user starts it: real processes, real sockets. It waits for the ready line, and leaves no process behind,
+also where the tests are interrupted or killed.
 
 What it does not know: what the model should say.
 """
@@ -17,6 +18,7 @@ from typing import Any, Self
 import httpx
 import psutil
 
+from loadtest.tied import tied
 from runtime.clock import MonotonicClock
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -35,7 +37,7 @@ class BatonProcess:
         self._log = log
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, *program, *argv],
+                tied((sys.executable, *program, *argv)),
                 env={**environment(), **(variables or {})},
                 stdout=subprocess.PIPE,
                 stderr=errors,
