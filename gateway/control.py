@@ -176,16 +176,16 @@ class Control:
         for index, news in enumerate(message.choices):
             if not self._is_from_its_worker(identity, news.request_id, news.attempt):
                 continue
-            if isinstance(stamps, dict):
+            if stamps and isinstance(stamps, dict):
                 self.requests.add_stamps(news.request_id, news.attempt, stamps.get(news.request_id, ()))
-            elif index == 0:
+            elif stamps and index == 0:
                 self.requests.add_stamps(news.request_id, news.attempt, stamps)
             self._dispatch.on_tokens(news)
 
     def _is_from_its_worker(self, identity: bytes, request_id: str, attempt_number: int) -> bool:
         """Whether a member speaks of an attempt that was given to it, or of none that anybody waits for."""
         found = self.requests.get(request_id, attempt_number)
-        if found is None or any(key.identity == identity for key in found[1].workers):
+        if found is None or identity in found[1].identities:
             return True
         self._refusals.note(FOREIGN, worker=identity.decode("utf-8", "replace"), request_id=request_id)
         return False

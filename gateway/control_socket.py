@@ -50,7 +50,7 @@ class ControlSocket:
         """Calls `on_message(identity, raw)` on the loop for everything that arrives."""
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
-        self._loop.add_reader(self._socket.fileno(), self._schedule)
+        self._loop.add_reader(self._socket.fileno(), self._drain)
         self._schedule()
 
     def send(self, identity: bytes, raw: bytes) -> bool:

@@ -89,6 +89,10 @@ class Attempt:
     decode: WorkerKey
     prefill: WorkerKey | None
     on_prefill: bool = True  # its first token has not come yet
+    identities: tuple[bytes, ...] = field(init=False)  # routing ids of who runs it: asked for at every token
+
+    def __post_init__(self) -> None:
+        self.identities = tuple(key.identity for key in self.workers)
 
     @property
     def workers(self) -> tuple[WorkerKey, ...]:
