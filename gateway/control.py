@@ -176,10 +176,9 @@ class Control:
         for index, news in enumerate(message.choices):
             if not self._is_from_its_worker(identity, news.request_id, news.attempt):
                 continue
-            if stamps and isinstance(stamps, dict):
-                self.requests.add_stamps(news.request_id, news.attempt, stamps.get(news.request_id, ()))
-            elif stamps and index == 0:
-                self.requests.add_stamps(news.request_id, news.attempt, stamps)
+            own = stamps.get(news.request_id) if isinstance(stamps, dict) else stamps if index == 0 else None
+            if own:
+                self.requests.add_stamps(news.request_id, news.attempt, own)
             self._dispatch.on_tokens(news)
 
     def _is_from_its_worker(self, identity: bytes, request_id: str, attempt_number: int) -> bool:
