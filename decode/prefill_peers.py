@@ -71,9 +71,10 @@ class PrefillPeers:
         return [peer for peer in self._peers.values() if peer.answer_by <= now and not (peer.accepted or peer.refusal)]
 
     @property
-    def accepted(self) -> list[PrefillPeer]:
-        """Those that take jobs."""
-        return [peer for peer in self._peers.values() if peer.accepted]
+    def backends(self) -> dict[str, str]:
+        """By worker id of those that take jobs: how KV comes from there."""
+        accepted = [peer for peer in self._peers.values() if peer.accepted]
+        return {peer.address.worker_id: "shm" if peer.in_place else "zmq" for peer in accepted}
 
     def forget_all(self) -> None:
         """Whoever is named from now on is greeted again."""

@@ -163,6 +163,7 @@ class DecodeWorker:
             queued_prompt_tokens=sum(request.prompt_len for request in waiting),
             num_launches=self.engine.num_launches,
             counters={**self._receiver.counters, **self._phases.counters},
+            transfer=self._peers.backends,
         )
 
     # ---- loop: what the overlap loop asks of a role ----

@@ -137,8 +137,9 @@ OPTIONS: tuple[Option, ...] = (
         help="compute on a CPU with torch's operations alone (they are used anyway where there is no C compiler)",
     ),
     Option(
-        name="transfer-backend", default="zmq", metavar="NAME", group=HANDOVER, commands=_SERVE, choices=("zmq",),
-        aliases=("disaggregation-transfer-backend",), help="how KV travels",
+        name="transfer-backend", default="auto", metavar="NAME", group=HANDOVER, commands=_SERVE,
+        choices=("auto", "shm", "zmq"), aliases=("disaggregation-transfer-backend",),
+        help="how KV travels: shm writes it in place, on one host; zmq sends it over TCP; auto: what each pair can",
     ),
     Option(
         name="pairing", default="least_loaded", metavar="RULE", group=HANDOVER, commands=_FRONT,

@@ -279,6 +279,7 @@ def worker_row(member: Member, now: float) -> dict[str, Any]:
         "waiting": stats.waiting,
         "queued_prompt_tokens": stats.queued_prompt_tokens,
         "page_size": registered.layout.page_size,
+        "transfer": stats.transfer,
         "max_running_requests": registered.max_running_requests,
         "max_total_tokens": registered.max_total_tokens,
         "context_length": registered.context_length,

@@ -70,6 +70,7 @@ class WorkerStats(Message):
     queued_prompt_tokens: Count = 0
     num_launches: Count = 0
     counters: dict[Text, Number] = field(default_factory=dict)  # for /metrics: monotonic totals, and gauges named *_now
+    transfer: dict[Text, Text] = field(default_factory=dict)  # of decode: by prefill worker, the backend that KV takes
 
 
 @dataclass(frozen=True)

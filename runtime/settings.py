@@ -16,7 +16,7 @@ from protocol.messages_gateway import Role
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-TransferBackend = Literal["zmq"]
+TransferBackend = Literal["auto", "shm", "zmq"]
 Pairing = Literal["least_loaded", "round_robin"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Positive = Annotated[int, Field(ge=1)]
@@ -72,7 +72,7 @@ class WorkerSettings(Settings):
     overlap: bool = True
     cuda_graphs: bool = True  # for decodes, on a GPU
     cpu_kernels: bool = True  # on a CPU, where there is a C compiler
-    transfer_backend: TransferBackend = "zmq"
+    transfer_backend: TransferBackend = "auto"
     host: str = "127.0.0.1"  # where peers reach this worker; its sockets bind here, on ports the system chooses
     workers_on_host: Positive = 1  # share of this host's memory: one part in so many
     num_threads: Positive = 1

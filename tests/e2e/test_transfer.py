@@ -1,0 +1,78 @@
+"""KV between prefill and decode processes: written in place and as frames, into pages of another size, and what is left
+of memory when one of the two is killed."""
+
+import random
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from model.fake import FakeRunner
+from tests.e2e.baton_process import FAKE, BatonProcess
+
+pytestmark = pytest.mark.slow
+RUNNER = FakeRunner()
+FLAGS = "--port 0 --max-total-tokens 4800 --chunked-prefill-size 48"
+
+
+def draw_prompts(seed: int, count: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(1, 200))] for _ in range(count)]
+
+
+def answers_of(baton: BatonProcess, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+    with ThreadPoolExecutor(4) as clients:
+        return list(clients.map(lambda prompt: baton.tokens(prompt, max_tokens=max_tokens, temperature=0), prompts))
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "backend"), [(4, 16, "zmq"), (16, 4, "auto"), (6, 10, "shm"), (4, 4, "zmq")]
+)
+def test_every_token_is_right(fake_folder: Path, tmp_path: Path, prefill: int, decode: int, backend: str) -> None:
+    prompts = draw_prompts(prefill, 12)
+    argv = [*FLAGS.split(), "--page-size", str(prefill), "--transfer-backend", backend]
+    only_decode = {"FAKE_DECODE_PAGE_SIZE": str(decode)}
+    with BatonProcess(str(fake_folder), *argv, log=tmp_path / "log", program=FAKE, variables=only_decode) as baton:
+        assert {each["id"]: each["page_size"] for each in baton.workers()} == {"prefill-0": prefill, "decode-0": decode}
+        assert answers_of(baton, prompts, 20) == [RUNNER.expected_tokens(prompt, 20) for prompt in prompts]
+        assert baton.wait_for_rest()
+        met = {each["id"]: each["transfer"] for each in baton.workers()}
+        assert met == {"prefill-0": {}, "decode-0": {"prefill-0": "zmq" if backend == "zmq" else "shm"}}
+
+
+def memory_of(pid: int) -> set[str]:
+    """The inodes of KV memory that a process maps."""
+    return set(re.findall(r" (\d+) +/memfd:baton-kv", Path(f"/proc/{pid}/maps").read_text()))
+
+
+@pytest.mark.parametrize("victim", ["decode-0", "prefill-0"])
+def test_memory_of_a_worker_that_is_killed_is_given_back(fake_folder: Path, tmp_path: Path, victim: str) -> None:
+    prompts = draw_prompts(1, 16)
+    argv = [*FLAGS.split(), *"--page-size 4 --transfer-backend shm".split()]
+    with BatonProcess(str(fake_folder), *argv, log=tmp_path / "log", program=FAKE) as baton:
+        assert answers_of(baton, prompts[:1], 5) == [RUNNER.expected_tokens(prompts[0], 5)]
+        prefill, decode = baton.worker("prefill-0"), baton.worker("decode-0")
+        (lent,) = memory_of(decode.pid)
+        own = memory_of(prefill.pid) - {lent}
+        assert len(own) == 1 and lent in memory_of(prefill.pid)
+        with ThreadPoolExecutor(4) as clients:
+            answers = [clients.submit(right_or_unavailable, baton, prompt) for prompt in prompts]
+            assert baton.wait_for_work()
+            baton.worker(victim).kill()
+            assert all(answer.result() for answer in answers)
+        assert baton.wait_until(lambda: len(baton.workers()) == 2)
+        assert answers_of(baton, prompts[:4], 20) == [RUNNER.expected_tokens(prompt, 20) for prompt in prompts[:4]]
+        assert baton.wait_for_rest()  # nothing is quarantined
+        dead = {lent} if victim == "decode-0" else own
+        assert baton.wait_until(lambda: not any(dead & memory_of(each.pid) for each in baton.children()))
+
+
+def right_or_unavailable(baton: BatonProcess, prompt: list[int]) -> bool:
+    body = {"prompt": prompt, "max_tokens": 200, "temperature": 0, "return_token_ids": True}
+    answer = baton.http.post("/v1/completions", json=body)
+    if answer.status_code == 503:
+        return True
+    tokens: list[int] = answer.json()["choices"][0]["token_ids"]
+    return answer.status_code == 200 and tokens == RUNNER.expected_tokens(prompt, 200)
