@@ -6,6 +6,7 @@ What it does not know: messages, tokens, what is decoded.
 """
 
 from dataclasses import dataclass
+from math import inf
 
 from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
@@ -91,7 +92,13 @@ class Reservations:
             elif entry.ask_at <= now:
                 entry.ask_at = now + ASK_AGAIN_S
                 late.append(entry.request)
-        return [request for request in late if self._peers.get(request.prefill.instance) is not None]
+        return late
+
+    def lost(self, instance: int) -> None:
+        """A prefill worker is lost, and need not be told anything: once its process is gone, it writes no more."""
+        for entry in self._stopping.values():
+            if entry.request.prefill.instance == instance:
+                entry.ask_at = inf
 
     def _reserve(self, request: DecodeRequest, peer: PrefillPeer) -> bool:
         assign, engine = request.assign, self._engine
@@ -123,3 +130,9 @@ class Reservations:
             request.pages_in_place = tuple(prompt_pages) if peer.in_place else ()
         self._reserved[request.reservation] = request
         return True
+
+
+def first_reservation(instance: int) -> int:
+    """The reservations of one process go up from here. Another that is given its port later, to which a sender may
+    come back with frames for the first, counts elsewhere."""
+    return (instance % 2**31 << 32) + 1

@@ -12,7 +12,7 @@ from functools import partial
 from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
 from decode.request_states import DecodeState
-from decode.reservations import Reservations
+from decode.reservations import Reservations, first_reservation
 from protocol.errors import (
     BadRequest,
     BatonError,
@@ -92,7 +92,7 @@ class DecodeWorker:
         self._running = Running()
         self._requests: dict[tuple[str, int], DecodeRequest] = {}
         self._reservations = Reservations(engine, receiver, self._peers)
-        self._next_reservation = 1
+        self._next_reservation = first_reservation(address.instance)
         self._tokens = TokenStream()
 
     # ---- messages ----
@@ -222,13 +222,17 @@ class DecodeWorker:
         self._requests[key] = request
         self._reservations.queue(request)
         self._stamp(request, "queued at decode")
-        if self._peers.meet(assign.prefill, self._clock.now() + HELLO_DEADLINE_S):
-            pool = self._receiver.offer(assign.prefill.instance)
-            hello = Hello(self._address, self.engine.kv.layout, self._fingerprint, pool)
-            self.outbox.prefill.append((assign.prefill, hello))
+        self._greet(assign.prefill)
         peer = self._peers.get(assign.prefill.instance)
         if peer is not None and peer.refusal:
             self._fail(request, LayoutMismatch(peer.refusal))
+
+    def _greet(self, prefill: WorkerAddress) -> None:
+        """Says hello, unless it has been said."""
+        if self._peers.meet(prefill, self._clock.now() + HELLO_DEADLINE_S):
+            pool = self._receiver.offer(prefill.instance)
+            hello = Hello(self._address, self.engine.kv.layout, self._fingerprint, pool)
+            self.outbox.prefill.append((prefill, hello))
 
     def _fault(self, assign: Assign) -> str | None:
         prompt, n, left = assign.prompt_ids, assign.num_choices, assign.sampling.max_tokens - assign.num_replayed
@@ -268,7 +272,10 @@ class DecodeWorker:
         for request in self._reservations.late(now):
             self._fail(request, KvNotDelivered(f"no KV from {request.prefill.worker_id} in {request.handover_s:.0f} s"))
         for request in self._reservations.unanswered(now):
-            self.outbox.prefill.append((request.prefill, CancelJob(*request.key, request.reservation)))
+            if self._peers.get(request.prefill.instance) is None:
+                self._greet(request.prefill)  # forgotten with an old gateway: for the new seat it gives up the old one
+            else:
+                self.outbox.prefill.append((request.prefill, CancelJob(*request.key, request.reservation)))
         for peer in self._peers.silent(now):
             self._peers.lose(peer.address.instance)  # the next request greets it again
             reason = f"prefill worker {peer.address.worker_id} did not answer in {HELLO_DEADLINE_S:.0f} s"
@@ -369,6 +376,7 @@ class DecodeWorker:
                 self.engine.release(req)
 
     def _lose_peer(self, message: PeerLost) -> None:
+        self._reservations.lost(message.instance)
         if (peer := self._peers.lose(message.instance)) is not None:
             self._fail_all(message.instance, WorkerLost(f"prefill worker {peer.address.worker_id} is lost"))
 

@@ -3,6 +3,7 @@
 import pytest
 
 from decode.request_states import DecodeState
+from decode.reservations import ASK_AGAIN_S
 from decode.worker import HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN, HELLO_DEADLINE_S
 from model.fake import FakeRunner
 from prefill.job_states import JobState
@@ -20,6 +21,7 @@ from tests.decode.driving import (
     job_state,
     make_cluster,
     prompt_of,
+    run_past_deadlines,
 )
 from tests.decode.test_cancel import slow_network
 from transfer.backend_inproc import InprocNetwork
@@ -111,4 +113,18 @@ def test_a_decode_worker_that_dies_with_the_gateway_leaves_nothing_at_prefill(st
         cluster.run()
         expect_exact(cluster, name, PROMPT, PARAMS)
     assert set(prefill._peers) == {alive}
+    expect_rest(cluster)
+
+
+def test_after_a_new_gateway_no_page_waits_for_a_writer_that_nobody_knows_any_more() -> None:
+    clock = VirtualClock()
+    cluster = make_cluster(clock=clock, network=InprocNetwork(in_place=True))
+    (decode,) = cluster.decodes.values()
+    cluster.assign("r", PROMPT, PARAMS)
+    drive_to(cluster, "r", DecodeState.REQUESTED)
+    decode.reset()
+    decode.outbox.prefill.clear()  # its last words are lost with the connection
+    step(cluster)
+    assert decode.engine.pages.counts().quarantined > 0
+    run_past_deadlines(cluster, clock, ASK_AGAIN_S)
     expect_rest(cluster)
