@@ -66,8 +66,8 @@ class DataPlane:
         self._bound: dict[str, SimulatedArrivals] = {}
 
     def bind(self, arrivals: "SimulatedArrivals") -> str:
-        """Where frames for `arrivals` are sent."""
-        endpoint = f"{SCHEME}{arrivals.owner.name}"
+        """Where frames for `arrivals` are sent. A worker that is started again gets the port of the one before."""
+        endpoint = f"{SCHEME}{arrivals.owner.name.partition('#')[0]}"
         self._bound[endpoint] = arrivals
         return endpoint
 

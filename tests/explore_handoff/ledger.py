@@ -18,6 +18,7 @@ from scheduler.engine import Engine
 from scheduler.page_allocator import PageState
 from scheduler.req import Req
 from tests.explore_handoff.workers import WorkerProcess
+from transfer.interface import FATAL
 from transfer.receiver import OPEN
 
 OUT = (DecodeState.REQUESTED, DecodeState.RECEIVING)  # with prefill: what has landed is not whole
@@ -32,6 +33,7 @@ def check_worker(process: WorkerProcess) -> None:
     else:
         _check_memory(core.engine, [req for request in core._requests.values() for req in request.reqs])
         _check_receiving(process, core)
+        _check_refusals(process)
 
 
 def check_gateway(control: Control) -> None:
@@ -128,6 +130,8 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         expected = PageState.RESERVED if state in OUT else PageState.OWNED
         held = {page for req in request.reqs for page in req.pages}
         assert all(pages._state[page] is expected for page in held), f"pages of {request.key}, which is {state}"
+        known = core._peers.get(request.prefill.instance) is not None
+        assert known or request.is_handed_over, f"{request.key} waits for a prefill worker that is lost"
     num_held = len({page for request in core._requests.values() for req in request.reqs for page in req.pages})
     counts = pages.counts()
     assert counts.owned + counts.reserved == num_held, f"reserved without an owner: {counts}, {num_held} held"
@@ -140,3 +144,25 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
             assert transfer._place.pages == tuple(prompt_pages), "frames may land in pages of somebody else"
             assert transfer.state in OPEN, f"reservation {reservation} is {transfer.state}"
     assert set(receiver._transfers) <= set(reserved), "frames may land for a request that is gone"
+
+
+def _check_refusals(process: WorkerProcess) -> None:
+    """A frame that nobody has damaged is right, or it is late, or it comes twice."""
+    assert process.receiver is not None
+    if not process.world.scenario.fate.damaged:
+        wrong = [reason for reason in FATAL if process.receiver.counters.get(f"rejected_{reason}")]
+        assert not wrong, f"frames were refused because of {wrong}, and nobody has damaged any"
+
+
+def holders(processes: Sequence[WorkerProcess], request_id: str) -> list[str]:
+    """Who still knows of a request."""
+    found: list[str] = []
+    for process in processes:
+        core = process.core
+        if isinstance(core, PrefillWorker):
+            ids = {job.message.request_id for job in core._jobs.values()}
+        else:
+            ids = {request.assign.request_id for request in core._requests.values()}
+        if request_id in ids:
+            found.append(process.name)
+    return found

@@ -146,14 +146,10 @@ class Network:
         self.weather = weather
         self.bound: dict[str, BoundEnd] = {}
         self.connections: list[Connection] = []
-        self._num_bound = 0
 
-    def bind(self, router: BoundEnd, endpoint: str = "") -> str:
-        """The endpoint at which `router` is reached."""
-        self._num_bound += 1
-        endpoint = endpoint or f"tcp://127.0.0.1:{self._num_bound}"
+    def bind(self, router: BoundEnd, endpoint: str) -> None:
+        """`router` is reached at `endpoint`."""
         self.bound[endpoint] = router
-        return endpoint
 
     def dial(self, dealer: DialingEnd, wait_s: float = DIAL_S) -> None:
         """Connects once somebody answers; tries until then."""

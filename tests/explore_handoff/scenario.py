@@ -74,6 +74,12 @@ class Scenario:
         begun = [arrival.at if arrival.leaves_at is None else arrival.leaves_at for arrival in self.arrivals]
         return max([*begun, *(fault.at for fault in self.faults)])
 
+    @property
+    def is_mild(self) -> bool:
+        """Whether nothing happens that may fail a request or make another attempt necessary: at most, frames come late,
+        out of order or twice, and clients leave."""
+        return not self.faults and not self.fate.lost and not self.fate.damaged
+
     @staticmethod
     def random(seed: int) -> "Scenario":
         """The world of a seed. Kinds take turns."""

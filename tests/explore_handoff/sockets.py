@@ -105,8 +105,9 @@ class SimulatedRouter:
         """Mandatory, handing over, and never full."""
 
     def bind(self, endpoint: str) -> None:
-        """Port 0 is one of the network's choice."""
-        self._endpoint = self._network.bind(self, "" if endpoint.endswith(":0") else endpoint)
+        """Port 0 is one of the network's choice: that of the process before, if one was started again."""
+        self._endpoint = f"tcp://{self.owner.name.partition('#')[0]}:1"
+        self._network.bind(self, self._endpoint)
 
     def getsockopt(self, option: int) -> bytes:
         """Where it is bound."""

@@ -16,7 +16,7 @@ from protocol.frame import HEADER_BYTES, LAST_LAYER, unpack_header
 KEPT = 20_000  # lines
 SHOWN = 90  # of the newest, beside every fault
 DULL = frozenset({"Heartbeat", "Welcome", "DataCredit"})
-TOLD = ("request_id", "attempt", "reservation", "num_replayed", "num_tokens", "reason", "code", "message", "session")
+TOLD = ("request_id", "attempt", "num_replayed", "num_tokens", "reason", "code", "message")
 _NAME_LENGTH = 14
 
 
@@ -59,6 +59,11 @@ class Story:
         return crc32("\n".join(f"{line.at} {line.who} {line.text}" for line in self._lines).encode())
 
 
+def reservation(number: int) -> str:
+    """As a person reads it: whose, and which."""
+    return f"{number >> 32}.{number % 2**32}"
+
+
 def kind_of(raw: bytes) -> str:
     """The name of a message; "" of a frame, or of nothing."""
     outer = _unpacked(raw)
@@ -86,6 +91,8 @@ def _unpacked(raw: bytes) -> Any:
 
 def _fields(fields: dict[str, Any]) -> str:
     told = [f"{name}={fields[name]}" for name in TOLD if fields.get(name) not in (None, "")]
+    if "reservation" in fields:
+        told.append(f"reservation={reservation(fields['reservation'])}")
     if "instance" in fields:
         told.append(f"of={fields.get('worker_id')}#{fields['instance']}")
     if isinstance(address := fields.get("address"), dict):
@@ -107,4 +114,5 @@ def _frame(raw: bytes) -> str:
     except WireError as error:
         return f"({error.message})"
     what = "the last frame" if header.layer == LAST_LAYER else f"layer {header.layer} pages from {header.page_start}"
-    return f"frame {header.sequence} of reservation {header.reservation} attempt {header.attempt}: {what}"
+    of = f"reservation {reservation(header.reservation)} attempt {header.attempt}"
+    return f"frame {header.sequence} of {of}: {what}"

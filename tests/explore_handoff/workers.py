@@ -40,7 +40,7 @@ from transfer.landing import FrameReceiver
 from transfer.sending import FrameSender
 from transfer.writers import Writers
 
-GATEWAY_ENDPOINT = "tcp://127.0.0.1:gateway"
+GATEWAY_ENDPOINT = "tcp://gateway:1"
 INJECTED = "a failure for the test"
 TURN_S = 0.0005  # one turn of a loop, at most
 IDLE_S = 0.125  # a loop turns at least so often

@@ -22,7 +22,7 @@ from tests.explore_handoff.clients import Client
 from tests.explore_handoff.data_plane import DataPlane
 from tests.explore_handoff.faults import KINDS
 from tests.explore_handoff.gateway import GatewayProcess
-from tests.explore_handoff.ledger import check_gateway, check_worker, owed, unrest
+from tests.explore_handoff.ledger import check_gateway, check_worker, holders, owed, unrest
 from tests.explore_handoff.network import Network, Weather
 from tests.explore_handoff.scenario import Arrival, Fault, Scenario
 from tests.explore_handoff.story import Story
@@ -30,6 +30,8 @@ from tests.explore_handoff.workers import Surroundings, WorkerProcess
 
 HELLO_S, HANDOVER_S, DELIVERY_S = 2.0, 5.0, 12.0  # instead of 30, 120 and 600
 REST_S = 45.0  # after the last fault, by which everything is at rest
+MILD_REST_S = 10.0  # the same where nothing is lost: no deadline need pass
+CANCELLED_S = 1.0  # after a client has left a mild world, by which nobody knows of its request
 NOTICED_S = 3.0  # by then every broken connection is known at both ends
 LOOK_S = 0.2  # how often it is looked whether everything is
 FAILURES = frozenset({"unavailable", "worker_lost", "kv_not_delivered", "gateway_gone"})
@@ -122,7 +124,7 @@ class World:
             self._agenda.step()
 
     def _until_rest(self) -> None:
-        deadline = self._agenda.now + REST_S
+        deadline = self._agenda.now + (MILD_REST_S if self.scenario.is_mild else REST_S)
         while not self._is_at_rest():
             self._until(self._agenda.now + LOOK_S)
             if self._agenda.now > deadline:
@@ -147,8 +149,9 @@ class World:
         allowed = FAILURES | ({InternalError.code} if self._num_launch_failures else set())
         for client in self.clients:
             assert client.outcome in ("done", "left") or client.error in allowed, f"fails with {client.error}"
-            if self.scenario.kind in ("calm", "aborts"):
+            if self.scenario.is_mild:
                 assert not client.error, f"nothing disturbs {client.arrival.name}, and it fails with {client.error}"
+        assert not self.scenario.is_mild or not self.num_retries, "nothing disturbs requests, and some are retried"
 
     @property
     def _num_launch_failures(self) -> int:
@@ -186,6 +189,12 @@ class World:
         else:
             client.leave(client.arrival.leaves_choice)
             self._gateway_turned()
+            if client.has_left and self.scenario.is_mild:
+                self._agenda.after(CANCELLED_S, lambda: self._check_forgotten(client))
+
+    def _check_forgotten(self, client: Client) -> None:
+        found = holders(self.workers, client.arrival.name)
+        assert not found, f"{client.arrival.name} was cancelled {CANCELLED_S} s ago and is still held by {found}"
 
     # ---- processes ----
 
