@@ -194,7 +194,7 @@ class DecodeWorker:
     def _on_accepted(self, peer: PrefillPeer, message: HelloAccepted) -> None:
         there, here = peer.address.worker_id, self._address.worker_id
         reason = mismatch(message.layout, self.engine.kv.layout, there, here)
-        if reason is None:
+        if reason is None and not peer.accepted:
             try:
                 in_place = self._receiver.admit_writer(peer.address.instance, message.in_place)
                 peer.accept(message.job_tokens, message.layout, in_place)
