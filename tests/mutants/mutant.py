@@ -21,3 +21,4 @@ class Mutant:
     why: str
     strategies: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    worlds: int = 0  # of make explore-handoff

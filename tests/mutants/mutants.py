@@ -1,6 +1,8 @@
-"""Sabotages of one line each, as data: of the scheduler here, of the roles in mutants_of_roles.py."""
+"""Sabotages of one line each, as data: of the scheduler here, of the roles and of the handoff beside
+this file."""
 
 from tests.mutants.mutant import ANY, OVERTAKING, Mutant
+from tests.mutants.mutants_of_handoff import HANDOFF
 from tests.mutants.mutants_of_roles import ROLES
 
 SCHEDULER = "tests/scheduler"
@@ -324,4 +326,5 @@ MUTANTS = (
         ANY,
     ),
     *ROLES,
+    *HANDOFF,
 )

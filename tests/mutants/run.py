@@ -18,7 +18,8 @@ from tests.mutants.mutant import ANY, SEEDS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLER_S = 120.0  # a killer that takes longer hangs: noticed as well
-NOT_COPIED = ("models/", "docs/", "gateway/", "deploy/", "loadtest/")  # no killer needs them
+WORLDS_S = 600.0  # the same for worlds of the handoff, of which there are more
+NOT_COPIED = ("models/", "docs/", "deploy/", "loadtest/")  # no killer needs them
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ class Copy:
         command = ["tests.explore", "--seeds", str(SEEDS), "--jobs", "1", "--strategies", ",".join(strategies)]
         return self._run(command)
 
+    def explore_handoff(self, worlds: int) -> tuple[int, str]:
+        """Exit status and output of the first `worlds` seeds."""
+        return self._run(["tests.explore_handoff", "--seeds", str(worlds), "--jobs", "1"], WORLDS_S)
+
     def pytest(self, tests: Sequence[str]) -> tuple[int, str]:
         """Exit status and output of `tests`."""
         return self._run(["pytest", "-q", "-x", "-n", "0", "--no-header", "-p", "no:cacheprovider", *tests])
@@ -82,6 +87,12 @@ class Copy:
                 return Verdict(mutant, f"{found[2]}, seed {found[1]}: {_short(found[3])}")
             if status != 0:
                 return Verdict(mutant, None, f"BROKEN: {output[-600:]}")
+        if mutant.worlds:
+            status, output = self.explore_handoff(mutant.worlds)
+            if status == 1 and (found := re.search(r"^seed (\d+), at [\d.]+: (.*)", output, re.MULTILINE)):
+                return Verdict(mutant, f"world {found[1]}: {_short(found[2])}")
+            if status != 0:
+                return Verdict(mutant, None, f"BROKEN: {output[-600:]}")
         if mutant.tests:
             status, output = self.pytest(mutant.tests)
             if status == 1 and (found := re.search(r"^FAILED (\S+)", output, re.MULTILINE)):
@@ -90,12 +101,12 @@ class Copy:
                 return Verdict(mutant, None, f"BROKEN: {output[-600:]}")
         return Verdict(mutant, None)
 
-    def _run(self, module: Sequence[str]) -> tuple[int, str]:
+    def _run(self, module: Sequence[str], timeout_s: float = KILLER_S) -> tuple[int, str]:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(self.folder)}
         command = [sys.executable, "-m", *module]
         try:
             done = subprocess.run(
-                command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=KILLER_S, check=False
+                command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
             )
         except subprocess.TimeoutExpired:
             return 1, "seed ?, strategy ?: hangs\nFAILED hangs"
@@ -113,7 +124,9 @@ def baseline(copy: Copy, mutants: Sequence[Mutant]) -> str:
     for status, output in (copy.explore(ANY), *([copy.pytest(tests)] if tests else [])):
         if status != 0:
             return output[-3000:]
-    return ""
+    worlds = max((mutant.worlds for mutant in mutants), default=0)
+    status, output = copy.explore_handoff(worlds) if worlds else (0, "")
+    return output[-3000:] if status != 0 else ""
 
 
 def judge_all(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> list[Verdict]:

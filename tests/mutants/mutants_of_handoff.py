@@ -1,0 +1,181 @@
+"""Sabotages of the handoff: of what keeps a frame, a page, a credit or an attempt from the wrong hands. The simulation
+of the handoff must notice each within its first worlds."""
+
+from tests.mutants.mutant import Mutant
+
+DECODE = "decode/worker.py"
+PREFILL = "prefill/worker.py"
+RESERVATIONS = "decode/reservations.py"
+RECEIVER = "transfer/receiver.py"
+LANDING = "transfer/landing.py"
+SENDER = "transfer/sender.py"
+SENDING = "transfer/sending.py"
+WRITERS = "transfer/writers.py"
+DISPATCH = "gateway/dispatch.py"
+REQUESTS = "gateway/requests.py"
+MEMBERSHIP = "gateway/membership.py"
+WORLDS = 50
+
+
+def _mutant(name: str, file: str, old: str, new: str, why: str) -> Mutant:
+    return Mutant(name, file, old, new, why, worlds=WORLDS)
+
+
+HANDOFF = (
+    _mutant(
+        "frames may land for a request that is gone",
+        RESERVATIONS,
+        "        self._receiver.release(request.reservation)\n",
+        "",
+        "the pages have a new owner by then",
+    ),
+    _mutant(
+        "pages are free while prefill may still write them in place",
+        DECODE,
+        "self.engine.release(req, partial(self._receiver.may_be_written, request.reservation))",
+        "self.engine.release(req)",
+        "a late write reaches the KV of the next request",
+    ),
+    _mutant(
+        "prefill's pages are free while the wire reads them",
+        PREFILL,
+        "self.engine.release(job.prompt, lambda: self._sender.is_reading(target))",
+        "self.engine.release(job.prompt)",
+        "the KV of another prompt is sent",
+    ),
+    _mutant(
+        "a frame lands twice",
+        RECEIVER,
+        "        if taken:\n",
+        "        if taken < 0:\n",
+        "a late copy of a half-filled page overwrites what decode has added to it",
+    ),
+    _mutant(
+        "checksums are not looked at",
+        LANDING,
+        "        verify(header, *payload)\n",
+        "        pass\n",
+        "damaged KV is decoded",
+    ),
+    _mutant(
+        "the last frame is enough",
+        RECEIVER,
+        "        whole = self._num_pages_landed == len(self._claimed)\n",
+        "        whole = True\n",
+        "decode begins before all frames are there",
+    ),
+    _mutant(
+        "frames of a sender's earlier life are taken",
+        RECEIVER,
+        "        if header.sender_instance != self._sender_instance:\n",
+        "        if header.sender_instance > self._sender_instance:\n",
+        "an instance that was declared lost writes into what is another's now",
+    ),
+    _mutant(
+        "decode does not say that the KV has arrived",
+        DECODE,
+        "        self.outbox.prefill.append((request.prefill, delivered))\n",
+        "",
+        "prefill keeps its pages until a deadline",
+    ),
+    _mutant(
+        "prefill does not hear of a cancel",
+        DECODE,
+        "        if self._reservations.close(request) and cancel_job:\n",
+        "        if self._reservations.close(request) and cancel_job is None:\n",
+        "it computes and keeps pages for nobody",
+    ),
+    _mutant(
+        "a cancel meets a request that it takes for an unknown one",
+        DECODE,
+        "        request = self._requests.get((message.request_id, message.attempt))\n        if request is None:\n"
+        "            return\n        if message.choice < 0:\n",
+        "        request = self._requests.get((message.request_id, message.attempt + 1))\n        if request is None:\n"
+        "            return\n        if message.choice < 0:\n",
+        "it runs on to its end",
+    ),
+    _mutant(
+        "prefill keeps the jobs of a decode worker that is lost",
+        PREFILL,
+        "        for job in [job for (owner, _), job in self._jobs.items() if owner == instance]:\n",
+        "        for job in [job for (owner, _), job in self._jobs.items() if owner < 0]:\n",
+        "their pages wait for a word that nobody will say",
+    ),
+    _mutant(
+        "decode keeps waiting for a prefill worker that is lost",
+        DECODE,
+        "            self._fail_all(message.instance, WorkerLost(",
+        "            self._fail_all(-1, WorkerLost(",
+        "its requests wait until a deadline, instead of going elsewhere",
+    ),
+    _mutant(
+        "decode returns no credit for frames",
+        DECODE,
+        "                if (peer := self._peers.get(event.sender_instance)) is not None:\n",
+        "                if (peer := self._peers.get(-1)) is not None:\n",
+        "the sender waits for ever",
+    ),
+    _mutant(
+        "bytes that were lost block a peer for ever",
+        SENDER,
+        "        return not self._going_on or self.in_flight + num_bytes <= self.window\n",
+        "        return not self.in_flight or self.in_flight + num_bytes <= self.window\n",
+        "what is lost is never returned",
+    ),
+    _mutant(
+        "the frames of a transfer that has ended still count",
+        SENDING,
+        "        peer.credit.end(transfer.target.reservation)\n",
+        "",
+        "what is lost is never returned",
+    ),
+    _mutant(
+        "job credit comes back only where prefill says so",
+        RESERVATIONS,
+        "            peer.settle(request.reservation)\n",
+        "            pass\n",
+        "what it says may be lost; then requests wait for credit for ever",
+    ),
+    _mutant(
+        "decode does not hear that prefill has stopped writing",
+        WRITERS,
+        "        if self._writing.get(reservation, (None, 0))[0] == instance:\n",
+        "        if self._writing.get(reservation, (None, 0))[0] == -1:\n",
+        "the pages stay in quarantine",
+    ),
+    _mutant(
+        "a writer is believed to have stopped because nobody waits for it",
+        WRITERS,
+        "        return reservation in self._writing\n",
+        "        return False\n",
+        "a late write reaches the KV of the next request",
+    ),
+    _mutant(
+        "a retry begins without the tokens that the client has",
+        REQUESTS,
+        "            (*self.job.prompt_ids, *replayed),\n",
+        "            self.job.prompt_ids,\n",
+        "it draws others",
+    ),
+    _mutant(
+        "a client gets what two workers say twice",
+        REQUESTS,
+        "        fresh = news.token_ids[num_known - news.seq :]\n",
+        "        fresh = news.token_ids\n",
+        "the first token comes from prefill and from decode",
+    ),
+    _mutant(
+        "attempts that end still weigh on their worker",
+        DISPATCH,
+        "            self._loads.remove(attempt.decode, decode_load(attempt.need))\n",
+        "            pass\n",
+        "it gets fewer and fewer requests",
+    ),
+    _mutant(
+        "nobody is told of a worker that is lost",
+        MEMBERSHIP,
+        "        return Change(tuple(Outgoing(other.key, news) for other in self.members), (member,))\n",
+        "        return Change((), (member,))\n",
+        "its peers wait for deadlines, and keep what they hold for it",
+    ),
+)
