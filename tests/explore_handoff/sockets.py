@@ -9,6 +9,8 @@ import zmq
 
 from tests.explore_handoff.network import Connection, Host, Network
 
+AGAIN = zmq.Again()  # made once: it is raised at each turn of a loop
+
 
 class SimulatedContext:
     """The context of one process. `is_full` says whether a queue takes nothing now, which loses the message."""
@@ -59,7 +61,7 @@ class SimulatedDealer:
         if self._context.num_to_refuse:
             self._context.num_to_refuse -= 1
             self._network.story.fault(self._network.agenda.now, self.owner.name, "full", "a queue takes nothing", raw)
-            raise zmq.Again
+            raise AGAIN.with_traceback(None)
         if self.connection is None:
             self._unsent.append(raw)
         else:
@@ -68,7 +70,7 @@ class SimulatedDealer:
     def recv_multipart(self, flags: int = 0) -> list[bytes]:
         """The next message, or zmq.Again."""
         if not self._inbox:
-            raise zmq.Again
+            raise AGAIN.with_traceback(None)
         return [self._inbox.popleft()]
 
     def close(self, linger: int | None = None) -> None:
@@ -124,7 +126,7 @@ class SimulatedRouter:
     def recv_multipart(self, flags: int = 0) -> list[bytes]:
         """Name and message, or zmq.Again."""
         if not self._inbox:
-            raise zmq.Again
+            raise AGAIN.with_traceback(None)
         return list(self._inbox.popleft())
 
     def close(self, linger: int | None = None) -> None:
