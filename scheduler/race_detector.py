@@ -3,7 +3,8 @@
 Every torch operation is seen (a TorchDispatchMode); each belongs to an actor: a simulated stream, or the scheduler
 thread with its schedule stream. Actors have vector clocks: what each knows to have happened. Waits, and events that the
 host has seen done, pass knowledge on; a launch itself passes on what the host has seen, but no tensor work of its own.
-What it does not know: schedules, tokens, and memory that is read without torch, unless told (`touch`, `touch_bytes`).
+What it does not know: schedules, tokens, and what is read by no operation (tolist, numpy), unless told (`touch`,
+`touch_bytes`).
 """
 
 import sys
@@ -223,7 +224,7 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
         known = [memory for memory, _, _ in touched]
         places = [place for each in made if (place := self._place(each)) is not None]
         fresh = [(*place, True) for place in places if place[0] not in known]
-        if not (fresh or written or kind.is_host_read) and made:
+        if not (fresh or written) and made:
             return result  # only views of what was given
         number = self._number(kind.name)
         for memory, elements, is_write in touched + fresh:
@@ -328,7 +329,6 @@ class _Kind:
     changed: tuple[tuple[int, str], ...]  # position and name of each argument that it changes
     select: Callable[[Tensor, Sequence[Any]], Tensor] | None
     touches_nothing: bool
-    is_host_read: bool
 
     def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
         """Ids of the tensors that it changes."""
@@ -346,7 +346,7 @@ def _kind(func: Any) -> _Kind:
     )
     if packet is aten.lift_fresh:
         changed = ((0, "self"),)
-    return _Kind(packet.__name__, changed, _selection(packet), packet is aten.detach_, packet is aten.resolve_neg)
+    return _Kind(packet.__name__, changed, _selection(packet), packet is aten.detach_)
 
 
 def _selection(packet: Any) -> Callable[[Tensor, Sequence[Any]], Tensor] | None:

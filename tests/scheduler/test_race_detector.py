@@ -1,7 +1,9 @@
 """The race detector: what orders two accesses and what does not, by element; and whole workloads without a race."""
 
 from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -153,20 +155,144 @@ ACCESSES: dict[str, Callable[[Tensor, Tensor], object]] = {
     "index_select": lambda a, at: a.index_select(0, at),
     "gather": lambda a, at: a.gather(0, at),
     "strided view": lambda a, at: a[int(at[0]) :: 2].clone(),
+    "embedding": lambda a, at: torch.nn.functional.embedding(at, a[:, None]),
 }
 
 
 @pytest.mark.parametrize("access", ACCESSES)
+@pytest.mark.parametrize("is_odd", [True, False])
 @pytest.mark.parametrize("is_same", [True, False])
-def test_only_the_elements_that_are_touched_count(access: str, is_same: bool) -> None:
+def test_only_the_elements_that_are_touched_count(access: str, is_odd: bool, is_same: bool) -> None:
     bench = Bench()
-    even, odd = indices(0, 2, 4), indices(1, 3, 5)
+    here, there = indices(0, 2, 4), indices(1, 3, 5)
+    if is_odd:
+        here, there = there, here
 
     def body() -> None:
-        bench.run(bench.first, lambda: ACCESSES[access](bench.a, even))
-        bench.run(bench.second, lambda: bench.a.index_fill_(0, even if is_same else odd, 1))
+        bench.run(bench.first, lambda: ACCESSES[access](bench.a, here))
+        bench.run(bench.second, lambda: bench.a.index_fill_(0, here if is_same else there, 1))
 
     bench.expect_race(body) if is_same else bench.expect_none(body)
+
+
+SEEN: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "reads within a list": lambda a, b: torch.cat([b, a]),
+    "writes an out argument": lambda a, b: torch.add(b, 1, out=a),
+    "reads a keyword argument": lambda a, b: torch.searchsorted(b, b, sorter=a),
+    "reads one value": lambda a, b: a[0].item(),
+    "writes as another type": lambda a, b: a.view(torch.int32).zero_(),
+}
+
+
+@pytest.mark.parametrize("access", SEEN)
+def test_every_way_to_touch_a_tensor_is_seen(access: str) -> None:
+    bench = Bench()
+
+    def body() -> None:
+        bench.run(bench.first, lambda: bench.a.add_(1))
+        SEEN[access](bench.a, bench.b)
+
+    bench.expect_race(body, "written by forward launch 1", "by the scheduler")
+
+
+MADE: dict[str, Callable[[], Tensor]] = {
+    "computed": lambda: torch.zeros(3) + 1,
+    "from a list": lambda: torch.tensor([1, 2, 3]),
+    "from numpy": lambda: torch.from_numpy(np.arange(3)),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_is_made_is_written(made: str, waits: bool) -> None:
+    bench = Bench()
+
+    def body() -> None:
+        table = MADE[made]()
+        if waits:
+            bench.first.wait(bench.schedule.record())
+        bench.first.launch([lambda used: used + 1], table)
+
+    bench.expect_none(body) if waits else bench.expect_race(
+        body, "written by the scheduler", "read by forward launch 1"
+    )
+
+
+@pytest.mark.parametrize("is_newer_first", [True, False])
+def test_an_older_event_takes_no_knowledge_away(is_newer_first: bool) -> None:
+    bench = Bench()
+
+    def body() -> None:
+        events = [bench.run(bench.first, lambda: bench.b.add_(1)), bench.run(bench.first, lambda: bench.a.add_(1))]
+        for event in reversed(events) if is_newer_first else events:
+            bench.second.wait(event)
+        bench.run(bench.second, lambda: bench.a.add_(1))
+
+    bench.expect_none(body)
+
+
+FIRST: dict[str, tuple[Callable[[Tensor], object], ...]] = {
+    "a part, then all": (lambda a: a[:2].fill_(1), lambda a: a.fill_(2)),
+    "all, then a part": (lambda a: a.fill_(1), lambda a: a[:2].fill_(2)),
+    "reads all, then writes a part": (lambda a: a + 1, lambda a: a[:2].fill_(2)),
+    "writes all, then reads a part": (lambda a: a.fill_(1), lambda a: a[:2].clone()),
+}
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_the_accesses_of_one_actor_add_up(first: str) -> None:
+    bench = Bench()
+
+    def body() -> None:
+        for access in FIRST[first]:
+            bench.run(bench.first, partial(access, bench.a))
+        bench.run(bench.second, lambda: bench.a[4:].fill_(1))
+
+    bench.expect_race(body)
+
+
+def test_of_three_who_touch_it_each_is_compared_with_each() -> None:
+    bench = Bench()
+
+    def body() -> None:
+        seen = bench.run(bench.first, lambda: bench.a.add_(1))
+        bench.run(bench.second, lambda: bench.a + 1, seen)
+        bench.a.add_(1)
+
+    bench.expect_race(body, "forward launch")
+
+
+def test_who_touched_it_first_is_compared_with_who_came_after() -> None:
+    bench = Bench()
+
+    def body() -> None:
+        seen = bench.run(bench.first, lambda: bench.a.add_(1))
+        bench.run(bench.second, lambda: bench.a.add_(1), seen)
+        bench.run(bench.first, lambda: bench.a.add_(1))
+
+    bench.expect_race(body, "forward 1 waits for no event of forward 2")
+
+
+@pytest.mark.parametrize("type_", [torch.int32, torch.float64])
+def test_another_type_of_elements_is_still_the_same_memory(type_: torch.dtype) -> None:
+    bench = Bench()
+
+    def body() -> None:
+        bench.run(bench.first, lambda: bench.a.view(type_).zero_())
+        bench.run(bench.second, lambda: bench.a + 1)
+
+    bench.expect_race(body)
+
+
+def test_taking_off_a_graph_touches_nothing() -> None:
+    bench = Bench()
+
+    def body() -> None:
+        bench.run(bench.first, lambda: bench.a + 1)
+        with torch.inference_mode():
+            bench.a.detach_()
+
+    bench.expect_none(body)
 
 
 def test_making_a_view_reads_nothing() -> None:
@@ -190,17 +316,29 @@ def test_results_are_read_behind_their_copy() -> None:
     bench.expect_race(body, "copy of results", "read_host")
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_bytes_that_torch_does_not_see(is_told: bool) -> None:
+@pytest.mark.parametrize(("part", "is_race"), [(slice(16, 24), True), (slice(16), False), (slice(8, 17), True)])
+@pytest.mark.parametrize("is_write", [True, False])
+def test_bytes_that_torch_does_not_see(part: slice, is_race: bool, is_write: bool) -> None:
     bench = Bench()
     bench.detector.name(bench.a, "pages")
     view = bench.a.numpy().data.cast("B")
 
     def body() -> None:
-        bench.run(bench.first, lambda: bench.a[2:4].fill_(1))
-        bench.detector.touch_bytes(view[16:24] if is_told else view[:16], "landing", is_write=True)
+        bench.run(bench.first, lambda: bench.a[2:4].clone() if is_write else bench.a[2:4].fill_(1))
+        bench.detector.touch_bytes(view[part], "landing", is_write=is_write)
 
-    bench.expect_race(body, "pages", "landing") if is_told else bench.expect_none(body)
+    bench.expect_race(body, "pages", "landing") if is_race else bench.expect_none(body)
+
+
+@pytest.mark.parametrize("is_write", [True, False])
+def test_what_is_told_counts_as_it_is_told(is_write: bool) -> None:
+    bench = Bench()
+
+    def body() -> None:
+        bench.run(bench.first, lambda: bench.a + 1)
+        bench.detector.touch([bench.a], "a kernel", is_write=is_write)
+
+    bench.expect_race(body, "a kernel") if is_write else bench.expect_none(body)
 
 
 def test_a_read_that_lasts_forbids_writes_meanwhile() -> None:
@@ -224,6 +362,31 @@ def test_memory_given_back_is_not_the_memory_that_follows() -> None:
             torch.ones(1000).add_(1)
 
     bench.expect_none(body)
+
+
+def test_what_is_alive_is_not_forgotten_and_what_is_gone_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.race_detector.PURGE_EVERY", 5)
+    bench = Bench()
+
+    def body() -> None:
+        bench.run(bench.first, lambda: bench.a.add_(1))
+        for _ in range(20):
+            torch.ones(3).add_(1)
+        assert len(bench.detector._memories) <= 5
+        bench.a.add_(1)
+
+    bench.expect_race(body, "written by forward launch 1")
+
+
+def test_the_first_race_is_told() -> None:
+    bench = Bench()
+
+    def body() -> None:
+        bench.run(bench.first, lambda: bench.a.add_(1))
+        bench.a.add_(1)
+        bench.a.mul_(2)
+
+    bench.expect_race(body, "written by the scheduler (add_")
 
 
 def expect_no_race(seeds: range, strategies: tuple[Strategy, ...] = STRATEGIES) -> None:
