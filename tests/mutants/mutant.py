@@ -11,7 +11,8 @@ OVERTAKING = ("ranked", "random", "late")
 class Mutant:
     """`old` stands in `file` exactly once and becomes `new`, which is wrong because of `why`.
 
-    `strategies` are those of make explore, each with ten seeds; `tests` are for what no schedule of a fake model shows.
+    `strategies` are those of make explore, each with ten seeds, with `detect` under the race detector; `tests` are for
+    what no schedule of a fake model shows.
     """
 
     name: str
@@ -21,4 +22,5 @@ class Mutant:
     why: str
     strategies: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    detect: bool = False
     worlds: int = 0  # of make explore-handoff

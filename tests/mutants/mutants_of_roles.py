@@ -62,8 +62,9 @@ ROLES = (
         "while launch.layers and launch.layers[0][1].done():",
         "while launch.layers:",
         "the mark of a layer is the only sign that its KV is there",
-        (),
+        ("late",),
         ("tests/scheduler/test_overlap_regressions.py",),
+        detect=True,
     ),
     Mutant(
         "pages of a sent prompt go back at once",

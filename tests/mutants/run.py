@@ -67,10 +67,10 @@ class Copy:
         finally:
             self._write(path, text)
 
-    def explore(self, strategies: Sequence[str]) -> tuple[int, str]:
+    def explore(self, strategies: Sequence[str], detect: bool = False) -> tuple[int, str]:
         """Exit status and output of ten seeds under each of `strategies`."""
         command = ["tests.explore", "--seeds", str(SEEDS), "--jobs", "1", "--strategies", ",".join(strategies)]
-        return self._run(command)
+        return self._run([*command, *(["--detect"] if detect else [])])
 
     def explore_handoff(self, worlds: int) -> tuple[int, str]:
         """Exit status and output of the first `worlds` seeds."""
@@ -82,9 +82,10 @@ class Copy:
 
     def _run_killers(self, mutant: Mutant) -> Verdict:
         if mutant.strategies:
-            status, output = self.explore(mutant.strategies)
+            status, output = self.explore(mutant.strategies, mutant.detect)
             if status == 1 and (found := re.search(r"^seed (\d+), strategy ([\w-]+): (.*)", output, re.MULTILINE)):
-                return Verdict(mutant, f"{found[2]}, seed {found[1]}: {_short(found[3])}")
+                who = f"the race detector, {found[2]}" if found[3].startswith("race: ") else found[2]
+                return Verdict(mutant, f"{who}, seed {found[1]}: {_short(found[3])}")
             if status != 0:
                 return Verdict(mutant, None, f"BROKEN: {output[-600:]}")
         if mutant.worlds:
@@ -121,7 +122,9 @@ class Copy:
 def baseline(copy: Copy, mutants: Sequence[Mutant]) -> str:
     """What the killers say without any sabotage: nothing, or their word is worth nothing."""
     tests = sorted({test for mutant in mutants for test in mutant.tests})
-    for status, output in (copy.explore(ANY), *([copy.pytest(tests)] if tests else [])):
+    detecting = sorted({strategy for mutant in mutants if mutant.detect for strategy in mutant.strategies})
+    explored = [copy.explore(ANY), *([copy.explore(detecting, detect=True)] if detecting else [])]
+    for status, output in (*explored, *([copy.pytest(tests)] if tests else [])):
         if status != 0:
             return output[-3000:]
     worlds = max((mutant.worlds for mutant in mutants), default=0)
@@ -156,5 +159,4 @@ def judge_all(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> list[Verdict
 
 
 def _short(text: str) -> str:
-    text = text.removeprefix("scheduler.streams_simulated.ScheduleViolation: ")
     return text if len(text) <= 90 else text[:87] + "..."
