@@ -9,6 +9,7 @@ sockets, threads, text, time other than its clock's. See request_states.py for a
 from collections.abc import Sequence
 from functools import partial
 
+from decode.assign_check import assign_fault
 from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
 from decode.request_states import DecodeState
@@ -55,8 +56,8 @@ from scheduler.forward_batch import LaunchPlan
 from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.phase_times import PhaseTimes
-from scheduler.req import Req, kv_tokens
-from scheduler.request_check import first_tokens_fault, replay_fault, transfer_fault
+from scheduler.req import Req
+from scheduler.request_check import first_tokens_fault
 from scheduler.running import Running
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.token_stream import TokenStream
@@ -212,7 +213,7 @@ class DecodeWorker:
         key = (assign.request_id, assign.attempt)
         if key in self._requests:
             return
-        reason = self._fault(assign)
+        reason = assign_fault(assign, self.engine)
         if assign.prefill is None or reason is not None:
             reason = reason or "prefill: got none, expected the address of a prefill worker"
             self.outbox.gateway.append(RequestFailed(*key, BadRequest.code, reason))
@@ -233,15 +234,6 @@ class DecodeWorker:
             pool = self._receiver.offer(prefill.instance)
             hello = Hello(self._address, self.engine.kv.layout, self._fingerprint, pool)
             self.outbox.prefill.append((prefill, hello))
-
-    def _fault(self, assign: Assign) -> str | None:
-        prompt, n, left = assign.prompt_ids, assign.num_choices, assign.sampling.max_tokens - assign.num_replayed
-        return (
-            self.engine.fault(prompt, assign.sampling, n)
-            or replay_fault(prompt, assign.sampling, n, assign.first_choice, assign.num_replayed)
-            or transfer_fault(assign.attempt)
-            or self.engine.never_fits(len(prompt), kv_tokens(len(prompt), left), n)
-        )
 
     def _send_jobs(self) -> None:
         for request in self._reservations.admit():
