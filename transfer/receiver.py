@@ -73,6 +73,7 @@ class ReceiveTransfer:
         self._attempt = attempt
         self._sender_instance = sender_instance
         self._place = Shard(layout, tuple(pages))
+        self._plans: dict[tuple[int, int], tuple[Move, ...]] = {}  # by (page_start, num_pages), the same for each layer
         self._num_tokens = num_tokens
         self._num_pages = self._sent.num_pages(num_tokens)  # of the sender's, in each layer
         self._claimed = bytearray(layout.num_layers * self._num_pages)  # 1 where (layer, page) landed or is landing
@@ -149,13 +150,16 @@ class ReceiveTransfer:
         if taken:
             return Rejection.ALREADY_LANDED if taken == header.num_pages else Rejection.PARTLY_LANDED
         self._claimed[first:end] = b"\x01" * header.num_pages
-        return Landing(header.layer, tuple(self._moves(header)))
+        return Landing(header.layer, self._moves(header))
 
-    def _moves(self, header: FrameHeader) -> list[Move]:
-        first_token = header.page_start * self._sent.page_size
-        payload = Shard(self._sent, range(header.num_pages), first_token=first_token)
-        heads, tokens = range(self._sent.num_kv_heads), range(first_token, first_token + header.num_tokens)
-        return moves_of(payload, self._place, heads, tokens)
+    def _moves(self, header: FrameHeader) -> tuple[Move, ...]:
+        pages = header.page_start, header.num_pages
+        if pages not in self._plans:
+            first_token = header.page_start * self._sent.page_size
+            payload = Shard(self._sent, range(header.num_pages), first_token=first_token)
+            heads, tokens = range(self._sent.num_kv_heads), range(first_token, first_token + header.num_tokens)
+            self._plans[pages] = tuple(moves_of(payload, self._place, heads, tokens))
+        return self._plans[pages]
 
     def _received(self) -> None:
         if self.state is ReceiveState.REQUESTED:

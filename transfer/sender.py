@@ -72,6 +72,7 @@ class SendTransfer:
         self.last_sent = False
         self._layout = layout
         self._place = None if place is None else Shard(place, target.pages)
+        self._plans: dict[tuple[int, int], list[Move]] = {}  # by (page_start, num_pages), the same for every layer
         self._num_tokens = num_tokens
         self._ready_pages = [0] * layout.num_layers  # pages [0, n) of each layer were handed out as frames
         self._digest = 0
@@ -123,9 +124,12 @@ class SendTransfer:
     def moves(self, frame: KvFrame) -> list[Move]:
         """From the source's pages to the target's, for a transfer in place; only valid token slots move."""
         assert self._place is not None
-        first = frame.page_start * self._layout.page_size
-        heads, tokens = range(self._layout.num_kv_heads), range(first, first + frame.num_tokens)
-        return moves_of(Shard(self._layout, self.source_pages), self._place, heads, tokens)
+        pages = frame.page_start, frame.num_pages
+        if pages not in self._plans:
+            first = frame.page_start * self._layout.page_size
+            heads, tokens = range(self._layout.num_kv_heads), range(first, first + frame.num_tokens)
+            self._plans[pages] = moves_of(Shard(self._layout, self.source_pages), self._place, heads, tokens)
+        return self._plans[pages]
 
     def last_payload(self, frame: LastFrame) -> bytes:
         """Payload of the last frame, once every KV frame was sent."""
