@@ -119,9 +119,11 @@ class Engine:
         req.row, req.row_generation, req.pages = row, self.rows.generation(row), pages
 
     def release(self, req: Req, is_read: IsRead | None = None) -> None:
-        """Gives back the row and pages of `req`, once; they are reused when nothing in flight can touch them."""
+        """Gives back the row and pages of `req`, once; they are reused when nothing in flight can touch them. `is_read`
+        is about the pages: transfers know no rows."""
         if req.row:
-            self.retire(req.pages, [req.row], is_read)
+            self.retire((), [req.row])
+            self.retire(req.pages, (), is_read)
             req.row, req.pages = 0, []
 
     def retire(self, pages: Sequence[int], rows: Sequence[int] = (), is_read: IsRead | None = None) -> None:

@@ -1,7 +1,7 @@
 """When rows and pages that the host has given back may be used again.
 
 Each entry waits for the newest ticket (a launch or copy on the forward stream) that could still touch it, and until a
-transfer that may still read it has let go. Nothing goes back to a pool by another way. What it does not know: the
+transfer that may still read or write it has let go. Nothing goes back to a pool by another way. What it does not know: the
 pools.
 """
 
@@ -38,7 +38,7 @@ class RetireQueue:
     ) -> None:
         """Takes charge of quarantined `pages` and `rows` until `after_ticket` has completed and nobody reads them.
 
-        `is_read` says whether a transfer may still read the pages; once false it stays false.
+        `is_read` says whether a transfer may still read or write the pages; once false it stays false.
         """
         if pages or rows:
             self._entries.append(_Entry(after_ticket, is_read, pages, rows))
