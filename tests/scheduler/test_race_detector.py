@@ -1,4 +1,4 @@
-"""The race detector: what orders two accesses and what does not, by element; and whole workloads without a race."""
+"""The race detector: what orders two accesses and what does not, by element."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,9 +12,6 @@ from scheduler.race_detector import RaceDetector
 from scheduler.strategies import Strategy
 from scheduler.streams import Event
 from scheduler.streams_simulated import ScheduleViolation, SimulatedStream, Simulation
-from tests.explore.exploring import STRATEGIES
-from tests.explore.run import Run
-from tests.explore.workload import Workload
 
 Body = Callable[[], object]
 
@@ -387,24 +384,3 @@ def test_the_first_race_is_told() -> None:
         bench.a.mul_(2)
 
     bench.expect_race(body, "written by the scheduler (add_")
-
-
-def expect_no_race(seeds: range, strategies: tuple[Strategy, ...] = STRATEGIES) -> None:
-    """No race in any of them."""
-    for seed in seeds:
-        strategy = strategies[seed % len(strategies)]
-        run = Run(Workload.random(seed), strategy, seed, detect=True)
-        run.run()
-        assert run.simulation.detector is not None and run.simulation.detector.num_seen > 500
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-def test_ten_workloads_have_no_race(seed: int) -> None:
-    expect_no_race(range(seed, seed + 1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(6))
-def test_sixty_workloads_have_no_race(part: int) -> None:
-    expect_no_race(range(100 + part * 10, 110 + part * 10))
