@@ -1,8 +1,8 @@
 """When rows and pages that the host has given back may be used again.
 
 Each entry waits for the newest ticket (a launch or copy on the forward stream) that could still touch it, and until a
-transfer that may still read or write it has let go. Nothing goes back to a pool by another way. What it does not know: the
-pools.
+transfer that may still read or write it has let go. Nothing goes back to a pool by another way. What it does not know:
+the pools.
 """
 
 from collections import deque
