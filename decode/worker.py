@@ -193,8 +193,9 @@ class DecodeWorker:
     # ---- from Assign to PrefillJob ----
 
     def _on_accepted(self, peer: PrefillPeer, message: HelloAccepted) -> None:
-        there, here = peer.address.worker_id, self._address.worker_id
-        reason = mismatch(message.layout, self.engine.kv.layout, there, here)
+        if message.address.instance != peer.address.instance:
+            return  # a process that has got its port: the gateway will say that the one we greeted is lost
+        reason = mismatch(message.layout, self.engine.kv.layout, peer.address.worker_id, self._address.worker_id)
         if reason is None and not peer.accepted:
             try:
                 in_place = self._receiver.admit_writer(peer.address.instance, message.in_place)

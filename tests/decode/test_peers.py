@@ -45,6 +45,22 @@ def test_an_answer_with_another_kv_layout_is_refused_with_both_values() -> None:
     expect_rest(cluster)
 
 
+def test_who_has_got_the_port_of_another_is_not_taken_for_it() -> None:
+    cluster = make_cluster()
+    (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
+    cluster.assign("r", PROMPT, PARAMS)
+    decode.outbox.prefill.clear()
+    address = replace(cluster.addresses[prefill], instance=prefill + 1)
+    decode.on_peer(prefill, HelloAccepted(address, 1000, decode.engine.kv.layout))
+    for _ in range(10):
+        decode.step()
+    assert decode.outbox.prefill == [] and decode_state(cluster, "r") is DecodeState.RESERVING
+    cluster.lose_prefill(prefill)
+    cluster.run(lambda: "r" in cluster.failures)
+    assert cluster.failures["r"].code == "worker_lost"
+    expect_rest(cluster)
+
+
 def test_another_model_is_refused_with_both_fingerprints() -> None:
     cluster = make_cluster()
     (decode,) = cluster.decodes.values()
