@@ -143,9 +143,9 @@ def _fate(rng: random.Random, kind: str) -> FrameFate:
     some = 0.02 if kind == "frames" else 0.005
     return FrameFate(
         ordered,
-        lost=rng.choice((0.0, some)),
+        lost=rng.choice((0.0, 2 * some)),
         twice=rng.choice((0.0, 5 * some, 20 * some)),
-        damaged=rng.choice((0.0, some)),
+        damaged=rng.choice((0.0, 3 * some)),
     )
 
 
