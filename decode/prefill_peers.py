@@ -22,13 +22,13 @@ class PrefillPeer:
     granted: int = 0
     queued: dict[int, int] = field(default_factory=dict)
     layout: KvLayout | None = None  # of its pages, once it has accepted
-    in_place: bool = False  # it may be told pages, to write them itself
+    seat: int = 0  # that it holds, so that it may be told pages, to write them itself; 0: none
 
-    def accept(self, job_tokens: int, layout: KvLayout, in_place: bool = False) -> None:
+    def accept(self, job_tokens: int, layout: KvLayout, seat: int = 0) -> None:
         """The peer takes jobs for `job_tokens`; it grants once."""
         if not self.accepted:
             self.accepted, self.granted = True, job_tokens
-            self.layout, self.in_place = layout, in_place
+            self.layout, self.seat = layout, seat
 
     def sent(self, reservation: int, num_tokens: int) -> None:
         """A job has gone to it."""
@@ -74,7 +74,7 @@ class PrefillPeers:
     def backends(self) -> dict[str, str]:
         """By worker id of those that take jobs: how KV comes from there."""
         accepted = [peer for peer in self._peers.values() if peer.accepted]
-        return {peer.address.worker_id: "shm" if peer.in_place else "zmq" for peer in accepted}
+        return {peer.address.worker_id: "shm" if peer.seat else "zmq" for peer in accepted}
 
     def forget_all(self) -> None:
         """Whoever is named from now on is greeted again."""

@@ -23,6 +23,7 @@ class DecodeRequest:
     state: DecodeState = DecodeState.RESERVING
     handover_s: float = 0.0  # how long the hand-over may take, from the job to its last frame
     pages_in_place: tuple[int, ...] = ()  # of the prompt, where prefill may write them itself
+    seat: int = 0  # that prefill holds to do so
     deadline: float = float("inf")  # when that is over, in seconds of the worker's clock
     stamps: list[Stamp] = field(default_factory=list)
 
@@ -61,6 +62,7 @@ class DecodeRequest:
             assign.first_choice,
             assign.num_replayed,
             self.pages_in_place,
+            self.seat,
         )
 
     @property

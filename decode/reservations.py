@@ -125,9 +125,10 @@ class Reservations:
                 prompt_pages,
                 request.prompt_len,
                 peer.layout,
-                peer.in_place,
+                in_place=bool(peer.seat),
             )
-            request.pages_in_place = tuple(prompt_pages) if peer.in_place else ()
+            if peer.seat:
+                request.pages_in_place, request.seat = tuple(prompt_pages), peer.seat
         self._reserved[request.reservation] = request
         return True
 

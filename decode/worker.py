@@ -198,8 +198,8 @@ class DecodeWorker:
         reason = mismatch(message.layout, self.engine.kv.layout, peer.address.worker_id, self._address.worker_id)
         if reason is None and not peer.accepted:
             try:
-                in_place = self._receiver.admit_writer(peer.address.instance, message.in_place)
-                peer.accept(message.job_tokens, message.layout, in_place)
+                seat = self._receiver.admit_writer(peer.address.instance, message.in_place)
+                peer.accept(message.job_tokens, message.layout, seat)
             except WireError as error:
                 reason = error.message
         if reason is not None:

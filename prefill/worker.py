@@ -58,6 +58,11 @@ class _Peer:
     hello: Hello
     in_place: bool
 
+    @property
+    def seat(self) -> int | None:
+        """What was taken for this greeting, if anything."""
+        return self.hello.pool.seat if self.hello.pool is not None and self.in_place else None
+
 
 class PrefillWorker:
     """The core of one prefill process: messages in, steps, messages out."""
@@ -207,6 +212,8 @@ class PrefillWorker:
         peer = self._peers.get(instance)
         if peer is None or (instance, message.reservation) in self._jobs:
             return  # a stranger, or a repeat: no state is created for it
+        if message.pages and message.seat != peer.seat:
+            return  # it was overtaken by another greeting: its pages are others' by now, and nobody waits for it
         length = len(message.prompt_ids)
         reason = (
             self.engine.fault(message.prompt_ids, message.sampling, message.num_choices)

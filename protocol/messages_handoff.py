@@ -51,6 +51,7 @@ class PrefillJob(Message):
     first_choice: Count = 0
     num_replayed: Count = 0
     pages: Ints = ()  # decode's, in prompt order, to be written in place; none: KV goes as frames
+    seat: Count = 0  # of the greeting in which `pages` were reserved: of an older one, they are others' by now
 
 
 @dataclass(frozen=True)

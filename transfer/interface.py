@@ -211,8 +211,9 @@ class KvReceiver(Protocol):
         """What the prefill worker `instance` is offered in a greeting; None where nobody may write in place."""
         ...
 
-    def admit_writer(self, instance: int, in_place: bool) -> bool:
-        """Whether that worker, which says that it can or not, may be told pages; WireError if it must and may not."""
+    def admit_writer(self, instance: int, in_place: bool) -> int:
+        """The seat of that worker, which says that it can or not, if it may be told pages; 0 if not, or WireError if it
+        must."""
         ...
 
     def stopped(self, reservation: int, instance: int) -> None:

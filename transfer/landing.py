@@ -85,9 +85,9 @@ class FrameReceiver:
         """See KvReceiver."""
         return None if self._writers is None else self._writers.offer(instance)
 
-    def admit_writer(self, instance: int, in_place: bool) -> bool:
+    def admit_writer(self, instance: int, in_place: bool) -> int:
         """See KvReceiver."""
-        return self._writers is not None and self._writers.admit(instance, in_place)
+        return 0 if self._writers is None else self._writers.admit(instance, in_place)
 
     def stopped(self, reservation: int, instance: int) -> None:
         """See KvReceiver."""

@@ -43,13 +43,14 @@ class Writers:
         self._seat_of[instance] = offer.seat
         return offer
 
-    def admit(self, instance: int, in_place: bool) -> bool:
-        """Whether a prefill worker that says so (`in_place`) may write; WireError if it must and may not."""
-        seat = self._seat_of.get(instance)
-        admitted = in_place and seat is not None and self._seats.is_taken(seat)
-        if self._required and not admitted:
+    def admit(self, instance: int, in_place: bool) -> int:
+        """The seat of a prefill worker that says that it may write (`in_place`), and may; else 0, or a WireError."""
+        seat = self._seat_of.get(instance, 0)
+        if in_place and seat and self._seats.is_taken(seat):
+            return seat
+        if self._required:
             raise WireError("transfer_backend is shm, but prefill has not mapped the KV memory of decode")
-        return admitted
+        return 0
 
     def began(self, reservation: int, instance: int) -> None:
         """An admitted prefill worker is told the reservation's pages."""

@@ -113,8 +113,8 @@ ROLES = (
     Mutant(
         "whoever says so may write in place",
         "transfer/writers.py",
-        " and self._seats.is_taken(seat)\n",
-        "\n",
+        " and self._seats.is_taken(seat):\n",
+        ":\n",
         "decode waits for pages that somebody writes elsewhere",
         (),
         ("tests/transfer/test_writers.py",),

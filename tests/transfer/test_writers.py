@@ -42,12 +42,11 @@ def writers(table: Table) -> Writers:
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_writer_is_admitted_when_it_says_so_and_holds_its_seat(table: Table, says: bool, holds: bool) -> None:
     free, strict = Writers(table, required=False), Writers(table, required=True)
-    for each in (free, strict):
-        seat = each.offer(ONE).seat
-        table.taken |= {seat} if holds else set()
-    assert free.admit(ONE, says) == (says and holds)
+    free_seat, strict_seat = (each.offer(ONE).seat for each in (free, strict))
+    table.taken |= {free_seat, strict_seat} if holds else set()
+    assert free.admit(ONE, says) == (free_seat if says and holds else 0)
     if says and holds:
-        assert strict.admit(ONE, says)
+        assert strict.admit(ONE, says) == strict_seat
     else:
         with pytest.raises(WireError, match="transfer_backend is shm"):
             strict.admit(ONE, says)
