@@ -50,9 +50,14 @@ def unrest(processes: Sequence[WorkerProcess], control: Control) -> Iterator[str
     """What is still held, queued, in flight or owed, although nobody waits for anything."""
     if len(control.requests) or control.loads or control._dispatch._listeners:
         yield f"the gateway still has {list(control.requests._records)}, loads {dict(control.loads)}"
+    alive = {process.instance for process in processes}
     for process in processes:
         for what in _held(process):
             yield f"{process.name} still has {what}"
+        core = process.core
+        peers = set(core._peers) if isinstance(core, PrefillWorker) else set(core._peers._peers)
+        if gone := peers - alive:
+            yield f"{process.name} has not been told that {gone} are lost"
 
 
 def owed(processes: Sequence[WorkerProcess]) -> Iterator[str]:

@@ -114,7 +114,7 @@ class Scenario:
 
 
 def _arrival(rng: random.Random, name: str, kind: str) -> Arrival:
-    num_tokens = rng.choice((1, 2, 5, 9))
+    num_tokens = rng.choice((1, 2, 5, 9) if kind != "aborts" else (2, 9, 30))
     params = SamplingParams(
         max_tokens=num_tokens,
         min_tokens=rng.choice((0, 0, 3)) if num_tokens > 3 else 0,
@@ -131,7 +131,7 @@ def _arrival(rng: random.Random, name: str, kind: str) -> Arrival:
         prompt=tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, CONTEXT - num_tokens - 1))),
         params=params,
         num_choices=num_choices,
-        leaves_at=at + rng.random() ** 2 * 0.6 if leaves else None,
+        leaves_at=at + rng.random() ** 2 * 0.8 if leaves else None,
         leaves_choice=rng.choice((-1, -1, 0, num_choices - 1)),
     )
 

@@ -65,11 +65,11 @@ HANDOFF = (
         "decode begins before all frames are there",
     ),
     _mutant(
-        "frames of a sender's earlier life are taken",
-        RECEIVER,
-        "        if header.sender_instance != self._sender_instance:\n",
-        "        if header.sender_instance > self._sender_instance:\n",
-        "an instance that was declared lost writes into what is another's now",
+        "an instance that was declared lost may come back",
+        MEMBERSHIP,
+        """        self._lost[member.key] = Loss(f"{reason}; this instance may not return", member.last_seen)\n""",
+        "",
+        "what it holds, and whom it knows, is of another time",
     ),
     _mutant(
         "decode does not say that the KV has arrived",
@@ -158,11 +158,11 @@ HANDOFF = (
         "it draws others",
     ),
     _mutant(
-        "a client gets what two workers say twice",
+        "a retry numbers its tokens from the start",
         REQUESTS,
-        "        fresh = news.token_ids[num_known - news.seq :]\n",
-        "        fresh = news.token_ids\n",
-        "the first token comes from prefill and from decode",
+        "            len(replayed),\n        )\n",
+        "            0,\n        )\n",
+        "they are taken for those that the client has",
     ),
     _mutant(
         "attempts that end still weigh on their worker",
