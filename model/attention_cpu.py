@@ -112,9 +112,9 @@ class CpuAttention:
         for group in plan.decodes:
             out_THD[group.rows_N] = self._decode(q_THD[group.rows_N], kv_layer, group)
         if plan.paged is not None and self.kernels is not None:
-            paged = plan.paged
-            q_DHD, out_DHD = q_THD[paged.start :], out_THD[paged.start :]
-            self.kernels.attend(q_DHD, kv_layer, paged.tables_DP, paged.seq_lens_D, out_DHD)
+            start = plan.paged.start
+            q_DHD, out_DHD = (q_THD[start:], out_THD[start:]) if start else (q_THD, out_THD)
+            self.kernels.attend(q_DHD, kv_layer, plan.paged.tables_DP, plan.paged.seq_lens_D, out_DHD)
         return out_THD
 
     def _extend(self, q_THD: Tensor, kv_layer: Tensor, extend: _Extend, out_THD: Tensor) -> None:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -61,7 +62,7 @@ class CpuKernels:
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
         """See Passes."""
-        x_TE = x_TE.contiguous()
+        assert x_TE.is_contiguous()
         out_TE = torch.empty_like(x_TE)
         rows, width = x_TE.shape
         self.library.rms_norm(
@@ -79,31 +80,36 @@ class CpuKernels:
         rows: Rows,
     ) -> Tensor:
         """See Passes."""
-        q_TN, v_TN = qkv[0], qkv[-1]
-        q_size = self.num_heads * self.head_dim
-        k_TN = qkv[1] if len(qkv) == 3 else q_TN[:, q_size:]
+        q, k, v = self._parts(qkv, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim)
         cos, sin = rotation
-        assert q_TN.stride(1) == k_TN.stride(1) == v_TN.stride(1) == 1 and cos.is_contiguous() and sin.is_contiguous()
-        tokens = q_TN.shape[0]
-        out_THD = torch.empty((tokens, self.num_heads, self.head_dim), dtype=q_TN.dtype)
+        assert cos.is_contiguous() and sin.is_contiguous()
+        tokens = qkv[0].shape[0]
+        out_THD = torch.empty((tokens, self.num_heads, self.head_dim), dtype=qkv[0].dtype)
         self.library.place(
-            q_TN.data_ptr(), q_TN.stride(0), k_TN.data_ptr(), k_TN.stride(0), v_TN.data_ptr(), v_TN.stride(0),
-            None if norm_ND is None else norm_ND.data_ptr(), self.eps, cos.data_ptr(), sin.data_ptr(),
+            *q, *k, *v, None if norm_ND is None else norm_ND.data_ptr(), self.eps, cos.data_ptr(), sin.data_ptr(),
             rows[0].data_ptr(), rows[1].data_ptr(), out_THD.data_ptr(), kv.layer(layer).data_ptr(),
             tokens, self.num_heads, self.num_kv_heads, torch.get_num_threads(),
         )  # fmt: skip
         return out_THD
 
-    def gated(self, gate_TI: Tensor, up_TI: Tensor) -> Tensor:
+    def gated(self, gate_up: tuple[Tensor, ...]) -> Tensor:
         """See Passes."""
-        assert gate_TI.stride() == up_TI.stride() and gate_TI.stride(1) == 1
-        rows, width = gate_TI.shape
-        out_TI = torch.empty((rows, width), dtype=gate_TI.dtype)
-        self.library.gated(
-            gate_TI.data_ptr(), up_TI.data_ptr(), out_TI.data_ptr(), rows, width, gate_TI.stride(0),
-            torch.get_num_threads(),
-        )  # fmt: skip
+        rows, width = gate_up[0].shape
+        if len(gate_up) == 1:
+            width //= 2
+        (gate, stride), (up, _) = self._parts(gate_up, width)
+        out_TI = torch.empty((rows, width), dtype=gate_up[0].dtype)
+        self.library.gated(gate, up, out_TI.data_ptr(), rows, width, stride, torch.get_num_threads())
         return out_TI
+
+    def _parts(self, products: tuple[Tensor, ...], *sizes: int) -> list[tuple[int, int]]:
+        """(address, elements from row to row) of each product. Side by side in one tensor, each but the last has its
+        size in `sizes`."""
+        assert all(product.is_contiguous() for product in products)
+        if len(products) > 1:
+            return [(product.data_ptr(), product.shape[1]) for product in products]
+        at, stride, item = products[0].data_ptr(), products[0].shape[1], products[0].element_size()
+        return [(at + start * item, stride) for start in accumulate((0, *sizes))]
 
     def attend(
         self, q_BHD: Tensor, kv_layer: Tensor, page_table_BP: Tensor, seq_lens_B: Tensor, out_BHD: Tensor

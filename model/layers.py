@@ -40,7 +40,7 @@ class PackedLinear:
     bias_O: Tensor | None
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        y_TO: Tensor = torch.ops.mkldnn._linear_pointwise(x_TI, self.packed, self.bias_O, "none", [], "")
+        y_TO: Tensor = torch.ops.mkldnn._linear_pointwise.default(x_TI, self.packed, self.bias_O, "none", [], "")
         return y_TO
 
     def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
@@ -74,29 +74,24 @@ def pack(linear: Linear) -> AnyLinear:
 
 @dataclass(frozen=True)
 class ParallelLinears:
-    """Several linears of one input (q, k, v; gate, up): merged into one product and split again, or left apart.
+    """Several linears of one input (q, k, v; gate, up): merged into one, its products side by side, or left apart.
 
     Merging copies the weights. On a device, or packed, they are copied anyway, and one large product is faster;
     otherwise they stay views over the mapped checkpoint, so that the workers of a host share them.
     """
 
     linears: tuple[AnyLinear, ...]
-    split: tuple[int, ...]  # sizes of the parts of a merged product
 
     def __call__(self, x_TI: Tensor) -> tuple[Tensor, ...]:
-        if len(self.linears) == 1:
-            return torch.split(self.linears[0](x_TI), list(self.split), dim=-1)
-        return tuple(linear(x_TI) for linear in self.linears)
+        """One product of all, or one of each."""
+        return tuple([linear(x_TI) for linear in self.linears])
 
 
-def parallel_linears(
-    linears: Sequence[Linear], split: tuple[int, ...], *, merge: bool, packed: bool = False
-) -> ParallelLinears:
-    """The linears as one step, merged if asked for (and then packed, if asked for). All or none have a bias. Merged,
-    their outputs come in parts of the sizes in `split`; apart, one by one."""
+def parallel_linears(linears: Sequence[Linear], *, merge: bool, packed: bool = False) -> ParallelLinears:
+    """The linears as one step, merged if asked for (and then packed, if asked for). All or none have a bias."""
     if not merge:
-        return ParallelLinears(tuple(linears), split)
+        return ParallelLinears(tuple(linears))
     biases = [linear.bias_O for linear in linears if linear.bias_O is not None]
     assert len(biases) in (0, len(linears))
     merged = Linear(torch.cat([linear.weight_OI for linear in linears]), torch.cat(biases) if biases else None)
-    return ParallelLinears((pack(merged) if packed else merged,), split)
+    return ParallelLinears((pack(merged) if packed else merged,))

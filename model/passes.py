@@ -37,12 +37,12 @@ class Passes(Protocol):
     ) -> Tensor:
         """Queries (T, H, D), normed and turned; K, likewise, and V are written to their rows of the layer's pages.
 
-        `qkv` is q, k and v, or q and k side by side, and v: each (T, heads * D).
+        `qkv` is q, k and v, (T, heads * D) each, or the three side by side.
         """
         ...
 
-    def gated(self, gate_TI: Tensor, up_TI: Tensor) -> Tensor:
-        """silu(gate) * up (Shazeer 2020)."""
+    def gated(self, gate_up: tuple[Tensor, ...]) -> Tensor:
+        """silu(gate) * up (Shazeer 2020), (T, I). `gate_up` is gate and up, or the two side by side."""
         ...
 
 
@@ -68,8 +68,11 @@ class TorchPasses:
         rows: Rows,
     ) -> Tensor:
         """Queries and keys share their norm and rotation: one pass over both; see Passes."""
-        *parts, v_TN = qkv
-        qk_TN = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        if len(qkv) == 1:
+            v_size = kv.layout.num_kv_heads * self.head_dim
+            qk_TN, v_TN = qkv[0][:, :-v_size], qkv[0][:, -v_size:]
+        else:
+            qk_TN, v_TN = torch.cat(qkv[:2], dim=-1), qkv[2]
         qk_TND = qk_TN.unflatten(-1, (-1, self.head_dim))
         if norm_ND is not None:
             qk_TND = F.rms_norm(qk_TND, (self.head_dim,), None, self.eps) * norm_ND
@@ -77,6 +80,7 @@ class TorchPasses:
         kv.write(layer, rows, qk_TND[:, self.num_heads :].flatten(1), v_TN)
         return qk_TND[:, : self.num_heads]
 
-    def gated(self, gate_TI: Tensor, up_TI: Tensor) -> Tensor:
+    def gated(self, gate_up: tuple[Tensor, ...]) -> Tensor:
         """See Passes."""
+        gate_TI, up_TI = gate_up if len(gate_up) > 1 else gate_up[0].chunk(2, dim=-1)
         return F.silu(gate_TI).mul_(up_TI)

@@ -63,8 +63,8 @@ class Decoder:
                 on_layer(index)
             attended_THD = attention.attend(q_THD, kv.layer(index), plan)
             x_TE = layer.output.added_to(x_TE, attended_THD.flatten(1))
-            gate_TI, up_TI = layer.gate_up(passes.rms_norm(x_TE, layer.mlp_norm_E))
-            x_TE = layer.down.added_to(x_TE, passes.gated(gate_TI, up_TI))
+            gate_up = layer.gate_up(passes.rms_norm(x_TE, layer.mlp_norm_E))
+            x_TE = layer.down.added_to(x_TE, passes.gated(gate_up))
         wanted_LE = passes.rms_norm(x_TE.index_select(0, inp.logit_indices_L), self.final_norm_E)
         return self.head(wanted_LE).float()
 
@@ -140,10 +140,10 @@ class _Weights:
         ]
         return DecoderLayer(
             input_norm_E=self.tensor(f"{prefix}.input_layernorm.weight", c.hidden_size),
-            qkv=parallel_linears(qkv, (q_size + kv_size, kv_size), merge=merge, packed=self.packed),
+            qkv=parallel_linears(qkv, merge=merge, packed=self.packed),
             qk_norm_ND=self.qk_norm(attention) if c.qk_norm else None,
             output=self.finished(self.linear(f"{attention}.o_proj", c.hidden_size, q_size, bias=c.output_bias)),
             mlp_norm_E=self.tensor(f"{prefix}.post_attention_layernorm.weight", c.hidden_size),
-            gate_up=parallel_linears(gate_up, (c.intermediate_size,) * 2, merge=merge, packed=self.packed),
+            gate_up=parallel_linears(gate_up, merge=merge, packed=self.packed),
             down=self.finished(self.linear(f"{mlp}.down_proj", c.hidden_size, c.intermediate_size, bias=c.mlp_bias)),
         )

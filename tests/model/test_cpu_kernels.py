@@ -132,15 +132,17 @@ def test_norm(dtype: str, rows: int, width: int) -> None:
 def test_gate(dtype: str) -> None:
     kernels, plain = kernels_for(dtype), TorchPasses(4, 16, EPS)
     both = _random(dtype, 37, 160) * 30
-    for gate, up in (both.split(80, dim=1), (both[:, :80].contiguous(), both[:, 80:].contiguous())):
-        expected = plain.gated(gate.float(), up.float())
-        assert torch.allclose(kernels.gated(gate, up).float(), expected, rtol=0.01, atol=1e-5)
+    apart = both[:, :80].contiguous(), both[:, 80:].contiguous()
+    expected = plain.gated((both.float(),))
+    assert torch.allclose(plain.gated((apart[0].float(), apart[1].float())), expected)
+    for gate_up in ((both,), apart):
+        assert torch.allclose(kernels.gated(gate_up).float(), expected, rtol=0.01, atol=1e-5)
 
 
 def test_gate_of_what_is_not_finite_and_what_is_extreme() -> None:
     gate = torch.tensor([[float("nan"), float("inf"), 1e30, -1e30, 100.0, -100.0, 0.0]])
     expected = torch.tensor([[float("nan"), float("inf"), 1e30, 0.0, 100.0, 0.0, 0.0]])
-    got = kernels_for().gated(gate, torch.ones_like(gate))
+    got = kernels_for().gated((gate, torch.ones_like(gate)))
     assert torch.allclose(got, expected, equal_nan=True, atol=1e-6)
 
 
@@ -153,16 +155,14 @@ def test_placing(dtype: str, pages: str, normed: bool, merged: bool) -> None:
     kernels, plain = kernels_for(dtype, (heads, kv_heads), head_dim, pages), TorchPasses(heads, head_dim, EPS)
     q_size, kv_size = heads * head_dim, kv_heads * head_dim
     qkv = _random(dtype, tokens, q_size + 2 * kv_size)
-    parts = qkv.split((q_size + kv_size, kv_size) if merged else (q_size, kv_size, kv_size), dim=1)
-    if not merged:
-        parts = tuple(part.contiguous() for part in parts)
+    apart = tuple(part.contiguous() for part in qkv.split((q_size, kv_size, kv_size), dim=1))
     norm = _random(dtype, heads + kv_heads, head_dim) if normed else None
     turned = rotation(torch.arange(tokens) * 7, inverse_frequencies(RopeConfig(10_000.0), head_dim))
     slots = torch.randperm(36)[:tokens] + 4  # page 0 is padding
     found = []
     for passes in (kernels, plain):
         kv = PagedKv(layout, 10)
-        q_THD = passes.place(tuple(parts), norm, turned, kv, 1, kv.token_rows(slots))
+        q_THD = passes.place((qkv,) if merged else apart, norm, turned, kv, 1, kv.token_rows(slots))
         assert q_THD.shape == (tokens, heads, head_dim) and not kv.layer(0).any()
         found.append((q_THD.float(), kv.layer(1).float()))
     for got, expected in zip(*found, strict=True):
@@ -178,7 +178,7 @@ def test_rounding_to_bfloat16_is_torch_s() -> None:
     qkv = torch.cat((torch.zeros(8, 64 + 32), values), dim=1)
     kv = PagedKv(layout, 4)
     rows = kv.token_rows(torch.arange(4, 12))
-    kernels.place((qkv[:, :96], qkv[:, 96:]), None, (torch.ones(8, 1, 16), torch.zeros(8, 1, 16)), kv, 0, rows)
+    kernels.place((qkv,), None, (torch.ones(8, 1, 16), torch.zeros(8, 1, 16)), kv, 0, rows)
     placed = kv.layer(0)[1:3, 1].reshape(8, 32)
     assert torch.equal(placed.nan_to_num(7.0), values.bfloat16().nan_to_num(7.0))
 
