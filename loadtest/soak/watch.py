@@ -6,6 +6,7 @@ What it does not know: what the processes do.
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 
 import psutil
@@ -21,7 +22,7 @@ _MIB = 2**20
 
 @dataclass
 class Life:
-    """One process from its first to its last sample. `samples`: (seconds, resident MiB, descriptors)."""
+    """One process from its first to its last sample. `samples`: (seconds, resident MiB without KV, descriptors)."""
 
     name: str
     pid: int
@@ -89,7 +90,18 @@ class Watch:
             return  # a child that is about to become another program
         name = "launcher" if is_launcher else _name(words)
         life = self._lives.setdefault(key, Life(name, process.pid))
-        life.samples.append((now, process.memory_info().rss / _MIB, process.num_fds()))
+        life.samples.append((now, _resident_bytes(process.pid) / _MIB, process.num_fds()))
+
+
+def _resident_bytes(pid: int) -> int:
+    """Without shared memory: KV, which has its size from the start, and which a prefill worker touches page by page
+    where it writes into that of a decode worker."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError as error:
+        raise psutil.NoSuchProcess(pid) from error
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    return 1024 * sum(int(fields.get(name, "0 kB").split()[0]) for name in ("RssAnon", "RssFile"))
 
 
 def _name(words: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.soak.watch import LEAST_S, WARM_UP_S, Life, Watch, growth, slope
+from runtime.shared_memory import SharedMemory
 
 SECONDS = int(2 * LEAST_S + 30)
 
@@ -48,6 +49,18 @@ def test_too_few_points_have_no_slope() -> None:
 )
 def test_what_grows_is_told(lives: list[Life], is_flat: bool | None) -> None:
     assert growth("x", lives).is_flat is is_flat
+
+
+def test_kv_memory_is_not_growth() -> None:
+    watch = Watch(os.getpid())
+    watch.look(0.0)
+    memory = SharedMemory(64 << 20)
+    for start in range(0, 64 << 20, 4096):
+        memory.mapping[start] = 1
+    watch.look(1.0)
+    (launcher,) = (each for each in watch._lives.values() if each.pid == os.getpid())
+    (_, before, _), (_, after, _) = launcher.samples
+    assert after - before < 32
 
 
 def test_a_watch_sees_children_and_who_is_left() -> None:
