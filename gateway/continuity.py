@@ -69,8 +69,15 @@ class Continuity:
             if not counts.mark:
                 counts.mark, counts.num_beats, counts.last_look = counts.told, 0, self._num_looks
 
-    def gap(self, identity: bytes, num_sent: int | None, num_received: int | None) -> str | None:
+    def number(self, identity: bytes) -> int | None:
+        """Of the message that is told next, as the worker may check it; None for who is not counted."""
+        counts = self._counts.get(identity)
+        return None if counts is None else counts.told + 1
+
+    def gap(self, identity: bytes, num_sent: int | None, num_received: int | None, num_missed: int = 0) -> str | None:
         """What a heartbeat, which was `heard` already, shows to be missing; None when nothing is."""
+        if num_missed:
+            return f"has missed {num_missed} of the messages that were sent to it"
         counts = self._counts.get(identity)
         if counts is None or num_sent is None or num_received is None:
             return None

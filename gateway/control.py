@@ -7,6 +7,7 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from gateway.continuity import Continuity, Punctuality
@@ -158,7 +159,7 @@ class Control:
         elif isinstance(message, Heartbeat):
             _check_sender(identity, WorkerKey(message.worker_id, message.instance))
             self._apply(self.membership.heartbeat(message, now))
-            if gap := self._continuity.gap(identity, message.num_sent, message.num_received):
+            if gap := self._continuity.gap(identity, message.num_sent, message.num_received, message.num_missed):
                 self._lose(WorkerKey(message.worker_id, message.instance), gap)
         elif isinstance(message, Leaving):
             _check_sender(identity, WorkerKey(message.worker_id, message.instance))
@@ -216,6 +217,8 @@ class Control:
         self._apply(self.membership.give_up(key, why))
 
     def _send(self, key: WorkerKey, message: ToWorker) -> bool:
+        if isinstance(message, Welcome):
+            message = replace(message, num_sent=self._continuity.number(key.identity))
         self._continuity.told(key.identity)
         return self._socket.send(key.identity, TO_WORKER.encode(message))
 
@@ -235,7 +238,7 @@ class Control:
         workers for what is stranded."""
         self._continuity.look()
         for member in self.membership.members:
-            if not self._send(member.key, Welcome(self.membership.gateway_instance)):  # says nothing new
+            if not self._send(member.key, Welcome(self.membership.gateway_instance)):  # says nothing new but its number
                 self._lose(member.key)
         if is_punctual:
             self._apply(self.membership.expire(self._clock.now()))

@@ -120,6 +120,7 @@ class Heartbeat(Message):
     launch_age_s: Seconds = 0.0  # age of the oldest launch in progress; 0 when idle
     num_sent: Count | None = None  # as in Register
     num_received: Count | None = None
+    num_missed: Count = 0  # of the gateway's messages, that were sent and never came
 
 
 @dataclass(slots=True)
@@ -178,9 +179,12 @@ class Leaving(Message):
 
 @dataclass(frozen=True)
 class Welcome(Message):
-    """The worker is a member. `gateway_instance` changes when the gateway restarts."""
+    """The worker is a member; said again and again. `gateway_instance` changes when the gateway restarts. `num_sent`
+    counts the gateway's messages to this worker, this one included, from some number on: so the worker sees whether one
+    between two of these is missing, and says so in its heartbeat."""
 
     gateway_instance: Instance
+    num_sent: Count | None = None
 
 
 @dataclass(frozen=True)

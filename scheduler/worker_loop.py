@@ -35,6 +35,7 @@ from runtime.clock import Clock
 from runtime.log import get_log
 from runtime.process_life import StopSignal
 from runtime.refusals import Refusals
+from scheduler.missed import Missed
 from scheduler.outbox import Outbox
 
 HEARTBEAT_S = 0.25
@@ -166,6 +167,7 @@ class WorkerLoop:
     _next_beat: float = 0.0
     _refusals: Refusals = field(default_factory=lambda: Refusals(log, "message refused"))
     _next_register: float = 0.0
+    _missed: Missed = field(default_factory=Missed)
     _launch: int = 0  # the oldest in flight when it was last looked at
     _launch_since: float = 0.0
     _watched: tuple[Any, ...] = ()
@@ -203,6 +205,7 @@ class WorkerLoop:
     def _start_joining(self) -> None:
         now = self.clock.now()
         self._join_deadline, self._tell_at = now + JOIN_DEADLINE_S, now + SILENT_GATEWAY_S
+        self._missed = Missed()
 
     def _check_joining(self, now: float) -> None:
         if now > self._join_deadline:
@@ -234,6 +237,8 @@ class WorkerLoop:
                 self._refusals.note("message", source="gateway", why=error.message)
                 continue
             self._num_read += 1
+            if isinstance(message, Welcome) and message.num_sent is not None:
+                self._missed.numbered(message.num_sent, self._num_read)
             self._on_gateway(message)
         self.link.receive()
 
@@ -301,7 +306,7 @@ class WorkerLoop:
         stats = self._stats()
         address = self.register.address
         launch_age_s = now - self._launch_since if self._launch else 0.0
-        counts = self.gateway.num_sent + 1, self._num_read
+        counts = self.gateway.num_sent + 1, self._num_read, self._missed.total
         beat = Heartbeat(address.worker_id, address.instance, stats, launch_age_s, *counts)
         self.gateway.send(TO_GATEWAY.encode(beat))
 

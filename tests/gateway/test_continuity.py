@@ -51,6 +51,17 @@ def test_what_is_sent_must_be_received_some_beats_later() -> None:
     assert beat(5) == "has received 5 messages of 6 that were sent to it"
 
 
+def test_a_worker_that_has_missed_a_message_is_believed() -> None:
+    counts = joined()
+    assert counts.number(ME) == 4 and counts.number(b"other") is None
+    counts.told(ME)
+    assert counts.number(ME) == 5
+    counts.heard(ME)
+    assert counts.gap(ME, 8, 4, 0) is None
+    counts.heard(ME)
+    assert counts.gap(ME, 9, 4, 1) == "has missed 1 of the messages that were sent to it"
+
+
 def test_heartbeats_that_waited_while_we_were_paused_blame_nobody() -> None:
     counts = joined()
     counts.told(ME)
