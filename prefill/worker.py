@@ -7,6 +7,7 @@ It decides what to compute next and when pages may go. What it does not know: so
 clock's. See job_states.py for a job's life.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ from scheduler.request_check import replay_fault, transfer_fault
 from transfer.interface import KvSender
 
 JOB_TOKENS = 16_384  # queued prompt tokens granted to each decode worker
+LOST_REMEMBERED = 1000  # the last of them; who was paused for so many losses is long ended by the gateway's word
 DELIVERY_DEADLINE_S = 600.0  # from the last frame's making to KvDelivered; decode gives up long before
 
 
@@ -88,6 +90,7 @@ class PrefillWorker:
         self._chunk_size = chunk_size
         self._loop = OverlapLoop(engine, self, overlap)
         self._peers: dict[int, _Peer] = {}
+        self._lost: deque[int] = deque(maxlen=LOST_REMEMBERED)  # instances
         self._jobs: dict[tuple[int, int], Job] = {}  # by (decode instance, reservation)
         self._job_of: dict[Req, Job] = {}  # by the prompt's and the choices' Req
         self._waiting: list[Job] = []
@@ -98,6 +101,7 @@ class PrefillWorker:
     def on_gateway(self, message: ToWorker) -> None:
         """PeerLost drops every job of a decode worker; jobs and their cancels come from decode, never from here."""
         if isinstance(message, PeerLost):
+            self._lost.append(message.instance)
             self._lose_peer(message.instance)
 
     def on_peer(self, instance: int, message: ToPrefill) -> None:
@@ -116,6 +120,7 @@ class PrefillWorker:
         tells. Those that live greet again."""
         for instance in list(self._peers):
             self._lose_peer(instance)
+        self._lost.clear()  # the new one may take them
 
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
@@ -198,7 +203,10 @@ class PrefillWorker:
         self.outbox.decode.append((instance, accepted))
 
     def _check(self, instance: int, hello: Hello) -> None:
-        """LayoutMismatch, naming both values, where KV cannot move to the decode worker that greets."""
+        """LayoutMismatch, naming both values, where KV cannot move to the decode worker that greets; WireError for one
+        that is lost: nobody would tell when it has gone."""
+        if instance in self._lost:
+            raise WireError(f"worker {hello.address.worker_id!r} was declared lost; this instance may not return")
         here, there = self._address.worker_id, hello.address.worker_id
         reason = mismatch(self.engine.kv.layout, hello.layout, here, there)
         if hello.address.instance != instance:  # jobs are kept by the connection's, transfers by the address's

@@ -290,6 +290,19 @@ def test_what_never_fits_fails_at_once(prompt: tuple[int, ...], says: str) -> No
     assert bench.at_rest()
 
 
+def test_who_was_declared_lost_is_refused_although_it_wakes_until_the_gateway_is_a_new_one() -> None:
+    bench = Bench()
+    hello = Hello(DECODE, bench.engine.kv.layout, "print")
+    bench.worker.on_gateway(PeerLost("decode-0", 7))
+    bench.worker.on_peer(7, hello)
+    bench.job()
+    (refused,) = bench.sent(HelloRefused)
+    assert "was declared lost" in refused.reason and bench.at_rest()
+    bench.worker.reset()
+    bench.worker.on_peer(7, hello)
+    assert len(bench.sent(HelloAccepted)) == 1
+
+
 @pytest.mark.parametrize("steps", range(6))
 def test_a_lost_decode_worker_takes_its_jobs_along(steps: int) -> None:
     bench = Bench()
