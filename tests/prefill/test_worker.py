@@ -297,7 +297,7 @@ def test_who_was_declared_lost_is_refused_although_it_wakes_until_the_gateway_is
     bench.worker.on_peer(7, hello)
     bench.job()
     (refused,) = bench.sent(HelloRefused)
-    assert "was declared lost" in refused.reason and bench.at_rest()
+    assert isinstance(refused, HelloRefused) and "was declared lost" in refused.reason and bench.at_rest()
     bench.worker.reset()
     bench.worker.on_peer(7, hello)
     assert len(bench.sent(HelloAccepted)) == 1
