@@ -100,7 +100,8 @@ void gated(const act *gate, const act *up, act *out, int64_t rows, int64_t width
 }
 
 // One head, normed (weight may be NULL) and turned by its position, as float32.
-static inline void turn(const act *head, const act *weight, float eps, const float *cos_D, const float *sin_D, float *to) {
+static inline void turn(const act *head, const act *weight, float eps, const float *cos_F, const float *sin_F,
+                        float *to) {
     float x[D], scale = 1.0f;
     for (int d = 0; d < D; d++) x[d] = READ(head[d]);
     if (weight) {
@@ -110,29 +111,29 @@ static inline void turn(const act *head, const act *weight, float eps, const flo
         for (int d = 0; d < D; d++) x[d] *= scale * READ(weight[d]);
     }
     for (int d = 0; d < HALF; d++) {
-        to[d] = x[d] * cos_D[d] + x[d + HALF] * sin_D[d];
-        to[d + HALF] = x[d + HALF] * cos_D[d + HALF] + x[d] * sin_D[d + HALF];
+        to[d] = x[d] * cos_F[d] - x[d + HALF] * sin_F[d];
+        to[d + HALF] = x[d + HALF] * cos_F[d] + x[d] * sin_F[d];
     }
 }
 
 // Queries to q_out (tokens, num_heads, D); K and V to their rows of a layer's pages, (row, num_kv_heads, D) each.
 void place(const act *q, int64_t q_stride, const act *k, int64_t k_stride, const act *v, int64_t v_stride,
-           const act *norm_ND, float eps, const float *cos_TD, const float *sin_TD, const int64_t *k_rows,
+           const act *norm_ND, float eps, const float *cos_TF, const float *sin_TF, const int64_t *k_rows,
            const int64_t *v_rows, act *q_out, kv *pages, int64_t tokens, int64_t num_heads, int64_t num_kv_heads,
            int threads) {
 #pragma omp parallel for TEAM(tokens * (num_heads + 2 * num_kv_heads) * D)
     for (int64_t t = 0; t < tokens; t++) {
         float turned[D];
-        const float *cos_D = cos_TD + t * D, *sin_D = sin_TD + t * D;
+        const float *cos_F = cos_TF + t * HALF, *sin_F = sin_TF + t * HALF;
         for (int64_t head = 0; head < num_heads; head++) {
-            turn(q + t * q_stride + head * D, norm_ND ? norm_ND + head * D : 0, eps, cos_D, sin_D, turned);
+            turn(q + t * q_stride + head * D, norm_ND ? norm_ND + head * D : 0, eps, cos_F, sin_F, turned);
             act *to = q_out + (t * num_heads + head) * D;
             for (int d = 0; d < D; d++) to[d] = WRITE(turned[d]);
         }
         kv *k_to = pages + k_rows[t] * num_kv_heads * D, *v_to = pages + v_rows[t] * num_kv_heads * D;
         for (int64_t head = 0; head < num_kv_heads; head++) {
             const act *weight = norm_ND ? norm_ND + (num_heads + head) * D : 0;
-            turn(k + t * k_stride + head * D, weight, eps, cos_D, sin_D, turned);
+            turn(k + t * k_stride + head * D, weight, eps, cos_F, sin_F, turned);
             for (int d = 0; d < D; d++) k_to[head * D + d] = WRITE_KV(turned[d]);
         }
         for (int64_t i = 0; i < num_kv_heads * D; i++) v_to[i] = WRITE_KV(READ(v[t * v_stride + i]));
@@ -226,8 +227,8 @@ static inline void attend_heads(const float (*query)[D], int64_t heads, const kv
 
 // out (requests, num_heads, D): each request's one token over its own `lengths[request]` slots. `pages` is
 // (page, K or V, page_size, num_kv_heads, D), `tables` (requests, table_stride) page numbers.
-void attend(const act *q, const kv *pages, const int64_t *tables, int64_t table_stride, const int64_t *lengths, act *out,
-            int64_t requests, int64_t num_heads, int64_t num_kv_heads, int64_t page_size, int threads) {
+void attend(const act *q, const kv *pages, const int64_t *tables, int64_t table_stride, const int64_t *lengths,
+            act *out, int64_t requests, int64_t num_heads, int64_t num_kv_heads, int64_t page_size, int threads) {
     int64_t shared_by = num_heads / num_kv_heads;
     float scale = 1.0f / sqrtf(D);
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)

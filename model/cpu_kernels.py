@@ -2,7 +2,7 @@
 
 Decides whether a model can use them. The library is built by the machine's C compiler when a model first needs it, for
 its head size and types, and kept in the user's cache. What it does not know: products, or attention of chunks.
-Shapes as in passes.py; B requests that decode, P pages of the longest context.
+Shapes as in passes.py; F = D / 2 frequencies, B requests that decode, P pages of the longest context.
 """
 
 import ctypes
@@ -69,6 +69,11 @@ class CpuKernels:
             x_TE.data_ptr(), weight_E.data_ptr(), out_TE.data_ptr(), rows, width, self.eps, torch.get_num_threads()
         )
         return out_TE
+
+    def rotation(self, positions_T: Tensor, inv_freq_F: Tensor) -> Rotation:
+        """(T, F) each; see Passes."""
+        angles_TF = positions_T.to(torch.float32)[:, None] * inv_freq_F
+        return angles_TF.cos(), angles_TF.sin()
 
     def place(
         self,

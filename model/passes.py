@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.paged_kv import PagedKv
-from model.rope import rotate
+from model.rope import rotate, rotation
 
 Rows = tuple[Tensor, Tensor]  # where each token's K and V go: PagedKv.token_rows
-Rotation = tuple[Tensor, Tensor]  # cos and signed sin, (T, 1, D) float32 each: rope.rotation
+Rotation = tuple[
+    Tensor, Tensor
+]  # cos and sin of every token's angles, float32, as `place` of the same passes takes them
 
 
 class Passes(Protocol):
@@ -24,6 +26,10 @@ class Passes(Protocol):
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
         """Root-mean-square norm of each row (Zhang and Sennrich 2019)."""
+        ...
+
+    def rotation(self, positions_T: Tensor, inv_freq_F: Tensor) -> Rotation:
+        """Once per forward, for every layer's `place`."""
         ...
 
     def place(
@@ -57,6 +63,10 @@ class TorchPasses:
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
         """In float32 inside; see Passes."""
         return F.rms_norm(x_TE, weight_E.shape, weight_E, self.eps)
+
+    def rotation(self, positions_T: Tensor, inv_freq_F: Tensor) -> Rotation:
+        """(T, 1, D) each, the sine signed; see Passes."""
+        return rotation(positions_T, inv_freq_F)
 
     def place(
         self,

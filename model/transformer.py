@@ -19,7 +19,7 @@ from model.inputs import ModelInput
 from model.layers import AnyLinear, Linear, ParallelLinears, pack, parallel_linears
 from model.paged_kv import PagedKv
 from model.passes import Passes
-from model.rope import inverse_frequencies, rotation
+from model.rope import inverse_frequencies
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Decoder:
     ) -> Tensor:
         """Logits (L, V) float32. Writes K and V of all T tokens at their slots, layer by layer."""
         passes = self.passes
-        turned = rotation(inp.positions_T, self.inv_freq_F)
+        rotation = passes.rotation(inp.positions_T, self.inv_freq_F)
         plan = attention.plan(inp, kv.layout)
         rows = kv.token_rows(inp.slots_T)
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
         for index, layer in enumerate(self.layers):
             qkv = layer.qkv(passes.rms_norm(x_TE, layer.input_norm_E))
-            q_THD = passes.place(qkv, layer.qk_norm_ND, turned, kv, index, rows)
+            q_THD = passes.place(qkv, layer.qk_norm_ND, rotation, kv, index, rows)
             if on_layer is not None:
                 on_layer(index)
             attended_THD = attention.attend(q_THD, kv.layer(index), plan)

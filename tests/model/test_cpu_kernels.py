@@ -15,7 +15,7 @@ from model.attention_cpu import CpuAttention
 from model.cpu_kernels import CpuKernels, NoKernels, built_library, cache_folder, find_compiler, load_kernels
 from model.paged_kv import PagedKv
 from model.passes import TorchPasses
-from model.rope import RopeConfig, inverse_frequencies, rotation
+from model.rope import RopeConfig, inverse_frequencies
 from model.runner import ModelRunner
 from protocol.kv_layout import KvLayout
 from tests.checkpoints import make_checkpoint
@@ -157,12 +157,14 @@ def test_placing(dtype: str, pages: str, normed: bool, merged: bool) -> None:
     qkv = _random(dtype, tokens, q_size + 2 * kv_size)
     apart = tuple(part.contiguous() for part in qkv.split((q_size, kv_size, kv_size), dim=1))
     norm = _random(dtype, heads + kv_heads, head_dim) if normed else None
-    turned = rotation(torch.arange(tokens) * 7, inverse_frequencies(RopeConfig(10_000.0), head_dim))
+    positions, inv_freq = torch.arange(tokens) * 7, inverse_frequencies(RopeConfig(10_000.0), head_dim)
     slots = torch.randperm(36)[:tokens] + 4  # page 0 is padding
     found = []
     for passes in (kernels, plain):
         kv = PagedKv(layout, 10)
-        q_THD = passes.place((qkv,) if merged else apart, norm, turned, kv, 1, kv.token_rows(slots))
+        q_THD = passes.place(
+            (qkv,) if merged else apart, norm, passes.rotation(positions, inv_freq), kv, 1, kv.token_rows(slots)
+        )
         assert q_THD.shape == (tokens, heads, head_dim) and not kv.layer(0).any()
         found.append((q_THD.float(), kv.layer(1).float()))
     for got, expected in zip(*found, strict=True):
@@ -178,7 +180,7 @@ def test_rounding_to_bfloat16_is_torch_s() -> None:
     qkv = torch.cat((torch.zeros(8, 64 + 32), values), dim=1)
     kv = PagedKv(layout, 4)
     rows = kv.token_rows(torch.arange(4, 12))
-    kernels.place((qkv,), None, (torch.ones(8, 1, 16), torch.zeros(8, 1, 16)), kv, 0, rows)
+    kernels.place((qkv,), None, (torch.ones(8, 8), torch.zeros(8, 8)), kv, 0, rows)
     placed = kv.layer(0)[1:3, 1].reshape(8, 32)
     assert torch.equal(placed.nan_to_num(7.0), values.bfloat16().nan_to_num(7.0))
 
