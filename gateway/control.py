@@ -250,17 +250,23 @@ def _check_sender(identity: bytes, key: WorkerKey) -> None:
         raise WireError(f"it names worker {key.worker_id!r} instance {key.instance}, its connection another")
 
 
+def _pool(registered: Register) -> int:
+    return registered.max_total_tokens
+
+
 def limits_of(members: tuple[Member, ...]) -> Limits:
     """What these workers can hold together."""
     if not members:
         return Limits()
     decodes = [member.registered for member in members if member.role is not Role.PREFILL]
     prefills = [member.registered for member in members if member.role is not Role.DECODE]
+    decode, prefill = (max(each or prefills + decodes, key=_pool) for each in (decodes, prefills))
     return Limits(
         context_length=min(member.registered.context_length for member in members),
         vocab_size=min(member.registered.vocab_size for member in members),
         pool_tokens=max((each.max_total_tokens for each in decodes), default=None),
         prefill_pool_tokens=max((each.max_total_tokens for each in prefills), default=None),
-        page_size=max(member.registered.layout.page_size for member in members),
+        page_size=decode.layout.page_size,
+        prefill_page_size=prefill.layout.page_size,
         max_choices=max((each.max_running_requests for each in decodes), default=None),
     )

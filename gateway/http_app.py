@@ -81,6 +81,7 @@ def merged(model: Limits, workers: Limits) -> Limits:
         pool_tokens=workers.pool_tokens,
         prefill_pool_tokens=workers.prefill_pool_tokens,
         page_size=workers.page_size,
+        prefill_page_size=workers.prefill_page_size,
         max_choices=workers.max_choices,
     )
 

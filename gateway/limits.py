@@ -26,14 +26,17 @@ class Limits:
     pool_tokens: int | None = None  # of the largest worker that decodes
     prefill_pool_tokens: int | None = None  # of the largest worker that prefills
     page_size: int = 1
+    prefill_page_size: int | None = None  # of the largest worker that prefills, where it has another
     max_choices: int | None = None  # rows of the largest worker that decodes
 
     def room(self, num_prompt: int, num_choices: int) -> int | None:
         """The largest max_tokens whose KV fits the largest pool; less than 1 when not even the prompt does."""
         size = self.page_size
         prompt_pages = -(-num_prompt // size)
-        if self.prefill_pool_tokens is not None and prompt_pages > self.prefill_pool_tokens // size:
-            return 0
+        if self.prefill_pool_tokens is not None:
+            of_prefill = self.prefill_page_size or size
+            if -(-num_prompt // of_prefill) > self.prefill_pool_tokens // of_prefill:
+                return 0
         if self.pool_tokens is None:
             return None
         pages = self.pool_tokens // size

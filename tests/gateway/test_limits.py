@@ -2,9 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.control import limits_of
 from gateway.limits import UNKNOWN_REST, Limits, check_ids, check_list, max_tokens
+from gateway.membership import Member
 from gateway.pairing import Need
 from protocol.errors import BadRequest
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import KvPages, Register, Role, WorkerAddress, WorkerStats
 
 LIMITS = Limits(context_length=100, vocab_size=50, pool_tokens=160, prefill_pool_tokens=160, page_size=16)
 
@@ -50,6 +54,29 @@ def test_room_is_exactly_what_the_pages_hold(num_prompt: int, num_choices: int, 
     if room >= 1:
         assert Need(num_prompt, num_choices, room).total_pages(page_size) <= pages
     assert Need(num_prompt, num_choices, max(1, room + 1)).total_pages(page_size) > pages or room == 0
+
+
+WORKERS = st.lists(st.tuples(st.sampled_from([1, 3, 4, 16]), st.integers(1, 60)), min_size=1, max_size=3)
+
+
+@given(st.integers(1, 100), st.integers(1, 5), WORKERS, WORKERS)
+def test_what_there_is_room_for_fits_a_worker_whatever_its_page_size(
+    num_prompt: int, num_choices: int, decodes: list[tuple[int, int]], prefills: list[tuple[int, int]]
+) -> None:
+    members = [member(Role.DECODE, *each) for each in decodes] + [member(Role.PREFILL, *each) for each in prefills]
+    room = limits_of(tuple(members)).room(num_prompt, num_choices)
+    assert room is not None
+    if room >= 1:
+        need = Need(num_prompt, num_choices, room)
+        assert {each.role for each in members if need.fits(each)} == {Role.DECODE, Role.PREFILL}
+
+
+def member(role: Role, page_size: int, num_pages: int) -> Member:
+    layout = KvLayout(1, 1, 4, page_size, "float32")
+    pool = num_pages * page_size
+    pages = WorkerStats(KvPages(num_pages, num_pages), 0, 0)
+    address = WorkerAddress(f"{role}-{page_size}-{num_pages}", 1)
+    return Member(Register(address, role, 1, "host", layout, "m", 300, 512, 8, pool, pages, "zmq"), pages, 0.0)
 
 
 def test_a_list_that_is_too_long_whatever_is_in_it() -> None:
