@@ -18,7 +18,7 @@ from transfer.sending import Part
 
 SCHEME = "frames://"
 DEPART_S = 0.0005
-INBOX_FRAMES = 8  # of a receiver; beyond it, frames wait at the sender
+INBOX_FRAMES = 16  # of a receiver, those on the way among them; beyond it, frames wait at the sender
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,10 @@ class DataPlane:
     ) -> None:
         network, epoch, here, there = self.network, connection.epoch, connection.source, arrivals.owner
 
+        arrivals.num_on_way += 1
+
         def arrive() -> None:
+            arrivals.num_on_way -= 1
             if not there.alive:
                 return
             if connection.epoch != epoch:
@@ -169,6 +172,7 @@ class DataPlane:
                 return
             opens = network.weather.parted_until(here.name, there.name, network.agenda.now)
             if opens > network.agenda.now:
+                arrivals.num_on_way += 1
                 network.agenda.at(opens, arrive)
                 return
             arrivals.inbox.append(parts)
@@ -224,12 +228,13 @@ class SimulatedArrivals:
     def __init__(self, plane: DataPlane, owner: Host) -> None:
         self.owner = owner
         self.inbox: deque[tuple[memoryview, ...]] = deque()
+        self.num_on_way = 0
         self.address = plane.bind(self)
 
     @property
     def is_full(self) -> bool:
         """Whether frames have to wait at their senders."""
-        return len(self.inbox) >= INBOX_FRAMES
+        return len(self.inbox) + self.num_on_way >= INBOX_FRAMES
 
     def receive(self) -> Sequence[memoryview] | None:
         """See Arrivals."""

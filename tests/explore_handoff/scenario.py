@@ -131,7 +131,7 @@ def _arrival(rng: random.Random, name: str, kind: str) -> Arrival:
         prompt=tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, CONTEXT - num_tokens - 1))),
         params=params,
         num_choices=num_choices,
-        leaves_at=at + rng.random() ** 2 * 0.8 if leaves else None,
+        leaves_at=at + rng.random() * rng.choice((0.15, 0.15, 0.8)) if leaves else None,
         leaves_choice=rng.choice((-1, -1, 0, num_choices - 1)),
     )
 
