@@ -122,7 +122,7 @@ def _arrival(rng: random.Random, name: str, kind: str) -> Arrival:
         seed=rng.getrandbits(40),
         eos_token_ids=tuple(rng.sample(range(VOCAB), rng.choice((0, 0, 20)))),
     )
-    num_choices = rng.choice((1, 1, 1, 2, 3))
+    num_choices = rng.choice((1, 1, 1, 2, 3)) if num_tokens < 30 else 1  # or it would not fit into a small pool
     at = FIRST_S + rng.random() * 0.8
     leaves = rng.random() < {"aborts": 0.7, "everything": 0.25}.get(kind, 0.0)
     return Arrival(
