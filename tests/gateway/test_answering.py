@@ -205,5 +205,5 @@ async def test_a_fault_in_the_text_of_one_request_is_its_own(
     with pytest.raises(OverflowError, match="no text for 3"):
         await task
     assert len(call.wire.cancelled) == 1 and call.is_at_rest()
-    outcomes = re.findall(r'outcome="\w+"} (\S+)', call.metrics.render().decode())
+    outcomes = re.findall(r'requests_total{outcome="\w+"} (\S+)', call.metrics.render().decode())
     assert outcomes and set(outcomes) == {"0.0"}  # FaultGuard counts it
