@@ -49,9 +49,11 @@ class Continuity:
         self._num_looks += 1
 
     def begin(self, identity: bytes, num_sent: int | None, num_received: int | None) -> None:
-        """The worker has registered, and says how many messages it has sent (this one included) and received."""
+        """The worker has registered, and says how many messages it has sent (this one included) and received. A second
+        time before Welcome came: what it is told is numbered on, for numbers that go back look like messages lost."""
         if num_sent is not None and num_received is not None:
-            self._counts[identity] = _Counts(num_sent, num_received)
+            counts = self._counts.setdefault(identity, _Counts(num_sent, num_received))
+            counts.to_come = num_sent
 
     def end(self, identity: bytes) -> None:
         """The worker is no member any more."""

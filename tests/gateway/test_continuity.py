@@ -62,6 +62,19 @@ def test_a_worker_that_has_missed_a_message_is_believed() -> None:
     assert counts.gap(ME, 9, 4, 1) == "has missed 1 of the messages that were sent to it"
 
 
+def test_a_worker_that_registers_again_before_it_was_welcomed_is_numbered_on() -> None:
+    """A new gateway answers each heartbeat that had waited for it: the worker registers at the first, and again. It
+    takes numbers that go back for messages that were lost."""
+    counts = joined(7, 3)
+    assert counts.number(ME) == 4
+    counts.told(ME)  # Welcome, behind two answers that are not counted
+    counts.heard(ME)
+    counts.begin(ME, 8, 5)
+    assert counts.number(ME) == 5
+    counts.heard(ME)
+    assert counts.gap(ME, 9, 7) is None
+
+
 def test_heartbeats_that_waited_while_we_were_paused_blame_nobody() -> None:
     counts = joined()
     counts.told(ME)
