@@ -160,7 +160,10 @@ def built_library(defines: list[str]) -> Path:
 
 def find_compiler() -> list[str]:
     """The C compiler: CC of the environment, else the first of cc, gcc and clang. Raises NoKernels."""
-    asked = shlex.split(os.environ.get("CC", ""))
+    try:
+        asked = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise NoKernels(f"CC: got {os.environ['CC']!r}, expected a command: {error}") from None
     if asked and shutil.which(asked[0]) is None:
         raise NoKernels(f"CC: got {asked[0]!r}, which is not a program here")
     found = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
@@ -171,7 +174,10 @@ def find_compiler() -> list[str]:
 
 def cache_folder() -> Path:
     """Of this user alone: libraries in it are run. Made if need be. Raises NoKernels."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton" / "kernels"
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton" / "kernels"
+    except RuntimeError as error:
+        raise NoKernels(f"there is no folder to keep them in: {error}") from None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -190,23 +196,28 @@ def _build(command: list[str], path: Path) -> None:
     except OSError as error:
         raise NoKernels(f"{path.parent} cannot be written: {error.strerror}") from None
     try:
-        ran = subprocess.run(
-            [*command, "-o", str(unfinished), str(SOURCE), "-lm"],
-            capture_output=True, text=True, check=False, timeout=BUILD_LIMIT_S,
-        )  # fmt: skip
+        ran = _run([*command, "-o", str(unfinished), str(SOURCE), "-lm"])
         if ran.returncode != 0:
             lines = ran.stderr.strip().splitlines() or [f"exit status {ran.returncode}"]
             raise NoKernels(f"{command[0]} cannot build them: {lines[0]}")
         unfinished.replace(path)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoKernels(f"{command[0]} cannot build them: {error}") from None
+    except OSError as error:
+        raise NoKernels(f"{path} cannot be written: {error.strerror}") from None
     finally:
         unfinished.unlink(missing_ok=True)
 
 
 def _version(compiler: list[str]) -> str:
-    ran = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
-    return ran.stdout
+    return _run([*compiler, "--version"]).stdout
+
+
+def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, timeout=BUILD_LIMIT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoKernels(f"{command[0]} cannot build them: {error}") from None
 
 
 def _cpu() -> str:

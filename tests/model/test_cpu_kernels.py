@@ -241,7 +241,11 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, own_cache: Path, tmp_path:
 
 @pytest.mark.parametrize(
     "compiler, why",
-    [("nothing-like-it -O1", "CC: got 'nothing-like-it', which is no"), ("false", "false cannot build")],
+    [
+        ("nothing-like-it -O1", "CC: got 'nothing-like-it', which is no"),
+        ("false", "false cannot build"),
+        ("'gcc", 'CC: got "\'gcc", expected a command: No closing quotation'),
+    ],
 )
 def test_a_compiler_that_does_not_work(
     compiler: str, why: str, monkeypatch: pytest.MonkeyPatch, own_cache: Path
@@ -250,6 +254,14 @@ def test_a_compiler_that_does_not_work(
     with pytest.raises(NoKernels, match=why):
         built_library(DEFINES)
     assert not own_cache.exists() or not list(own_cache.iterdir()), "nothing half-built stays"
+
+
+def test_a_compiler_that_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    (tmp_path / "cc").write_text("no program, no script")
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    with pytest.raises(NoKernels, match=r"cc cannot build them: .*Exec format error"):
+        built_library(DEFINES)
 
 
 @pytest.mark.slow
@@ -278,6 +290,18 @@ def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(NoKernels, match="cannot be made: Not a directory"):
+        cache_folder()
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a number that the system has no name for."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(NoKernels, match=r"no folder to keep them in: Could not determine home"):
         cache_folder()
 
 
