@@ -70,7 +70,8 @@ static inline float exponential(float x) {
     p = fmaf(r, p, 0.5f);
     p = fmaf(r, p, 1.0f);
     p = fmaf(r, p, 1.0f);
-    return p * from_bits((uint32_t)((int32_t)n + 127) << 23);
+    int32_t power = n == n ? (int32_t)n : 0;  // C has no integer for NaN
+    return p * from_bits((uint32_t)(power + 127) << 23);
 }
 
 // out (rows, width) = x / sqrt(mean(x^2) + eps) * weight
