@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,20 @@ def test_rounding_to_bfloat16_is_torch_s() -> None:
 def _random(dtype: str, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator).to(getattr(torch, dtype))
+
+
+@pytest.mark.slow
+def test_nothing_is_done_that_c_leaves_undefined(tmp_path: Path) -> None:
+    """The tests above once more, where that ends the process: shifts, overflows, integers of NaN."""
+    checks = "-fsanitize=undefined,float-cast-overflow -fsanitize-undefined-trap-on-error"
+    environment = {**os.environ, "CC": f"{find_compiler()[0]} {checks}", "XDG_CACHE_HOME": str(tmp_path)}
+    names = "finite or gate or exponential"
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", names, __file__],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert list(tmp_path.rglob("*.so"))
 
 
 # ---- building and doing without ----
