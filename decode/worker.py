@@ -233,7 +233,7 @@ class DecodeWorker:
         """Says hello, unless it has been said."""
         if self._peers.meet(prefill, self._clock.now() + HELLO_DEADLINE_S):
             pool = self._receiver.offer(prefill.instance)
-            hello = Hello(self._address, self.engine.kv.layout, self._fingerprint, pool)
+            hello = Hello(self._address, self.engine.kv.layout, self._fingerprint, pool, prefill.instance)
             self.outbox.prefill.append((prefill, hello))
 
     def _send_jobs(self) -> None:

@@ -188,6 +188,8 @@ class PrefillWorker:
     # ---- messages, one by one ----
 
     def _on_hello(self, instance: int, hello: Hello) -> None:
+        if hello.to not in (None, self._address.instance):
+            return  # we have got the port of the process that it means
         peer = self._peers.get(instance)
         if peer is None or peer.hello != hello:
             if peer is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from protocol.codec import Boundary
 from protocol.kv_layout import KvLayout
-from protocol.message import Count, Flag, Id, Int, Ints, Message, Positive, Text
+from protocol.message import Count, Flag, Id, Instance, Int, Ints, Message, Positive, Text
 from protocol.messages_gateway import Stamps, WorkerAddress
 from protocol.request import SamplingParams
 
@@ -34,6 +34,7 @@ class Hello(Message):
     layout: KvLayout
     fingerprint: Text
     pool: PoolOffer | None = None
+    to: Instance | None = None  # whom it means; who has got the port of that process does nothing
 
 
 @dataclass(frozen=True)

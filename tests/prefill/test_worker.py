@@ -290,6 +290,14 @@ def test_what_never_fits_fails_at_once(prompt: tuple[int, ...], says: str) -> No
     assert bench.at_rest()
 
 
+def test_a_greeting_for_the_process_that_had_this_port_before_is_not_answered() -> None:
+    bench = Bench(greeted=False)
+    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print", to=PREFILL.instance + 1))
+    assert bench.worker.outbox.decode == [] and bench.worker._peers == {}
+    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print", to=PREFILL.instance))
+    assert len(bench.sent(HelloAccepted)) == 1
+
+
 def test_who_was_declared_lost_is_refused_although_it_wakes_until_the_gateway_is_a_new_one() -> None:
     bench = Bench()
     hello = Hello(DECODE, bench.engine.kv.layout, "print")
