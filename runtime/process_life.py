@@ -51,7 +51,7 @@ def thread_environment(num_threads: int) -> dict[str, str]:
     Idle threads sleep instead of spinning: several workers share the host's cores. The C library keeps freed memory,
     in one arena: given back to the kernel after every forward, the next one would fault all of it in again, which makes
     a decode step three times as long. It asks for huge pages: weights are read once per step, and with small pages
-    every 4 KiB of them cost a look-up.
+    every 4 KiB of them cost a look-up. What the user has tuned of it stays, and has the last word.
     """
     count = str(num_threads)
     return {
@@ -63,7 +63,7 @@ def thread_environment(num_threads: int) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         "KMP_BLOCKTIME": "0",
         "TOKENIZERS_PARALLELISM": "false",
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        "GLIBC_TUNABLES": f"glibc.malloc.hugetlb=1:{os.environ.get('GLIBC_TUNABLES', '')}".rstrip(":"),
         "MALLOC_ARENA_MAX": "1",
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
         "MALLOC_TRIM_THRESHOLD_": str(1 << 30),

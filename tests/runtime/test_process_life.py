@@ -42,6 +42,19 @@ def test_threads_are_bounded_and_do_not_spin() -> None:
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
+@pytest.mark.parametrize(
+    "tuned, expected",
+    [(None, ""), ("", ""), ("glibc.rtld.optional_static_tls=4096", ":glibc.rtld.optional_static_tls=4096")],
+)
+def test_what_the_user_has_tuned_of_the_c_library_stays(
+    tuned: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if tuned is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", tuned)
+    assert thread_environment(1)["GLIBC_TUNABLES"] == f"glibc.malloc.hugetlb=1{expected}"
+
+
 def test_a_signal_sets_the_flag_and_wakes_a_poller() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopSignal() as stop:
