@@ -68,9 +68,8 @@ def test_pages_are_written_before_the_receiver_looks(pair: Pair) -> None:
 def test_a_bit_that_turns_in_a_page_fails_the_transfer(pair: Pair, slot: int, half: int) -> None:
     pair.send_all(pair.open(1, [1], [3], 3), 3)
     pair.pool.token(2, [3], slot, half)[5] ^= 1
-    pair.until(lambda: bool(pair.seen(TransferFailed)))
-    assert pair.rejections() == {Rejection.CHECKSUM: 1, Rejection.NOT_RECEIVING: 1}
-    assert pair.receiver.may_be_written(1)
+    pair.until(lambda: pair.rejections() == {Rejection.CHECKSUM: 1, Rejection.NOT_RECEIVING: 1})
+    assert pair.seen(TransferFailed) and pair.receiver.may_be_written(1)
 
 
 def test_what_lies_beyond_the_prompt_does_not_matter(pair: Pair) -> None:
