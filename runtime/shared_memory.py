@@ -41,7 +41,8 @@ def open_shared(pid: int, fd: int, num_bytes: int) -> int:
 
 
 def take_seat(fd: int, seat: int) -> None:
-    """Holds `seat` until `fd` is closed or this process has ended; OSError if another descriptor holds it."""
+    """Holds `seat` until `fd` and what was mapped of it are closed, or this process has ended; OSError if another
+    descriptor holds it."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, seat, 1, 0))
 
 

@@ -1,5 +1,6 @@
 """Memory between processes: what is left of it, and of a seat, when one of them is killed."""
 
+import mmap
 import os
 import re
 import signal
@@ -121,7 +122,11 @@ def test_a_seat_has_one_holder_until_its_descriptor_is_closed() -> None:
     assert is_taken(memory.fd, 3) and is_taken(memory.fd, 4)
     os.close(one)
     assert not is_taken(memory.fd, 3) and is_taken(memory.fd, 4)
+    mapping = mmap.mmap(two, SIZE)
     os.close(two)
+    assert is_taken(memory.fd, 4), "who has it mapped may still write"
+    mapping.close()
+    assert not is_taken(memory.fd, 4)
 
 
 def test_processes_of_one_host_name_it_alike() -> None:
