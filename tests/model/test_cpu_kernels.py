@@ -191,7 +191,7 @@ def _random(dtype: str, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator).to(getattr(torch, dtype))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_nothing_is_done_that_c_leaves_undefined(tmp_path: Path) -> None:
     """The tests above once more, where that ends the process: shifts, overflows, integers of NaN."""
     checks = "-fsanitize=undefined,float-cast-overflow -fsanitize-undefined-trap-on-error"
