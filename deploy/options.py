@@ -134,7 +134,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="disable-cpu-kernels", kind=Kind.SWITCH, default=False, group=MEMORY, commands=_SERVE,
-        help="compute on a CPU with torch's operations alone (they are used anyway where there is no C compiler)",
+        help="compute on a CPU with torch's operations alone, as where there is no C compiler",
     ),
     Option(
         name="transfer-backend", default="auto", metavar="NAME", group=HANDOVER, commands=_SERVE,
