@@ -23,6 +23,7 @@ from loadtest.http_exchange import KEY_VARIABLE, Server
 from loadtest.load import Load, run_load
 from loadtest.peer import VARIABLE
 from loadtest.report import Figures, figures_table, median_figures
+from loadtest.scenarios import SCENARIOS
 from loadtest.sides import COMPARISONS, compare_sides, show_sides
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
@@ -68,12 +69,16 @@ def _compare(typed: Sequence[str], console: Console) -> int:
     parser.add_argument("--compare", choices=choices, default="peer", help="with what (default peer)")
     parser.add_argument("--rounds", type=_positive, default=ROUNDS, help="rounds of each side (default 3)")
     parser.add_argument("--quick", action="store_true", help="peer: one small round; shows that it works, no more")
+    names = [scenario.name for scenario in SCENARIOS]
+    parser.add_argument("--scenario", choices=names, help="peer: this deployment alone (default: each of them)")
     _add_load(parser, "topology, overlap: ")
     parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
     asked = parser.parse_args(typed)
     if asked.compare != "peer":
         if asked.quick:
             parser.error(f"--quick goes with --compare peer, got --compare {asked.compare}")
+        if asked.scenario:
+            parser.error(f"--scenario goes with --compare peer, got --compare {asked.compare}")
         load = _load(asked)
         sides = COMPARISONS[asked.compare]
         found = guarded_run(compare_sides(sides, load, asked.rounds, asked.serve, MonotonicClock(), console))
@@ -83,7 +88,8 @@ def _compare(typed: Sequence[str], console: Console) -> int:
         if getattr(asked, name) is not None:
             parser.error(f"--{name} goes with --compare topology or overlap: the loads beside the peer are fixed")
     rounds = 1 if asked.quick else asked.rounds
-    compared = guarded_run(compare_with_peer(rounds, asked.quick, asked.serve, MonotonicClock(), console))
+    scenarios = tuple(scenario for scenario in SCENARIOS if asked.scenario in (None, scenario.name))
+    compared = guarded_run(compare_with_peer(rounds, asked.quick, asked.serve, MonotonicClock(), console, scenarios))
     print(json.dumps(show_comparison(compared, console, asked.markdown)))
     return _status(compared.num_errors())
 

@@ -98,6 +98,8 @@ def test_a_warm_up_is_short_and_asks_for_other_prompts() -> None:
     "words",
     [
         "--quick --compare overlap",
+        "--scenario pair --compare overlap",
+        "--scenario both",
         "--num 5",
         "--compare peer --vocab 7",
         "drive",

@@ -4,9 +4,22 @@ from dataclasses import fields
 
 import pytest
 
+from loadtest.against_peer import Comparison
 from loadtest.client import Timing
 from loadtest.report import Figures, figures
-from loadtest.scenarios import OURS, PEER, SCENARIOS, TARGETS, Cell, Target, expected_s, judge, of_round, quick
+from loadtest.scenarios import (
+    OURS,
+    PEER,
+    SCENARIOS,
+    TARGETS,
+    Cell,
+    Scenario,
+    Target,
+    expected_s,
+    judge,
+    of_round,
+    quick,
+)
 
 RUNS = {run.name: run for scenario in SCENARIOS for run in scenario.runs}
 TARGET = Target(
@@ -68,3 +81,12 @@ def test_quick_is_the_same_in_small_and_rounds_have_prompts_of_their_own() -> No
     assert all(load.num_requests * load.output_tokens <= 1024 for load in small.values())
     seeds = [of_round(run.load, number).seed for run in RUNS.values() for number in range(5)]
     assert len(set(seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_one_scenario_alone_is_judged_by_its_own_targets(scenario: Scenario) -> None:
+    names = {run.name for run in scenario.runs}
+    verdicts = Comparison((scenario,), 1).verdicts()
+    assert verdicts and all(verdict.target.over.run in names for verdict in verdicts)
+    others = [Comparison((other,), 1).verdicts() for other in SCENARIOS if other != scenario]
+    assert len(verdicts) + sum(map(len, others)) == len(TARGETS)
