@@ -80,8 +80,8 @@ ROLES = (
         PREFILL,
         "            self.outbox.decode.append((job.peer.instance, JobCredit(job.message.reservation)))\n",
         "            pass\n",
-        "after a while no job is sent any more",
-        ANY,
+        "decode holds jobs back until earlier ones have ended",
+        tests=("tests/prefill/test_worker.py",),
     ),
     Mutant(
         "decode goes on without waiting for the last frame",
