@@ -23,12 +23,13 @@ class PrefillPeer:
     queued: dict[int, int] = field(default_factory=dict)
     layout: KvLayout | None = None  # of its pages, once it has accepted
     seat: int = 0  # that it holds, so that it may be told pages, to write them itself; 0: none
+    backend: str = ""  # how KV comes from there
 
-    def accept(self, job_tokens: int, layout: KvLayout, seat: int = 0) -> None:
+    def accept(self, job_tokens: int, layout: KvLayout, seat: int = 0, backend: str = "") -> None:
         """The peer takes jobs for `job_tokens`; it grants once."""
         if not self.accepted:
             self.accepted, self.granted = True, job_tokens
-            self.layout, self.seat = layout, seat
+            self.layout, self.seat, self.backend = layout, seat, backend
 
     def sent(self, reservation: int, num_tokens: int) -> None:
         """A job has gone to it."""
@@ -74,7 +75,7 @@ class PrefillPeers:
     def backends(self) -> dict[str, str]:
         """By worker id of those that take jobs: how KV comes from there."""
         accepted = [peer for peer in self._peers.values() if peer.accepted]
-        return {peer.address.worker_id: "shm" if peer.seat else "zmq" for peer in accepted}
+        return {peer.address.worker_id: peer.backend for peer in accepted}
 
     def forget_all(self) -> None:
         """Whoever is named from now on is greeted again."""

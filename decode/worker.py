@@ -199,7 +199,7 @@ class DecodeWorker:
         if reason is None and not peer.accepted:
             try:
                 seat = self._receiver.admit_writer(peer.address.instance, message.in_place)
-                peer.accept(message.job_tokens, message.layout, seat)
+                peer.accept(message.job_tokens, message.layout, seat, self._receiver.backend(bool(seat)))
             except WireError as error:
                 reason = error.message
         if reason is not None:

@@ -3,7 +3,10 @@
 What it does not know: how values are found (runtime/layered_config.py) or what is done with them (layout.py).
 """
 
+from typing import get_args
+
 from runtime.layered_config import Kind, Option
+from runtime.settings import TransferBackend
 
 COMMANDS = {
     "serve": "start a gateway and workers on this machine",
@@ -138,7 +141,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="transfer-backend", default="auto", metavar="NAME", group=HANDOVER, commands=_SERVE,
-        choices=("auto", "shm", "zmq"), aliases=("disaggregation-transfer-backend",),
+        choices=get_args(TransferBackend), aliases=("disaggregation-transfer-backend",),
         help="how KV travels: shm writes it in place, on one host; zmq sends it over TCP; auto: what each pair can",
     ),
     Option(

@@ -138,6 +138,8 @@ class _InprocWire:
 
 
 class _InprocArrivals:
+    backend = "inproc"
+
     def __init__(self, network: InprocNetwork, endpoint: str) -> None:
         self.address = endpoint
         self._network = network

@@ -80,6 +80,8 @@ class _ZmqWire:
 
 
 class _ZmqArrivals:
+    backend = "zmq"
+
     def __init__(self, host: str, context: zmq.Context[Any], max_part_bytes: int) -> None:
         self._pull = context.socket(zmq.PULL)
         self._pull.setsockopt(zmq.LINGER, 0)

@@ -3,17 +3,18 @@
 What it does not know: any backend's workings. The in-process one is for tests and is not named here.
 """
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import zmq
 
 from protocol.errors import ConfigError
+from runtime.settings import TransferBackend
 from transfer.backend_shm import PoolMaps, PoolOwner, SharedPages
 from transfer.backend_zmq import zmq_receiver, zmq_sender
 from transfer.interface import KvReceiver, KvSender, PageMemory
 from transfer.writers import Writers
 
-BACKENDS: Final = ("auto", "shm", "zmq")  # auto: shm for each pair of workers that can, else zmq
+BACKENDS: Final = get_args(TransferBackend)  # auto: shm for each pair of workers that can, else zmq
 
 
 def open_sender(backend: str, memory: PageMemory, instance: int, context: zmq.Context[Any]) -> KvSender:

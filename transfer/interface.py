@@ -216,6 +216,10 @@ class KvReceiver(Protocol):
         must."""
         ...
 
+    def backend(self, in_place: bool) -> str:
+        """The name of what brings KV: from workers that hold a seat (`in_place`), or from the others."""
+        ...
+
     def stopped(self, reservation: int, instance: int) -> None:
         """That worker says that it writes and sends no more for the reservation. Idempotent."""
         ...

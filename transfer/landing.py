@@ -48,6 +48,11 @@ class Arrivals(Protocol):
         """The next frame, or None when there is none now. Never blocks."""
         ...
 
+    @property
+    def backend(self) -> str:
+        """The name of what brings them."""
+        ...
+
     def pollables(self) -> list[Pollable]:
         """What becomes readable when a frame comes."""
         ...
@@ -88,6 +93,13 @@ class FrameReceiver:
     def admit_writer(self, instance: int, in_place: bool) -> int:
         """See KvReceiver."""
         return 0 if self._writers is None else self._writers.admit(instance, in_place)
+
+    def backend(self, in_place: bool) -> str:
+        """See KvReceiver."""
+        if in_place:
+            assert self._writers is not None, "nobody was admitted"
+            return self._writers.backend
+        return self._arrivals.backend
 
     def stopped(self, reservation: int, instance: int) -> None:
         """See KvReceiver."""

@@ -26,9 +26,10 @@ class Seats(Protocol):
 
 
 class Writers:
-    """Of one decode worker. `required`: KV comes in place or not at all."""
+    """Of one decode worker. `required`: KV comes in place or not at all. `backend` names how it is written."""
 
-    def __init__(self, seats: Seats, required: bool) -> None:
+    def __init__(self, seats: Seats, required: bool, backend: str = "shm") -> None:
+        self.backend = backend
         self._seats = seats
         self._required = required
         self._seat_of: dict[int, int] = {}  # of the last greeting, by prefill instance
@@ -49,7 +50,7 @@ class Writers:
         if in_place and seat and self._seats.is_taken(seat):
             return seat
         if self._required:
-            raise WireError("transfer_backend is shm, but prefill has not mapped the KV memory of decode")
+            raise WireError(f"transfer_backend is {self.backend}, but prefill has not mapped the KV memory of decode")
         return 0
 
     def began(self, reservation: int, instance: int) -> None:

@@ -225,6 +225,8 @@ class SimulatedWire:
 class SimulatedArrivals:
     """See transfer.landing.Arrivals."""
 
+    backend = "simulated"
+
     def __init__(self, plane: DataPlane, owner: Host) -> None:
         self.owner = owner
         self.inbox: deque[tuple[memoryview, ...]] = deque()

@@ -31,6 +31,7 @@ class Queue:
     """Arrivals that a test fills."""
 
     address = "queue"
+    backend = "queue"
 
     def __init__(self) -> None:
         self.frames: deque[list[bytes]] = deque()
