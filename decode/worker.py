@@ -291,8 +291,7 @@ class DecodeWorker:
         request.move(DecodeState.DELIVERED)
         self._stamp(request, "KV delivered")
         self._reservations.close(request)
-        delivered = KvDelivered(*request.key, request.reservation)
-        self.outbox.prefill.append((request.prefill, delivered))
+        self.outbox.prefill.append((request.prefill, KvDelivered(*request.key, request.reservation)))
         self.engine.pages.own(list(dict.fromkeys(page for req in request.reqs for page in req.pages)))
         first, *others = request.reqs
         self.engine.stage_in(first.pages[: self.engine.kv.layout.num_pages(request.prompt_len)])
@@ -314,6 +313,7 @@ class DecodeWorker:
         if going_on:
             request.move(DecodeState.RUNNING)
             self._running.join(ScheduleBatch.prebuilt(going_on, self.engine.device))
+            self._stamp(request, "ready to decode")
 
     def _on_finished_early(self, request: DecodeRequest, message: JobFinishedEarly) -> None:
         if fault := first_tokens_fault(message.first_tokens, len(request.reqs), self.engine.vocab_size):

@@ -46,6 +46,10 @@ TIMES = {  # see scheduler/phase_times.py
     ),
     "prefill_time_seconds": ("request_prefill_time_seconds", "From the first chunk of a prompt to its first token."),
     "kv_transfer_time_seconds": ("kv_transfer_seconds", "From the first frame of a prompt's KV to the last one."),
+    "kv_handover_time_seconds": (
+        "kv_handover_seconds",
+        "From the end of a prompt's computation until a prefill worker hears that decode has all of its KV.",
+    ),
 }
 # by the beginning of the name, whose rest is the value of a label: (beginning, name, label, help)
 BY_REST = (

@@ -17,6 +17,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 NAME = "qwen3-29m"
+CONTEXT_LENGTH = 4096
 CONFIG: Mapping[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -30,7 +31,7 @@ CONFIG: Mapping[str, Any] = {
     "hidden_act": "silu",
     "attention_bias": False,
     "attention_dropout": 0.0,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": CONTEXT_LENGTH,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
     "rope_scaling": None,
@@ -47,13 +48,14 @@ CONFIG: Mapping[str, Any] = {
 _SEED = 0
 
 
-def bench_model() -> Path:
+def bench_model(context_length: int = CONTEXT_LENGTH) -> Path:
     """The folder of the model, written on first use into the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "baton" / f"{NAME}-1"  # a new number when what is written changes
+    name = NAME if context_length == CONTEXT_LENGTH else f"{NAME}-{context_length}"
+    folder = cache / "baton" / f"{name}-1"  # a new number when what is written changes
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
-        write_model(unfinished, CONFIG)
+        write_model(unfinished, {**CONFIG, "max_position_embeddings": context_length})
         try:
             unfinished.rename(folder)
         except OSError:  # somebody else was faster

@@ -176,6 +176,7 @@ class PrefillWorker:
             if (job := self._job_of.get(req)) is not None and job.state is JobState.COMPUTING:
                 firsts.setdefault(job, []).append(token)
         for job, first_tokens in firsts.items():
+            self._stamp(job, "prompt computed", launch.computed_at)
             self._on_first_tokens(job, first_tokens)
 
     def failed(self, reqs: Sequence[Req], error: Exception) -> None:
@@ -252,6 +253,7 @@ class PrefillWorker:
             stopped = JobStopped(message.request_id, message.attempt, message.reservation)
             self.outbox.decode.append((instance, stopped))
         elif job is not None and job.state is JobState.SENDING:
+            self._phases.note(job, "KV acknowledged", self._clock.now())
             self._sender.delivered(job.target)
             self._end(job, JobState.DELIVERED)
 
@@ -266,10 +268,11 @@ class PrefillWorker:
     def _queued(self) -> list[Job]:
         return self._waiting + self._computing
 
-    def _stamp(self, job: Job, name: str) -> None:
-        now = self._clock.now()
-        self._phases.note(job, name, now)
-        job.stamp(name, now, self._address.worker_id)
+    def _stamp(self, job: Job, name: str, at: float | None = None) -> None:
+        """Notes a moment: now, unless it was `at`."""
+        moment = self._clock.now() if at is None else at
+        self._phases.note(job, name, moment)
+        job.stamp(name, moment, self._address.worker_id)
 
     def _admit(self) -> None:
         """Oldest first; a prompt that does not fit yet holds back the ones behind it."""

@@ -183,6 +183,7 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
         forward=forward,
         schedule=schedule,
         device=runner.device,
+        forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
     )
 
 

@@ -21,6 +21,7 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from model.sampler import sample
 from protocol.request import SamplingParams
+from runtime.clock import Clock
 from scheduler.choice_pages import pages_needed
 from scheduler.forward_batch import ForwardBatch, LaunchPlan
 from scheduler.future_map import FutureMap
@@ -45,6 +46,7 @@ class Launch:
     copy_done: Event | None = None
     tokens_L: Tensor | None = None  # on the host
     error: Exception | None = None  # of the forward
+    computed_at: float | None = None  # when the forward had gone through all layers; None: the host cannot tell
     layers: deque[tuple[int, Event]] = field(default_factory=deque)  # (layer, its KV is written), filled as it runs
     input: ModelInput | None = None  # from one segment to the next, on the forward stream
     logits_LV: Tensor | None = None
@@ -56,7 +58,8 @@ class Launch:
 
 
 class Engine:
-    """`max_context` is the longest context of a request in tokens; `debug` turns on the executable invariants."""
+    """`max_context` is the longest context of a request in tokens; `debug` turns on the executable invariants.
+    `forward_clock`, for a forward stream that runs on this host, notes when forwards end."""
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class Engine:
         forward: Stream,
         schedule: Stream,
         device: torch.device,
+        forward_clock: Clock | None = None,
         debug: bool = False,
     ) -> None:
         self.page_size = kv.layout.page_size
@@ -83,6 +87,7 @@ class Engine:
         self._runner = runner
         self._forward = forward
         self._schedule = schedule
+        self._forward_clock = forward_clock
         self._debug = debug
         self._keep_alive = KeepAliveRing()
         self._newest_ticket = 0
@@ -247,6 +252,8 @@ class Engine:
         with _failures_of(launch):
             on_layer = partial(self._layer_written, launch) if launch.plan.ships else None
             launch.logits_LV = self._runner.forward(launch.input, self.kv, on_layer)
+            if self._forward_clock is not None:
+                launch.computed_at = self._forward_clock.now()
 
     def _sample(self, launch: Launch) -> None:
         batch, logits_LV = launch.batch, launch.logits_LV

@@ -6,12 +6,12 @@ What it does not know: requests, beyond that a stamp belongs to one.
 from collections import Counter
 from weakref import WeakKeyDictionary
 
-# the stamp that ends a phase; the one before it, whichever that is, begins it
-PHASE_ENDS = {
-    "reserved, job sent": "queue_time",  # of a decode worker
-    "prefill start": "queue_time",  # of a prefill or unified worker
-    "first token": "prefill_time",
-    "KV delivered": "kv_transfer_time",  # since its first frame landed
+PHASES = {  # by the stamp that ends it: the phase, and the stamp that begins it
+    "reserved, job sent": ("queue_time", ("queued at decode",)),
+    "prefill start": ("queue_time", ("job received", "queued")),  # of a prefill worker, of a unified one
+    "first token": ("prefill_time", ("prefill start",)),
+    "KV delivered": ("kv_transfer_time", ("first frame landed",)),
+    "KV acknowledged": ("kv_handover_time", ("prompt computed",)),  # both at prefill
 }
 
 
@@ -19,15 +19,16 @@ class PhaseTimes:
     """Takes every stamp of every request, whether its client asks for a time line or not."""
 
     def __init__(self) -> None:
-        self._last: WeakKeyDictionary[object, float] = WeakKeyDictionary()
+        self._stamps: WeakKeyDictionary[object, dict[str, float]] = WeakKeyDictionary()
         self._totals: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
 
     def note(self, owner: object, stamp: str, now: float) -> None:
         """`owner` is the request, the same object at each of its stamps; `now` in seconds."""
-        since, self._last[owner] = self._last.get(owner), now
-        phase = PHASE_ENDS.get(stamp)
-        if phase is not None and since is not None:
+        stamps = self._stamps.setdefault(owner, {})
+        stamps[stamp] = now
+        phase, begins = PHASES.get(stamp, ("", ()))
+        for since in [stamps[begin] for begin in begins if begin in stamps]:
             self._totals[phase] += 1
             self._seconds[phase] = self._seconds.get(phase, 0.0) + now - since
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from model.fake import FakeRunner
 from model.paged_kv import PagedKv
 from protocol.request import SamplingParams
+from runtime.clock import Clock
 from scheduler.engine import Engine
 from scheduler.req import Req
 from scheduler.streams import Event, Segment, Stream
@@ -111,6 +112,7 @@ def make_engine(
     page_size: int = 4,
     max_requests: int = 8,
     debug: bool = True,
+    forward_clock: Clock | None = None,
 ) -> Engine:
     """An engine over a fake model of 97 tokens."""
     runner = runner or FakeRunner(vocab_size=97, context_length=64)
@@ -122,5 +124,6 @@ def make_engine(
         forward=forward,
         schedule=InlineStream(),
         device=CPU,
+        forward_clock=forward_clock,
         debug=debug,
     )

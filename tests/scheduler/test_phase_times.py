@@ -16,7 +16,16 @@ class Request:
             {"queued at decode": 1.0, "reserved, job sent": 3.0, "first frame landed": 10.0, "KV delivered": 10.5},
             {"queue_time": 2.0, "kv_transfer_time": 0.5},
         ),
-        ({"job received": 0.0, "prefill start": 0.25, "first token": 1.25}, {"queue_time": 0.25, "prefill_time": 1.0}),
+        (
+            {
+                "job received": 0.0,
+                "prefill start": 0.25,
+                "prompt computed": 1.0,
+                "first token": 1.25,
+                "KV acknowledged": 1.5,
+            },
+            {"queue_time": 0.25, "prefill_time": 1.0, "kv_handover_time": 0.5},
+        ),
         ({"queued": 0.0, "prefill start": 0.25, "first token": 1.25}, {"queue_time": 0.25, "prefill_time": 1.0}),
     ],
 )
@@ -36,6 +45,6 @@ def test_nothing_is_kept_of_requests_that_are_gone() -> None:
     phases = PhaseTimes()
     phases.note(Request(), "queued", 0.0)
     gc.collect()
-    assert len(phases._last) == 0
+    assert len(phases._stamps) == 0
     phases.note(Request(), "prefill start", 5.0)  # another one: its queue time is not known
     assert phases.counters == {}
