@@ -1,7 +1,9 @@
 """`baton serve` whose workers serve the model of hashes: python serve_fake.py FOLDER [flags of baton serve].
 
 FOLDER holds a config.json and no tokenizer. Everything but the workers' `fake_model` setting is as in `baton serve`,
-and FAKE_DECODE_PAGE_SIZE, where the environment has it, is the page size of the decode workers alone.
+and FAKE_DECODE_PAGE_SIZE, where the environment has it, is the page size of the decode workers alone. Where it has
+FAKE_RELAY, workers dial that endpoint in place of the gateway's, which is written to the file FAKE_CONTROL; with
+FAKE_WORKER, that program starts them: python FAKE_WORKER ROOM --settings JSON.
 """
 
 import os
@@ -17,9 +19,10 @@ from deploy.command_line import parse
 from deploy.console import make_console
 from deploy.cpus import read_cpus
 from deploy.host import available_cpus, count_cores
-from deploy.layout import serve_plan
+from deploy.layout import Plan, ProcessSpec, serve_plan
 from deploy.serve import rules_of, run_plan
 from protocol.messages_gateway import Role
+from runtime.settings import WorkerSettings
 
 
 def main(folder: str, flags: list[str]) -> int:
@@ -29,12 +32,27 @@ def main(folder: str, flags: list[str]) -> int:
     fakes = tuple(replace(settings, fake_model=True) for settings in plan.worker_settings)
     if page_size := os.environ.get("FAKE_DECODE_PAGE_SIZE"):
         fakes = tuple(replace(each, page_size=int(page_size)) if each.role is Role.DECODE else each for each in fakes)
+    plan = replace(plan, worker_settings=fakes)
+    if relay := os.environ.get("FAKE_RELAY"):
+        plan = through(relay, Path(os.environ["FAKE_CONTROL"]), plan)
     console = make_console()
     try:
-        plan = replace(plan, worker_settings=fakes)
         return run_plan(plan, console, "fake", with_text=False, rules=rules_of(config))
     finally:
         console.close()
+
+
+def through(relay: str, control: Path, plan: Plan) -> Plan:
+    """The plan with a relay between the workers and the gateway."""
+
+    def make_worker(settings: WorkerSettings) -> ProcessSpec:
+        control.write_text(settings.gateway)
+        spec = plan.make_worker(replace(settings, gateway=relay))
+        if program := os.environ.get("FAKE_WORKER"):
+            spec = replace(spec, command=(sys.executable, "-P", program, *spec.command[3:]))
+        return spec
+
+    return replace(plan, make_worker=make_worker)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,31 @@
+"""Deployments that the tests of this folder share: one of each kind for each test process."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.proxy.deployment import RUNNER, Proxied
+
+CONTEXT = 4096
+Lend = Callable[..., Proxied]
+
+
+@pytest.fixture(scope="session")
+def lend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lend]:
+    """Lends a deployment of (prefill, decode, *flags), without faults. One whose borrower failed is not lent again."""
+    model = tmp_path_factory.mktemp("model")
+    config = {"max_position_embeddings": CONTEXT, "vocab_size": RUNNER.vocab_size}
+    (model / "config.json").write_text(json.dumps(config))
+    there: dict[tuple[object, ...], Proxied] = {}
+
+    def borrow(prefill: int, decode: int, *flags: str) -> Proxied:
+        key = (prefill, decode, *flags)
+        if key not in there:
+            there[key] = Proxied(tmp_path_factory.mktemp("proxied"), model, prefill, decode, *flags)
+        there[key].clear()
+        return there[key]
+
+    yield borrow
+    for each in there.values():
+        each.close()

@@ -1,0 +1,101 @@
+"""`baton serve` with the model of hashes, whose workers reach one another and the gateway through proxies.
+
+What it does not know: which faults there are, what a request should get.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from model.fake import FakeRunner
+from tests.e2e.baton_process import FAKE, BatonProcess
+from tests.faults.client import Client
+from tests.faults.deployment import wait_until
+from tests.proxy.proxy import Gate, Proxy, unchanged
+from tests.proxy.relay import Relay
+
+RUNNER = FakeRunner()
+FLAGS = "--port 0 --chunked-prefill-size 48 --pairing round_robin"
+SAMPLE = re.compile(r"^baton_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+
+
+class Proxied:
+    """A deployment. Close it."""
+
+    def __init__(self, folder: Path, model: Path, prefill: int, decode: int, *flags: str, worker: str = "") -> None:
+        self.proxy = Proxy()
+        self._relay = Relay(self.proxy, folder / "control")
+        variables = {"FAKE_RELAY": self._relay.endpoint, "FAKE_CONTROL": str(folder / "control")}
+        if worker:
+            variables["FAKE_WORKER"] = worker
+        argv = [str(model), *FLAGS.split(), "--prefill", str(prefill), "--decode", str(decode), *flags]
+        self.num_ways = prefill * decode
+        try:
+            self.baton = BatonProcess(*argv, log=folder / "log", program=FAKE, variables=variables)
+        except BaseException:
+            self._close_proxies()
+            raise
+
+    # ---- requests ----
+
+    def start(self, prompts: Sequence[list[int]], max_tokens: int) -> list[Client]:
+        """Streams an answer to each."""
+        return [Client(self.baton.url, prompt, max_tokens).start() for prompt in prompts]
+
+    def verdicts(self, clients: Sequence[Client]) -> list[str]:
+        """How each ended; an assertion error for a wrong token, or one that does not end."""
+        assert all(client.has_ended() for client in clients), f"no end; {self.baton.log_text()[-3000:]}"
+        return [client.verdict(RUNNER.expected_tokens) for client in clients]
+
+    def expect_exact(self, prompts: Sequence[list[int]], max_tokens: int) -> None:
+        """Each gets its tokens, all of them."""
+        clients = self.start(prompts, max_tokens)
+        verdicts = self.verdicts(clients)
+        story = [client.error or client.cut for client in clients]
+        assert set(verdicts) == {"exact"}, f"{verdicts}: {story}; {self.baton.log_text()[-3000:]}"
+
+    # ---- what is counted and held ----
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of what /metrics shows under `name` with these labels, among others."""
+        wanted = {f'{key}="{value}"' for key, value in labels.items()}
+        samples = SAMPLE.findall(self.baton.http.get("/metrics").text)
+        return sum(float(value) for found, label, value in samples if found == name and wanted <= set(label.split(",")))
+
+    def rejected(self, *reasons: str) -> float:
+        """Frames that decode workers have refused, for one of these reasons if any are given."""
+        name = "kv_transfer_rejected_frames_total"
+        return sum(self.metric(name, reason=each) for each in reasons) if reasons else self.metric(name)
+
+    def expect_rest(self) -> None:
+        """Nothing is held anywhere, by the workers' own word of after this call; counters are of then, too."""
+        held = [each["kv_pages"] for each in self.baton.workers()]
+        assert self.baton.wait_for_rest(), f"no rest: {held}; {self.baton.log_text()[-3000:]}"
+
+    def gates(self, kind: str) -> list[Gate]:
+        """Of the workers that there are now; `kind` is "data" or "peer"."""
+        role = {"data": "decode", "peer": "prefill"}[kind]
+        return [self.proxy.gate(f"{kind} {each['id']}") for each in self.baton.workers() if each["role"] == role]
+
+    def clear(self) -> None:
+        """No faults from here on."""
+        for kind in ("data", "peer"):
+            for gate in self.gates(kind):
+                gate.next_cut = None
+                for way in gate.tampers:
+                    self.proxy.tamper(gate, way, unchanged)
+
+    def is_whole(self, num_workers: int) -> bool:
+        """Whether so many workers are members."""
+        return wait_until(lambda: len(self.baton.workers()) == num_workers)
+
+    def close(self) -> None:
+        """Ends all of it, and asserts that nothing is left."""
+        try:
+            assert self.baton.end() == 0, self.baton.log_text()[-3000:]
+        finally:
+            self._close_proxies()
+
+    def _close_proxies(self) -> None:
+        self._relay.close()
+        self.proxy.close()
