@@ -34,7 +34,7 @@ TOOLS  := $(PY) -m
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo bench bench-gateway bench-overlap soak check test test-full test-faults explore \
+.PHONY: help setup serve demo bench bench-gateway bench-overlap bench-transfer soak check test test-full test-faults explore \
   explore-handoff mutants test-gpu format clean check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
@@ -60,6 +60,9 @@ bench-gateway: $(READY) ## measure the gateway alone: its CPU per token, and wha
 
 bench-overlap: $(READY) ## measure a decode step: the forward alone, with overlap, without; and what scheduling costs
 	@$(PY) -m loadtest.overlap_bench $(ARGS)
+
+bench-transfer: $(READY) ## measure how fast KV moves between two processes, beside what memory and sockets can do
+	@$(PY) -m loadtest.transfer_bench $(ARGS)
 
 soak: $(READY) ## 20 minutes of mixed load with a fault every 20 s: nothing wrong, lost, grown or left behind
 	@$(PY) -m loadtest.soak $(ARGS)

@@ -77,7 +77,8 @@ def _pack(header: FrameHeader, checksum: int) -> bytes:
     )
 
 
-def _checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> int:
+def checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> int:
+    """Of a frame, whatever its header says of it."""
     digest = xxhash.xxh3_64(_pack(header, 0))
     for part in parts:
         digest.update(part)
@@ -87,7 +88,7 @@ def _checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> int:
 def seal(header: FrameHeader, *parts: bytes | memoryview) -> FrameHeader:
     """`header` with length and checksum of the payload filled in; each part is contiguous bytes."""
     sized = replace(header, payload_bytes=sum(len(part) for part in parts))
-    return replace(sized, checksum=_checksum(sized, parts))
+    return replace(sized, checksum=checksum(sized, parts))
 
 
 def extend_digest(digest: int, header: FrameHeader) -> int:
@@ -122,6 +123,6 @@ def verify_length(header: FrameHeader, *parts: bytes | memoryview) -> None:
 def verify(header: FrameHeader, *parts: bytes | memoryview) -> None:
     """WireError unless length and checksum of the payload are those of `header`; each part is contiguous bytes."""
     verify_length(header, *parts)
-    got = _checksum(header, parts)
+    got = checksum(header, parts)
     if got != header.checksum:
         raise WireError(f"frame checksum {got:#x}, its header says {header.checksum:#x}")

@@ -1,0 +1,184 @@
+"""`python -m loadtest.transfer_bench`: how fast KV moves from one process to another, beside what the machine can do.
+
+    prefill's process, one core  --KV-->  decode's process, another core
+
+Sides and their limits take turns, with and without checksums; medians over repetitions, and their spread. The last line
+is one JSON object. What it does not know: how anything is moved (transfer_bench_process.SIDES).
+"""
+
+import argparse
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import Any, Final, Self
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.tied import tied
+from loadtest.transfer_bench_blocks import BLOCKS
+from loadtest.transfer_bench_process import SIDES
+from protocol.errors import BatonError
+from runtime.process_life import thread_environment
+
+HEADLINE: Final = "8192 tokens"  # its figures go into the last line
+TARGET_SHARE: Final = 0.8
+QUICK_REPEATS: Final = 5
+WARM_UP: Final = 2
+LIMIT: Final = " limit"
+
+
+class Ends:
+    """Both processes; they end with us."""
+
+    def __init__(self) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        self.cores = (cores[0], cores[-1])
+        self._processes = [
+            subprocess.Popen(
+                tied((sys.executable, "-m", "loadtest.transfer_bench_process", role, str(core))),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **thread_environment(1)},
+            )
+            for role, core in zip(("prefill", "decode"), self.cores, strict=True)
+        ]
+        self._answers = selectors.DefaultSelector()
+        for process in self._processes:
+            assert process.stdout is not None, "it is a pipe"
+            self._answers.register(process.stdout, selectors.EVENT_READ, process)
+
+    def both(self, *commands: dict[str, Any]) -> list[dict[str, Any]]:
+        """Gives one command to both ends, or one to each; their answers."""
+        for process, command in zip(self._processes, commands * (3 - len(commands)), strict=True):
+            assert process.stdin is not None, "it is a pipe"
+            process.stdin.write(json.dumps(command) + "\n")
+            process.stdin.flush()
+        answers: dict[int, dict[str, Any]] = {}
+        while len(answers) < len(self._processes):
+            for key, _ in self._answers.select():
+                answering: subprocess.Popen[str] = key.data
+                assert answering.stdout is not None, "it is a pipe"
+                if not (line := answering.stdout.readline()):
+                    raise BatonError("one end of the transfer has ended; its error is above")
+                answers[answering.pid] = json.loads(line)
+        return [answers[process.pid] for process in self._processes]
+
+    def open(self, side: str) -> None:
+        """Makes both ends of a side meet."""
+        there, here = (each["address"] for each in self.both({"do": "open", "side": side}))
+        meet = {"do": "meet", "side": side}
+        self.both({**meet, "address": here}, {**meet, "address": there})
+
+    def seconds(self, side: str, check: bool) -> float:
+        """What one move takes."""
+        prefill, decode = self.both({"do": "move", "side": side, "check": check})
+        both = prefill | decode
+        return float(both["end"]) - float(both["start"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+        self._answers.close()
+
+
+@dataclass
+class Rates:
+    """GB/s of one side with some blocks, with checksums and without."""
+
+    checked: list[float] = field(default_factory=list)
+    unchecked: list[float] = field(default_factory=list)
+
+
+def measure(ends: Ends, name: str, sides: Sequence[str], repeat: int) -> dict[str, Rates]:
+    """Every side and its limit in turn, `repeat` times."""
+    blocks = BLOCKS[name]
+    measured = [each for side in sides for each in (side, side + LIMIT) if each in SIDES]
+    rates = {side: Rates() for side in measured}
+    ends.both({"do": "blocks", "name": name})
+    for side in measured:
+        ends.open(side)
+    for turn in range(-WARM_UP, repeat):
+        for side in measured if turn % 2 else reversed(measured):
+            for check in (True, False):
+                gb_s = blocks.num_bytes / ends.seconds(side, check) / 1e9
+                if turn >= 0:
+                    (rates[side].checked if check else rates[side].unchecked).append(gb_s)
+    _compare(ends, sides)
+    ends.both({"do": "close"})
+    return rates
+
+
+def _compare(ends: Ends, sides: Sequence[str]) -> None:
+    """After a move of each product side, what lies at decode is what lies at prefill."""
+    for side in sides:
+        ends.seconds(side, True)
+        sent, landed = (each["digest"] for each in ends.both({"do": "digest"}))
+        if sent != landed:
+            raise BatonError(f"{side}: what has landed is not what was sent")
+
+
+def show(console: Console, found: dict[str, dict[str, Rates]], about: str) -> None:
+    """One table: a row for each side and its blocks."""
+    table = Table("blocks", "side", "GB/s", "10-90%", "limit", "share", "unchecked", "its limit", "share", title=about)
+    for name, rates in found.items():
+        for side, own in rates.items():
+            if side.endswith(LIMIT):
+                continue
+            limit = rates.get(side + LIMIT)
+            low, *_, high = quantiles(own.checked, n=10) if len(own.checked) > 1 else own.checked * 2
+            cells = [f"{median(own.checked):.2f}", f"{low:.2f}-{high:.2f}"]
+            cells += _beside(own.checked, limit.checked if limit else [])
+            cells += [f"{median(own.unchecked):.2f}", *_beside(own.unchecked, limit.unchecked if limit else [])]
+            table.add_row(name, side, *cells)
+        table.add_section()
+    console.print(table)
+
+
+def _beside(rates: Sequence[float], limits: Sequence[float]) -> list[str]:
+    return [f"{median(limits):.2f}", f"{median(rates) / median(limits):.2f}"] if limits else ["", ""]
+
+
+def summary(rates: dict[str, Rates], sides: Sequence[str]) -> dict[str, dict[str, float | None] | None]:
+    """The last line's part of each side: None if it was not measured."""
+
+    def gb_s(side: str) -> float | None:
+        return round(median(rates[side].checked), 3) if side in rates else None
+
+    return {side: {"gb_s": gb_s(side), "limit_gb_s": gb_s(side + LIMIT)} if side in rates else None for side in sides}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0; a transfer that goes wrong raises."""
+    products = [side for side in SIDES if not side.endswith(LIMIT)]
+    parser = argparse.ArgumentParser(prog="python -m loadtest.transfer_bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeat", type=int, default=24, help="moves of each side (default 24)")
+    parser.add_argument("--only", action="append", choices=products, help="measure only this side (repeatable)")
+    parser.add_argument("--blocks", action="append", choices=list(BLOCKS), help="move only these (repeatable)")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions: under a minute")
+    asked = parser.parse_args(argv)
+    repeat = QUICK_REPEATS if asked.quick else asked.repeat
+    sides, console = asked.only or products, Console()
+    found: dict[str, dict[str, Rates]] = {}
+    with ExitStack() as stack:
+        ends = stack.enter_context(Ends())
+        for name in asked.blocks or BLOCKS:
+            found[name] = measure(ends, name, sides, repeat)
+    show(console, found, f"cores {ends.cores[0]} and {ends.cores[1]}, medians of {repeat}, GB/s = 1e9 bytes a second")
+    print(json.dumps({**summary(found.get(HEADLINE, {}), products), "exposed": None}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

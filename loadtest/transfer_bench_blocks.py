@@ -1,0 +1,102 @@
+"""What the transfer benchmark moves: KV of a prompt in pages of a size, one after the other in memory or scattered.
+
+What it does not know: how it is moved.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import xxhash
+
+from protocol.kv_layout import KvLayout
+from runtime.shared_memory import SharedMemory
+
+SMALL_MODEL = KvLayout(num_layers=8, num_kv_heads=4, head_dim=64, page_size=16, dtype="bfloat16")  # 29M parameters
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """`num_tokens` of KV; prefill's pages are of `sent`, decode's of `page_size` tokens."""
+
+    sent: KvLayout
+    num_tokens: int
+    scattered: bool
+    page_size: int = 0  # as prefill's
+
+    @property
+    def landed(self) -> KvLayout:
+        """The shape of decode's memory."""
+        return replace(self.sent, page_size=self.page_size or self.sent.page_size)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of K and V of all tokens in all layers."""
+        return self.sent.num_layers * self.num_tokens * 2 * self.sent.token_bytes
+
+    def pages(self, layout: KvLayout, seed: int) -> list[int]:
+        """The pages of one side, in the order of the prompt."""
+        pages = list(range(1, 1 + layout.num_pages(self.num_tokens)))
+        if self.scattered:
+            random.Random(seed).shuffle(pages)
+        return pages
+
+
+def equal_blocks(count: int, kib: int) -> Blocks:
+    """`count` blocks of `kib` KiB in one layer, as other libraries are measured."""
+    one = replace(SMALL_MODEL, num_layers=1)
+    tokens = kib * 1024 // (2 * one.token_bytes)
+    return Blocks(replace(one, page_size=tokens), count * tokens, scattered=True)
+
+
+BLOCKS = {
+    "8192 tokens": Blocks(SMALL_MODEL, 8192, scattered=False),
+    "8192 tokens, scattered": Blocks(SMALL_MODEL, 8192, scattered=True),
+    "64 x 16 KiB": equal_blocks(64, 16),
+    "1024 x 16 KiB": equal_blocks(1024, 16),
+    "256 x 1 MiB": equal_blocks(256, 1024),
+    "4096 tokens, pages of 16 to 1": Blocks(SMALL_MODEL, 4096, scattered=True, page_size=1),
+}
+
+
+class HostPages:
+    """A PageMemory that others may map, as a worker's on a CPU."""
+
+    def __init__(self, layout: KvLayout, num_pages: int) -> None:
+        self.layout = layout
+        self.num_pages = num_pages
+        self._memory = SharedMemory(layout.num_layers * num_pages * layout.page_bytes)
+        self.bytes = memoryview(self._memory.mapping)
+        self._array = np.frombuffer(self._memory.mapping, np.uint8)
+        self._array[:] = 0  # it is really there from now on
+
+    @property
+    def shared_fd(self) -> int:
+        """See SharedPages."""
+        return self._memory.fd
+
+    def fill(self, seed: int) -> None:
+        """Random bytes."""
+        self._array[:] = np.frombuffer(np.random.default_rng(seed).bytes(len(self._array)), np.uint8)
+
+    def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
+        """See PageMemory."""
+        start = (layer * self.num_pages + page_start) * self.layout.page_bytes
+        return self.bytes[start : start + num_pages * self.layout.page_bytes]
+
+    def digest(self, pages: list[int], num_tokens: int) -> int:
+        """Of K and V of a prompt, whatever pages they lie in."""
+        layout = self.layout
+        whole = self._array.reshape(layout.num_layers, self.num_pages, 2, layout.page_size, layout.token_bytes)
+        found = xxhash.xxh3_64()
+        for layer, half in np.ndindex(layout.num_layers, 2):
+            rows = whole[layer, pages, half].reshape(-1, layout.token_bytes)[:num_tokens]
+            found.update(np.ascontiguousarray(rows).data)
+        return found.intdigest()
+
+    def pieces(self, num_bytes: int, size: int) -> Iterator[memoryview]:
+        """The first `num_bytes` after the padding page of layer 0, in pieces of `size`."""
+        start = self.layout.page_bytes
+        for at in range(start, start + num_bytes, size):
+            yield self.bytes[at : min(at + size, start + num_bytes)]

@@ -1,0 +1,97 @@
+"""`python -m loadtest.transfer_bench_process prefill|decode CORE`: one end of every side, on a core of its own, as a
+worker's process is set up. Told what to do by JSON lines, it answers with JSON lines.
+
+    {"do": "blocks", "name": ...}               -> {}
+    {"do": "open", "side": ...}                 -> {"address": ...}
+    {"do": "meet", "side": ..., "address": ...} -> {}
+    {"do": "move", "side": ..., "check": ...}   -> {"start": seconds} or {"end": seconds}, or both
+    {"do": "digest"}                            -> {"digest": ...} of the KV that lies here
+    {"do": "close"}                             -> {}, every side; new blocks may follow
+
+What it does not know: what is made of the times.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+from loadtest.transfer_bench_blocks import BLOCKS, Blocks, HostPages
+from loadtest.transfer_bench_ends import DecodeEnd, End, PrefillEnd
+from loadtest.transfer_bench_limits import CopyEnd, NoEnd, SocketReceiveEnd, SocketSendEnd
+from protocol import frame
+
+MakeEnd = Callable[[HostPages, Blocks], End]
+
+
+def _backend(name: str) -> tuple[MakeEnd, MakeEnd]:
+    return partial(PrefillEnd, name), partial(DecodeEnd, name)
+
+
+# Both ends of everything that is measured: prefill's, decode's. Limits end in "limit".
+SIDES: Final[dict[str, tuple[MakeEnd, MakeEnd]]] = {
+    "shm": _backend("shm"),
+    "shm limit": (CopyEnd, NoEnd),
+    "zmq_tcp": _backend("zmq"),
+    "zmq_tcp limit": (SocketSendEnd, SocketReceiveEnd),
+}
+_checksum = frame.checksum
+
+
+class EndProcess:
+    """What the commands mean."""
+
+    def __init__(self, role: str) -> None:
+        self._index = ("prefill", "decode").index(role)
+        self._ends: dict[str, End] = {}
+        self._blocks: Blocks | None = None
+        self._memory: HostPages | None = None
+
+    def do(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Carries out one command; its answer."""
+        match command:
+            case {"do": "blocks", "name": name}:
+                self._blocks = BLOCKS[name]
+                layout = self._blocks.landed if self._index else self._blocks.sent
+                self._memory = HostPages(layout, 1 + layout.num_pages(self._blocks.num_tokens))
+                self._memory.fill(self._index)
+            case {"do": "open", "side": side}:
+                assert self._memory is not None and self._blocks is not None, "blocks come first"
+                self._ends[side] = SIDES[side][self._index](self._memory, self._blocks)
+                return {"address": self._ends[side].address}
+            case {"do": "meet", "side": side, "address": address}:
+                self._ends[side].meet(address)
+            case {"do": "move", "side": side, "check": check}:
+                frame.checksum = _checksum if check else _no_checksum
+                return self._ends[side].move(check)
+            case {"do": "digest"}:
+                assert self._memory is not None and self._blocks is not None, "blocks come first"
+                pages = self._blocks.pages(self._memory.layout, seed=1 + self._index)
+                return {"digest": self._memory.digest(pages, self._blocks.num_tokens)}
+            case {"do": "close"}:
+                for end in self._ends.values():
+                    end.close()
+                self._ends.clear()
+            case _:
+                raise ValueError(f"command: got {command}")
+        return {}
+
+
+def _no_checksum(header: frame.FrameHeader, parts: Iterable[bytes | memoryview]) -> int:  # noqa: ARG001
+    return 0
+
+
+def main() -> None:
+    """Until stdin ends."""
+    role, core = sys.argv[1:]
+    os.sched_setaffinity(0, {int(core)})
+    sys.setswitchinterval(1e-4)  # as a worker does
+    process = EndProcess(role)
+    for line in sys.stdin:
+        print(json.dumps(process.do(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
