@@ -7,7 +7,7 @@ Shapes: T tokens, H query heads, K kv heads, G = H / K, D head_dim, M rows of a 
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -111,16 +111,16 @@ def _rows(rows: int) -> int:
 
 
 def _attend_tile(
-    q_ptr: Any,
-    kv_ptr: Any,
-    out_ptr: Any,
-    tiles_ptr: Any,
-    page_table_ptr: Any,
-    scale: Any,
-    table_stride: Any,
-    page_stride: Any,
-    side_stride: Any,
-    token_stride: Any,
+    q_ptr: tl.tensor,
+    kv_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    tiles_ptr: tl.tensor,
+    page_table_ptr: tl.tensor,
+    scale: tl.tensor,
+    table_stride: tl.tensor,
+    page_stride: tl.tensor,
+    side_stride: tl.tensor,
+    token_stride: tl.tensor,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
     HEAD_DIM: tl.constexpr,

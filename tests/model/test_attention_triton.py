@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.compiled import cubin_bytes
 from tests.model.attention_cases import BATCHES, make_case, worst_difference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,3 +54,16 @@ def test_a_wider_page_table_needs_no_other_kernel() -> None:
 
     varying = [each.name for each in getattr(_kernel, "params", ()) if each.do_not_specialize]
     assert varying == ["table_stride"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_compiles_for_a_gpu_that_is_not_there(dtype: str) -> None:
+    pytest.importorskip("triton")
+    from model.attention_triton import _kernel  # noqa: PLC0415 - an optional package
+
+    types = dict.fromkeys(("table_stride", "page_stride", "side_stride", "token_stride"), "i32")
+    types |= dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}") | {"scale": "fp32"}
+    types |= dict.fromkeys(("tiles_ptr", "page_table_ptr"), "*i64")
+    sizes = {"HEADS": 32, "GROUPS": 4, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROWS": 64, "STEP": 32, "PADDED_DIM": 128}
+    assert cubin_bytes(_kernel, types, sizes) > 1000

@@ -1,0 +1,16 @@
+"""Triton kernels compiled for a GPU that need not be there: what the interpreter takes, a compiler may refuse."""
+
+from typing import Any
+
+HOPPER = ("cuda", 90, 32)
+
+
+def cubin_bytes(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> int:
+    """The size of a kernel's code for an H100; `types` of its arguments as Triton spells them ("*bf16", "i32")."""
+    from triton.backends.compiler import GPUTarget  # noqa: PLC0415 - an optional package
+    from triton.compiler import ASTSource, compile  # noqa: A004, PLC0415
+
+    signature = {each.name: types.get(each.name, "constexpr") for each in kernel.params}
+    assert {name for name, kind in signature.items() if kind == "constexpr"} == set(constants)
+    made = compile(ASTSource(fn=kernel, signature=signature, constexprs=constants), target=GPUTarget(*HOPPER))
+    return len(made.asm["cubin"])
