@@ -1,0 +1,55 @@
+"""The kernel of moves: interpreted, compiled for a GPU that is not there, and run where there is one."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.compiled import cubin_bytes
+from tests.transfer.device_cases import CASES, Case, moved_by_kernel
+from transfer.device_moves import FIRST, SECOND, STEP
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel is compiled for the device here")
+def test_interpreted_cases() -> None:
+    """A process of its own: Triton reads TRITON_INTERPRET once, when anything first imports it."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [*command, "tests/transfer/interpreted_device_moves_triton.py"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word, writes", [("i64", True), ("i64", False), ("i16", True)])
+def test_compiles_for_a_gpu_that_is_not_there(word: str, writes: bool) -> None:
+    pytest.importorskip("triton")
+    from transfer.device_moves_triton import MAX_BLOCK, NUM_SUMS, _kernel  # noqa: PLC0415 - an optional package
+
+    types = dict.fromkeys(("source_ptr", "target_ptr"), f"*{word}") | dict.fromkeys(("table_ptr", "sums_ptr"), "*i64")
+    types |= dict.fromkeys(("num_units", "num_words", "pieces"), "i32")
+    constants = {"STEP": STEP, "FIRST": FIRST, "SECOND": SECOND}
+    assert cubin_bytes(_kernel, types, {"WRITES": writes, "SUMS": NUM_SUMS, "BLOCK": MAX_BLOCK, **constants}) > 1000
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_on_the_device(case: Case) -> None:
+    assert moved_by_kernel(case, "cuda") == case.moved_on_cpu()
+    pool, total = moved_by_kernel(case, "cuda", writes=False)
+    assert pool == case.pool_before() and total == case.moved_on_cpu()[1]
