@@ -4,13 +4,15 @@
                 `KvLayout.page_bytes`; only the first `num_tokens` token slots of them are valid.
     last frame  `layer == LAST_LAYER`; payload is msgpack of LastMessage: first tokens, the plan's totals and digest.
 
-The checksum is xxh3-64 of the header (checksum field zero) and the payload. A payload may lie in several parts, which
+The checksum is xxh3-64 of the header (checksum field zero) and the payload, or, where the payload lies in the memory of
+a device, of the header and the device's sum of it: the header says which. A payload may lie in several parts, which
 count as if joined. Integers are little-endian. What it does not know: sockets, reservations, memory.
 """
 
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import xxhash
 
@@ -24,6 +26,13 @@ VERSION = 1
 LAST_LAYER = 0xFFFF
 HEADER = struct.Struct("<IHHQQIIIIIQQ")
 HEADER_BYTES = HEADER.size
+
+
+class Check(IntEnum):
+    """What of the payload the checksum covers. Stands in the upper byte of the version."""
+
+    BYTES = 0  # all of it, by xxh3
+    DEVICE_SUM = 1  # a sum that the device has made; see transfer/device_moves.py
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class FrameHeader:
     num_tokens: int
     payload_bytes: int
     checksum: int = 0
+    check: Check = Check.BYTES
 
     @property
     def is_last(self) -> bool:
@@ -63,7 +73,7 @@ LAST_MESSAGE: Boundary[LastMessage] = Boundary("last frame", (LastMessage,))
 def _pack(header: FrameHeader, checksum: int) -> bytes:
     return HEADER.pack(
         MAGIC,
-        VERSION,
+        VERSION | header.check << 8,
         header.layer,
         header.sender_instance,
         header.reservation,
@@ -78,7 +88,7 @@ def _pack(header: FrameHeader, checksum: int) -> bytes:
 
 
 def checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> int:
-    """Of a frame, whatever its header says of it."""
+    """Of a frame, whatever its header says of it. Takes part after part, each for the last time when the next comes."""
     digest = xxhash.xxh3_64(_pack(header, 0))
     for part in parts:
         digest.update(part)
@@ -87,8 +97,18 @@ def checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> int:
 
 def seal(header: FrameHeader, *parts: bytes | memoryview) -> FrameHeader:
     """`header` with length and checksum of the payload filled in; each part is contiguous bytes."""
-    sized = replace(header, payload_bytes=sum(len(part) for part in parts))
-    return replace(sized, checksum=checksum(sized, parts))
+    return seal_sized(replace(header, payload_bytes=sum(len(part) for part in parts)), parts)
+
+
+def seal_sized(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> FrameHeader:
+    """`header` with the checksum of the payload filled in; it says already how long that is."""
+    return replace(header, checksum=checksum(header, parts))
+
+
+def seal_sum(header: FrameHeader, payload_bytes: int, device_sum: int) -> FrameHeader:
+    """`header` of a payload in device memory, whose sum was made there."""
+    sized = replace(header, payload_bytes=payload_bytes, check=Check.DEVICE_SUM)
+    return replace(sized, checksum=checksum(sized, [device_sum.to_bytes(8, "little")]))
 
 
 def extend_digest(digest: int, header: FrameHeader) -> int:
@@ -108,9 +128,12 @@ def unpack_header(raw: bytes | memoryview) -> FrameHeader:
     magic, version, *fields = HEADER.unpack(raw)
     if magic != MAGIC:
         raise WireError(f"frame magic {magic:#x}, expected {MAGIC:#x}")
+    kind, version = divmod(version, 256)
     if version != VERSION:
         raise WireError(f"frame version {version}, expected {VERSION}")
-    return FrameHeader(*fields)
+    if kind not in list(Check):
+        raise WireError(f"frame checksum of kind {kind}, expected one of {', '.join(map(str, list(Check)))}")
+    return FrameHeader(*fields, check=Check(kind))
 
 
 def verify_length(header: FrameHeader, *parts: bytes | memoryview) -> None:
@@ -123,6 +146,11 @@ def verify_length(header: FrameHeader, *parts: bytes | memoryview) -> None:
 def verify(header: FrameHeader, *parts: bytes | memoryview) -> None:
     """WireError unless length and checksum of the payload are those of `header`; each part is contiguous bytes."""
     verify_length(header, *parts)
+    verify_checksum(header, parts)
+
+
+def verify_checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> None:
+    """WireError unless the checksum of the payload, which is as long as `header` says, is that of `header`."""
     got = checksum(header, parts)
     if got != header.checksum:
         raise WireError(f"frame checksum {got:#x}, its header says {header.checksum:#x}")

@@ -12,11 +12,13 @@ from protocol.frame import (
     LAST_MESSAGE,
     MAGIC,
     VERSION,
+    Check,
     FrameHeader,
     LastMessage,
     extend_digest,
     pack_header,
     seal,
+    seal_sum,
     unpack_header,
     verify,
 )
@@ -49,6 +51,7 @@ U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
         num_tokens=U32,
         payload_bytes=U32,
         checksum=U64,
+        check=st.sampled_from(Check),
     )
 )
 def test_header_survives_the_wire(header: FrameHeader) -> None:
@@ -101,6 +104,25 @@ def test_foreign_magic_and_version_are_named() -> None:
     raw[4] += 1
     with pytest.raises(WireError, match=f"version {VERSION + 1}, expected {VERSION}"):
         unpack_header(bytes(raw))
+
+
+def test_a_checksum_of_an_unknown_kind_is_named() -> None:
+    raw = bytearray(pack_header(HEADER))
+    raw[5] = 2
+    with pytest.raises(WireError, match="checksum of kind 2, expected one of 0, 1"):
+        unpack_header(bytes(raw))
+
+
+@given(U64, U64)
+def test_a_sum_of_a_device_is_sealed_with_its_header(device_sum: int, other: int) -> None:
+    sealed = seal_sum(HEADER, 100, device_sum)
+    assert (sealed.payload_bytes, sealed.check) == (100, Check.DEVICE_SUM)
+    assert (seal_sum(HEADER, 100, other) == sealed) == (other == device_sum)
+    assert unpack_header(pack_header(sealed)) == sealed
+    for field in fields(FrameHeader):
+        if field.name not in ("checksum", "check", "payload_bytes"):
+            changed = replace(HEADER, **{field.name: getattr(HEADER, field.name) ^ 1})
+            assert seal_sum(changed, 100, device_sum).checksum != sealed.checksum
 
 
 def test_payload_of_another_length_is_refused_by_length() -> None:
