@@ -30,12 +30,12 @@ from loadtest.report import percentile
 from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
-PROMPTS = {512: 20, 2048: 20, 8192: 8}  # tokens: repetitions
+PROMPTS = {512: 20, 2048: 20, 8192: 7}  # tokens: repetitions
 BACKENDS = {"shm": "shm", "zmq_tcp": "zmq"}  # as results call them: as `--transfer-backend` does
 TARGET_SHARE = 0.05
 CONTEXT_LENGTH = 8448
 MAX_TOKENS = 3
-WARM_UPS = 2  # of each length, on each side
+WARM_UPS = 1  # of each length, on each side
 SERVE = ("--prefill", "1", "--decode", "1", "--threads", "1", "--cpus", "auto", "--log-level", "warning")
 COMPUTED, FIRST, DELIVERED, READY = "prompt computed", "first token", "KV delivered", "ready to decode"
 
