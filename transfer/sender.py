@@ -3,8 +3,8 @@
     COMPUTING --finish--> SENDING --delivered--> DELIVERED
         any of the first two --> CANCELLED | FAILED
 
-Frames wait in the order in which they became ready. The last frame of a transfer is queued after all of its KV frames,
-so its digest is complete when its turn comes. What it does not know: bytes, checksums' origin, time.
+Frames wait for their turn, those of older transfers first. The last frame of a transfer is queued after all of its KV
+frames, so its digest is complete when its turn comes. What it does not know: bytes, checksums' origin, time.
 """
 
 from collections import Counter, deque
@@ -202,27 +202,28 @@ def _count_down(counts: Counter[int], key: int) -> None:
 
 
 class PeerQueue:
-    """What waits for one decode worker, in the order in which it became ready."""
+    """What waits for one decode worker. A transfer's frames leave in the order in which they became ready, before any
+    of one that began later: where the link is slower than prefill, a computed prompt waits for no younger one's KV."""
 
     def __init__(self, window: int = WINDOW_BYTES) -> None:
         self.credit = CreditWindow(window)
-        self._waiting: deque[tuple[SendTransfer, Frame]] = deque()
+        self._waiting: dict[SendTransfer, deque[Frame]] = {}  # of those that have begun, in that order
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     def push(self, transfer: SendTransfer, frame: Frame) -> None:
         """Queues a frame."""
-        self._waiting.append((transfer, frame))
+        self._waiting.setdefault(transfer, deque()).append(frame)
 
     def head(self) -> tuple[SendTransfer, Frame] | None:
         """The next frame, which stays queued until pop()."""
-        return self._waiting[0] if self._waiting else None
+        return next(((transfer, frames[0]) for transfer, frames in self._waiting.items() if frames), None)
 
     def pop(self) -> None:
         """Removes the head."""
-        self._waiting.popleft()
+        next(frames for frames in self._waiting.values() if frames).popleft()
 
     def drop(self, transfer: SendTransfer) -> None:
-        """Removes every frame of one transfer."""
-        self._waiting = deque(entry for entry in self._waiting if entry[0] is not transfer)
+        """Removes every frame of one transfer, which has ended."""
+        self._waiting.pop(transfer, None)

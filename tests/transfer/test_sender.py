@@ -2,6 +2,8 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protocol.frame import LAST_MESSAGE
 from protocol.messages_gateway import WorkerAddress
@@ -133,3 +135,50 @@ def test_dropping_a_transfer_leaves_the_others_in_order() -> None:
         queue.pop()
     assert left == [(two, frame) for frame in frames]
     assert len(queue) == 0
+
+
+def ready(queue: PeerQueue, transfer: SendTransfer, layer: int) -> int:
+    """Queues what becomes ready of a layer; the number of frames."""
+    frames = list(transfer.layer_ready(layer, 6))
+    for frame in frames:
+        queue.push(transfer, frame)
+    return len(frames)
+
+
+def test_a_slow_link_gives_a_computed_prompt_its_turn_before_a_younger_one() -> None:
+    queue, old, young = PeerQueue(), opened(), opened()
+    left: list[SendTransfer] = []
+
+    def leave() -> None:
+        head = queue.head()
+        assert head is not None
+        queue.pop()
+        left.append(head[0])
+
+    for layer in range(LAYOUT.num_layers):  # both in one launch; of each layer, one frame of the two gets away
+        assert ready(queue, old, layer) == ready(queue, young, layer) == 1
+        leave()
+    queue.push(old, old.finish((1,), ()))
+    leave()
+    assert left == [old] * (LAYOUT.num_layers + 1), "nothing of the old one is left when its last frame is made"
+    assert len(queue) == LAYOUT.num_layers
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
+def test_whatever_becomes_ready_when_the_oldest_leaves_first_and_each_in_its_order(
+    events: list[tuple[int, bool]],
+) -> None:
+    queue, transfers = PeerQueue(), [opened() for _ in range(4)]
+    waiting: list[tuple[int, int, KvFrame]] = []  # (age, number, frame)
+    ages: dict[int, int] = {}
+    for number, (which, leaves) in enumerate(events):
+        frame = KvFrame(0, number, 1, 4)
+        queue.push(transfers[which], frame)
+        waiting.append((ages.setdefault(which, len(ages)), number, frame))
+        if leaves:
+            oldest = min(waiting)
+            waiting.remove(oldest)
+            owner = next(index for index, age in ages.items() if age == oldest[0])
+            assert queue.head() == (transfers[owner], oldest[2])
+            queue.pop()
+        assert len(queue) == len(waiting)
