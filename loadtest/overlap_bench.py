@@ -35,7 +35,7 @@ from protocol.request import SamplingParams
 from runtime.clock import Clock, MonotonicClock
 from scheduler.engine import Engine
 from scheduler.streams import Segment, Stream
-from scheduler.streams_host import HostStream, InlineStream
+from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
 from unified.worker import UnifiedWorker
 
 PAGE_SIZE = 16
@@ -71,7 +71,7 @@ class ReplayedStream(HostStream):
     """A forward stream on chosen cores that can run its last launch again."""
 
     def __init__(self, cores: set[int], num_threads: int, clock: Clock, on_event: Callable[[], None]) -> None:
-        super().__init__("forward", on_event)
+        super().__init__("forward", on_event, FORWARD_NICENESS)
         self._clock = clock
         self._last: tuple[Sequence[Segment], tuple[Any, ...]] = ((), ())
         super().launch([lambda: _pin(cores), lambda: torch.set_num_threads(num_threads)])

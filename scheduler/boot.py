@@ -33,7 +33,7 @@ from runtime.settings import WorkerSettings
 from scheduler.engine import Engine
 from scheduler.streams import Stream
 from scheduler.streams_cuda import CudaStream
-from scheduler.streams_host import HostStream, InlineStream
+from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
 from scheduler.worker_loop import Core, PeerLink, RefusedByGateway, WorkerLoop, host_name
 
 HOST_DEMAND_TOKENS = 262_144  # of KV in host memory, unless --max-total-tokens asks for more: all is touched at start
@@ -191,4 +191,4 @@ def open_streams(device: torch.device, wake: Callable[[], None]) -> tuple[Stream
     """(forward, schedule) streams of a device."""
     if device.type == "cuda":
         return CudaStream(torch.cuda.Stream(device)), CudaStream(torch.cuda.current_stream(device))
-    return HostStream("forward", wake), InlineStream()
+    return HostStream("forward", wake, FORWARD_NICENESS), InlineStream()

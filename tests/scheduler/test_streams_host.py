@@ -1,3 +1,4 @@
+import os
 import threading
 from collections.abc import Callable
 
@@ -22,6 +23,20 @@ def test_segments_run_in_order_on_one_other_thread() -> None:
     assert [index for index, _ in seen] == list(range(50))
     assert {ident for _, ident in seen} != {threading.get_ident()} and len({ident for _, ident in seen}) == 1
     stream.close()
+
+
+def test_its_thread_steps_back_behind_the_others_of_its_process() -> None:
+    mine, seen = os.getpriority(os.PRIO_PROCESS, 0), [0, 0]
+
+    def look(place: int) -> Callable[[], None]:
+        return lambda: seen.__setitem__(place, os.getpriority(os.PRIO_PROCESS, 0))
+
+    for place, niceness in enumerate((0, 3)):
+        stream = HostStream("test", niceness=niceness)
+        stream.launch([look(place)])
+        stream.close()
+    assert seen == [mine, min(19, mine + 3)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
 
 
 def test_an_event_is_done_when_what_came_before_it_is() -> None:
