@@ -18,7 +18,7 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
     receiver = open_receiver(settings.transfer_backend, engine.kv, settings.host, started.context)
     address = WorkerAddress(settings.worker_id, started.instance, data=receiver.address)
     worker = DecodeWorker(engine, receiver, address, started.fingerprint, started.clock, overlap=settings.overlap)
-    link = PrefillLink(started.context, started.identity, receiver, worker.outbox, worker.on_peer)
+    link = PrefillLink(started.context, started.identity, receiver, worker.outbox, worker.on_peer, worker.on_return)
     return worker, link, address
 
 

@@ -23,7 +23,8 @@ log = get_log("decode")
 
 
 class PrefillLink:
-    """`deliver(instance, message)` takes what arrives; `outbox.prefill` is what leaves."""
+    """`deliver(instance, message)` takes what arrives; `outbox.prefill` is what leaves. `returned(instance)`: the
+    connection was lost and made again, so that messages of both sides may be lost."""
 
     def __init__(
         self,
@@ -32,12 +33,14 @@ class PrefillLink:
         receiver: KvReceiver,
         outbox: Outbox,
         deliver: Callable[[int, ToDecode], None],
+        returned: Callable[[int], None],
     ) -> None:
         self._context = context
         self._identity = identity
         self._receiver = receiver
         self._outbox = outbox
         self._deliver = deliver
+        self._returned = returned
         self._dealers: dict[int, Dealer] = {}
         self._refusals = Refusals(log, "message refused")
 
@@ -56,6 +59,9 @@ class PrefillLink:
                     self._refusals.note("message", instance=instance, why=error.message)
                     continue
                 self._deliver(instance, message)
+            if dealer.has_returned():
+                log.warning("connection lost and made again", instance=instance)
+                self._returned(instance)
 
     def flush(self) -> None:
         """Sends what the core has for prefill workers, dialling those that are new."""
@@ -88,7 +94,7 @@ class PrefillLink:
 
     def _dial(self, address: WorkerAddress) -> Dealer | None:
         try:
-            dealer = Dealer(self._context, address.peer, self._identity)
+            dealer = Dealer(self._context, address.peer, self._identity, watched=True)
         except zmq.ZMQError as error:
             log.warning("cannot dial", worker=address.worker_id, address=address.peer, why=str(error))
             return None

@@ -1,12 +1,20 @@
 """What a decode worker knows of its prefill workers: who was greeted, who answered, and how much job credit is left.
 
+    greet -> (HelloAccepted | HelloRefused | silence) -> jobs | refusal | lost
+      ^---------- the connection was lost and made again ----------/
+
 What it does not know: sockets, requests.
 """
 
 from dataclasses import dataclass, field
 
-from protocol.kv_layout import KvLayout
+from protocol.errors import WireError
+from protocol.kv_layout import KvLayout, mismatch
 from protocol.messages_gateway import WorkerAddress
+from protocol.messages_handoff import Hello, HelloAccepted, HelloRefused
+from transfer.interface import KvReceiver
+
+HELLO_DEADLINE_S = 30.0  # for prefill to answer a greeting
 
 
 @dataclass
@@ -16,6 +24,7 @@ class PrefillPeer:
     was granted, so that long prompts go too."""
 
     address: WorkerAddress
+    greeting: int  # the number of the last one
     answer_by: float  # seconds of the worker's clock; a greeting that nobody answers is given up then
     accepted: bool = False
     refusal: str = ""
@@ -51,21 +60,49 @@ class PrefillPeer:
 
 
 class PrefillPeers:
-    """Peers by instance."""
+    """Peers by instance, and what this worker says of itself when it meets them."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: WorkerAddress, layout: KvLayout, fingerprint: str, receiver: KvReceiver) -> None:
+        self._address = address
+        self._layout = layout
+        self._fingerprint = fingerprint
+        self._receiver = receiver
         self._peers: dict[int, PrefillPeer] = {}
+        self._num_greetings = 0
 
     def get(self, instance: int) -> PrefillPeer | None:
         """The peer, if it was greeted and is not lost."""
         return self._peers.get(instance)
 
-    def meet(self, address: WorkerAddress, answer_by: float) -> bool:
-        """Notes a peer; True when it is new and is to be greeted."""
+    def greet(self, address: WorkerAddress, now: float) -> Hello | None:
+        """What to say to a peer that is new; None if it was greeted."""
         if address.instance in self._peers:
-            return False
-        self._peers[address.instance] = PrefillPeer(address, answer_by)
-        return True
+            return None
+        greeting, self._num_greetings = self._num_greetings, self._num_greetings + 1
+        self._peers[address.instance] = PrefillPeer(address, greeting, now + HELLO_DEADLINE_S)
+        pool = self._receiver.offer(address.instance)
+        return Hello(self._address, self._layout, self._fingerprint, pool, address.instance, greeting)
+
+    def answered(self, peer: PrefillPeer, answer: HelloAccepted | HelloRefused) -> str:
+        """Notes its answer. Why KV cannot move between the two; empty if it can, or if it answers an older greeting."""
+        if answer.greeting != peer.greeting:
+            return ""
+        if isinstance(answer, HelloRefused):
+            peer.refusal = answer.reason
+        elif answer.address.instance == peer.address.instance and not (peer.accepted or peer.refusal):
+            # else a process that has got its port: the gateway will say that the one we greeted is lost
+            peer.refusal = mismatch(answer.layout, self._layout, peer.address.worker_id, self._address.worker_id) or ""
+            if not peer.refusal:
+                self._accept(peer, answer)
+        return peer.refusal
+
+    def _accept(self, peer: PrefillPeer, answer: HelloAccepted) -> None:
+        try:
+            seat = self._receiver.admit_writer(peer.address.instance, answer.in_place)
+        except WireError as error:
+            peer.refusal = error.message
+        else:
+            peer.accept(answer.job_tokens, answer.layout, seat, self._receiver.backend(bool(seat)))
 
     def silent(self, now: float) -> list[PrefillPeer]:
         """Those that were greeted and have not answered in time."""

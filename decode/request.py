@@ -23,7 +23,7 @@ class DecodeRequest:
     state: DecodeState = DecodeState.RESERVING
     handover_s: float = 0.0  # how long the hand-over may take, from the job to its last frame
     pages_in_place: tuple[int, ...] = ()  # of the prompt, where prefill may write them itself
-    seat: int = 0  # that prefill holds to do so
+    greeting: int = 0  # of prefill, after which it is sent there
     deadline: float = float("inf")  # when that is over, in seconds of the worker's clock
     stamps: list[Stamp] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class DecodeRequest:
             assign.first_choice,
             assign.num_replayed,
             self.pages_in_place,
-            self.seat,
+            self.greeting,
         )
 
     @property

@@ -40,6 +40,10 @@ class Reservations:
         """The request that is on its way under `reservation`."""
         return self._reserved.get(reservation)
 
+    def sent_to(self, instance: int) -> list[DecodeRequest]:
+        """The requests that are on their way from the prefill worker `instance`."""
+        return [request for request in self._reserved.values() if request.prefill.instance == instance]
+
     def queue(self, request: DecodeRequest) -> None:
         """The request waits for its turn."""
         self._waiting.append(request)
@@ -60,6 +64,7 @@ class Reservations:
                 waiting.extend(self._waiting[index:])
                 break
             peer.sent(request.reservation, request.prompt_len)
+            request.greeting = peer.greeting
             admitted.append(request)
         self._waiting = waiting
         return admitted
@@ -128,7 +133,7 @@ class Reservations:
                 in_place=bool(peer.seat),
             )
             if peer.seat:
-                request.pages_in_place, request.seat = tuple(prompt_pages), peer.seat
+                request.pages_in_place = tuple(prompt_pages)
         self._reserved[request.reservation] = request
         return True
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from decode.assign_check import assign_fault
-from decode.prefill_peers import PrefillPeer, PrefillPeers
+from decode.prefill_peers import HELLO_DEADLINE_S, PrefillPeers
 from decode.request import DecodeRequest
 from decode.request_states import DecodeState
 from decode.reservations import Reservations, first_reservation
@@ -21,12 +21,10 @@ from protocol.errors import (
     KvNotDelivered,
     LayoutMismatch,
     Unavailable,
-    WireError,
     WorkerLost,
     as_baton_error,
     error_from_code,
 )
-from protocol.kv_layout import mismatch
 from protocol.messages_gateway import (
     Assign,
     CancelRequest,
@@ -39,7 +37,6 @@ from protocol.messages_gateway import (
 from protocol.messages_handoff import (
     CancelJob,
     DataCredit,
-    Hello,
     HelloAccepted,
     HelloRefused,
     JobCredit,
@@ -65,7 +62,6 @@ from transfer.interface import CreditReturned, Delivered, FirstFrame, KvReceiver
 
 HANDOVER_DEADLINE_S = 120.0  # from the job to its last frame, at least
 HANDOVER_S_PER_TOKEN = 0.1  # of the prompts ahead at prefill and its own: long prompts on a slow core are no fault
-HELLO_DEADLINE_S = 30.0  # for prefill to answer a greeting
 
 
 class DecodeWorker:
@@ -86,10 +82,9 @@ class DecodeWorker:
         self.engine = engine
         self._receiver = receiver
         self._address = address
-        self._fingerprint = fingerprint
         self._clock = clock
         self._loop = OverlapLoop(engine, self, overlap)
-        self._peers = PrefillPeers()
+        self._peers = PrefillPeers(address, engine.kv.layout, fingerprint, receiver)
         self._running = Running()
         self._requests: dict[tuple[str, int], DecodeRequest] = {}
         self._reservations = Reservations(engine, receiver, self._peers)
@@ -112,10 +107,9 @@ class DecodeWorker:
         peer = self._peers.get(instance)
         if peer is None:
             return
-        if isinstance(message, HelloAccepted):
-            self._on_accepted(peer, message)
-        elif isinstance(message, HelloRefused):
-            self._refuse(peer, message.reason)
+        if isinstance(message, HelloAccepted | HelloRefused):
+            if reason := self._peers.answered(peer, message):
+                self._fail_all(instance, LayoutMismatch(reason))  # what was assigned to the pair; what will be, too
         elif isinstance(message, JobCredit):
             peer.settle(message.reservation)
         else:
@@ -127,6 +121,15 @@ class DecodeWorker:
                 self._fail(request, error_from_code(message.code, message.message), cancel_job=False)
             elif isinstance(message, JobFinishedEarly):
                 self._on_finished_early(request, message)
+
+    def on_return(self, instance: int) -> None:
+        """The connection to a prefill worker was lost and made again: what either said may be lost, so that both begin
+        anew. What is on its way fails, to be tried again."""
+        if (peer := self._peers.lose(instance)) is not None:
+            lost = KvNotDelivered(f"the connection to prefill worker {peer.address.worker_id} was lost")
+            for request in self._reservations.sent_to(instance):
+                self._fail(request, lost, cancel_job=False)
+            self._greet(peer.address)
 
     def reset(self) -> None:
         """The gateway is a new one: nobody waits for what is under way."""
@@ -192,24 +195,6 @@ class DecodeWorker:
 
     # ---- from Assign to PrefillJob ----
 
-    def _on_accepted(self, peer: PrefillPeer, message: HelloAccepted) -> None:
-        if message.address.instance != peer.address.instance:
-            return  # a process that has got its port: the gateway will say that the one we greeted is lost
-        reason = mismatch(message.layout, self.engine.kv.layout, peer.address.worker_id, self._address.worker_id)
-        if reason is None and not peer.accepted:
-            try:
-                seat = self._receiver.admit_writer(peer.address.instance, message.in_place)
-                peer.accept(message.job_tokens, message.layout, seat, self._receiver.backend(bool(seat)))
-            except WireError as error:
-                reason = error.message
-        if reason is not None:
-            self._refuse(peer, reason)
-
-    def _refuse(self, peer: PrefillPeer, reason: str) -> None:
-        """KV cannot move between the two: what was assigned to the pair fails, now and later."""
-        peer.refusal = reason
-        self._fail_all(peer.address.instance, LayoutMismatch(reason))
-
     def _on_assign(self, assign: Assign) -> None:
         key = (assign.request_id, assign.attempt)
         if key in self._requests:
@@ -231,9 +216,7 @@ class DecodeWorker:
 
     def _greet(self, prefill: WorkerAddress) -> None:
         """Says hello, unless it has been said."""
-        if self._peers.meet(prefill, self._clock.now() + HELLO_DEADLINE_S):
-            pool = self._receiver.offer(prefill.instance)
-            hello = Hello(self._address, self.engine.kv.layout, self._fingerprint, pool, prefill.instance)
+        if (hello := self._peers.greet(prefill, self._clock.now())) is not None:
             self.outbox.prefill.append((prefill, hello))
 
     def _send_jobs(self) -> None:

@@ -60,11 +60,6 @@ class _Peer:
     hello: Hello
     in_place: bool
 
-    @property
-    def seat(self) -> int | None:
-        """What was taken for this greeting, if anything."""
-        return self.hello.pool.seat if self.hello.pool is not None and self.in_place else None
-
 
 class PrefillWorker:
     """The core of one prefill process: messages in, steps, messages out."""
@@ -125,6 +120,7 @@ class PrefillWorker:
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         self._sender.pump()
+        self._fail_broken()
         self._fail_late(self._clock.now())
         self._admit()
         for launch in self.engine.in_flight:
@@ -199,10 +195,11 @@ class PrefillWorker:
                 self._check(instance, hello)
                 peer = _Peer(hello, self._sender.attach(instance, hello.layout, hello.pool))
             except WireError as error:
-                self.outbox.decode.append((instance, HelloRefused(error.message)))
+                self.outbox.decode.append((instance, HelloRefused(error.message, hello.greeting)))
                 return
             self._peers[instance] = peer
-        accepted = HelloAccepted(self._address, JOB_TOKENS, self.engine.kv.layout, peer.in_place)
+        layout = self.engine.kv.layout
+        accepted = HelloAccepted(self._address, JOB_TOKENS, layout, peer.in_place, hello.greeting)
         self.outbox.decode.append((instance, accepted))
 
     def _check(self, instance: int, hello: Hello) -> None:
@@ -223,7 +220,7 @@ class PrefillWorker:
         peer = self._peers.get(instance)
         if peer is None or (instance, message.reservation) in self._jobs:
             return  # a stranger, or a repeat: no state is created for it
-        if message.pages and message.seat != peer.seat:
+        if message.greeting != peer.hello.greeting:
             return  # it was overtaken by another greeting: its pages are others' by now, and nobody waits for it
         length = len(message.prompt_ids)
         reason = (
@@ -331,6 +328,11 @@ class PrefillWorker:
             self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps))
             job.move(JobState.SENDING)
             job.deadline = self._clock.now() + DELIVERY_DEADLINE_S
+
+    def _fail_broken(self) -> None:
+        for target in self._sender.broken():
+            job = self._jobs[target.peer.instance, target.reservation]
+            self._fail(job, KvNotDelivered(f"the connection to {job.peer.worker_id} that carries KV was lost"))
 
     def _fail_late(self, now: float) -> None:
         for job in [job for job in self._jobs.values() if job.deadline <= now]:

@@ -27,14 +27,15 @@ class PoolOffer(Message):
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """The first message of a connection. Prefill compares layout and fingerprint and answers HelloAccepted or
-    HelloRefused; jobs sent before the answer wait for it. `pool` is there where KV may be written in place."""
+    """The first message of a connection, and of one that was lost and has come back. Prefill compares layout and
+    fingerprint and answers HelloAccepted or HelloRefused. `pool` is there where KV may be written in place."""
 
     address: WorkerAddress
     layout: KvLayout
     fingerprint: Text
     pool: PoolOffer | None = None
     to: Instance | None = None  # whom it means; who has got the port of that process does nothing
+    greeting: Count = 0  # of this decode worker, how many came before; prefill drops what belongs to older ones
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class PrefillJob(Message):
     first_choice: Count = 0
     num_replayed: Count = 0
     pages: Ints = ()  # decode's, in prompt order, to be written in place; none: KV goes as frames
-    seat: Count = 0  # of the greeting in which `pages` were reserved: of an older one, they are others' by now
+    greeting: Count = 0  # after which it was made; when another has overtaken it, nobody waits for it any more
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class HelloAccepted(Message):
     job_tokens: Count
     layout: KvLayout
     in_place: Flag = False
+    greeting: Count = 0  # that it answers; decode ignores answers to older ones
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class HelloRefused(Message):
     """KV cannot move between these two; `reason` names both values. Decode fails what was assigned to this pair."""
 
     reason: Text
+    greeting: Count = 0  # that it answers
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,12 @@ import zmq
 
 from protocol.codec import MAX_MESSAGE_BYTES
 from protocol.errors import ConfigError
+from runtime.link_watch import LinkWatch
 
 QUEUE_LIMIT = 100_000  # messages; beyond it the peer counts as gone
 MAX_RECEIVE = 1_000  # messages taken in one go, so that a loop keeps turning
+BEAT_MS = 2_000  # of a watched connection, by the transport's own threads
+SILENT_MS = 10_000  # and it is lost after so long without an answer
 RECEIVE_BYTES = 4 * 1024 * 1024  # and no more once so many bytes were taken: reading them takes time, too
 
 
@@ -45,9 +48,11 @@ def bind_on_host(socket: "zmq.Socket[Any]", host: str) -> str:
 
 class Dealer:
     """One ordered connection to a Router. Messages sent before the peer answers wait in the queue. zmq.ZMQError when
-    `endpoint` is no address."""
+    `endpoint` is no address. Of one that is `watched`, `has_returned` tells."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, identity: bytes) -> None:
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, identity: bytes, watched: bool = False
+    ) -> None:
         self.endpoint = endpoint
         self.num_sent = 0  # messages, those among them that the queue did not take
         self.socket = _prepare(context.socket(zmq.DEALER))
@@ -55,10 +60,11 @@ class Dealer:
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         self.socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        self._watch = self._watched() if watched else None
         try:
             self.socket.connect(endpoint)
         except zmq.ZMQError:
-            self.socket.close(0)
+            self.close()
             raise
 
     def send(self, raw: bytes) -> bool:
@@ -83,9 +89,24 @@ class Dealer:
             num_bytes += len(found[-1])
         return found
 
+    def has_returned(self) -> bool:
+        """Whether, since the last call, the connection was lost and made again: messages may be lost, of both sides."""
+        assert self._watch is not None
+        before = max(1, self._watch.num_made)
+        self._watch.look()
+        return self._watch.num_made > before
+
     def close(self, linger_ms: int = 0) -> None:
         """Closes the socket; what is still queued may leave for `linger_ms` more."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         self.socket.close(linger_ms)
+
+    def _watched(self) -> LinkWatch:
+        self.socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)
+        self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+        return LinkWatch(self.socket)
 
 
 class Router:

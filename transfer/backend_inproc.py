@@ -129,6 +129,9 @@ class _InprocWire:
         self._network.carry(self._instance, self._endpoints[instance], parcel)
         return parcel.transit
 
+    def broken(self) -> Sequence[int]:
+        return ()
+
     def disconnect(self, instance: int) -> None:
         self._network.forget(self._instance, self._endpoints.pop(instance))
 

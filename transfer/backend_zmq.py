@@ -12,6 +12,7 @@ import zmq
 
 from protocol.errors import WireError
 from runtime.bus import bind_on_host
+from runtime.link_watch import LinkWatch
 from transfer.interface import FRAME_BYTES, WINDOW_BYTES, PageMemory, Pollable
 from transfer.landing import FrameReceiver
 from transfer.sending import FrameSender, Part, Pools, Reading
@@ -29,21 +30,28 @@ def zmq_sender(
     pools: Pools | None = None,
 ) -> FrameSender:
     """A KvSender over `context`, which the caller owns and ends after close()."""
-    return FrameSender(memory, instance, _ZmqWire(context), window, pools)
+    return FrameSender(memory, instance, ZmqWire(context), window, pools)
 
 
 def zmq_receiver(
     memory: PageMemory, host: str, context: zmq.Context[Any], writers: Writers | None = None
 ) -> FrameReceiver:
     """A KvReceiver bound on `host`, by which peers reach this machine; ConfigError if it is no address of it."""
-    arrivals = _ZmqArrivals(host, context, max(FRAME_BYTES, memory.layout.page_bytes))
-    return FrameReceiver(memory, arrivals, writers)
+    return FrameReceiver(memory, zmq_arrivals(memory, host, context), writers)
 
 
-class _ZmqWire:
+def zmq_arrivals(memory: PageMemory, host: str, context: zmq.Context[Any]) -> "ZmqArrivals":
+    """What a receiver for `memory` needs of a socket. ConfigError as zmq_receiver."""
+    return ZmqArrivals(host, context, max(FRAME_BYTES, memory.layout.page_bytes))
+
+
+class ZmqWire:
+    """See transfer.sending.Wire."""
+
     def __init__(self, context: zmq.Context[Any]) -> None:
         self._context = context
         self._sockets: dict[int, zmq.Socket[Any]] = {}
+        self._watches: dict[int, LinkWatch] = {}
 
     def connect(self, instance: int, endpoint: str) -> None:
         if not endpoint.startswith(SCHEME):
@@ -53,12 +61,14 @@ class _ZmqWire:
         push.setsockopt(zmq.SNDHWM, 0)
         push.setsockopt(zmq.TCP_KEEPALIVE, 1)
         push.setsockopt(zmq.IPV6, int("[" in endpoint))
+        watch = LinkWatch(push)
         try:
             push.connect(endpoint)
         except zmq.ZMQError as error:
+            watch.close()
             push.close(0)
             raise WireError(f"data address {endpoint!r}: {error}") from error
-        self._sockets[instance] = push
+        self._sockets[instance], self._watches[instance] = push, watch
 
     def send(self, instance: int, parts: Sequence[Part]) -> Reading | None:
         push = self._sockets[instance]
@@ -71,7 +81,14 @@ class _ZmqWire:
             return None
         return zmq.MessageTracker(*(frame.tracker for frame in frames if frame.tracker is not None))
 
+    def broken(self) -> list[int]:
+        before = {instance: watch.num_broken for instance, watch in self._watches.items()}
+        for watch in self._watches.values():
+            watch.look()
+        return [instance for instance, watch in self._watches.items() if watch.num_broken > before[instance]]
+
     def disconnect(self, instance: int) -> None:
+        self._watches.pop(instance).close()
         self._sockets.pop(instance).close(0)
 
     def close(self) -> None:
@@ -79,10 +96,13 @@ class _ZmqWire:
             self.disconnect(instance)
 
 
-class _ZmqArrivals:
+class ZmqArrivals:
+    """See transfer.landing.Arrivals."""
+
     backend = "zmq"
 
     def __init__(self, host: str, context: zmq.Context[Any], max_part_bytes: int) -> None:
+        """Binds on `host`; who sends a part that is larger is cut off."""
         self._pull = context.socket(zmq.PULL)
         self._pull.setsockopt(zmq.LINGER, 0)
         self._pull.setsockopt(zmq.RCVHWM, RECEIVE_FRAMES)

@@ -182,6 +182,10 @@ class KvSender(Protocol):
         """The decode worker `instance` is lost: cancels all its transfers, closes its connection. Idempotent."""
         ...
 
+    def broken(self) -> list[Target]:
+        """Transfers of which frames may have been lost with a connection since the last call: nobody else notices."""
+        ...
+
     def pump(self) -> None:
         """Sends what credit allows; never blocks."""
         ...

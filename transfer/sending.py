@@ -42,6 +42,10 @@ class Wire(Protocol):
         """Takes one frame, whose parts it may read later without a copy; None if it cannot take any now."""
         ...
 
+    def broken(self) -> Sequence[int]:
+        """Peers to which a connection was lost since the last call, and frames perhaps that were on the way."""
+        ...
+
     def disconnect(self, instance: int) -> None:
         """Forgets the peer and what was not yet sent to it."""
         ...
@@ -173,6 +177,13 @@ class FrameSender:
             self._wire.disconnect(instance)
         if self._pools is not None:
             self._pools.drop(instance)
+
+    def broken(self) -> list[Target]:
+        """See KvSender."""
+        lost = set(self._wire.broken())
+        return [
+            target for target, transfer in self._transfers.items() if target.peer.instance in lost and transfer.num_sent
+        ]
 
     def pump(self) -> None:
         """See KvSender."""

@@ -64,7 +64,7 @@ def test_who_has_got_the_port_of_another_is_not_taken_for_it() -> None:
 def test_another_model_is_refused_with_both_fingerprints() -> None:
     cluster = make_cluster()
     (decode,) = cluster.decodes.values()
-    ours, decode._fingerprint = decode._fingerprint, "another"
+    ours, decode._peers._fingerprint = decode._peers._fingerprint, "another"
     cluster.assign("a", PROMPT, PARAMS)
     cluster.run()
     failure = cluster.failures["a"]
@@ -224,3 +224,26 @@ def test_the_same_request_again_is_a_new_attempt() -> None:
     cluster.run()
     expect_exact(cluster, "r", PROMPT, PARAMS)
     expect_rest(cluster)
+
+
+@pytest.mark.parametrize("steps", range(0, 40, 3))
+def test_a_connection_to_prefill_that_has_come_back_costs_an_attempt_and_leaves_nothing(steps: int) -> None:
+    """Whatever was on the way between the two is lost with it."""
+    cluster = make_cluster()
+    (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
+    cluster.assign("r", PROMPT, PARAMS)
+    for _ in range(steps):
+        cluster.step()
+    was_on_its_way = bool(decode._reservations._reserved)
+    decode.outbox.prefill.clear()
+    cluster.prefills[prefill].outbox.decode.clear()
+    decode.on_return(prefill)
+    cluster.run()
+    if was_on_its_way:
+        assert cluster.failures["r"].code == "kv_not_delivered"
+        cluster.assign("again", PROMPT, PARAMS)
+        cluster.run()
+        expect_exact(cluster, "again", PROMPT, PARAMS)
+    else:
+        expect_exact(cluster, "r", PROMPT, PARAMS)
+    expect_rest(cluster, credit_bytes_lost=True)

@@ -11,6 +11,7 @@ from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import TO_PREFILL, CancelJob
 from runtime.bus import Router
 from scheduler.outbox import Outbox
+from tests.runtime.rebinding import bound_again
 
 CANCELS = tuple(CancelJob(f"r{index}", 0, index) for index in range(100))
 
@@ -44,7 +45,8 @@ def test_a_new_gateway_costs_no_connection_and_no_cancel(context: Any) -> None:
     """What was queued before still leaves; who lives is dialled again; to the dead nothing stays open."""
     router, outbox = Router(context, "127.0.0.1"), Outbox()
     receiver: Any = NoReceiver()
-    link = PrefillLink(context, b"decode-0#7", receiver, outbox, lambda _instance, _message: None)
+    returned: list[int] = []
+    link = PrefillLink(context, b"decode-0#7", receiver, outbox, lambda _instance, _message: None, returned.append)
     living, dead = (
         WorkerAddress("prefill-0", 1, peer=router.endpoint),
         WorkerAddress("prefill-1", 2, "tcp://127.0.0.1:1"),
@@ -62,5 +64,31 @@ def test_a_new_gateway_costs_no_connection_and_no_cancel(context: Any) -> None:
     link.flush()
     assert len(link.pollables()) == 1
     assert hear(router, 1) == [(b"decode-0#7", CANCELS[0])]
+    link.receive()
+    assert returned == []  # each was a first connection
     link.close()
     router.close()
+
+
+def test_a_connection_that_was_lost_and_made_again_is_told_once(context: Any) -> None:
+    router, outbox = Router(context, "127.0.0.1"), Outbox()
+    receiver: Any = NoReceiver()
+    returned: list[int] = []
+    link = PrefillLink(context, b"decode-0#7", receiver, outbox, lambda _instance, _message: None, returned.append)
+    outbox.prefill += [(WorkerAddress("prefill-0", 5, peer=router.endpoint), CANCELS[0])]
+    link.flush()
+    hear(router, 1)
+    link.receive()
+    assert returned == []
+    endpoint = router.endpoint
+    router.close()
+    again = bound_again(context, zmq.ROUTER, endpoint)
+    for _ in range(1000):
+        link.receive()
+        if returned:
+            break
+        again.poll(10)
+    link.receive()
+    assert returned == [5]
+    link.close()
+    again.close(0)

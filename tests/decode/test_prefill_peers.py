@@ -1,13 +1,56 @@
-from decode.prefill_peers import PrefillPeers
+from typing import cast
+
+import pytest
+
+from decode.prefill_peers import HELLO_DEADLINE_S, PrefillPeers
+from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
+from protocol.messages_handoff import HelloAccepted, HelloRefused
+from transfer.interface import KvReceiver
 
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=16, dtype="float32")
+PREFILL, DECODE = WorkerAddress("p", 1), WorkerAddress("d", 2)
 
 
-def test_jobs_are_credited_until_they_are_computed_or_over() -> None:
-    peers = PrefillPeers()
-    assert peers.meet(WorkerAddress("p", 1), answer_by=1.0)
+class Receiver:
+    """Admits as `seat` says."""
+
+    seat = 7
+
+    def __init__(self) -> None:
+        self.exports: dict[int, bytes] = {}  # of those that were met and not lost
+
+    def offer(self, instance: int) -> None:
+        """Nothing is offered."""
+
+    def admit_writer(self, instance: int, in_place: bool) -> int:
+        if self.seat < 0:
+            raise WireError("it must")
+        return self.seat if in_place else 0
+
+    def meet(self, instance: int, export: bytes) -> None:
+        self.exports[instance] = export
+
+    def lose(self, instance: int) -> None:
+        self.exports.pop(instance, None)
+
+    def backend(self, in_place: bool) -> str:
+        return "shm" if in_place else "zmq"
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver()
+
+
+@pytest.fixture
+def peers(receiver: Receiver) -> PrefillPeers:
+    return PrefillPeers(DECODE, LAYOUT, "print", cast(KvReceiver, receiver))
+
+
+def test_jobs_are_credited_until_they_are_computed_or_over(peers: PrefillPeers) -> None:
+    assert peers.greet(PREFILL, now=1.0) is not None
     peer = peers.get(1)
     assert peer is not None and not peer.takes_jobs
     peer.accept(100, LAYOUT)
@@ -22,3 +65,38 @@ def test_jobs_are_credited_until_they_are_computed_or_over() -> None:
     assert peer.tokens_queued == 0
     peer.accept(10**9, LAYOUT)  # it grants once
     assert peer.granted == 100
+
+
+def test_a_peer_is_greeted_once_until_it_is_lost_and_each_greeting_has_a_number(peers: PrefillPeers) -> None:
+    hello = peers.greet(PREFILL, now=1.0)
+    assert hello is not None and (hello.address, hello.to, hello.greeting) == (DECODE, 1, 0)
+    assert peers.greet(PREFILL, now=2.0) is None
+    assert peers.silent(HELLO_DEADLINE_S + 0.9) == []
+    assert peers.silent(HELLO_DEADLINE_S + 1.0) == [peers.get(1)]
+    peers.lose(1)
+    again = peers.greet(PREFILL, now=3.0)
+    assert again is not None and again.greeting == 1
+
+
+def test_an_answer_to_an_older_greeting_counts_for_nothing(peers: PrefillPeers) -> None:
+    peers.greet(PREFILL, now=1.0)
+    peers.lose(1)
+    peers.greet(PREFILL, now=1.0)
+    peer = peers.get(1)
+    assert peer is not None
+    for old in (HelloRefused("no"), HelloAccepted(PREFILL, 100, LAYOUT)):
+        assert peers.answered(peer, old) == ""
+        assert not peer.accepted and not peer.refusal
+    assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT, True, 1)) == ""
+    assert (peer.accepted, peer.seat, peers.backends) == (True, 7, {"p": "shm"})
+
+
+def test_a_refusal_stays_until_the_peer_is_greeted_anew(peers: PrefillPeers, receiver: Receiver) -> None:
+    peers.greet(PREFILL, now=1.0)
+    peer = peers.get(1)
+    assert peer is not None
+    receiver.seat = -1
+    assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT)) == "it must"
+    receiver.seat = 7
+    assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT)) == "it must"
+    assert not peer.takes_jobs

@@ -2,9 +2,10 @@
 
 import pytest
 
+from decode.prefill_peers import HELLO_DEADLINE_S
 from decode.request_states import DecodeState
 from decode.reservations import ASK_AGAIN_S
-from decode.worker import HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN, HELLO_DEADLINE_S
+from decode.worker import HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN
 from model.fake import FakeRunner
 from prefill.job_states import JobState
 from prefill.worker import DELIVERY_DEADLINE_S

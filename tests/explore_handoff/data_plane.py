@@ -49,6 +49,7 @@ class DataConnection:
     endpoint: str
     waiting: deque[Transit] = field(default_factory=deque)
     epoch: int = 0  # grows with each cut: what was on the way is lost
+    noticed: int = 0  # the cuts that the sender knows of
     is_closed: bool = False
     last_at: float = 0.0
     is_departing: bool = False
@@ -100,6 +101,13 @@ class DataPlane:
         """What is on the way is lost; what waits leaves by a new connection."""
         connection.epoch += 1
         connection.last_at = 0.0
+        cuts = connection.epoch
+
+        def notice() -> None:
+            connection.noticed = max(connection.noticed, cuts)
+            connection.source.wake()
+
+        self.network.agenda.after(self._rng.choice((0.0, 0.02, 0.5)) * self._rng.random(), notice)
         self._depart_soon(connection, REDIAL_S * (1 + 9 * self._rng.random()))
 
     def end_of(self, host: Host) -> None:
@@ -197,12 +205,13 @@ class SimulatedWire:
         self._owner = owner
         self._held = held
         self._connections: dict[int, DataConnection] = {}
+        self._told: dict[int, int] = {}  # cuts that were told
 
     def connect(self, instance: int, endpoint: str) -> None:
         """See Wire."""
         if not endpoint.startswith(SCHEME):
             raise WireError(f"data address {endpoint!r}, expected one that begins with {SCHEME}")
-        self._connections[instance] = self._plane.connect(self._owner, endpoint)
+        self._connections[instance], self._told[instance] = self._plane.connect(self._owner, endpoint), 0
 
     def send(self, instance: int, parts: Sequence[Part]) -> Transit:
         """See Wire."""
@@ -211,6 +220,13 @@ class SimulatedWire:
         transit = Transit(tuple(parts), b"".join(parts), held if is_view else lambda: None)
         self._plane.send(self._connections[instance], transit)
         return transit
+
+    def broken(self) -> list[int]:
+        """See Wire."""
+        news = {instance: each.noticed for instance, each in self._connections.items()}
+        broken = [instance for instance, noticed in news.items() if noticed > self._told[instance]]
+        self._told.update(news)
+        return broken
 
     def disconnect(self, instance: int) -> None:
         """See Wire."""

@@ -14,9 +14,10 @@ from tests.explore_handoff.data_plane import FrameFate
 CONTEXT = 40
 HOT = 20.0  # as in tests/explore/workload.py
 FIRST_S = 0.6  # by then everybody has joined
-KINDS = ("calm", "frames", "connections", "processes", "aborts", "everything")
+KINDS = ("calm", "frames", "connections", "processes", "aborts", "everything", "cuts")
 
 OF_CONNECTIONS = ("cut control", "cut peer", "cut data", "part", "slow", "full")
+CUTS = ("cut peer", "cut peer", "cut data", "cut data", "cut control")
 OF_PROCESSES = ("kill", "kill", "pause", "leave", "hang", "fail", "gateway pause", "gateway kill")
 
 
@@ -80,6 +81,12 @@ class Scenario:
         out of order or twice, and clients leave."""
         return not self.faults and not self.fate.lost and not self.fate.damaged
 
+    @property
+    def breaks_only_connections(self) -> bool:
+        """Whether what is lost is lost with a connection, which both ends notice, and with nothing else."""
+        broken = {*CUTS, "part", "slow"}
+        return {fault.kind for fault in self.faults} <= broken and not self.fate.lost and not self.fate.damaged
+
     @staticmethod
     def random(seed: int) -> "Scenario":
         """The world of a seed. Kinds take turns."""
@@ -101,7 +108,7 @@ class Scenario:
             overlap=rng.random() < 0.8,
             pairing=rng.choice(("least_loaded", "round_robin")),
             pace_s=rng.choice((0.002, 0.02, 0.1)),
-            delay_s=rng.choice((0.001, 0.01, 0.05)),
+            delay_s=0.05 if kind == "cuts" else rng.choice((0.001, 0.01, 0.05)),
             window_bytes=rng.choice((300, 1500, 6000)),
             frame_bytes=page_bytes * rng.choice((1, 2, 16)),
             gather_below=rng.choice((0, 64 * 1024)),
@@ -153,11 +160,12 @@ def _faults(rng: random.Random, kind: str) -> tuple[Fault, ...]:
     kinds = {
         "connections": OF_CONNECTIONS,
         "processes": OF_PROCESSES,
+        "cuts": CUTS,
         "everything": (*OF_CONNECTIONS, *OF_PROCESSES),
     }.get(kind, ())
     if not kinds:
         return ()
     return tuple(
         Fault(FIRST_S + rng.random() * 1.5, rng.choice(kinds), f"fault {rng.getrandbits(40)}")
-        for _ in range(rng.randint(1, 4))
+        for _ in range(rng.randint(4, 12) if kind == "cuts" else rng.randint(1, 4))
     )

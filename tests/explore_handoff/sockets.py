@@ -3,6 +3,7 @@
 Only what they use is here. What it does not know: messages, the data plane.
 """
 
+import struct
 from collections import deque
 
 import zmq
@@ -10,6 +11,7 @@ import zmq
 from tests.explore_handoff.network import Connection, Host, Network
 
 AGAIN = zmq.Again()  # made once: it is raised at each turn of a loop
+TELL_S = 0.005  # until a monitor tells of a connection, at most
 
 
 class SimulatedContext:
@@ -44,6 +46,15 @@ class SimulatedDealer:
         self._context = context
         self._inbox: deque[bytes] = deque()
         self._unsent: deque[bytes] = deque()
+        self._monitor = SimulatedMonitor(network)
+
+    def get_monitor_socket(self, events: int) -> "SimulatedMonitor":
+        """Tells of each connection that was made."""
+        assert events & zmq.EVENT_HANDSHAKE_SUCCEEDED
+        return self._monitor
+
+    def disable_monitor(self) -> None:
+        """It is closed by whoever has it."""
 
     def setsockopt(self, option: int, value: int | bytes) -> None:
         """Only the name matters."""
@@ -85,12 +96,38 @@ class SimulatedDealer:
 
     def connected(self, connection: Connection) -> None:
         """What has waited goes now."""
+        self._monitor.tell(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         while self._unsent:
             connection.up(self._unsent.popleft())
 
     def take(self, raw: bytes) -> None:
         """A message has arrived."""
         self._inbox.append(raw)
+
+
+class SimulatedMonitor:
+    """What has happened to a socket's connections, told a little later."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._events: deque[tuple[float, int]] = deque()
+
+    def setsockopt(self, option: int, value: int) -> None:
+        """Nothing matters."""
+
+    def tell(self, event: int) -> None:
+        """It has happened now."""
+        lag_s = TELL_S * self._network.weather.rng.random()
+        self._events.append((self._network.agenda.now + lag_s, event))
+
+    def recv_multipart(self, flags: int = 0) -> list[bytes]:
+        """The next event, or zmq.Again."""
+        if not self._events or self._events[0][0] > self._network.agenda.now:
+            raise AGAIN.with_traceback(None)
+        return [struct.pack("=hi", self._events.popleft()[1], 0), b""]
+
+    def close(self, linger: int | None = None) -> None:
+        """Nothing is asked any more."""
 
 
 class SimulatedRouter:

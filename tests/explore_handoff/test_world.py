@@ -17,7 +17,7 @@ DONE = {  # by name in a story, what faults do; each must really happen
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(7))
 def test_a_world_of_each_kind(seed: int) -> None:
     explored = explore_seed(seed)
     assert not explored.broken

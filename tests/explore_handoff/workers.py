@@ -204,7 +204,8 @@ class WorkerProcess:
         address = WorkerAddress(self.worker_id, self.instance, data=receiver.address)
         clock, overlap = world.agenda.clock, world.scenario.overlap
         core = DecodeWorker(self.engine, receiver, address, self._fingerprint, clock, overlap=overlap)
-        link = PrefillLink(cast(Any, self.context), self.name.encode(), receiver, core.outbox, core.on_peer)
+        context, name = cast(Any, self.context), self.name.encode()
+        link = PrefillLink(context, name, receiver, core.outbox, core.on_peer, core.on_return)
         return core, link, address
 
     @property

@@ -29,6 +29,7 @@ from tests.explore_handoff.story import Story
 from tests.explore_handoff.workers import Surroundings, WorkerProcess
 
 HELLO_S, HANDOVER_S, DELIVERY_S = 2.0, 5.0, 12.0  # instead of 30, 120 and 600
+NEVER_S = 1e6  # instead of the last two where only connections break, which needs no deadline to be noticed
 REST_S = 45.0  # after the last fault, by which everything is at rest
 MILD_REST_S = 10.0  # the same where nothing is lost: no deadline need pass
 CANCELLED_S = 1.0  # after a client has left a mild world, by which nobody knows of its request
@@ -253,11 +254,12 @@ class World:
 @contextmanager
 def _constants(scenario: Scenario) -> Iterator[None]:
     """The product's sizes and deadlines, made small; and its log, silent."""
+    handover_s, delivery_s = (NEVER_S, NEVER_S) if scenario.breaks_only_connections else (HANDOVER_S, DELIVERY_S)
     small = {
-        "decode.worker.HELLO_DEADLINE_S": HELLO_S,
-        "decode.worker.HANDOVER_DEADLINE_S": HANDOVER_S,
+        "decode.prefill_peers.HELLO_DEADLINE_S": HELLO_S,
+        "decode.worker.HANDOVER_DEADLINE_S": handover_s,
         "decode.worker.HANDOVER_S_PER_TOKEN": 0.0,
-        "prefill.worker.DELIVERY_DEADLINE_S": DELIVERY_S,
+        "prefill.worker.DELIVERY_DEADLINE_S": delivery_s,
         "prefill.worker.JOB_TOKENS": scenario.job_tokens,
         "transfer.sender.FRAME_BYTES": scenario.frame_bytes,
         "transfer.sending.GATHER_BELOW": scenario.gather_below,

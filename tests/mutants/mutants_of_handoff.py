@@ -5,6 +5,8 @@ from tests.mutants.mutant import Mutant
 
 DECODE = "decode/worker.py"
 PREFILL = "prefill/worker.py"
+PREFILL_LINK = "decode/prefill_link.py"
+PREFILL_PEERS = "decode/prefill_peers.py"
 RESERVATIONS = "decode/reservations.py"
 RECEIVER = "transfer/receiver.py"
 LANDING = "transfer/landing.py"
@@ -177,5 +179,33 @@ HANDOFF = (
         "        return Change(tuple(Outgoing(other.key, news) for other in self.members), (member,))\n",
         "        return Change((), (member,))\n",
         "its peers wait for deadlines, and keep what they hold for it",
+    ),
+    _mutant(
+        "frames that were lost with their connection are not missed",
+        PREFILL,
+        "        self._fail_broken()\n",
+        "",
+        "decode waits for them until a deadline",
+    ),
+    _mutant(
+        "a connection to prefill that has come back is taken for the old one",
+        PREFILL_LINK,
+        "            if dealer.has_returned():\n",
+        "            if False:\n",
+        "what was lost with it is missed only at a deadline",
+    ),
+    _mutant(
+        "prefill takes a new greeting for a repeat",
+        PREFILL_PEERS,
+        "self._num_greetings = self._num_greetings, self._num_greetings + 1\n",
+        "self._num_greetings = self._num_greetings, self._num_greetings\n",
+        "it keeps the jobs of which the acknowledgement was lost",
+    ),
+    _mutant(
+        "prefill takes jobs of an older greeting",
+        PREFILL,
+        "        if message.greeting != peer.hello.greeting:\n",
+        "        if False:\n",
+        "their pages are others' by now",
     ),
 )

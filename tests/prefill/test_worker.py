@@ -41,6 +41,8 @@ class Sender:
         self.open_targets: dict[Target, list[int]] = {}
         self.reading: set[Target] = set()
         self.counters: dict[str, float] = {}
+        self.lost: list[Target] = []
+        self.export = b"our pages"
 
     def attach(self, instance: int, layout: KvLayout, pool: PoolOffer | None) -> bool:
         return False
@@ -70,6 +72,10 @@ class Sender:
         self.calls.append(("drop", instance))
         for target in [target for target in self.open_targets if target.peer.instance == instance]:
             del self.open_targets[target]
+
+    def broken(self) -> list[Target]:
+        lost, self.lost = self.lost, []
+        return lost
 
     def pump(self) -> None:
         return
@@ -362,3 +368,32 @@ def test_what_does_not_concern_it_is_ignored() -> None:
     bench.worker.on_peer(7, KvDelivered("r1", 0, 1))  # before anything was sent
     bench.run()
     assert bench.sender.calls[-1][0] == "finish"
+
+
+def test_what_may_be_lost_with_a_data_connection_fails_at_once_and_nothing_else() -> None:
+    bench = Bench()
+    bench.job(1)
+    bench.job(2)
+    bench.run()
+    lost, other = bench.sender.open_targets
+    bench.sender.lost = [lost]
+    bench.worker.step()
+    (failed,) = bench.sent(JobFailed)
+    assert isinstance(failed, JobFailed) and failed.reservation == lost.reservation
+    assert failed.code == "kv_not_delivered" and failed.message == "the connection to decode-0 that carries KV was lost"
+    bench.worker.on_peer(7, KvDelivered("r2", 0, other.reservation))
+    bench.run()
+    assert bench.at_rest()
+
+
+def test_a_greeting_anew_drops_what_came_after_the_one_before() -> None:
+    """The connection was lost: whatever was said of those jobs may be lost with it."""
+    bench = Bench()
+    bench.job(1)
+    bench.run()
+    assert not bench.at_rest()
+    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print", greeting=1))
+    assert bench.sent(HelloAccepted)[-1] == HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, greeting=1)
+    bench.job(2)  # of the old greeting, and overtaken by the new one
+    bench.run()
+    assert bench.at_rest()
