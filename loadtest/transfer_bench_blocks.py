@@ -4,7 +4,7 @@ What it does not know: how it is moved.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -84,6 +84,10 @@ class HostPages:
         """See PageMemory."""
         start = (layer * self.num_pages + page_start) * self.layout.page_bytes
         return self.bytes[start : start + num_pages * self.layout.page_bytes]
+
+    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
+        """See PageMemory."""
+        return self.page_bytes_view(layer, 0, pages[-1] + 1)
 
     def digest(self, pages: list[int], num_tokens: int) -> int:
         """Of K and V of a prompt, whatever pages they lie in."""

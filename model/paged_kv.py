@@ -4,6 +4,7 @@ What it does not know: who owns a page (the allocator), or what is sent where. M
 creation, so that it is really there later, and so that a slot never written holds finite numbers.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -75,3 +76,7 @@ class PagedKv:
         assert 0 <= layer < self.layout.num_layers and 0 <= page_start <= page_start + num_pages <= self.num_pages
         start = (layer * self.num_pages + page_start) * self.layout.page_bytes
         return self._bytes[start : start + num_pages * self.layout.page_bytes]
+
+    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
+        """Writable bytes of one layer from page 0 to the last of `pages`, which ascend, without a copy. CPU only."""
+        return self.page_bytes_view(layer, 0, pages[-1] + 1)

@@ -10,6 +10,7 @@ again proves that its holder writes no more: it has let go, or its process is go
 
 import mmap
 import os
+from collections.abc import Sequence
 from typing import Protocol
 
 from protocol.errors import WireError
@@ -69,6 +70,10 @@ class MappedPool:
         assert 0 <= layer < self.layout.num_layers and 0 <= page_start <= page_start + num_pages <= self.num_pages
         start = (layer * self.num_pages + page_start) * self.layout.page_bytes
         return self._bytes[start : start + num_pages * self.layout.page_bytes]
+
+    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
+        """See PageMemory. A view must not outlive close()."""
+        return self.page_bytes_view(layer, 0, pages[-1] + 1)
 
     def close(self) -> None:
         """Nothing is written any more; then the seat is free."""

@@ -39,6 +39,11 @@ class PageMemory(Protocol):
         """Writable bytes of pages [page_start, page_start + num_pages) of one layer, contiguous, without a copy."""
         ...
 
+    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
+        """Writable bytes of one layer from page 0 to the last of `pages`, which ascend, without a copy. No other pages
+        may be touched."""
+        ...
+
 
 def bytes_at(memory: PageMemory, layer: int, start: int, num_bytes: int) -> memoryview:
     """Writable bytes [start, start + num_bytes) of one layer, counted from page 0, without a copy."""

@@ -6,11 +6,11 @@ bytes arrive, or what the pages are for.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from protocol.errors import WireError
-from protocol.frame import LAST_MESSAGE, FrameHeader, unpack_header, verify, verify_length
+from protocol.frame import LAST_MESSAGE, FrameHeader, unpack_header, verify_checksum, verify_length
 from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import PoolOffer
 from runtime.log import get_log
@@ -28,9 +28,8 @@ from transfer.interface import (
     ReceiverEvent,
     Rejection,
     TransferFailed,
-    bytes_at,
 )
-from transfer.receiver import OPEN, Landing, ReceiveState, ReceiveTransfer
+from transfer.receiver import OPEN, ReceiveState, ReceiveTransfer
 from transfer.writers import Writers
 
 MAX_PARTS = 1024  # of one frame; a sender gathers runs that are shorter than 64 KiB
@@ -221,48 +220,20 @@ class FrameReceiver:
             except WireError:
                 return Rejection.MALFORMED
             return None
+        assert landing.copy is not None, "only the last frame has nothing to copy"
+        pool = self._memory.window(landing.layer, landing.copy.targets.pages)
         if transfer.is_in_place:
             if payload:
                 return Rejection.SIZE
-            if (damage := _damage(header, self._written(landing))) is not None:
+            if (damage := _wrong_sum(header, landing.copy.targets.read(pool))) is not None:
                 return damage
         else:
-            self._move(landing, payload)
+            for _ in landing.copy.run(payload[0] if len(payload) == 1 else memoryview(b"".join(payload)), pool):
+                pass
         transfer.landed(header)
         self._totals["frames"] += 1
         self._totals["bytes"] += header.payload_bytes
         return None
-
-    def _move(self, landing: Landing, payload: Sequence[memoryview]) -> None:
-        stream = _PartStream(payload)
-        for move in landing.moves:
-            run = bytes_at(self._memory, landing.layer, move.target_start, move.num_bytes)
-            stream.read_at(move.source_start, run)
-
-    def _written(self, landing: Landing) -> list[memoryview]:
-        """What lies where a frame was written in place."""
-        return [bytes_at(self._memory, landing.layer, move.target_start, move.num_bytes) for move in landing.moves]
-
-
-class _PartStream:
-    """Several parts read as if joined, front to back."""
-
-    def __init__(self, parts: Sequence[memoryview]) -> None:
-        self._parts = iter(parts)
-        self._part = memoryview(b"")
-        self._end = 0  # of the current part, within the whole
-
-    def read_at(self, start: int, into: memoryview) -> None:
-        """Fills `into` from `start`, which must not lie before the current part."""
-        filled = 0
-        while filled < len(into):
-            while self._end <= start + filled:
-                self._part = next(self._parts)
-                self._end += len(self._part)
-            at = start + filled - (self._end - len(self._part))
-            count = min(len(self._part) - at, len(into) - filled)
-            into[filled : filled + count] = self._part[at : at + count]
-            filled += count
 
 
 def _damage(header: FrameHeader, payload: Sequence[memoryview]) -> Rejection | None:
@@ -270,8 +241,12 @@ def _damage(header: FrameHeader, payload: Sequence[memoryview]) -> Rejection | N
         verify_length(header, *payload)
     except WireError:
         return Rejection.SIZE
+    return _wrong_sum(header, payload)
+
+
+def _wrong_sum(header: FrameHeader, payload: Iterable[memoryview]) -> Rejection | None:
     try:
-        verify(header, *payload)
+        verify_checksum(header, payload)
     except WireError:
         return Rejection.CHECKSUM
     return None

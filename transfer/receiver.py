@@ -14,9 +14,10 @@ from enum import StrEnum
 from protocol.frame import FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout
 from runtime.state_table import advance
+from transfer.copying import Copy
 from transfer.interface import Rejection
 from transfer.plan import tokens_in
-from transfer.reslice import Move, Shard, moves_of
+from transfer.reslice import Shard, moves_of
 
 
 class ReceiveState(StrEnum):
@@ -42,11 +43,11 @@ OPEN = frozenset({ReceiveState.REQUESTED, ReceiveState.RECEIVING})
 
 @dataclass(frozen=True)
 class Landing:
-    """Permission to move a KV frame's payload, ascending in it, to where it belongs in the layer; none for the last
+    """Permission to copy a KV frame's payload, ascending in it, to where it belongs in the layer; nothing for the last
     frame."""
 
     layer: int
-    moves: tuple[Move, ...]
+    copy: Copy | None
 
 
 class ReceiveTransfer:
@@ -73,7 +74,7 @@ class ReceiveTransfer:
         self._attempt = attempt
         self._sender_instance = sender_instance
         self._place = Shard(layout, tuple(pages))
-        self._plans: dict[tuple[int, int], tuple[Move, ...]] = {}  # by (page_start, num_pages), the same for each layer
+        self._plans: dict[tuple[int, int], Copy] = {}  # by (page_start, num_pages), the same for each layer
         self._num_tokens = num_tokens
         self._num_pages = self._sent.num_pages(num_tokens)  # of the sender's, in each layer
         self._claimed = bytearray(layout.num_layers * self._num_pages)  # 1 where (layer, page) landed or is landing
@@ -128,7 +129,7 @@ class ReceiveTransfer:
             return Rejection.ALREADY_LANDED
         if (header.page_start, header.num_pages, header.num_tokens) != (0, 0, 0):
             return Rejection.PAGE_RANGE
-        return Landing(header.layer, ())
+        return Landing(header.layer, None)
 
     def _misfit(self, header: FrameHeader) -> Rejection | None:
         start, count = header.page_start, header.num_pages
@@ -150,15 +151,16 @@ class ReceiveTransfer:
         if taken:
             return Rejection.ALREADY_LANDED if taken == header.num_pages else Rejection.PARTLY_LANDED
         self._claimed[first:end] = b"\x01" * header.num_pages
-        return Landing(header.layer, self._moves(header))
+        return Landing(header.layer, self._copy(header))
 
-    def _moves(self, header: FrameHeader) -> tuple[Move, ...]:
+    def _copy(self, header: FrameHeader) -> Copy:
         pages = header.page_start, header.num_pages
         if pages not in self._plans:
             first_token = header.page_start * self._sent.page_size
             payload = Shard(self._sent, range(header.num_pages), first_token=first_token)
             heads, tokens = range(self._sent.num_kv_heads), range(first_token, first_token + header.num_tokens)
-            self._plans[pages] = tuple(moves_of(payload, self._place, heads, tokens))
+            moves = moves_of(payload, self._place, heads, tokens)
+            self._plans[pages] = Copy(moves, self._sent.page_bytes, self._place.layout.page_bytes)
         return self._plans[pages]
 
     def _received(self) -> None:

@@ -8,10 +8,16 @@ Each byte of each receiver comes from exactly one sender. Where ranks outnumber 
 head, and the copies take turns in sending it. What it does not know: frames, credit, how bytes travel.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
 
 from protocol.kv_layout import ITEM_BYTES, KvLayout
+
+Ints64 = npt.NDArray[np.int64]  # suffixes: P pieces of tokens that lie in one page on both sides, N of K and V, M moves
 
 
 @dataclass(frozen=True)
@@ -35,12 +41,15 @@ class Shard:
     first_head: int = 0
     first_token: int = 0
 
-    def start_of(self, token: int, half: int, head: int) -> int:
-        """The byte, counted from page 0 of the layer, at which K (half 0) or V (half 1) of a token's head begins."""
+    def starts_of(self, tokens_P: Ints64, head: int) -> Ints64:
+        """The bytes, counted from page 0 of the layer, at which K (row 0) and V (row 1) of a head of each token begin;
+        tokens ascend."""
         layout = self.layout
-        index, slot = divmod(token - self.first_token, layout.page_size)
-        row = (self.pages[index] * 2 + half) * layout.page_size + slot
-        return row * layout.token_bytes + (head - self.first_head) * head_bytes(layout)
+        index_P, slot_P = np.divmod(tokens_P - self.first_token, layout.page_size)
+        first, end = (int(index_P[0]), int(index_P[-1]) + 1) if len(index_P) else (0, 0)
+        pages_P = np.array(self.pages[first:end], np.int64)[index_P - first]
+        row_2P = (pages_P * 2 + np.array([[0], [1]])) * layout.page_size + slot_P
+        return row_2P * layout.token_bytes + (head - self.first_head) * head_bytes(layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,29 @@ class Move:
     source_start: int
     target_start: int
     num_bytes: int
+
+
+class Moves(Sequence[Move]):
+    """Many moves, as three columns."""
+
+    def __init__(self, source_starts: Ints64, target_starts: Ints64, sizes: Ints64) -> None:
+        self.source_starts = source_starts
+        self.target_starts = target_starts
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> Move: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Moves": ...
+
+    def __getitem__(self, index: int | slice) -> "Move | Moves":
+        if isinstance(index, slice):
+            return Moves(self.source_starts[index], self.target_starts[index], self.sizes[index])
+        return Move(int(self.source_starts[index]), int(self.target_starts[index]), int(self.sizes[index]))
 
 
 def head_bytes(layout: KvLayout) -> int:
@@ -81,59 +113,28 @@ def parts_of(num_kv_heads: int, sender_tp: int, receiver_tp: int, layer: int) ->
     return parts
 
 
-def moves_of(source: Shard, target: Shard, heads: range, tokens: range) -> list[Move]:
+def moves_of(source: Shard, target: Shard, heads: range, tokens: range) -> Moves:
     """How K and V of `heads` of `tokens` get from one shard to another, in the longest runs that ascend with the
     sender's pages. No byte of another token or head is touched."""
     ours, theirs = source.layout, target.layout
     width = len(heads) * head_bytes(ours)
     whole_rows = width == ours.token_bytes == theirs.token_bytes
-    moves = _Joined()
-    for page in _cut(tokens, ours.page_size):
-        if whole_rows and len(page) == ours.page_size == theirs.page_size:
-            start = page.start
-            moves.add(source.start_of(start, 0, heads.start), target.start_of(start, 0, heads.start), ours.page_bytes)
-            continue
-        for half in (0, 1):
-            for piece in _cut(page, theirs.page_size):
-                source_start = source.start_of(piece.start, half, heads.start)
-                target_start = target.start_of(piece.start, half, heads.start)
-                if whole_rows:
-                    moves.add(source_start, target_start, len(piece) * width)
-                    continue
-                for row in range(len(piece)):
-                    moves.add(source_start + row * ours.token_bytes, target_start + row * theirs.token_bytes, width)
-    return moves.done()
+    cuts = [_multiples(tokens, size if whole_rows else 1) for size in {ours.page_size, theirs.page_size}]
+    first_P = np.unique(np.concatenate([[tokens.start][: len(tokens)], *cuts]).astype(np.int64))
+    length_P = np.diff(first_P, append=tokens.stop)
+    source_2P, target_2P = source.starts_of(first_P, heads.start), target.starts_of(first_P, heads.start)
+    page_P = first_P // ours.page_size
+    order_N = np.argsort(np.concatenate([page_P * 2, page_P * 2 + 1]), kind="stable")  # by page, then K before V
+    return joined(source_2P.ravel()[order_N], target_2P.ravel()[order_N], np.tile(length_P, 2)[order_N] * width)
 
 
-class _Joined:
-    """Moves in their order; neighbours that lie in one piece on both sides become one."""
-
-    def __init__(self) -> None:
-        self._done: list[Move] = []
-        self._source_start = self._target_start = self._num_bytes = 0
-
-    def add(self, source_start: int, target_start: int, num_bytes: int) -> None:
-        source_end, target_end = self._source_start + self._num_bytes, self._target_start + self._num_bytes
-        if self._num_bytes and (source_start, target_start) == (source_end, target_end):
-            self._num_bytes += num_bytes
-            return
-        self._flush()
-        self._source_start, self._target_start, self._num_bytes = source_start, target_start, num_bytes
-
-    def done(self) -> list[Move]:
-        self._flush()
-        self._num_bytes = 0
-        return self._done
-
-    def _flush(self) -> None:
-        if self._num_bytes:
-            self._done.append(Move(self._source_start, self._target_start, self._num_bytes))
+def _multiples(tokens: range, size: int) -> Ints64:
+    return np.arange(-(-tokens.start // size) * size, tokens.stop, size)
 
 
-def _cut(tokens: range, page_size: int) -> Iterator[range]:
-    """`tokens` where pages of `page_size` begin."""
-    start = tokens.start
-    while start < tokens.stop:
-        end = min(tokens.stop, start - start % page_size + page_size)
-        yield range(start, end)
-        start = end
+def joined(source_N: Ints64, target_N: Ints64, size_N: Ints64) -> Moves:
+    """Neighbours that lie in one piece on both sides become one move."""
+    joins = (source_N[1:] == source_N[:-1] + size_N[:-1]) & (target_N[1:] == target_N[:-1] + size_N[:-1])
+    first_M = np.flatnonzero(np.concatenate([[True][: len(size_N)], ~joins]))
+    sizes_M = np.add.reduceat(size_N, first_M) if len(first_M) else size_N
+    return Moves(source_N[first_M], target_N[first_M], sizes_M)

@@ -16,9 +16,10 @@ from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, e
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp
 from runtime.state_table import advance
+from transfer.copying import Copy, Runs, whole_pages
 from transfer.interface import FRAME_BYTES, WINDOW_BYTES, Target
 from transfer.plan import KvFrame, final_pages, frames_of
-from transfer.reslice import Move, Shard, moves_of
+from transfer.reslice import Shard, moves_of
 
 
 class SendState(StrEnum):
@@ -72,7 +73,8 @@ class SendTransfer:
         self.last_sent = False
         self._layout = layout
         self._place = None if place is None else Shard(place, target.pages)
-        self._plans: dict[tuple[int, int], list[Move]] = {}  # by (page_start, num_pages), the same for every layer
+        self._copies: dict[tuple[int, int], Copy] = {}  # by (page_start, num_pages), the same for every layer
+        self._runs: dict[tuple[int, int], Runs] = {}  # the same
         self._num_tokens = num_tokens
         self._ready_pages = [0] * layout.num_layers  # pages [0, n) of each layer were handed out as frames
         self._digest = 0
@@ -105,7 +107,7 @@ class SendTransfer:
             page_start=at.page_start,
             num_pages=at.num_pages,
             num_tokens=at.num_tokens,
-            payload_bytes=0,
+            payload_bytes=self.payload_bytes(frame),
         )
 
     def payload_bytes(self, frame: Frame) -> int:
@@ -121,15 +123,24 @@ class SendTransfer:
         """Whether KV is written into the target's pages."""
         return self._place is not None
 
-    def moves(self, frame: KvFrame) -> list[Move]:
+    def copy(self, frame: KvFrame) -> Copy:
         """From the source's pages to the target's, for a transfer in place; only valid token slots move."""
         assert self._place is not None
         pages = frame.page_start, frame.num_pages
-        if pages not in self._plans:
+        if pages not in self._copies:
             first = frame.page_start * self._layout.page_size
             heads, tokens = range(self._layout.num_kv_heads), range(first, first + frame.num_tokens)
-            self._plans[pages] = moves_of(Shard(self._layout, self.source_pages), self._place, heads, tokens)
-        return self._plans[pages]
+            moves = moves_of(Shard(self._layout, self.source_pages), self._place, heads, tokens)
+            self._copies[pages] = Copy(moves, self._layout.page_bytes, self._place.layout.page_bytes)
+        return self._copies[pages]
+
+    def runs(self, frame: KvFrame) -> Runs:
+        """Where the payload of a frame lies in the source's pages."""
+        pages = frame.page_start, frame.num_pages
+        if pages not in self._runs:
+            numbers = self.source_pages[frame.page_start : frame.page_start + frame.num_pages]
+            self._runs[pages] = whole_pages(numbers, self._layout.page_bytes)
+        return self._runs[pages]
 
     def last_payload(self, frame: LastFrame) -> bytes:
         """Payload of the last frame, once every KV frame was sent."""

@@ -6,16 +6,18 @@ its header. What it does not know: how a wire moves bytes, how memory is mapped.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from protocol.errors import WireError
-from protocol.frame import pack_header, seal
+from protocol.frame import pack_header, seal_sized
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp
 from protocol.messages_handoff import PoolOffer
-from transfer.interface import WINDOW_BYTES, PageMemory, Pollable, Target, bytes_at
-from transfer.plan import KvFrame, runs_of
+from transfer.interface import WINDOW_BYTES, PageMemory, Pollable, Target
+from transfer.plan import KvFrame
 from transfer.sender import Frame, PeerQueue, SendTransfer
 
 GATHER_BELOW = 64 * 1024  # bytes: shorter runs than this, on average, are gathered
@@ -238,10 +240,9 @@ class FrameSender:
             peer.credit.take(head[0].target.reservation, num_bytes)
 
     def _send(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:
-        payload, shared = self._payload(transfer, frame)
-        header = seal(transfer.header(frame, self._instance), *payload)
-        is_written = transfer.is_in_place and isinstance(frame, KvFrame)
-        reading = self._wire.send(instance, [pack_header(header), *(() if is_written else payload)])
+        parts, payload, shared = self._payload(transfer, frame)
+        header = seal_sized(transfer.header(frame, self._instance), payload)
+        reading = self._wire.send(instance, [pack_header(header), *parts])
         if reading is None:
             return False
         if shared:
@@ -251,25 +252,25 @@ class FrameSender:
         self._totals["bytes"] += header.payload_bytes
         return True
 
-    def _payload(self, transfer: SendTransfer, frame: Frame) -> tuple[list[Part], bool]:
-        """The payload's parts, and whether they are views of page memory."""
+    def _payload(self, transfer: SendTransfer, frame: Frame) -> tuple[Sequence[Part], Iterable[Part], bool]:
+        """The parts that travel; the payload, which must be read to its end before they do; whether the parts are views
+        of page memory."""
         if not isinstance(frame, KvFrame):
-            return [transfer.last_payload(frame)], False
+            last = [transfer.last_payload(frame)]
+            return last, last, False
         if transfer.is_in_place:
-            return self._write(transfer, frame), False
-        runs = runs_of(transfer.source_pages[frame.page_start : frame.page_start + frame.num_pages])
-        views = [self._memory.page_bytes_view(frame.layer, run.page_start, run.num_pages) for run in runs]
-        if len(views) > 1 and sum(map(len, views)) < len(views) * GATHER_BELOW:
-            return [b"".join(views)], False
-        return [*views], True
+            copy, pool = transfer.copy(frame), self._pool_of(transfer)
+            source = self._memory.window(frame.layer, copy.sources.pages)
+            return [], copy.run(source, pool.window(frame.layer, copy.targets.pages)), False
+        runs = transfer.runs(frame)
+        window = self._memory.window(frame.layer, runs.pages)
+        if len(runs) > 1 and runs.num_bytes < len(runs) * GATHER_BELOW:
+            gathered = np.empty(runs.num_bytes, np.uint8).data
+            return [gathered], runs.gather(window, gathered), False
+        views = runs.views(window)
+        return views, views, True
 
-    def _write(self, transfer: SendTransfer, frame: KvFrame) -> list[Part]:
-        """Writes a frame's KV into the target's pages; what was written, in the order of the prompt."""
+    def _pool_of(self, transfer: SendTransfer) -> MappedMemory:
         pool = None if self._pools is None else self._pools.get(transfer.target.peer.instance)
         assert pool is not None, "transfers end before the memory is let go"
-        written: list[Part] = []
-        for move in transfer.moves(frame):
-            source = bytes_at(self._memory, frame.layer, move.source_start, move.num_bytes)
-            bytes_at(pool, frame.layer, move.target_start, move.num_bytes)[:] = source
-            written.append(source)
-        return written
+        return pool

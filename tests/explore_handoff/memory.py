@@ -4,7 +4,7 @@ A sender shows only pages that are still its own, until the wire has read them. 
 are reserved. What it does not know: transfers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from model.paged_kv import PagedKv
 from protocol.kv_layout import KvLayout
@@ -26,9 +26,16 @@ class SourceMemory:
 
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         """See PageMemory."""
-        shown = range(page_start, page_start + num_pages)
-        self._shown += [(page, self._pages.generation(page)) for page in shown]
+        self._show(range(page_start, page_start + num_pages))
         return self._kv.page_bytes_view(layer, page_start, num_pages)
+
+    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
+        """See PageMemory."""
+        self._show(pages)
+        return self._kv.window(layer, pages)
+
+    def _show(self, pages: Sequence[int]) -> None:
+        self._shown += [(page, self._pages.generation(page)) for page in pages]
 
     def held(self) -> Callable[[], None]:
         """A check that the pages of the views made last are still held for whoever held them."""
@@ -57,7 +64,15 @@ class TargetMemory:
 
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         """See PageMemory."""
-        for page in range(page_start, page_start + num_pages):
+        self._check(range(page_start, page_start + num_pages))
+        return self._kv.page_bytes_view(layer, page_start, num_pages)
+
+    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
+        """See PageMemory."""
+        self._check(pages)
+        return self._kv.window(layer, pages)
+
+    def _check(self, pages: Sequence[int]) -> None:
+        for page in pages:
             state = self._pages._state[page]
             assert state is PageState.RESERVED, f"KV lands in page {page}, which is {state.name}"
-        return self._kv.page_bytes_view(layer, page_start, num_pages)

@@ -4,7 +4,7 @@ A seat is free again when its holder lets go or its process is gone, and not bef
 and writes only into pages that are reserved for a job of its own, or in quarantine. What it does not know: frames.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from model.paged_kv import PagedKv
@@ -59,9 +59,18 @@ class MappedPool:
 
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         """See PageMemory."""
+        self._check(range(page_start, page_start + num_pages))
+        return self.pool.kv.page_bytes_view(layer, page_start, num_pages)
+
+    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
+        """See PageMemory."""
+        self._check(pages)
+        return self.pool.kv.window(layer, pages)
+
+    def _check(self, pages: Sequence[int]) -> None:
         if self.pool.owner.alive:  # else nobody will ever read what is written
             assert self.pool.seats.get(self.seat) is self.writer, "somebody writes without a seat"
-            for page in range(page_start, page_start + num_pages):
+            for page in pages:
                 state = self.pool.pages._state[page]
                 assert state in (PageState.RESERVED, PageState.QUARANTINED), (
                     f"page {page} is written, it is {state.name}"
@@ -69,7 +78,6 @@ class MappedPool:
                 if state is PageState.RESERVED:
                     owner = self.pool.owner_of(page)
                     assert owner == self.instance, f"page {page} is written, it is reserved for instance {owner}"
-        return self.pool.kv.page_bytes_view(layer, page_start, num_pages)
 
 
 class MappedPools:

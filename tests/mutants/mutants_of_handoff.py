@@ -55,7 +55,7 @@ HANDOFF = (
     _mutant(
         "checksums are not looked at",
         LANDING,
-        "        verify(header, *payload)\n",
+        "        verify_checksum(header, payload)\n",
         "        pass\n",
         "damaged KV is decoded",
     ),

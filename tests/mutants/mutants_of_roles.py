@@ -122,7 +122,7 @@ ROLES = (
     Mutant(
         "what was written in place is not looked at",
         "transfer/landing.py",
-        "_damage(header, self._written(landing))) is not None",
+        "_wrong_sum(header, landing.copy.targets.read(pool))) is not None",
         "None) is not None",
         "a byte that turned is decoded",
         (),

@@ -57,7 +57,8 @@ def test_a_landing_names_the_receivers_own_pages() -> None:
     landing = reserved().accept(FRAMES[1])
     assert isinstance(landing, Landing)
     assert landing.layer == 1
-    assert landing.moves == (Move(0, 1280, 256), Move(256, 512, 64), Move(384, 640, 64))
+    assert landing.copy is not None
+    assert list(landing.copy.moves) == [Move(0, 1280, 256), Move(256, 512, 64), Move(384, 640, 64)]
 
 
 @pytest.mark.parametrize(

@@ -119,12 +119,12 @@ LAYOUT = KvLayout(num_layers=1, num_kv_heads=2, head_dim=HEAD_DIM, page_size=4, 
 
 def test_equal_pages_that_are_neighbours_on_both_sides_are_one_run() -> None:
     moves = moves_of(Shard(LAYOUT, [3, 4, 5, 9]), Shard(LAYOUT, [1, 2, 7, 8]), range(2), range(16))
-    assert moves == [Move(192, 64, 128), Move(320, 448, 64), Move(576, 512, 64)]
+    assert list(moves) == [Move(192, 64, 128), Move(320, 448, 64), Move(576, 512, 64)]
 
 
 def test_a_page_into_half_a_page_is_a_run_of_k_and_one_of_v() -> None:
     wide = replace(LAYOUT, page_size=8)
-    assert moves_of(Shard(LAYOUT, [1, 2]), Shard(wide, [1]), range(2), range(8)) == [
+    assert list(moves_of(Shard(LAYOUT, [1, 2]), Shard(wide, [1]), range(2), range(8))) == [
         Move(64, 128, 32),
         Move(96, 192, 32),
         Move(128, 160, 32),
@@ -133,7 +133,7 @@ def test_a_page_into_half_a_page_is_a_run_of_k_and_one_of_v() -> None:
 
 
 def test_of_a_half_filled_page_only_valid_slots_move() -> None:
-    assert moves_of(Shard(LAYOUT, [2]), Shard(LAYOUT, [1]), range(2), range(3)) == [
+    assert list(moves_of(Shard(LAYOUT, [2]), Shard(LAYOUT, [1]), range(2), range(3))) == [
         Move(128, 64, 24),
         Move(160, 96, 24),
     ]
@@ -141,7 +141,7 @@ def test_of_a_half_filled_page_only_valid_slots_move() -> None:
 
 def test_a_shard_may_begin_in_the_middle_of_the_prompt() -> None:
     part = Shard(LAYOUT, range(2), first_token=8)
-    assert moves_of(part, Shard(LAYOUT, [5, 6, 7, 8]), range(2), range(8, 16)) == [Move(0, 448, 128)]
+    assert list(moves_of(part, Shard(LAYOUT, [5, 6, 7, 8]), range(2), range(8, 16))) == [Move(0, 448, 128)]
 
 
 @pytest.mark.parametrize("heads,tp_size", [(2, 3), (3, 2), (6, 4)])
