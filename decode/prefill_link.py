@@ -12,6 +12,7 @@ from protocol.errors import WireError
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import TO_DECODE, TO_PREFILL, ToDecode
 from runtime.bus import Dealer
+from runtime.curve import OPEN, Security
 from runtime.log import get_log
 from runtime.refusals import Refusals
 from scheduler.outbox import Outbox
@@ -34,6 +35,7 @@ class PrefillLink:
         outbox: Outbox,
         deliver: Callable[[int, ToDecode], None],
         returned: Callable[[int], None],
+        security: Security = OPEN,
     ) -> None:
         self._context = context
         self._identity = identity
@@ -41,6 +43,7 @@ class PrefillLink:
         self._outbox = outbox
         self._deliver = deliver
         self._returned = returned
+        self._security = security
         self._dealers: dict[int, Dealer] = {}
         self._refusals = Refusals(log, "message refused")
 
@@ -94,8 +97,8 @@ class PrefillLink:
 
     def _dial(self, address: WorkerAddress) -> Dealer | None:
         try:
-            dealer = Dealer(self._context, address.peer, self._identity, watched=True)
-        except zmq.ZMQError as error:
+            dealer = Dealer(self._context, address.peer, self._identity, watched=True, security=self._security)
+        except (zmq.ZMQError, WireError) as error:
             log.warning("cannot dial", worker=address.worker_id, address=address.peer, why=str(error))
             return None
         self._dealers[address.instance] = dealer

@@ -1,10 +1,11 @@
 """Addresses as people write them: `tcp://HOST:PORT` taken apart, and a socket that listens at a host and a port.
 
-Decides what a wrong one is called; `name` is what the user set: a flag, or a key of the settings. What it does not
-know: who dials, or what is said.
+Decides what a wrong one is called; `name` is what the user set: a flag, or a key of the settings. And which ones other
+machines can reach. What it does not know: who dials, or what is said.
 """
 
 import errno
+import ipaddress
 import re
 import socket
 
@@ -21,6 +22,28 @@ def split_endpoint(endpoint: str, name: str, *, min_port: int = 0) -> tuple[str,
         ports = f" with a port from {min_port} to {MAX_PORT}" if found is not None else ""
         raise ConfigError(f"{name}: got {endpoint[:80]!r}, expected tcp://HOST:PORT{ports}", param=name.lstrip("-"))
     return found[1].strip("[]"), int(found[2])
+
+
+def refuse_exposed(host: str, name: str, *, has_keys: bool, trust_network: bool) -> None:
+    """ConfigError where sockets for workers would be bound at a `host` that other machines reach, without keys."""
+    if not (has_keys or trust_network or is_loopback(host)):
+        raise ConfigError(
+            f"{name}: {host[:80]!r} can be reached from other machines, and whoever reaches it could pose as a worker;"
+            " expected --keys DIR (`baton keys new` makes one), an address of this machine alone such as 127.0.0.1,"
+            " or --trust-network",
+            param="keys",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what is bound at `host`: each address that the name stands for is a loopback
+    address. False for a name of nothing."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+        addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+    except (OSError, UnicodeError, ValueError):
+        return False
+    return bool(addresses) and all(address.is_loopback for address in addresses)
 
 
 def listen(host: str, port: int, backlog: int, *, host_name: str = "host", port_name: str = "port") -> socket.socket:

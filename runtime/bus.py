@@ -11,7 +11,8 @@ from typing import Any
 import zmq
 
 from protocol.codec import MAX_MESSAGE_BYTES
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, WireError
+from runtime.curve import OPEN, Security
 from runtime.link_watch import LinkWatch
 
 QUEUE_LIMIT = 100_000  # messages; beyond it the peer counts as gone
@@ -30,9 +31,10 @@ def _prepare(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     return socket
 
 
-def bind_on_host(socket: "zmq.Socket[Any]", host: str) -> str:
+def bind_on_host(socket: "zmq.Socket[Any]", host: str, security: Security = OPEN) -> str:
     """Binds a port that the system chooses on `host`, a name or an IPv4 or IPv6 address of this machine; returns what
     peers dial. ConfigError if it is none; the socket is closed then."""
+    suffix = security.guard(socket)
     try:
         family, *_, where = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0]
         is_v6 = family == sockets.AF_INET6
@@ -43,26 +45,37 @@ def bind_on_host(socket: "zmq.Socket[Any]", host: str) -> str:
         raise ConfigError(f"host: got {host!r}, expected an address of this machine ({error})") from error
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
-    return endpoint.rstrip(b"\0").decode()
+    return endpoint.rstrip(b"\0").decode() + suffix
 
 
 class Dealer:
-    """One ordered connection to a Router. Messages sent before the peer answers wait in the queue. zmq.ZMQError when
-    `endpoint` is no address. Of one that is `watched`, `has_returned` tells."""
+    """One ordered connection to a Router, at its address. Messages sent before the peer answers wait in the queue.
+    zmq.ZMQError when it is no address, WireError when `security` does not allow it. Of one that is `watched`,
+    `has_returned` tells."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, identity: bytes, watched: bool = False
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        address: str,
+        identity: bytes,
+        watched: bool = False,
+        security: Security = OPEN,
     ) -> None:
-        self.endpoint = endpoint
         self.num_sent = 0  # messages, those among them that the queue did not take
         self.socket = _prepare(context.socket(zmq.DEALER))
+        self._watch: LinkWatch | None = None
+        try:
+            self.endpoint = security.unlock(self.socket, address)
+        except WireError:
+            self.close()
+            raise
         self.socket.setsockopt(zmq.ROUTING_ID, identity)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        self.socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        self.socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
         self._watch = self._watched() if watched else None
         try:
-            self.socket.connect(endpoint)
+            self.socket.connect(self.endpoint)
         except zmq.ZMQError:
             self.close()
             raise
@@ -110,16 +123,16 @@ class Dealer:
 
 
 class Router:
-    """A bound socket that many Dealers dial; `endpoint` is what they dial. ConfigError if `host` is not ours.
+    """A bound socket that many Dealers dial at its `endpoint`. ConfigError if `host` is not ours.
 
     A peer that dials again under its name replaces its old connection, which the network may have lost unnoticed.
     """
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", host: str) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", host: str, security: Security = OPEN) -> None:
         self.socket = _prepare(context.socket(zmq.ROUTER))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self.endpoint = bind_on_host(self.socket, host)
+        self.endpoint = bind_on_host(self.socket, host, security)
 
     def send(self, identity: bytes, raw: bytes) -> bool:
         """Queues `raw` for a peer; False when that peer is unknown or takes nothing."""

@@ -12,6 +12,7 @@ import zmq
 
 from protocol.errors import WireError
 from runtime.bus import bind_on_host
+from runtime.curve import OPEN, Security
 from runtime.link_watch import LinkWatch
 from transfer.interface import FRAME_BYTES, WINDOW_BYTES, PageMemory, Pollable
 from transfer.landing import FrameReceiver
@@ -28,28 +29,34 @@ def zmq_sender(
     context: zmq.Context[Any],
     window: int = WINDOW_BYTES,
     pools: Pools | None = None,
+    security: Security = OPEN,
 ) -> FrameSender:
     """A KvSender over `context`, which the caller owns and ends after close()."""
-    return FrameSender(memory, instance, ZmqWire(context), window, pools)
+    return FrameSender(memory, instance, ZmqWire(context, security), window, pools)
 
 
 def zmq_receiver(
-    memory: PageMemory, host: str, context: zmq.Context[Any], writers: Writers | None = None
+    memory: PageMemory,
+    host: str,
+    context: zmq.Context[Any],
+    writers: Writers | None = None,
+    security: Security = OPEN,
 ) -> FrameReceiver:
     """A KvReceiver bound on `host`, by which peers reach this machine; ConfigError if it is no address of it."""
-    return FrameReceiver(memory, zmq_arrivals(memory, host, context), writers)
+    return FrameReceiver(memory, zmq_arrivals(memory, host, context, security), writers)
 
 
-def zmq_arrivals(memory: PageMemory, host: str, context: zmq.Context[Any]) -> "ZmqArrivals":
+def zmq_arrivals(memory: PageMemory, host: str, context: zmq.Context[Any], security: Security = OPEN) -> "ZmqArrivals":
     """What a receiver for `memory` needs of a socket. ConfigError as zmq_receiver."""
-    return ZmqArrivals(host, context, max(FRAME_BYTES, memory.layout.page_bytes))
+    return ZmqArrivals(host, context, max(FRAME_BYTES, memory.layout.page_bytes), security)
 
 
 class ZmqWire:
     """See transfer.sending.Wire."""
 
-    def __init__(self, context: zmq.Context[Any]) -> None:
+    def __init__(self, context: zmq.Context[Any], security: Security = OPEN) -> None:
         self._context = context
+        self._security = security
         self._sockets: dict[int, zmq.Socket[Any]] = {}
         self._watches: dict[int, LinkWatch] = {}
 
@@ -60,11 +67,12 @@ class ZmqWire:
         push.setsockopt(zmq.LINGER, 0)
         push.setsockopt(zmq.SNDHWM, 0)
         push.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        push.setsockopt(zmq.IPV6, int("[" in endpoint))
         watch = LinkWatch(push)
         try:
-            push.connect(endpoint)
-        except zmq.ZMQError as error:
+            unlocked = self._security.unlock(push, endpoint)
+            push.setsockopt(zmq.IPV6, int("[" in unlocked))
+            push.connect(unlocked)
+        except (zmq.ZMQError, WireError) as error:
             watch.close()
             push.close(0)
             raise WireError(f"data address {endpoint!r}: {error}") from error
@@ -101,14 +109,14 @@ class ZmqArrivals:
 
     backend = "zmq"
 
-    def __init__(self, host: str, context: zmq.Context[Any], max_part_bytes: int) -> None:
+    def __init__(self, host: str, context: zmq.Context[Any], max_part_bytes: int, security: Security = OPEN) -> None:
         """Binds on `host`; who sends a part that is larger is cut off."""
         self._pull = context.socket(zmq.PULL)
         self._pull.setsockopt(zmq.LINGER, 0)
         self._pull.setsockopt(zmq.RCVHWM, RECEIVE_FRAMES)
         self._pull.setsockopt(zmq.MAXMSGSIZE, max_part_bytes)
         self._pull.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        self.address = bind_on_host(self._pull, host)
+        self.address = bind_on_host(self._pull, host, security)
 
     def receive(self) -> Sequence[memoryview] | None:
         try:

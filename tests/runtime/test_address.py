@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from protocol.errors import ConfigError
-from runtime.address import listen, split_endpoint
+from runtime.address import is_loopback, listen, refuse_exposed, split_endpoint
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,20 @@ def test_a_host_that_is_not_this_machine(host: str) -> None:
     with pytest.raises(ConfigError, match="host: ") as caught:
         listen(host, 0, 5)
     assert caught.value.param == "host" and len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
+def test_this_machine_alone(host: str) -> None:
+    assert is_loopback(host)
+    refuse_exposed(host, "--host", has_keys=False, trust_network=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.6", "*", "eth0", "no such host", "", "fe80::1%lo", "\ud800"])
+def test_what_others_reach_needs_keys_or_a_word(host: str) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(ConfigError) as caught:
+        refuse_exposed(host, "--control", has_keys=False, trust_network=False)
+    assert caught.value.message.startswith(f"--control: {host!r} can be reached from other machines")
+    assert all(way in caught.value.message for way in ("--keys DIR", "--trust-network", "127.0.0.1"))
+    refuse_exposed(host, "--control", has_keys=True, trust_network=False)
+    refuse_exposed(host, "--control", has_keys=False, trust_network=True)

@@ -1,0 +1,122 @@
+"""`baton keys`: makes the folders that `--keys` takes, one for the gateway and one for each host of workers.
+
+    keys/gateway/   own.key_secret  gateway.key  allowed/{gateway,host-a,host-b}.key
+    keys/host-a/    own.key_secret  gateway.key  allowed/{gateway,host-a,host-b}.key
+    ...
+
+The lists are equal; each folder is complete, so that a host gets its own and nothing else. What it does not know: how
+folders come to their hosts, or what is done with keys (runtime/curve.py).
+"""
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from zmq.auth import create_certificates
+
+from protocol.brief import brief, brief_name
+from protocol.errors import ConfigError
+from runtime.keys import ALLOWED, GATEWAY, OWN, allowed_in, read_keys
+
+GATEWAY_NAME = "gateway"
+WORKER_NAME = "worker"  # where no host is named
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_VERBS = "new", "list", "revoke"
+
+
+def keys(words: Sequence[str], usage: str) -> list[str]:
+    """What `baton keys WORDS` does; returns the lines to print. ConfigError for words that make no sense."""
+    verb, folder, names = (
+        (words[0] if words else ""),
+        Path(words[1]).expanduser() if len(words) > 1 else None,
+        words[2:],
+    )
+    if verb not in _VERBS:
+        raise ConfigError(f"keys: got {brief(verb)}, expected one of {', '.join(_VERBS)}; {usage}")
+    if folder is None or (verb == "list" and names) or (verb == "revoke" and len(names) != 1):
+        raise ConfigError(f"keys {verb}: expected {usage}")
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"keys {verb}: got the name {brief(name)}, expected letters, digits, '.', '_' and '-'")
+    try:
+        if verb == "new":
+            return new(folder, names)
+        return list_keys(folder) if verb == "list" else revoke(folder, names[0])
+    except OSError as error:
+        raise ConfigError(f"keys {verb}: {error.filename or folder}: {error.strerror or error}") from error
+
+
+def new(folder: Path, names: Sequence[str]) -> list[str]:
+    """Makes a pair for each of `names`, in folders of their own, and one for the gateway if `folder` is new. All are on
+    the list of all."""
+    is_new = not (folder / GATEWAY_NAME).exists()
+    if is_new and folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"keys new: {folder} is not empty, and holds no keys; expected a new folder")
+    if not is_new:
+        read_keys(folder / GATEWAY_NAME, for_gateway=True)
+        if not names:
+            raise ConfigError(f"keys new: {folder} has keys; name the hosts to add: baton keys new {folder} NAME ...")
+    wanted = [*([GATEWAY_NAME] if is_new else []), *dict.fromkeys(names or [WORKER_NAME])]
+    for name in wanted:
+        if (folder / name).exists() or wanted.count(name) > 1:
+            raise ConfigError(f"keys new: {folder / name} is there already; expected another name")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in wanted:
+        _make(folder, name)
+    members = _members(folder)
+    for member in members:
+        for each in members:
+            _copy(folder / each / ALLOWED / f"{each}.key", folder / member / ALLOWED)
+    whose = {GATEWAY_NAME: "the gateway"}
+    lines = [f"{folder / name}: --keys of {whose.get(name, 'workers')}" for name in wanted]
+    if not is_new:
+        files = ", ".join(f"{name}.key" for name in wanted)
+        lines.append(f"Copy {files} into {ALLOWED}/ of the other hosts' folders: no process need be started again.")
+    return lines
+
+
+def list_keys(folder: Path) -> list[str]:
+    """Who may connect: a name and a public key in each line."""
+    place = folder / GATEWAY_NAME if (folder / GATEWAY_NAME).is_dir() else folder
+    read_keys(place)
+    return [f"{name:<20} {public}" for public, name in allowed_in(place).items()]
+
+
+def revoke(folder: Path, name: str) -> list[str]:
+    """Takes a name off every list, and deletes its folder."""
+    read_keys(folder / GATEWAY_NAME, for_gateway=True)
+    known = sorted(allowed_in(folder / GATEWAY_NAME).values())
+    if name == GATEWAY_NAME or name not in known:
+        others = ", ".join(each for each in known if each != GATEWAY_NAME) or "nobody: there are no others"
+        raise ConfigError(f"keys revoke: got {brief_name(name)}, expected one of {others}")
+    if (folder / name / OWN).exists():
+        shutil.rmtree(folder / name)
+    for member in _members(folder):
+        (folder / member / ALLOWED / f"{name}.key").unlink(missing_ok=True)
+    return [
+        f"Delete {ALLOWED}/{name}.key on the other hosts too: from then on, nothing new connects with it.",
+        "What is connected stays so until one of the two processes is started again.",
+    ]
+
+
+def _members(folder: Path) -> list[str]:
+    return sorted(path.parent.name for path in folder.glob(f"*/{OWN}"))
+
+
+def _make(folder: Path, name: str) -> None:
+    place = folder / name
+    for each in (place, place / ALLOWED):
+        each.mkdir(mode=0o700)
+    public, secret = create_certificates(place, Path(OWN).stem)
+    Path(secret).chmod(0o600)  # nobody else could enter the folder until now
+    Path(public).chmod(0o600)
+    Path(public).rename(place / ALLOWED / f"{name}.key")
+    _copy(folder / GATEWAY_NAME / ALLOWED / f"{GATEWAY_NAME}.key", place, GATEWAY)
+
+
+def _copy(source: Path, target: Path, name: str = "") -> None:
+    copied = target / (name or source.name)
+    if source.resolve() != copied.resolve():
+        copied.write_bytes(source.read_bytes())
+        copied.chmod(0o600)

@@ -1,0 +1,197 @@
+"""Who gets through to a guarded socket, over real connections; and that nobody else harms or is overlooked."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from deploy.keys import new, revoke
+from protocol.errors import WireError
+from runtime.curve import OPEN, AllowList, AsPeersAsk, Curve, Open, open_security, security_of_data, split_address
+from runtime.keys import read_keys
+from runtime.log import get_log
+
+log = get_log("test")
+PATIENCE_MS = 20_000  # for what should take milliseconds
+KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"  # the example of RFC 32 of ZeroMQ
+
+
+class Net:
+    """Processes with keys, each with a context of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ending: list[Callable[[], None]] = []
+
+    def process(self, name: str, folder: Path | None = None) -> tuple[Any, Curve]:
+        context: Any = zmq.Context()
+        curve = Curve(read_keys((folder or self.folder) / name), context, log)
+        self._ending.append(lambda: end(context, curve))
+        return context, curve
+
+    def stranger(self) -> Any:
+        context: Any = zmq.Context()
+        self._ending.append(lambda: context.destroy(linger=0))
+        return context
+
+    def bound(self, context: Any, curve: Curve, kind: int = zmq.ROUTER) -> tuple[Any, str]:
+        socket = self._socket(context, kind)
+        suffix = curve.guard(socket)
+        socket.bind("tcp://127.0.0.1:0")
+        return socket, socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode() + suffix
+
+    def dial(self, context: Any, security: Any, address: str, kind: int = zmq.DEALER) -> Any:
+        socket = self._socket(context, kind)
+        socket.setsockopt(zmq.RECONNECT_IVL, 600_000)  # one attempt, so that it can be counted
+        socket.connect(security.unlock(socket, address))
+        socket.send(b"hello")
+        return socket
+
+    def close(self) -> None:
+        for ending in reversed(self._ending):
+            ending()
+
+    def _socket(self, context: Any, kind: int) -> Any:
+        socket = context.socket(kind)
+        self._ending.append(lambda: socket.close(0))
+        return socket
+
+
+def end(context: Any, curve: Curve) -> None:
+    curve.close()
+    curve.close()
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Net]:
+    new(tmp_path / "keys", ["a", "b"])
+    made = Net(tmp_path / "keys")
+    yield made
+    made.close()
+
+
+def wait_for(curve: Curve, reason: str, count: int) -> None:
+    pause, tries = threading.Event(), PATIENCE_MS // 10
+    assert any(curve.refused()[reason] >= count or pause.wait(0.01) for _ in range(tries)), curve.refused()
+    assert curve.refused()[reason] == count
+
+
+def test_who_is_on_the_list_gets_through_both_ways(net: Net) -> None:
+    (here, ours), (there, theirs) = net.process("a"), net.process("b")
+    router, address = net.bound(here, ours)
+    assert split_address(address) == (address.partition(";")[0], read_keys(net.folder / "a").public)
+    dealer = net.dial(there, theirs, address)
+    assert router.poll(PATIENCE_MS)
+    name, said = router.recv_multipart()
+    router.send_multipart([name, b"welcome"])
+    assert dealer.poll(PATIENCE_MS) and (said, dealer.recv()) == (b"hello", b"welcome")
+    assert ours.refused() == {"key": 0, "handshake": 0}
+
+
+@pytest.mark.parametrize("kind, dialling", [(zmq.ROUTER, zmq.DEALER), (zmq.PULL, zmq.PUSH)])
+def test_strangers_end_in_the_handshake_and_are_counted(net: Net, tmp_path: Path, kind: int, dialling: int) -> None:
+    new(tmp_path / "foreign", ["a"])
+    (here, ours), (there, theirs) = net.process("a"), net.process("b")
+    socket, address = net.bound(here, ours, kind)
+    endpoint, key = split_address(address)
+    net.dial(net.stranger(), OPEN, endpoint, dialling)  # speaks no CURVE
+    wait_for(ours, "handshake", 1)
+    foreign_context, foreign = net.process("a", tmp_path / "foreign")
+    shutil.copy(net.folder / "a/allowed/a.key", tmp_path / "foreign/a/allowed/target.key")
+    net.dial(foreign_context, foreign, address, dialling)  # has a key, but not one that is known
+    wait_for(ours, "key", 1)
+    shutil.copy(tmp_path / "foreign/gateway/allowed/a.key", net.folder / "b/allowed/target.key")
+    net.dial(there, theirs, f"{endpoint};{foreign._keys.public}", dialling)  # takes us for somebody else
+    wait_for(ours, "handshake", 2)
+    assert ours.refused() == {"key": 1, "handshake": 2}
+    assert not socket.poll(0)
+    net.dial(there, theirs, f"{endpoint};{key}", dialling)
+    assert socket.poll(PATIENCE_MS) and socket.recv_multipart()[-1] == b"hello"
+
+
+def test_the_list_counts_as_it_is_now(net: Net) -> None:
+    (here, ours), (there, theirs) = net.process("gateway"), net.process("b")
+    router, address = net.bound(here, ours)
+    first = net.dial(there, theirs, address)
+    assert router.poll(PATIENCE_MS) and router.recv_multipart()
+    revoke(net.folder, "b")
+    net.dial(there, theirs, address)
+    wait_for(ours, "key", 1)
+    first.send(b"still here")  # as the documentation says
+    assert router.poll(PATIENCE_MS) and router.recv_multipart()[-1] == b"still here"
+    assert not router.poll(0)
+
+
+def test_without_its_thread_a_guarded_socket_takes_nobody_and_still_closes(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _arguments: died.set())
+    (here, ours), (there, theirs) = net.process("a"), net.process("b")
+    router, address = net.bound(here, ours)
+    monkeypatch.setattr(ours._doorkeeper, "callback", lambda _domain, _key: 1 / 0)
+    net.dial(there, theirs, address)
+    assert died.wait(PATIENCE_MS / 1e3)
+    ours._doorkeeper.zap_socket.close(0)  # as at the end of a process
+    net.dial(there, theirs, address)
+    (failures,) = ours._failures
+    assert failures.poll(PATIENCE_MS) and not router.poll(0)
+    with pytest.raises(AssertionError, match="nobody is admitted any more"):
+        ours.refused()
+
+
+def test_an_unreadable_list_admits_nobody_until_it_is_mended(net: Net) -> None:
+    allowed = AllowList(net.folder / "a")
+    key = read_keys(net.folder / "b").public
+    assert allowed.name_of(key) == "b" and allowed.name_of(KEY) is None and not allowed.trouble
+    (net.folder / "a/allowed/half.key").write_text("# to be conti")
+    assert allowed.name_of(key) is None and "half.key': it is no key file" in allowed.trouble
+    (net.folder / "a/allowed/half.key").unlink()
+    assert allowed.name_of(key) == "b" and not allowed.trouble
+    shutil.rmtree(net.folder / "a/allowed")
+    assert allowed.name_of(key) is None and "No such file" in allowed.trouble
+
+
+def test_only_who_is_known_is_dialled(net: Net, tmp_path: Path) -> None:
+    context, curve = net.process("a")
+    with context.socket(zmq.DEALER) as socket:
+        with pytest.raises(WireError, match="'tcp://h:1' names no key, and this process talks to nobody without one"):
+            curve.unlock(socket, "tcp://h:1")
+        with pytest.raises(WireError, match=r"names the key .*, which is not among "):
+            curve.unlock(socket, f"tcp://h:1;{KEY}")
+        with pytest.raises(WireError, match="is for those who have keys, and this process has none"):
+            OPEN.unlock(socket, f"tcp://h:1;{KEY}")
+        for address in ("tcp://h:1;", "tcp://h:1;short", f"tcp://h:1;{KEY};{KEY}"):
+            with pytest.raises(WireError, match="expected tcp://HOST:PORT;KEY"):
+                curve.unlock(socket, address)
+        assert OPEN.unlock(socket, "tcp://h:1") == "tcp://h:1"
+
+
+def test_data_may_be_open_beside_a_guarded_control_plane(net: Net) -> None:
+    context, curve = net.process("a")
+    assert security_of_data(curve, encrypt=True) is curve
+    assert security_of_data(OPEN, encrypt=False) is OPEN
+    data = security_of_data(curve, encrypt=False)
+    assert isinstance(data, AsPeersAsk) and data.refused() == {}
+    with context.socket(zmq.PUSH) as socket:
+        assert data.guard(socket) == ""
+        assert data.unlock(socket, "tcp://h:1") == "tcp://h:1"
+        known = read_keys(net.folder / "b").public
+        assert data.unlock(socket, f"tcp://h:1;{known}") == "tcp://h:1"
+        assert socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
+        with pytest.raises(WireError, match="not among"):
+            data.unlock(socket, f"tcp://h:1;{KEY}")
+
+
+def test_without_keys_nothing_is_done() -> None:
+    security = open_security(None, zmq.Context.instance(), log)
+    assert isinstance(security, Open) and security.refused() == {}
+    context: Any = zmq.Context.instance()
+    with context.socket(zmq.ROUTER) as socket:
+        assert security.guard(socket) == ""
+    security.close()
