@@ -76,7 +76,7 @@ HANDOFF = (
     _mutant(
         "decode does not say that the KV has arrived",
         DECODE,
-        "        self.outbox.prefill.append((request.prefill, delivered))\n",
+        "        self.outbox.prefill.append((request.prefill, KvDelivered(*request.key, request.reservation)))\n",
         "",
         "prefill keeps its pages until a deadline",
     ),
