@@ -16,10 +16,9 @@ SEEDS = -(-NUM_SCHEDULES // len(STRATEGIES) // SLICES)  # of each slice and stra
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_schedules_change_no_token(strategy: Strategy) -> None:
-    for seed in range(3):
-        run = Run(Workload.random(seed), strategy, seed)
-        run.run()
-        assert run.simulation.num_run > 20  # something was there to be scheduled
+    run = Run(Workload.random(1), strategy, 1)
+    run.run()
+    assert run.simulation.num_run > 20  # something was there to be scheduled
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_hundreds_of_worlds(part: int) -> None:
 
 def test_the_same_seed_gives_the_same_story() -> None:
     digests = []
-    for seed in (5, 5, 11):
+    for seed in (0, 0, 7):
         world = World(Scenario.random(seed))
         world.run()
         digests.append(world.story.digest())

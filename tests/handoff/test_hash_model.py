@@ -16,7 +16,7 @@ def greedy(max_tokens: int, **more: object) -> SamplingParams:
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "2P2D", "1U"])
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("chunk_size", [0, 7])
 def test_every_token_is_right(topology: str, overlap: bool, page_size: int, chunk_size: int) -> None:
@@ -43,7 +43,7 @@ def test_every_token_is_right(topology: str, overlap: bool, page_size: int, chun
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("mirrored", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sizes", [(4, 4), (4, 16), (16, 4), (3, 5), (1, 8)])
 def test_pages_of_different_sizes_at_prefill_and_decode(sizes: tuple[int, int], mirrored: bool, in_place: bool) -> None:
     runner = FakeRunner(context_length=512)

@@ -32,6 +32,7 @@ def sabotage(old: str, new: str) -> Mutant:
     return Mutant("sum", "scheduler/sum.py", old, new, "wrong", (), ("tests/test_sum.py",))
 
 
+@pytest.mark.slow
 def test_a_mutant_is_killed_by_name_and_undone(copy: Copy) -> None:
     verdict = copy.judge(sabotage("a + b", "a - b"))
     assert verdict.killer == "tests/test_sum.py::test_add"
