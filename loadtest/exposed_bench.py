@@ -4,7 +4,7 @@
     share      of TTFT, which the client sees
     gap        between the first token and the second, which the client sees
 
-A pair with shm and a pair with zmq run at the same time, each worker on a core of its own; one request at a time, now
+A pair with shm and a pair with zmq run at the same time, each pair's workers on a core each; one request at a time, now
 to the one, now to the other. The last line is one JSON object. What it does not know: why a transfer takes its time.
 """
 
@@ -35,8 +35,9 @@ BACKENDS = {"shm": "shm", "zmq_tcp": "zmq"}  # as results call them: as `--trans
 TARGET_SHARE = 0.05
 CONTEXT_LENGTH = 8448
 MAX_TOKENS = 3
+CPUS = "auto"
 WARM_UPS = 1  # of each length, on each side
-SERVE = ("--prefill", "1", "--decode", "1", "--threads", "1", "--cpus", "auto", "--log-level", "warning")
+SERVE = ("--prefill", "1", "--decode", "1", "--threads", "1", "--log-level", "warning")
 COMPUTED, FIRST, DELIVERED, READY = "prompt computed", "first token", "KV delivered", "ready to decode"
 
 
@@ -114,11 +115,11 @@ Found = dict[int, dict[str, list[Handover]]]  # by prompt tokens and backend
 
 
 async def hand_overs(
-    prompts: Mapping[int, int], folder: str, clock: Clock, *, vocab_size: int, context_length: int
+    prompts: Mapping[int, int], folder: str, clock: Clock, *, vocab_size: int, context_length: int, cpus: str = CPUS
 ) -> Found:
     """Every length (with its number of repetitions) and backend; the backends take turns."""
     rng = random.Random(0)
-    memory = ("--max-total-tokens", str(4 * context_length), "--max-running-requests", "8")
+    memory = ("--max-total-tokens", str(4 * context_length), "--max-running-requests", "8", "--cpus", cpus)
     async with AsyncExitStack() as stack:
         sides = {}
         for name, backend in BACKENDS.items():
@@ -176,12 +177,13 @@ def shares(found: Found) -> dict[str, dict[str, float]]:
     }
 
 
-def measure(console: Console, quick: bool = False) -> dict[str, dict[str, float]]:
-    """Prints the table, and returns shares of TTFT. `quick`: three of each, which shows that it works, no more."""
+def measure(console: Console, quick: bool = False, cpus: str = CPUS) -> dict[str, dict[str, float]]:
+    """Prints the table, and returns shares of TTFT. `quick`: three of each, which shows that it works, no more. `cpus`:
+    the workers' cores, as baton serve takes them."""
     prompts = {tokens: 3 if quick else repeat for tokens, repeat in PROMPTS.items()}
     folder, vocab_size = str(bench_model(CONTEXT_LENGTH)), int(CONFIG["vocab_size"])
-    running = hand_overs(prompts, folder, MonotonicClock(), vocab_size=vocab_size, context_length=CONTEXT_LENGTH)
-    found = asyncio.run(running)
+    sizes = {"vocab_size": vocab_size, "context_length": CONTEXT_LENGTH}
+    found = asyncio.run(hand_overs(prompts, folder, MonotonicClock(), **sizes, cpus=cpus))
     console.print(exposed_table(found))
     return shares(found)
 
@@ -192,8 +194,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="three requests of each kind; shows that it works, no more"
     )
+    parser.add_argument("--cpus", default=CPUS, help="cores of the workers, as for baton serve (default auto)")
     asked = parser.parse_args(argv)
-    print(json.dumps({"exposed": measure(Console(width=140, highlight=False), asked.quick)}))
+    print(json.dumps({"exposed": measure(Console(width=140, highlight=False), asked.quick, asked.cpus)}))
     return 0
 
 

@@ -67,6 +67,23 @@ ROLES = (
         detect=True,
     ),
     Mutant(
+        "KV leaves only when the whole prompt is computed",
+        PREFILL,
+        "        for launch in self.engine.in_flight:\n            self._ship_layers(launch)\n",
+        "",
+        "its client waits for all of it",
+        tests=("tests/prefill/test_pipelining.py",),
+    ),
+    Mutant(
+        "KV leaves in whatever order it becomes ready",
+        "transfer/sender.py",
+        "        self._waiting.setdefault(transfer, deque()).append(frame)\n",
+        "        self._waiting.setdefault(transfer, deque()).append(frame)\n"
+        "        self._waiting[transfer] = self._waiting.pop(transfer)\n",
+        "a prompt that is computed waits for the KV of younger ones",
+        tests=("tests/transfer/test_sender.py",),
+    ),
+    Mutant(
         "pages of a sent prompt go back at once",
         PREFILL,
         "self.engine.release(job.prompt, lambda: self._sender.is_reading(target))",

@@ -137,25 +137,6 @@ class Bench:
         return counts.free == counts.total and self.engine.rows.num_free == self.engine.rows.num_rows - 1
 
 
-def test_the_time_line_says_when_the_prompt_was_computed_not_when_that_was_noticed() -> None:
-    bench = Bench(chunk_size=16)
-    bench.worker.on_peer(7, PrefillJob("r1", 0, 1, PROMPT, greedy(5), 1, timeline=True))
-    bench.worker.step()
-    bench.clock.advance(1.0)
-    launch = bench.engine.in_flight[0]
-    while launch.computed_at is None:
-        bench.stream.run_one()
-    bench.clock.advance(0.25)
-    bench.run()
-    [told] = [message for message in bench.worker.outbox.gateway if isinstance(message, FirstToken)]
-    moments = {stamp.name: stamp.at for stamp in told.stamps}
-    assert moments == {"job received": 0.0, "prefill start": 0.0, "prompt computed": 1.0, "first token": 1.25}
-    bench.clock.advance(0.25)
-    bench.worker.on_peer(7, KvDelivered("r1", 0, 1))
-    counters = bench.worker.stats().counters
-    assert (counters["prefill_time_seconds_sum"], counters["kv_handover_time_seconds_sum"]) == (1.25, 0.5)
-
-
 def first(prompt: tuple[int, ...] = PROMPT) -> int:
     return FakeRunner(vocab_size=97).expected_tokens(prompt, 1)[0]
 

@@ -1,0 +1,45 @@
+"""KV leaves as it is computed, and the time line says what is left to wait for."""
+
+import pytest
+
+from protocol.messages_gateway import FirstToken
+from protocol.messages_handoff import KvDelivered, PrefillJob
+from scheduler.streams import Event
+from tests.prefill.test_worker import PROMPT, Bench
+from tests.scheduler.building import greedy
+
+
+def test_a_layer_leaves_while_the_next_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, left = Bench(chunk_size=16), []
+    written = bench.stream.mark
+
+    def mark() -> Event:  # the loop turns whenever a layer wakes it
+        bench.worker.step()
+        left.append([call[2] for call in bench.sender.calls if call[0] == "layer"])
+        return written()
+
+    monkeypatch.setattr(bench.stream, "mark", mark)
+    bench.job()
+    bench.run()
+    layers = list(range(bench.engine.kv.layout.num_layers))
+    assert left == [layers[:done] for done in layers] and len(layers) > 1
+    assert [call[2] for call in bench.sender.calls if call[0] == "layer"] == layers
+
+
+def test_the_time_line_says_when_the_prompt_was_computed_not_when_that_was_noticed() -> None:
+    bench = Bench(chunk_size=16)
+    bench.worker.on_peer(7, PrefillJob("r1", 0, 1, PROMPT, greedy(5), 1, timeline=True))
+    bench.worker.step()
+    bench.clock.advance(1.0)
+    launch = bench.engine.in_flight[0]
+    while launch.computed_at is None:
+        bench.stream.run_one()
+    bench.clock.advance(0.25)
+    bench.run()
+    [told] = [message for message in bench.worker.outbox.gateway if isinstance(message, FirstToken)]
+    moments = {stamp.name: stamp.at for stamp in told.stamps}
+    assert moments == {"job received": 0.0, "prefill start": 0.0, "prompt computed": 1.0, "first token": 1.25}
+    bench.clock.advance(0.25)
+    bench.worker.on_peer(7, KvDelivered("r1", 0, 1))
+    counters = bench.worker.stats().counters
+    assert (counters["prefill_time_seconds_sum"], counters["kv_handover_time_seconds_sum"]) == (1.25, 0.5)
