@@ -4,8 +4,8 @@
     share      of TTFT, which the client sees
     gap        between the first token and the second, which the client sees
 
-A pair with shm and a pair with zmq run at the same time, each pair's workers on a core each; one request at a time, now
-to the one, now to the other. The last line is one JSON object. What it does not know: why a transfer takes its time.
+A pair with shm and a pair with zmq run at the same time, its two workers on a core each; requests go to the one, then
+to the other. The last line is one JSON object. What it does not know: why a transfer takes its time.
 """
 
 import argparse
@@ -39,6 +39,19 @@ CPUS = "auto"
 WARM_UPS = 1  # of each length, on each side
 SERVE = ("--prefill", "1", "--decode", "1", "--threads", "1", "--log-level", "warning")
 COMPUTED, FIRST, DELIVERED, READY = "prompt computed", "first token", "KV delivered", "ready to decode"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. `prompts`: tokens and repetitions; `kv_tokens`: what each worker has KV memory for; `cpus`: the
+    workers' cores, as baton serve takes them; `at_once`: requests that start together."""
+
+    prompts: Mapping[int, int]
+    folder: str
+    vocab_size: int
+    kv_tokens: int
+    cpus: str = CPUS
+    at_once: int = 1
 
 
 @dataclass(frozen=True)
@@ -98,7 +111,7 @@ def handover_of(start: float, arrivals: Sequence[float], moments: Mapping[str, f
     )
 
 
-async def hand_over(server: Server, clock: Clock, model: str, prompt: Sequence[int]) -> Handover:
+async def hand_over(server: Server, model: str, clock: Clock, prompt: Sequence[int]) -> Handover:
     """One request with a prompt of its own. ConfigError when it does not end as it should."""
     body = {
         "model": model, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True,
@@ -114,27 +127,25 @@ async def hand_over(server: Server, clock: Clock, model: str, prompt: Sequence[i
 Found = dict[int, dict[str, list[Handover]]]  # by prompt tokens and backend
 
 
-async def hand_overs(
-    prompts: Mapping[int, int], folder: str, clock: Clock, *, vocab_size: int, context_length: int, cpus: str = CPUS
-) -> Found:
-    """Every length (with its number of repetitions) and backend; the backends take turns."""
+async def hand_overs(plan: Plan, clock: Clock) -> Found:
+    """Every length and backend; the backends take turns."""
     rng = random.Random(0)
-    memory = ("--max-total-tokens", str(4 * context_length), "--max-running-requests", "8", "--cpus", cpus)
+    memory = ("--max-total-tokens", str(plan.kv_tokens), "--max-running-requests", str(plan.at_once))
     async with AsyncExitStack() as stack:
         sides = {}
         for name, backend in BACKENDS.items():
-            arguments = ("--model", folder, *SERVE, *memory, "--transfer-backend", backend)
+            arguments = ("--model", plan.folder, *SERVE, *memory, "--cpus", plan.cpus, "--transfer-backend", backend)
             server = Server.at(await stack.enter_async_context(deployed(arguments)), "")
             sides[name] = server, await model_name(server, clock)
         found: Found = {}
-        for num_tokens, repeat in prompts.items():
+        for num_tokens, repeat in plan.prompts.items():
             found[num_tokens] = {name: [] for name in sides}
             for turn in range(WARM_UPS + repeat):
                 for name in sides if turn % 2 else reversed(sides):
-                    prompt = [rng.randrange(vocab_size) for _ in range(num_tokens)]
-                    seen = await hand_over(sides[name][0], clock, sides[name][1], prompt)
+                    prompts = [rng.choices(range(plan.vocab_size), k=num_tokens) for _ in range(plan.at_once)]
+                    seen = await asyncio.gather(*(hand_over(*sides[name], clock, prompt) for prompt in prompts))
                     if turn >= WARM_UPS:
-                        found[num_tokens][name].append(seen)
+                        found[num_tokens][name] += seen
     return found
 
 
@@ -177,13 +188,12 @@ def shares(found: Found) -> dict[str, dict[str, float]]:
     }
 
 
-def measure(console: Console, quick: bool = False, cpus: str = CPUS) -> dict[str, dict[str, float]]:
-    """Prints the table, and returns shares of TTFT. `quick`: three of each, which shows that it works, no more. `cpus`:
-    the workers' cores, as baton serve takes them."""
+def measure(console: Console, quick: bool = False, cpus: str = CPUS, at_once: int = 1) -> dict[str, dict[str, float]]:
+    """Prints the table, and returns shares of TTFT. `quick`: three of each, which shows that it works, no more."""
     prompts = {tokens: 3 if quick else repeat for tokens, repeat in PROMPTS.items()}
     folder, vocab_size = str(bench_model(CONTEXT_LENGTH)), int(CONFIG["vocab_size"])
-    sizes = {"vocab_size": vocab_size, "context_length": CONTEXT_LENGTH}
-    found = asyncio.run(hand_overs(prompts, folder, MonotonicClock(), **sizes, cpus=cpus))
+    plan = Plan(prompts, folder, vocab_size, CONTEXT_LENGTH * max(2, at_once), cpus, at_once)
+    found = asyncio.run(hand_overs(plan, MonotonicClock()))
     console.print(exposed_table(found))
     return shares(found)
 
@@ -195,8 +205,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--quick", action="store_true", help="three requests of each kind; shows that it works, no more"
     )
     parser.add_argument("--cpus", default=CPUS, help="cores of the workers, as for baton serve (default auto)")
+    parser.add_argument("--at-once", type=int, default=1, help="requests that start together (default 1)")
     asked = parser.parse_args(argv)
-    print(json.dumps({"exposed": measure(Console(width=140, highlight=False), asked.quick, asked.cpus)}))
+    found = measure(Console(width=140, highlight=False), asked.quick, asked.cpus, asked.at_once)
+    print(json.dumps({"exposed": found}))
     return 0
 
 

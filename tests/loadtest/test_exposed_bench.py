@@ -7,7 +7,7 @@ import orjson
 import pytest
 from rich.console import Console
 
-from loadtest.exposed_bench import Handover, _Heard, exposed_table, hand_overs, handover_of, kv_bytes, shares
+from loadtest.exposed_bench import Handover, Plan, _Heard, exposed_table, hand_overs, handover_of, kv_bytes, shares
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
 
@@ -59,7 +59,8 @@ def test_the_table_and_shares_are_medians() -> None:
 
 @pytest.mark.slow
 def test_a_short_run_measures_both_backends() -> None:
-    found = asyncio.run(hand_overs({40: 1}, "models/story", MonotonicClock(), vocab_size=1024, context_length=256))
+    plan = Plan({40: 1}, "models/story", vocab_size=1024, kv_tokens=512, at_once=2)
+    found = asyncio.run(hand_overs(plan, MonotonicClock()))
     assert found.keys() == {40} and found[40].keys() == {"shm", "zmq_tcp"}
     for seen in found[40].values():
-        assert len(seen) == 1 and 0 < seen[0].exposed_ms < seen[0].ttft_ms + seen[0].gap_ms
+        assert len(seen) == 2 and all(0 < each.exposed_ms < each.ttft_ms + each.gap_ms for each in seen)
