@@ -4,10 +4,11 @@ What it does not know: how it is moved.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from protocol.kv_layout import KvLayout
@@ -85,9 +86,9 @@ class HostPages:
         start = (layer * self.num_pages + page_start) * self.layout.page_bytes
         return self.bytes[start : start + num_pages * self.layout.page_bytes]
 
-    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
+    def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         """See PageMemory."""
-        return self.page_bytes_view(layer, 0, pages[-1] + 1)
+        return self.page_bytes_view(layer, 0, int(pages.max()) + 1)
 
     def digest(self, pages: list[int], num_tokens: int) -> int:
         """Of K and V of a prompt, whatever pages they lie in."""

@@ -4,9 +4,10 @@ What it does not know: who owns a page (the allocator), or what is sent where. M
 creation, so that it is really there later, and so that a slot never written holds finite numbers.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -77,6 +78,6 @@ class PagedKv:
         start = (layer * self.num_pages + page_start) * self.layout.page_bytes
         return self._bytes[start : start + num_pages * self.layout.page_bytes]
 
-    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
-        """Writable bytes of one layer from page 0 to the last of `pages`, which ascend, without a copy. CPU only."""
-        return self.page_bytes_view(layer, 0, pages[-1] + 1)
+    def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
+        """Writable bytes of one layer from page 0 to the last of `pages`, without a copy. CPU only."""
+        return self.page_bytes_view(layer, 0, int(pages.max()) + 1)

@@ -10,8 +10,10 @@ again proves that its holder writes no more: it has let go, or its process is go
 
 import mmap
 import os
-from collections.abc import Sequence
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
@@ -71,9 +73,9 @@ class MappedPool:
         start = (layer * self.num_pages + page_start) * self.layout.page_bytes
         return self._bytes[start : start + num_pages * self.layout.page_bytes]
 
-    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
+    def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         """See PageMemory. A view must not outlive close()."""
-        return self.page_bytes_view(layer, 0, pages[-1] + 1)
+        return self.page_bytes_view(layer, 0, int(pages.max()) + 1)
 
     def close(self) -> None:
         """Nothing is written any more; then the seat is free."""

@@ -32,9 +32,9 @@ class Runs:
         return len(self.sizes)
 
     @cached_property
-    def pages(self) -> list[int]:
-        """Every page that is touched, ascending."""
-        return [int(page) for page in np.unique(_rows_of(self.starts, self.sizes, self._page_bytes))]
+    def pages(self) -> Ints64:
+        """Every page that is touched, in any order."""
+        return _rows_of(self.starts, self.sizes, self._page_bytes)
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import zmq
 
 from protocol.frame import FrameHeader, LastMessage
@@ -39,9 +41,9 @@ class PageMemory(Protocol):
         """Writable bytes of pages [page_start, page_start + num_pages) of one layer, contiguous, without a copy."""
         ...
 
-    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
-        """Writable bytes of one layer from page 0 to the last of `pages`, which ascend, without a copy. No other pages
-        may be touched."""
+    def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
+        """Writable bytes of one layer from page 0 to the last of `pages`, without a copy. No other pages may be
+        touched."""
         ...
 
 
@@ -105,7 +107,10 @@ class FirstFrame:
 
 @dataclass(frozen=True)
 class Delivered:
-    """Every frame of the announced plan is in place and the digest agrees. No frame is accepted from here on."""
+    """Every frame of the announced plan is in place and the digest agrees. No frame is accepted from here on.
+
+    `on_device`: KV is where the device computes; else it is in host memory, and reaches the device from there.
+    """
 
     reservation: int
     last: LastMessage

@@ -119,17 +119,27 @@ def moves_of(source: Shard, target: Shard, heads: range, tokens: range) -> Moves
     ours, theirs = source.layout, target.layout
     width = len(heads) * head_bytes(ours)
     whole_rows = width == ours.token_bytes == theirs.token_bytes
-    cuts = [_multiples(tokens, size if whole_rows else 1) for size in {ours.page_size, theirs.page_size}]
-    first_P = np.unique(np.concatenate([[tokens.start][: len(tokens)], *cuts]).astype(np.int64))
-    length_P = np.diff(first_P, append=tokens.stop)
-    source_2P, target_2P = source.starts_of(first_P, heads.start), target.starts_of(first_P, heads.start)
+    first_P = _cut(tokens, ours.page_size, theirs.page_size) if whole_rows else np.arange(tokens.start, tokens.stop)
+    size_P = np.diff(first_P, append=tokens.stop) * width
+    columns = [source.starts_of(first_P, heads.start), target.starts_of(first_P, heads.start), np.stack([size_P] * 2)]
+    if whole_rows and theirs.page_size % ours.page_size == 0:  # of each page of ours K, then V
+        return joined(*(column.ravel(order="F") for column in columns))
     page_P = first_P // ours.page_size
-    order_N = np.argsort(np.concatenate([page_P * 2, page_P * 2 + 1]), kind="stable")  # by page, then K before V
-    return joined(source_2P.ravel()[order_N], target_2P.ravel()[order_N], np.tile(length_P, 2)[order_N] * width)
+    order_N = np.argsort(np.concatenate([page_P * 2, page_P * 2 + 1]), kind="stable")
+    return joined(*(column.ravel()[order_N] for column in columns))
 
 
-def _multiples(tokens: range, size: int) -> Ints64:
-    return np.arange(-(-tokens.start // size) * size, tokens.stop, size)
+def _cut(tokens: range, one: int, two: int) -> Ints64:
+    """Where pieces of `tokens` begin that lie in one page on both sides."""
+    if not tokens:
+        return np.empty(0, np.int64)
+    small, large = sorted((one, two))
+    pages = np.arange(tokens.start // small * small, tokens.stop, small)
+    if large % small:
+        pages = np.union1d(pages, np.arange(tokens.start // large * large, tokens.stop, large))
+        pages = pages[np.searchsorted(pages, tokens.start, side="right") - 1 :]
+    pages[0] = tokens.start
+    return pages
 
 
 def joined(source_N: Ints64, target_N: Ints64, size_N: Ints64) -> Moves:

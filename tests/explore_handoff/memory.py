@@ -6,6 +6,9 @@ are reserved. What it does not know: transfers.
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from model.paged_kv import PagedKv
 from protocol.kv_layout import KvLayout
 from scheduler.page_allocator import PageAllocator, PageState
@@ -29,9 +32,9 @@ class SourceMemory:
         self._show(range(page_start, page_start + num_pages))
         return self._kv.page_bytes_view(layer, page_start, num_pages)
 
-    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
+    def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         """See PageMemory."""
-        self._show(pages)
+        self._show(pages.tolist())
         return self._kv.window(layer, pages)
 
     def _show(self, pages: Sequence[int]) -> None:
@@ -67,9 +70,9 @@ class TargetMemory:
         self._check(range(page_start, page_start + num_pages))
         return self._kv.page_bytes_view(layer, page_start, num_pages)
 
-    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
+    def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         """See PageMemory."""
-        self._check(pages)
+        self._check(pages.tolist())
         return self._kv.window(layer, pages)
 
     def _check(self, pages: Sequence[int]) -> None:

@@ -7,6 +7,9 @@ and writes only into pages that are reserved for a job of its own, or in quarant
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from model.paged_kv import PagedKv
 from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import PoolOffer
@@ -62,9 +65,9 @@ class MappedPool:
         self._check(range(page_start, page_start + num_pages))
         return self.pool.kv.page_bytes_view(layer, page_start, num_pages)
 
-    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
+    def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         """See PageMemory."""
-        self._check(pages)
+        self._check(pages.tolist())
         return self.pool.kv.window(layer, pages)
 
     def _check(self, pages: Sequence[int]) -> None:

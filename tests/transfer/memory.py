@@ -3,6 +3,11 @@
 import random
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
 from protocol.kv_layout import KvLayout
 from runtime.shared_memory import SharedMemory
 
@@ -30,9 +35,8 @@ class HostMemory:
         start = (layer * self.num_pages + page_start) * self.layout.page_bytes
         return self.pool[start : start + num_pages * self.layout.page_bytes]
 
-    def window(self, layer: int, pages: Sequence[int]) -> memoryview:
-        assert list(pages) == sorted(set(pages)), pages
-        return self.page_bytes_view(layer, 0, pages[-1] + 1)
+    def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
+        return self.page_bytes_view(layer, 0, int(pages.max()) + 1)
 
     def token(self, layer: int, pages: Sequence[int], position: int, half: int) -> memoryview:
         """K (half 0) or V (half 1) of one token of a prompt that lies in `pages`."""
