@@ -155,6 +155,7 @@ def test_what_has_landed_leaves_nothing_in_the_object_store(own: OwnPorter) -> N
         pair.sender.delivered(transfer)
         moved += 11 * PAGE_1M.page_bytes
     until(lambda: stored_bytes() == 0)
+    assert pair.sender.counters["bytes"] > 2 * STORE_BYTES
     pair.close()
 
 
