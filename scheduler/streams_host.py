@@ -51,9 +51,12 @@ class HostStream:
     def __init__(self, name: str, on_event: Callable[[], None] | None = None, niceness: int = 0) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._on_event = on_event
-        self._niceness = niceness
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        tid = self._thread.native_id
+        assert tid is not None, "it has started"
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, tid, min(_NICEST, mine + niceness))  # threads that it starts inherit it
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
         """Enqueues the segments. They must not raise: a launch catches its own failures."""
@@ -108,8 +111,6 @@ class HostStream:
         self._thread.join()
 
     def _run(self) -> None:
-        mine = os.getpriority(os.PRIO_PROCESS, 0)  # of this thread; those that it starts inherit it
-        os.setpriority(os.PRIO_PROCESS, 0, min(_NICEST, mine + self._niceness))
         while (segment := self._queue.get()) is not None:
             segment()
 

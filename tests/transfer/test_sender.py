@@ -2,7 +2,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.frame import LAST_MESSAGE
@@ -164,6 +164,7 @@ def test_a_slow_link_gives_a_computed_prompt_its_turn_before_a_younger_one() -> 
     assert len(queue) == LAYOUT.num_layers
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
 def test_whatever_becomes_ready_when_the_oldest_leaves_first_and_each_in_its_order(
     events: list[tuple[int, bool]],
