@@ -4,6 +4,8 @@ from runtime.process_life import die_with_parent
 
 die_with_parent()  # first of all: what is imported below takes seconds
 
+import secrets
+
 from decode.prefill_link import PrefillLink
 from decode.worker import DecodeWorker
 from protocol.messages_gateway import WorkerAddress
@@ -15,10 +17,22 @@ from transfer.backends import open_receiver
 def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
     """The core, its link to prefill workers, and where KV reaches it."""
     settings, engine = started.settings, started.engine
-    receiver = open_receiver(settings.transfer_backend, engine.kv, settings.host, started.context)
+    receiver = open_receiver(
+        settings.transfer_backend, engine.kv, settings.host, started.context, started.data_security
+    )
     address = WorkerAddress(settings.worker_id, started.instance, data=receiver.address)
-    worker = DecodeWorker(engine, receiver, address, started.fingerprint, started.clock, overlap=settings.overlap)
-    link = PrefillLink(started.context, started.identity, receiver, worker.outbox, worker.on_peer, worker.on_return)
+    worker = DecodeWorker(
+        engine,
+        receiver,
+        address,
+        started.fingerprint,
+        started.clock,
+        overlap=settings.overlap,
+        reservations_from=secrets.randbits(62),  # a frame is taken for who knows the number: nobody is to guess it
+    )
+    link = PrefillLink(
+        started.context, started.identity, receiver, worker.outbox, worker.on_peer, worker.on_return, started.security
+    )
     return worker, link, address
 
 

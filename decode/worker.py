@@ -76,7 +76,9 @@ class DecodeWorker:
         clock: Clock,
         *,
         overlap: bool,
+        reservations_from: int | None = None,
     ) -> None:
+        """Reservations are numbered from `reservations_from` on, or else as `first_reservation` says."""
         self.outbox = Outbox()
         self._phases = PhaseTimes()
         self.engine = engine
@@ -88,7 +90,8 @@ class DecodeWorker:
         self._running = Running()
         self._requests: dict[tuple[str, int], DecodeRequest] = {}
         self._reservations = Reservations(engine, receiver, self._peers)
-        self._next_reservation = first_reservation(address.instance)
+        own = first_reservation(address.instance)
+        self._next_reservation = own if reservations_from is None else reservations_from
         self._tokens = TokenStream()
 
     # ---- messages ----

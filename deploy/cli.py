@@ -14,9 +14,10 @@ from pathlib import Path
 from rich.console import Console as RichConsole
 
 from deploy import config_report
-from deploy.command_line import CommandLine, parse
+from deploy.command_line import KEYS_USAGE, CommandLine, parse
 from deploy.console import make_console
 from deploy.demo import demo
+from deploy.keys import keys
 from deploy.options import OPTIONS, OTHER_VARIABLES, options_for
 from deploy.serve import gateway, serve, worker
 from protocol.brief import brief
@@ -54,6 +55,9 @@ def _run(line: CommandLine, config: Config) -> int:
             # in a pipe lines are for programs: none is folded to the width of a terminal that is not there
             width = None if sys.stdout.isatty() else config_report.PIPE_WIDTH
             config_report.print_table(config, RichConsole(highlight=False, width=width))
+        return 0
+    if line.command == "keys":
+        print("\n".join(keys(line.words, KEYS_USAGE)))
         return 0
     check_imports()
     check_distributions()

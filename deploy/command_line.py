@@ -19,16 +19,19 @@ _FOOTER = """\
 Every flag is also an environment variable (--log-level: BATON_LOG_LEVEL) and a key of the --config file
 (log-level = "debug"). A flag wins over the environment, the environment over the file; `baton config` shows
 the outcome."""
+KEYS_USAGE = "baton keys new DIR [NAME ...] | list DIR | revoke DIR NAME"
 _ALIKE = 0.8  # from here on a flag may have been meant
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What was typed: a command, its flags by option name, unparsed; `as_json` is `baton config --json`."""
+    """What was typed: a command, its flags by option name, unparsed; `as_json` is `baton config --json`; `words` are
+    those of `baton keys`."""
 
     command: str
     flags: Mapping[str, str]
     as_json: bool = False
+    words: tuple[str, ...] = ()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,8 +65,8 @@ def parse(argv: Sequence[str], version: str) -> CommandLine:
     found, unknown = _parser(version).parse_known_args(argv)
     if unknown:
         raise _unknown(unknown[0], found.command)
-    typed = {name: text for name, text in vars(found).items() if name not in ("command", "as_json")}
-    return CommandLine(found.command, typed, getattr(found, "as_json", False))
+    typed = {name: text for name, text in vars(found).items() if name not in ("command", "as_json", "words")}
+    return CommandLine(found.command, typed, getattr(found, "as_json", False), tuple(getattr(found, "words", ())))
 
 
 def _refuse_unknown_command(argv: Sequence[str]) -> None:
@@ -117,9 +120,9 @@ def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, wha
     parser = commands.add_parser(
         name,
         prog=f"baton {name}",
-        usage=f"baton {name} [flags]",
+        usage=KEYS_USAGE if name == "keys" else f"baton {name} [flags]",
         description=what[0].upper() + what[1:] + ".",
-        epilog=f"examples:\n{EXAMPLES[name]}\n\n{_FOOTER}",
+        epilog=f"examples:\n{EXAMPLES[name]}" + ("" if name == "keys" else f"\n\n{_FOOTER}"),
         formatter_class=_formatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -128,6 +131,8 @@ def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, wha
     for option in options_for(name):
         group = groups.get(option.group) or groups.setdefault(option.group, parser.add_argument_group(option.group))
         _add_option(group, option)
+    if name == "keys":
+        parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     if name == "config":
         parser.add_argument("--json", action="store_true", dest="as_json", help="as JSON instead of a table")
 

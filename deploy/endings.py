@@ -94,7 +94,7 @@ def worker_flags(config: Config) -> tuple[str, ...]:
         if setting is None or setting.origin is Origin.DEFAULT or option.name in _NOT_THE_WORKERS:
             continue
         text = str(setting.value)
-        if option.name == "model":  # may be typed in another folder
+        if option.name in ("model", "keys"):  # may be typed in another folder
             text = str(Path(text).expanduser().resolve())
         found += [f"{option.flag}={text.lower()}"] if option.kind is Kind.SWITCH else [option.flag, text]
     return tuple(found)

@@ -93,7 +93,8 @@ def check_counts(prefill: int, decode: int, unified: int) -> None:
 
 def gateway_plan(config: Config, model: Path, served_model_name: str) -> ProcessSpec:
     """The process of `baton gateway`."""
-    return gateway_spec(_gateway_settings(config, model, served_model_name, config.text("control")))
+    settings = _gateway_settings(config, model, served_model_name, config.text("control"))
+    return gateway_spec(replace(settings, trust_network=config.switch("trust-network")))
 
 
 def worker_plan(
@@ -105,7 +106,7 @@ def worker_plan(
     settings = _worker_settings(
         config, Role(role), worker_id, model, threads, gateway=gateway, host=host, workers=workers
     )
-    return worker_spec(settings, cpus)
+    return worker_spec(replace(settings, trust_network=config.switch("trust-network")), cpus)
 
 
 def threads_per_worker(cores: int, num_workers: int) -> int:
@@ -141,6 +142,12 @@ def as_large(worker: ProcessSpec, kv_pages: int) -> ProcessSpec:
     return replace(worker, command=(*worker.command[:-1], settings.to_json()))
 
 
+def keys_folder(config: Config) -> str | None:
+    """Where the keys are, wherever a process is started; None without keys."""
+    folder = config.optional_text("keys")
+    return None if folder is None else str(Path(folder).expanduser().absolute())
+
+
 def _python(room: str, settings: Settings) -> tuple[str, ...]:
     # -P: a folder named like one of our rooms in the user's working directory must not be imported instead
     return (sys.executable, "-P", "-m", room, "--settings", settings.to_json())
@@ -151,6 +158,7 @@ def _gateway_settings(config: Config, model: Path, served_model_name: str, contr
         host=config.text("host"),
         port=config.integer("port"),
         control=control,
+        keys=keys_folder(config),
         model=str(model),
         served_model_name=served_model_name,
         context_length=config.optional_integer("context-length"),
@@ -202,6 +210,8 @@ def _worker_settings(
         cpu_kernels=not config.switch("disable-cpu-kernels"),
         transfer_backend=cast(TransferBackend, config.text("transfer-backend")),
         host=host,
+        keys=keys_folder(config),
+        encrypt_data=config.switch("encrypt-data"),
         workers_on_host=workers,
         num_threads=config.optional_integer("threads") or threads,
         log_level=cast(LogLevel, config.text("log-level")),

@@ -13,6 +13,7 @@ COMMANDS = {
     "gateway": "start a gateway alone; workers join it, also from other hosts",
     "worker": "start one worker that joins a gateway",
     "demo": "serve the bundled model, stream one answer, show its time line, stop",
+    "keys": "make the keys by which gateway and workers know one another",
     "config": "print every value and where it comes from",
 }
 OTHER_VARIABLES = {
@@ -34,6 +35,7 @@ _FRONT = ("serve", "gateway")
 WHAT = "what to start"
 MODEL = "model"
 ADDRESS = "addresses"
+TRUST = "who may connect"
 MEMORY = "memory and batches"
 HANDOVER = "from prefill to decode"
 LOSS = "when a worker is lost"
@@ -109,6 +111,19 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="gateway", metavar="tcp://ADDR:PORT", group=ADDRESS, commands=("worker",),
         unset="required by baton worker", required=True, help="the gateway's control address, as it prints it",
+    ),
+    Option(
+        name="keys", metavar="DIR", group=TRUST, commands=("serve", "gateway", "worker"), unset="none",
+        help="folder of keys, made by `baton keys new`: only who is on its list may connect as a gateway or worker, and"
+        " what they say is encrypted",
+    ),
+    Option(
+        name="encrypt-data", kind=Kind.SWITCH, default=False, group=TRUST, commands=_SERVE,
+        help="with --keys, KV between hosts is encrypted too, at a price (docs/security.md)",
+    ),
+    Option(
+        name="trust-network", kind=Kind.SWITCH, default=False, group=TRUST, commands=("gateway", "worker"),
+        help="without --keys, bind an address that other machines reach: whoever reaches it may pose as a worker",
     ),
     Option(
         name="page-size", kind=Kind.INTEGER, default=16, minimum=1, maximum=4096, metavar="N", group=MEMORY,
@@ -268,13 +283,18 @@ EXAMPLES = {
   baton serve --prefill 0 --decode 0 --unified 1     the colocated baseline
   baton serve --config baton.toml --port 0           a file, and a port that the system chooses""",
     "gateway": """\
-  baton gateway --model ~/models/Qwen3-0.6B --host 0.0.0.0 --control tcp://0.0.0.0:7000""",
+  baton gateway --model ~/models/Qwen3-0.6B --host 0.0.0.0 --control tcp://0.0.0.0:7000 --keys keys/gateway""",
     "worker": """\
-  baton worker --role prefill --gateway tcp://10.0.0.5:7000 --model ~/models/Qwen3-0.6B
+  baton worker --role prefill --gateway tcp://10.0.0.5:7000 --keys keys/worker --model ~/models/Qwen3-0.6B
   baton worker --role decode --gateway tcp://127.0.0.1:7000 --workers-on-host 2""",
     "demo": """\
   baton demo
   baton demo --prompt "The old sailor" --max-tokens 100""",
+    "keys": """\
+  baton keys new keys                                keys/gateway and keys/worker, each for --keys
+  baton keys new keys host-a host-b                  one for each host; later ones are added alike
+  baton keys list keys                               who may connect
+  baton keys revoke keys host-b                      not this one any more""",
     "config": """\
   baton config --port 9000                           what `baton serve --port 9000` would use
   baton config --config baton.toml --json""",

@@ -26,14 +26,17 @@ from deploy.layout import (
     at_addresses,
     check_counts,
     gateway_plan,
+    keys_folder,
     serve_plan,
     worker_plan,
 )
 from deploy.model_folder import PROJECT, check_capacity, check_context_length, find_model, has_tokenizer, model_name
 from deploy.supervisor import GivenUp, Rules, Supervisor
 from protocol.errors import ConfigError
-from runtime.address import split_endpoint
+from protocol.messages_gateway import Role
+from runtime.address import refuse_exposed, split_endpoint
 from runtime.clock import MonotonicClock
+from runtime.keys import read_keys
 from runtime.layered_config import Config
 from runtime.process_life import StopSignal
 
@@ -56,10 +59,26 @@ def serve(config: Config, console: Console) -> int:
     name = config.optional_text("served-model-name") or model_name(model)
     plan = serve_plan(config, model, name, count_cores(), read_cpus(config.text("cpus"), available_cpus()))
     check_device(config.text("device"))
+    check_keys(config, for_gateway=True)
     check_lengths(config, model, console)
     check_port_free(config.text("host"), config.integer("port"))
     flags, rules = worker_flags(config), rules_of(config)
     return run_plan(plan, console, name, with_text=has_tokenizer(model), flags=flags, rules=rules)
+
+
+def check_keys(config: Config, *, for_gateway: bool) -> None:
+    """The folder of keys, if there is to be one, must be right, before anything is started."""
+    folder = keys_folder(config)
+    if folder is not None:
+        read_keys(folder, for_gateway=for_gateway)
+    elif "encrypt-data" in config.settings and config.switch("encrypt-data"):
+        raise ConfigError("--encrypt-data needs --keys DIR: `baton keys new` makes one", param="encrypt-data")
+
+
+def check_exposed(config: Config, host: str, name: str) -> None:
+    """ConfigError when workers' sockets would be bound where other machines reach them, without keys."""
+    has_keys = config.optional_text("keys") is not None
+    refuse_exposed(host, name, has_keys=has_keys, trust_network=config.switch("trust-network"))
 
 
 def check_lengths(config: Config, model: Path, console: Console) -> None:
@@ -120,7 +139,8 @@ def start_plan(launcher: Launcher, plan: Plan) -> dict[str, Mapping[str, Any]]:
 def gateway(config: Config, console: Console) -> int:
     """`baton gateway`."""
     model = find_model(config.optional_text("model"))
-    split_endpoint(config.text("control"), "--control")
+    check_keys(config, for_gateway=True)
+    check_exposed(config, split_endpoint(config.text("control"), "--control")[0], "--control")
     check_context_length(model, config.optional_integer("context-length"))
     name = config.optional_text("served-model-name") or model_name(model)
     check_port_free(config.text("host"), config.integer("port"))
@@ -130,7 +150,8 @@ def gateway(config: Config, console: Console) -> int:
         ready = launcher.start([spec])[spec.name]
         http, control = str(ready["http"]), str(ready["control"])
         named = None if config.optional_text("model") is None else str(model)
-        return Up([at_addresses(spec, http, control)], gateway_lines(http, control, named))
+        with_keys = config.optional_text("keys") is not None
+        return Up([at_addresses(spec, http, control)], gateway_lines(http, control, named, with_keys=with_keys))
 
     return run(start, console, spec.name, rules_of(config))
 
@@ -145,8 +166,11 @@ def worker(config: Config, console: Console) -> int:
     check_device(config.text("device"))
     model = find_model(config.optional_text("model"))
     check_lengths(config, model, console)
+    check_keys(config, for_gateway=False)
     host = config.optional_text("host") or address_facing(endpoint)
     role = config.text("role")
+    if role != Role.UNIFIED:  # it binds nothing
+        check_exposed(config, host, "--host")
     check_worker_id(config.optional_text("worker-id"))
     worker_id = config.optional_text("worker-id") or f"{role}-{socket.gethostname()}-{secrets.token_hex(2)}"
     cpus = read_cpus(config.text("cpus"), available_cpus())

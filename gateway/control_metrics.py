@@ -66,3 +66,19 @@ class ControlCollector(Collector):
                 family.add_metric([value], count)
             families.append(family)
         return families
+
+
+class ConnectionCollector(Collector):
+    """Connections of strangers to the socket that workers dial; nothing where there are no keys."""
+
+    def __init__(self, refused: Callable[[], Mapping[str, int]]) -> None:
+        self._refused = refused
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """Read at every scrape."""
+        refused = self._refused()
+        text = "Connections to the control socket that were refused, by reason."
+        family = CounterMetricFamily(PREFIX + "connections_refused", text, labels=["reason"])
+        for reason, count in sorted(refused.items()):
+            family.add_metric([reason], count)
+        return [family] if refused else []

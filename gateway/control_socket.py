@@ -4,28 +4,37 @@ What it does not know: what messages mean, who is a member.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import zmq
 
 from protocol.errors import AddressInUse, ConfigError
 from protocol.messages_gateway import TO_GATEWAY
 from runtime.address import split_endpoint
+from runtime.curve import open_security
+from runtime.keys import Keys
+from runtime.log import get_log
 
 QUEUE_LIMIT = 100_000  # messages for one worker; beyond it the worker counts as gone
 MAX_DRAIN = 200  # messages taken in one go, so that clients are written to in between
 DRAIN_BYTES = 1024 * 1024  # and no more once so many bytes were taken: reading them takes time, too
+LOOK_S = 0.25  # between two looks for connections that were refused
+
+log = get_log("gateway")
 
 
 class ControlSocket:
-    """Binds `endpoint` ("tcp://127.0.0.1:0": port 0 lets the system choose). Call `start` on the running loop."""
+    """Binds `endpoint` ("tcp://127.0.0.1:0": port 0 lets the system choose), with `keys` for those alone that these
+    admit. Call `start` on the running loop."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: Keys | None = None) -> None:
         split_endpoint(endpoint, "control")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[bytes, bytes], None] | None = None
         self._is_scheduled = False
+        self._looking: asyncio.TimerHandle | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._security = open_security(keys, self._context, log)
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.LINGER, 0),
@@ -36,6 +45,7 @@ class ControlSocket:
             (zmq.ROUTER_HANDOVER, 1),  # a worker that dials again replaces its old connection
         ):
             self._socket.setsockopt(option, value)
+        self._security.guard(self._socket)  # workers know our key
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -46,12 +56,17 @@ class ControlSocket:
         assert isinstance(bound, bytes), "the option is bytes"
         self.endpoint = bound.rstrip(b"\0").decode("ascii")
 
+    def refused(self) -> Mapping[str, int]:
+        """Connections that were refused so far, by reason; empty without keys."""
+        return self._security.refused()
+
     def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
         """Calls `on_message(identity, raw)` on the loop for everything that arrives."""
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._loop.add_reader(self._socket.fileno(), self._drain)
         self._schedule()
+        self._look()
 
     def send(self, identity: bytes, raw: bytes) -> bool:
         """Queues a message; False when that worker is not connected or takes nothing."""
@@ -69,9 +84,16 @@ class ControlSocket:
         """Closes the socket and drops what is queued."""
         if self._loop is not None and not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
+        if self._looking is not None:
+            self._looking.cancel()
         self._on_message = None
         self._socket.close(0)
+        self._security.close()
         self._context.term()
+
+    def _look(self) -> None:
+        if self._loop is not None and self.refused():  # with keys there are reasons, each with a count
+            self._looking = self._loop.call_later(LOOK_S, self._look)
 
     def _schedule(self) -> None:
         if self._loop is not None and not self._is_scheduled:

@@ -15,7 +15,7 @@ import uvicorn
 from gateway.admission import Admission
 from gateway.chat_template import ChatTemplates, read_template_sources
 from gateway.control import Control
-from gateway.control_metrics import ControlCollector
+from gateway.control_metrics import ConnectionCollector, ControlCollector
 from gateway.control_socket import ControlSocket
 from gateway.http_app import Service, build_app
 from gateway.limits import Limits
@@ -26,8 +26,9 @@ from gateway.slow_reader import watched_http
 from gateway.tokenizer import load_tokenizer
 from gateway.translate import Translator
 from protocol.errors import ConfigError
-from runtime.address import listen
+from runtime.address import listen, refuse_exposed, split_endpoint
 from runtime.clock import Clock
+from runtime.keys import read_keys
 from runtime.log import get_log
 from runtime.settings import GatewaySettings
 
@@ -77,7 +78,10 @@ class Gateway:
             log.warning("the model folder has no tokenizer.json: only token ids can be served", model=settings.model)
         if folder.not_applied:
             log.warning("generation_config.json asks for what is not supported: ignored", **folder.not_applied)
-        self._control_socket = ControlSocket(settings.control)
+        keys = None if settings.keys is None else read_keys(settings.keys, for_gateway=True)
+        where, _ = split_endpoint(settings.control, "control")
+        refuse_exposed(where, "--control", has_keys=keys is not None, trust_network=settings.trust_network)
+        self._control_socket = ControlSocket(settings.control, keys)
         self.control = Control(
             self._control_socket,
             clock,
@@ -93,6 +97,7 @@ class Gateway:
             raise
         metrics = Metrics(lambda: self.control.membership.members, lambda: len(self.control.requests))
         metrics.registry.register(ControlCollector(lambda: self.control.counts))
+        metrics.registry.register(ConnectionCollector(self._control_socket.refused))
         admission = Admission(
             settings.limits.max_choices_in_flight,
             settings.limits.max_body_bytes,

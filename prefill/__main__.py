@@ -16,9 +16,9 @@ from transfer.backends import open_sender
 def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
     """The core, its link to decode workers, and where they reach it."""
     settings, engine = started.settings, started.engine
-    router = Router(started.context, settings.host)
+    router = Router(started.context, settings.host, started.security)
     address = WorkerAddress(settings.worker_id, started.instance, peer=router.endpoint)
-    sender = open_sender(settings.transfer_backend, engine.kv, started.instance, started.context)
+    sender = open_sender(settings.transfer_backend, engine.kv, started.instance, started.context, started.data_security)
     worker = PrefillWorker(
         engine,
         sender,

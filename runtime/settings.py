@@ -74,6 +74,9 @@ class WorkerSettings(Settings):
     cpu_kernels: bool = True  # on a CPU, where there is a C compiler
     transfer_backend: TransferBackend = "auto"
     host: str = "127.0.0.1"  # where peers reach this worker; its sockets bind here, on ports the system chooses
+    keys: str | None = None  # folder; None: whoever reaches a socket may connect
+    encrypt_data: bool = False  # KV that comes to a decode worker; a prefill worker sends none that is not
+    trust_network: bool = False  # without keys: bind a host that is not this machine's alone
     workers_on_host: Positive = 1  # share of this host's memory: one part in so many
     num_threads: Positive = 1
     check_weights: bool = False  # read every weight at the start and refuse NaN and infinities
@@ -107,6 +110,8 @@ class GatewaySettings(Settings):
     host: str = "127.0.0.1"
     port: Port = 8000
     control: str = "tcp://127.0.0.1:0"  # where workers dial
+    keys: str | None = None  # folder; None: whoever reaches `control` may join
+    trust_network: bool = False  # without keys: bind `control` where other machines reach it
     model: str  # folder with tokenizer and generation_config.json
     served_model_name: str
     context_length: Positive | None = None

@@ -21,10 +21,13 @@ from model.kv_sizing import KvBudget, activation_bytes, choose_kv_size
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner, Runner
-from protocol.errors import BatonError
+from protocol.errors import BatonError, ConfigError
 from protocol.messages_gateway import Register, Role, WorkerAddress
+from runtime.address import is_loopback, refuse_exposed
 from runtime.bus import Dealer, Wake
 from runtime.clock import MonotonicClock
+from runtime.curve import MARK, Security, open_security, security_of_data
+from runtime.keys import Keys, read_keys
 from runtime.log import get_log, start_log
 from runtime.name_check import check_imports
 from runtime.process_arguments import read_arguments
@@ -37,6 +40,11 @@ from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
 from scheduler.worker_loop import Core, PeerLink, RefusedByGateway, WorkerLoop, host_name
 
 HOST_DEMAND_TOKENS = 262_144  # of KV in host memory, unless --max-total-tokens asks for more: all is touched at start
+UNANSWERED = {  # by whether the worker has keys
+    True: "a gateway without --keys, or whose list lacks this worker's key, is silent",
+    False: "a gateway with --keys answers workers with keys only",
+}
+UNGUARDED = ("nixl", "ray")  # backends that bring KV by connections of their own
 log = get_log("worker")
 
 
@@ -51,6 +59,8 @@ class Started:
     fingerprint: str
     context: "zmq.Context[zmq.Socket[bytes]]"
     clock: MonotonicClock
+    security: Security  # of sockets for messages
+    data_security: Security  # of sockets for KV
 
 
 BuildRole = Callable[[Started], tuple[Core, PeerLink, WorkerAddress]]
@@ -75,6 +85,7 @@ def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> None:
+    keys = read_trust(settings)
     stop = StopSignal()
     wake = Wake()
     sys.setswitchinterval(1e-4)  # the forward thread must get the interpreter lock soon
@@ -90,8 +101,13 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     fingerprint = runner.fingerprint()
     clock = MonotonicClock()
-    core, link, address = build(Started(settings, instance, identity, engine, fingerprint, context, clock))
-    gateway = Dealer(context, settings.gateway, identity)
+    security = open_security(keys, context, log)
+    data_security = security_of_data(security, encrypt=settings.encrypt_data)
+    core, link, address = build(
+        Started(settings, instance, identity, engine, fingerprint, context, clock, security, data_security)
+    )
+    gateway_address = settings.gateway if keys is None else f"{settings.gateway}{MARK}{keys.gateway}"
+    gateway = Dealer(context, gateway_address, identity, security=security)
     layout = engine.kv.layout
     capacity = (engine.kv.num_pages - 1) * layout.page_size
     register = Register(
@@ -116,14 +132,35 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     status.loading("joining the gateway")
     spin = runner.device.type == "cuda"
     loop = WorkerLoop(core, link, gateway, register, wake, stop, clock, on_ready, status.alive, spin=spin)
+    loop.refused_connections = security.refused
+    loop.silence_may_mean = UNANSWERED[keys is not None]
     try:
         loop.run()
     finally:
         link.close()
         gateway.close(linger_ms=200)
         engine.close()
+        security.close()
         context.term()
         wake.close()
+
+
+def read_trust(settings: WorkerSettings) -> Keys | None:
+    """The worker's keys, if it has any; ConfigError where it would bind, without any, what other machines reach."""
+    keys = None if settings.keys is None else read_keys(settings.keys)
+    if settings.role is not Role.UNIFIED:  # which binds nothing
+        refuse_exposed(settings.host, "--host", has_keys=keys is not None, trust_network=settings.trust_network)
+    if settings.encrypt_data and keys is None:
+        raise ConfigError("--encrypt-data needs --keys DIR: `baton keys new` makes one", param="encrypt-data")
+    if settings.encrypt_data and settings.transfer_backend in UNGUARDED:
+        raise ConfigError(
+            f"--encrypt-data: --transfer-backend {settings.transfer_backend} has connections that Baton cannot encrypt;"
+            " expected zmq, or another backend that needs no others",
+            param="encrypt-data",
+        )
+    if settings.role is Role.DECODE and keys is not None and not (settings.encrypt_data or is_loopback(settings.host)):
+        log.info("KV from other hosts is not encrypted", host=settings.host, option="--encrypt-data")
+    return keys
 
 
 def load_runner(settings: WorkerSettings) -> Runner:

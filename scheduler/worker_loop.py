@@ -160,6 +160,8 @@ class WorkerLoop:
     on_ready: Callable[[], None]
     on_turn: Callable[[float], None] = lambda _now: None  # called as often as heartbeats go
     spin: bool = False
+    refused_connections: Callable[[], Mapping[str, int]] = dict  # by reason; see runtime/curve.py
+    silence_may_mean: str = ""  # of a gateway: for a person, beside that it is not there
     _gateway_instance: int = 0  # 0: not a member now
     _num_read: int = 0  # messages of the gateway; what cannot be read is as good as lost, and the gateway must know
     _join_deadline: float = 0.0
@@ -209,9 +211,11 @@ class WorkerLoop:
 
     def _check_joining(self, now: float) -> None:
         if now > self._join_deadline:
-            raise Unavailable(f"no gateway has answered at {self.gateway.endpoint} in {JOIN_DEADLINE_S:.0f} s")
+            why = f" ({self.silence_may_mean})" if self.silence_may_mean else ""
+            raise Unavailable(f"no gateway has answered at {self.gateway.endpoint} in {JOIN_DEADLINE_S:.0f} s{why}")
         if now > self._tell_at:
-            log.warning("no gateway answers yet, still trying", endpoint=self.gateway.endpoint)
+            why = {"perhaps": self.silence_may_mean} if self.silence_may_mean else {}
+            log.warning("no gateway answers yet, still trying", endpoint=self.gateway.endpoint, **why)
             self._tell_at = self._join_deadline
 
     def _wait(self, progressed: bool) -> None:
@@ -298,7 +302,8 @@ class WorkerLoop:
     def _stats(self) -> WorkerStats:
         stats, link = self.core.stats(), self.link.counters
         refused = self._refusals.total + link.get("refused_messages", 0)
-        return replace(stats, counters={**stats.counters, **link, "refused_messages": refused})
+        connections = {f"refused_connections_{reason}": count for reason, count in self.refused_connections().items()}
+        return replace(stats, counters={**stats.counters, **link, **connections, "refused_messages": refused})
 
     def _beat(self, now: float) -> None:
         if not self._gateway_instance:

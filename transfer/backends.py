@@ -8,6 +8,7 @@ from typing import Any, Final, get_args
 import zmq
 
 from protocol.errors import ConfigError
+from runtime.curve import OPEN, Security
 from runtime.settings import TransferBackend
 from transfer.backend_shm import PoolMaps, PoolOwner, SharedPages
 from transfer.backend_zmq import zmq_receiver, zmq_sender
@@ -17,18 +18,22 @@ from transfer.writers import Writers
 BACKENDS: Final = get_args(TransferBackend)  # auto: shm for each pair of workers that can, else zmq
 
 
-def open_sender(backend: str, memory: PageMemory, instance: int, context: zmq.Context[Any]) -> KvSender:
+def open_sender(
+    backend: str, memory: PageMemory, instance: int, context: zmq.Context[Any], security: Security = OPEN
+) -> KvSender:
     """The sender of a prefill worker; the caller ends `context` after close(). ConfigError for an unknown backend."""
     _check(backend)
     pools = None if backend == "zmq" else PoolMaps(required=backend == "shm")
-    return zmq_sender(memory, instance, context, pools=pools)
+    return zmq_sender(memory, instance, context, pools=pools, security=security)
 
 
-def open_receiver(backend: str, memory: SharedPages, host: str, context: zmq.Context[Any]) -> KvReceiver:
+def open_receiver(
+    backend: str, memory: SharedPages, host: str, context: zmq.Context[Any], security: Security = OPEN
+) -> KvReceiver:
     """The receiver of a decode worker that peers reach at `host`. ConfigError for a wrong backend or host."""
     _check(backend)
     writers = None if backend == "zmq" else Writers(PoolOwner(memory), required=backend == "shm")
-    return zmq_receiver(memory, host, context, writers)
+    return zmq_receiver(memory, host, context, writers, security)
 
 
 def _check(backend: str) -> None:

@@ -24,6 +24,15 @@ def test_a_wrong_flag_ends_with_status_2_and_one_line(capsys: pytest.CaptureFixt
         ("worker", "--role is missing"),
         ("worker --role decode", "--gateway is missing"),
         ("worker --role decode --gateway here", "--gateway: got 'here', expected tcp://HOST:PORT"),
+        ("serve --keys /nowhere", "--keys: '/nowhere': it does not exist"),
+        ("gateway --keys /nowhere", "--keys: '/nowhere': it does not exist"),
+        ("worker --role decode --gateway tcp://127.0.0.1:1 --keys /nowhere", "--keys: '/nowhere': it does not exist"),
+        ("serve --encrypt-data", "--encrypt-data needs --keys DIR: `baton keys new` makes one"),
+        ("gateway --control tcp://0.0.0.0:7000", "--control: '0.0.0.0' can be reached from other machines"),
+        (
+            "worker --role decode --gateway tcp://127.0.0.1:1 --host ::",
+            "--host: '::' can be reached from other machines",
+        ),
         ("serve --config /nowhere.toml", "--config: cannot read '/nowhere.toml': No such file or directory"),
     ],
 )

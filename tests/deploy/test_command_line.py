@@ -1,7 +1,7 @@
 import pytest
 
 from deploy.command_line import parse
-from deploy.options import COMMANDS
+from deploy.options import COMMANDS, options_for
 from protocol.errors import ConfigError
 
 
@@ -36,12 +36,13 @@ def test_config_takes_the_flags_of_every_server_and_json() -> None:
     "typed, says",
     [
         ("srve", "unknown command 'srve', did you mean `baton serve`?"),
-        ("qqq", "unknown command 'qqq'; commands are serve, gateway, worker, demo, config"),
+        ("qqq", "unknown command 'qqq'; commands are serve, gateway, worker, demo, keys, config"),
         ("serve --page-sise 2", "unknown flag --page-sise for baton serve, did you mean --page-size?"),
         ("serve --page-siz=2", "unknown flag --page-siz for baton serve, did you mean --page-size?"),
         ("serve --qqqqqqqq", "unknown flag --qqqqqqqq for baton serve; see baton serve --help"),
         ("serve --max-batch 2", "unknown flag --max-batch for baton serve; see baton serve --help"),
         ("serve --tp-size 2", "--tp-size is not supported by this version of Baton"),
+        ("keys new x --port 1", "unknown flag --port for baton keys; see baton keys --help"),
         ("serve extra", "unexpected argument 'extra'"),
         ("serve --port", "--port: expected one argument"),
         ("worker --prefill 2", "unknown flag --prefill for baton worker"),
@@ -53,7 +54,7 @@ def test_errors_say_what_was_meant(typed: str, says: str) -> None:
     assert says in caught.value.message
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [command for command in COMMANDS if options_for(command)])
 def test_the_flag_that_explains_the_environment_is_one_of_the_command(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +62,11 @@ def test_the_flag_that_explains_the_environment_is_one_of_the_command(
     flag, variable = footer.partition("(")[2].partition(")")[0].split(": ")
     assert f"\n  {flag} " in flags
     assert variable == f"BATON_{flag.removeprefix('--').replace('-', '_').upper()}"
+
+
+def test_the_words_of_keys_are_kept_as_typed() -> None:
+    assert parse(["keys", "new", "DIR", "host-a"], "1").words == ("new", "DIR", "host-a")
+    assert parse(["keys"], "1").words == parse(["serve"], "1").words == ()
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

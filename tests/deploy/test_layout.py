@@ -122,6 +122,25 @@ def test_one_worker_alone() -> None:
     assert (settings.workers_on_host, settings.num_threads) == (2, 4)
 
 
+def test_keys_are_found_from_wherever_a_process_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = serve_plan(config("serve", keys="keys/gateway", encrypt_data="true"), MODEL, "story", cores=2)
+    gateway = GatewaySettings.from_json(plan.gateway.command[-1])
+    assert gateway.keys == str(tmp_path / "keys/gateway") and not gateway.trust_network
+    for worker in plan.worker_settings:
+        assert (worker.keys, worker.encrypt_data, worker.trust_network) == (gateway.keys, True, False)
+    bare = serve_plan(config("serve"), MODEL, "story", cores=2).worker_settings[0]
+    assert (bare.keys, bare.encrypt_data, bare.trust_network) == (None, False, False)
+
+
+def test_trust_in_a_network_is_of_one_command() -> None:
+    spec = gateway_plan(config("gateway", trust_network="true"), MODEL, "story")
+    assert GatewaySettings.from_json(spec.command[-1]).trust_network
+    found = config("worker", role="decode", gateway="tcp://10.0.0.5:7000", trust_network="true")
+    spec = worker_plan(found, MODEL, "decode-a", "10.0.0.6", cores=8)
+    assert WorkerSettings.from_json(spec.command[-1]).trust_network
+
+
 def test_a_gateway_alone() -> None:
     spec = gateway_plan(config("gateway", control="tcp://0.0.0.0:7000"), MODEL, "story")
     assert json.loads(spec.command[-1])["control"] == "tcp://0.0.0.0:7000"

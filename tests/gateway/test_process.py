@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deploy.keys import new
 from gateway.__main__ import main
 from gateway.process import Gateway
 from protocol.errors import CheckpointError, ConfigError
@@ -107,3 +108,15 @@ async def test_a_request_that_is_still_being_sent_when_the_gateway_stops_is_told
         assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after" in head
         assert json.loads(content)["error"]["message"] == "the gateway is stopping"
         assert not worker.assigned and not any(record.exc_info for record in caplog.records)
+
+
+async def test_what_other_machines_reach_needs_keys(folder: Path, tmp_path: Path) -> None:
+    new(tmp_path / "keys", [])
+    with pytest.raises(ConfigError, match="can be reached from other machines"):
+        Gateway(settings(folder, control="tcp://0.0.0.0:0"), MonotonicClock())
+    with pytest.raises(ConfigError, match="it is a worker's"):
+        Gateway(settings(folder, keys=str(tmp_path / "keys/worker")), MonotonicClock())
+    for fields in ({"keys": str(tmp_path / "keys/gateway")}, {"trust_network": True}):
+        async with running(folder, control="tcp://0.0.0.0:0", **fields) as setting:
+            counted = "baton_connections_refused_total" in (await setting.client.get("/metrics")).text
+            assert counted == ("keys" in fields)
