@@ -22,6 +22,7 @@ class Client:
     prompt: list[int]
     max_tokens: int
     n: int = 1
+    patience_s: float = PATIENCE_S  # without a word, after which it leaves
     tokens: dict[int, list[int]] = field(default_factory=dict)  # by choice
     finishes: dict[int, str] = field(default_factory=dict)
     error: Mapping[str, Any] | None = None  # the error object that ended it
@@ -66,7 +67,7 @@ class Client:
         body = {"prompt": self.prompt, "max_tokens": self.max_tokens, "n": self.n, "stream": True, "temperature": 0}
         body |= {"return_token_ids": True, "ignore_eos": True}
         try:
-            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=PATIENCE_S) as response:
+            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=self.patience_s) as response:
                 if response.status_code != 200:
                     self.error = httpx.Response(200, content=response.read()).json()["error"]
                     assert response.status_code == 503, self.error

@@ -13,16 +13,17 @@ Lend = Callable[..., Proxied]
 
 @pytest.fixture(scope="session")
 def lend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lend]:
-    """Lends a deployment of (prefill, decode, *flags), without faults. One whose borrower failed is not lent again."""
+    """Lends a deployment of (prefill, decode, *flags), without faults."""
     model = tmp_path_factory.mktemp("model")
     config = {"max_position_embeddings": CONTEXT, "vocab_size": RUNNER.vocab_size}
     (model / "config.json").write_text(json.dumps(config))
     there: dict[tuple[object, ...], Proxied] = {}
 
-    def borrow(prefill: int, decode: int, *flags: str) -> Proxied:
-        key = (prefill, decode, *flags)
+    def borrow(prefill: int, decode: int, *flags: str, worker: str = "") -> Proxied:
+        key = (prefill, decode, *flags, worker)
         if key not in there:
-            there[key] = Proxied(tmp_path_factory.mktemp("proxied"), model, prefill, decode, *flags)
+            folder = tmp_path_factory.mktemp("proxied")
+            there[key] = Proxied(folder, model, prefill, decode, *flags, worker=worker)
         there[key].clear()
         return there[key]
 

@@ -4,11 +4,11 @@ What it does not know: which faults there are, what a request should get.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from model.fake import FakeRunner
-from tests.e2e.baton_process import FAKE, BatonProcess
+from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
 from tests.faults.client import Client
 from tests.faults.deployment import wait_until
 from tests.proxy.proxy import Gate, Proxy, unchanged
@@ -16,7 +16,8 @@ from tests.proxy.relay import Relay
 
 RUNNER = FakeRunner()
 FLAGS = "--port 0 --chunked-prefill-size 48 --pairing round_robin"
-SAMPLE = re.compile(r"^baton_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+Expected = Callable[[list[int], int], list[int]]  # of a prompt, so many tokens
+SAMPLE = re.compile(r"^baton_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
 class Proxied:
@@ -38,14 +39,14 @@ class Proxied:
 
     # ---- requests ----
 
-    def start(self, prompts: Sequence[list[int]], max_tokens: int) -> list[Client]:
-        """Streams an answer to each."""
-        return [Client(self.baton.url, prompt, max_tokens).start() for prompt in prompts]
+    def start(self, prompts: Sequence[list[int]], max_tokens: int, patience_s: float = PATIENCE_S) -> list[Client]:
+        """Streams an answer to each; who hears nothing for so long leaves."""
+        return [Client(self.baton.url, prompt, max_tokens, patience_s=patience_s).start() for prompt in prompts]
 
-    def verdicts(self, clients: Sequence[Client]) -> list[str]:
+    def verdicts(self, clients: Sequence[Client], expected: Expected = RUNNER.expected_tokens) -> list[str]:
         """How each ended; an assertion error for a wrong token, or one that does not end."""
         assert all(client.has_ended() for client in clients), f"no end; {self.baton.log_text()[-3000:]}"
-        return [client.verdict(RUNNER.expected_tokens) for client in clients]
+        return [client.verdict(expected) for client in clients]
 
     def expect_exact(self, prompts: Sequence[list[int]], max_tokens: int) -> None:
         """Each gets its tokens, all of them."""

@@ -4,8 +4,8 @@ What it does not know: sockets, what should come of it.
 """
 
 import random
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from protocol.frame import HEADER_BYTES, unpack_header
@@ -31,32 +31,36 @@ def is_kv(message: Parts) -> bool:
 
 @dataclass
 class Flips:
-    """Turns one bit in each message that is drawn: of the header or of the rest, where `share` says how often of the
-    header. `chance` is that of a message to be drawn."""
+    """Turns one bit in each message that is drawn, with the chance `chance`: with `share` in one of the header's bytes
+    `header`, else behind the header."""
 
     rng: random.Random
     chance: float
-    wanted: Wanted = is_frame
+    header: Sequence[int] = range(HEADER_BYTES)
     share: float = 0.5
-    most: int = 1_000_000
-    bits: list[str] = field(default_factory=list)  # what was turned, as "part:byte.bit"
+    wanted: Wanted = is_frame
+    turned: list[tuple[str, int]] = field(default_factory=list)  # ("header" | "KV" | "last message", byte)
 
     def __call__(self, message: Parts) -> Iterable[Parts]:
         """See proxy.Tamper."""
-        if len(self.bits) >= self.most or not self.wanted(message) or self.rng.random() >= self.chance:
+        if not self.wanted(message) or self.rng.random() >= self.chance:
             return (message,)
-        sizes = [len(part) for part in message]
-        in_header = len(message) == 1 or not sum(sizes[1:]) or self.rng.random() < self.share
-        place = self.rng.randrange(sizes[0]) if in_header else sizes[0] + self.rng.randrange(sum(sizes[1:]))
-        part = 0
-        while place >= sizes[part]:
-            place -= sizes[part]
-            part += 1
-        bit = self.rng.randrange(8)
-        damaged = bytearray(message[part])
-        damaged[place] ^= 1 << bit
-        self.bits.append(f"{part}:{place}.{bit}")
-        return ((*message[:part], bytes(damaged), *message[part + 1 :]),)
+        body = b"".join(message[1:])
+        if not body or self.rng.random() < self.share:
+            place = self.rng.choice(self.header)
+            self.turned.append(("header", place))
+            return ((self._turn(message[0], place), *message[1:]),)
+        place = self.rng.randrange(len(body))
+        self.turned.append(("last message" if is_last(message) else "KV", place))
+        return ((message[0], self._turn(body, place)),)
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """How many bits of what were turned."""
+        return Counter(kind for kind, _ in self.turned)
+
+    def _turn(self, raw: bytes, place: int) -> bytes:
+        return raw[:place] + bytes([raw[place] ^ 1 << self.rng.randrange(8)]) + raw[place + 1 :]
 
 
 @dataclass
@@ -81,14 +85,29 @@ class Doubles:
 
 @dataclass
 class Holds:
-    """Keeps back what is wanted."""
+    """Keeps back frames of the first sender that is seen, after `pass_first` of them, until it is told to let go; from
+    then on it counts what still comes of that sender."""
 
-    wanted: Wanted
+    pass_first: int = 0
+    sender: int = 0  # its instance
     kept: list[Parts] = field(default_factory=list)
+    lets_go: bool = False
+    num_late: int = 0
+    _num_passed: int = 0
 
     def __call__(self, message: Parts) -> Iterable[Parts]:
         """See proxy.Tamper."""
-        if not self.wanted(message):
+        if not is_frame(message):
+            return (message,)
+        sender = unpack_header(message[0]).sender_instance
+        self.sender = self.sender or sender
+        if sender != self.sender:
+            return (message,)
+        if self.lets_go:
+            self.num_late += 1
+            return (message,)
+        if self._num_passed < self.pass_first:
+            self._num_passed += 1
             return (message,)
         self.kept.append(message)
         return ()

@@ -1,13 +1,15 @@
 """The proxy itself, between two sockets of ZMQ."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import zmq
 
+from protocol.frame import FrameHeader, pack_header, seal, unpack_header
 from tests.faults.deployment import wait_until
-from tests.proxy.faults import Doubles, Holds
+from tests.proxy.faults import Doubles, Flips, Holds
 from tests.proxy.proxy import Cut, Proxy, Way
 
 
@@ -63,13 +65,33 @@ def test_a_connection_is_cut_after_a_byte_and_dialled_again(pair: Pair, way: Way
     assert gate.next_cut is None
 
 
+def frame(sender: int, sequence: int) -> tuple[bytes, bytes]:
+    header = FrameHeader(0, sender, 1, 0, sequence, 0, 1, 4, 0)
+    return pack_header(seal(header, b"KV")), b"KV"
+
+
 def test_messages_are_doubled_and_kept_back(pair: Pair) -> None:
     gate = pair.proxy.gate("data")
-    doubles, holds = Doubles(lambda message: message[0] == b"twice"), Holds(lambda message: message[0] == b"not now")
+    doubles, holds = Doubles(lambda message: message[0] == b"twice"), Holds(pass_first=1)
     pair.proxy.tamper(gate, Way.THERE, lambda message: [each for kept in holds(message) for each in doubles(kept)])
-    for word in (b"not now", b"twice", b"once"):
-        pair.send(word)
-    assert [pair.got() for _ in range(3)] == [[b"twice"], [b"twice"], [b"once"]]
-    assert (doubles.num_doubled, holds.kept) == (1, [(b"not now",)])
+    frames = [frame(7, 0), frame(7, 1), frame(8, 0), (b"twice",), (b"once",)]
+    for each in frames:
+        pair.send(*each)
+    assert [tuple(pair.got()) for _ in range(5)] == [frames[0], frames[2], frames[3], frames[3], frames[4]]
+    assert (doubles.num_doubled, holds.kept, holds.sender) == (1, [frames[1]], 7)
     assert pair.proxy.inject(gate, Way.THERE, holds.kept) == 1
-    assert pair.got() == [b"not now"]
+    assert tuple(pair.got()) == frames[1]
+    holds.lets_go = True
+    pair.send(*frame(7, 2))
+    assert tuple(pair.got()) == frame(7, 2) and holds.num_late == 1
+
+
+def test_a_bit_is_turned_where_it_is_said_to_be() -> None:
+    message = frame(7, 0)
+    flips = Flips(random.Random(1), 1.0, header=range(8, 16), share=1.0)
+    (turned,) = flips(message)
+    assert unpack_header(turned[0]).sender_instance.bit_count() in (2, 4) and turned[1] == message[1]
+    (turned,) = Flips(random.Random(1), 1.0, share=0.0)(message)
+    assert turned[0] == message[0] and sum(a != b for a, b in zip(turned[1], b"KV", strict=True)) == 1
+    assert list(Flips(random.Random(1), 0.0)(message)) == [message]
+    assert flips.kinds == {"header": 1}

@@ -1,0 +1,95 @@
+"""A connection between decode and prefill is cut after each of its first bytes: in the greeting, in a header, in KV, in
+a job. Every answer is exact, within seconds, and nothing is held.
+
+    data    prefill dials decode: frames there, nothing but ZMQ's own words back
+    peer    decode dials prefill: greetings, jobs, credit there; answers back
+"""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from runtime.clock import MonotonicClock
+from tests.faults.deployment import wait_until
+from tests.faults.grid import stretched
+from tests.proxy.conftest import Lend
+from tests.proxy.deployment import RUNNER, Proxied
+from tests.proxy.proxy import Cut, Gate, Way
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+
+FIRST_BYTES = range(200)
+FEW = (0, 1, 9, 10, 11, 63, 64, 65, 90, 100, 153, 199)  # ends of what ZMQ says first, and beyond
+LIMIT_S = 20.0  # on busy cores, too: far less than any deadline for what was lost
+AT_A_TIME = 40  # positions between two looks at the ledger
+
+
+def draw_prompts(rng: random.Random, count: int) -> list[list[int]]:
+    return [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(1, 120))] for _ in range(count)]
+
+
+def expect_exact_after(deployment: Proxied, gate: Gate, cut: Cut, rng: random.Random) -> bool:
+    """One cut, and a request to each pair; False if the connection never carries so many bytes that way."""
+    clock = MonotonicClock()
+    deployment.proxy.cut_next(gate, cut)
+    asked = clock.now()
+    deployment.expect_exact(draw_prompts(rng, deployment.num_ways), 5)
+    assert clock.now() - asked <= stretched(LIMIT_S), cut
+    if cut.is_done:
+        assert wait_until(lambda: len(gate.flows) > 0), "never dialled again"
+        return True
+    assert all(flow.num_bytes[cut.way] <= cut.at for flow in gate.flows if flow.cut is cut), cut
+    return False
+
+
+def expect_survival(deployment: Proxied, kind: str, way: Way, positions: Sequence[int], rng: random.Random) -> int:
+    """Every position; how many of them were reached, which are the first ones."""
+    (gate, *_) = deployment.gates(kind)
+    reached = []
+    for number, at in enumerate(positions):
+        if expect_exact_after(deployment, gate, Cut(way, at, with_reset=bool(rng.randrange(2))), rng):
+            reached.append(at)
+        if number % AT_A_TIME == AT_A_TIME - 1:
+            deployment.expect_rest()
+    deployment.clear()
+    deployment.expect_rest()
+    assert reached == list(positions[: len(reached)])
+    return len(reached)
+
+
+@pytest.mark.parametrize(
+    "positions", [pytest.param(FEW, marks=pytest.mark.slow, id="few"), pytest.param(FIRST_BYTES, id="each")]
+)
+@pytest.mark.parametrize(
+    "kind, way", [("data", Way.THERE), ("data", Way.BACK), ("peer", Way.THERE), ("peer", Way.BACK)]
+)
+def test_a_cut_after_each_of_the_first_bytes(kind: str, way: Way, positions: Sequence[int], lend: Lend) -> None:
+    deployment = lend(2, 2, "--transfer-backend", "zmq")
+    retries = deployment.metric("request_retries_total")
+    num_reached = expect_survival(deployment, kind, way, positions, random.Random(f"{kind} {way}"))
+    if (kind, way) == ("data", Way.BACK):
+        assert num_reached >= sum(at < 64 for at in positions)  # the greeting and a command, and then no more
+    else:
+        assert num_reached == len(positions)
+        assert deployment.metric("request_retries_total") > retries  # some were in the middle of a request
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cut_further_on(seed: int, lend: Lend) -> None:
+    """In the middle of frames, between two prompts."""
+    deployment, rng = lend(2, 2, "--transfer-backend", "zmq"), random.Random(seed)
+    positions = sorted(rng.randrange(200, 12_000) for _ in range(25))
+    assert expect_survival(deployment, "data", Way.THERE, positions, rng) > 10
+
+
+def test_headers_of_what_is_written_in_place_are_cut(lend: Lend) -> None:
+    deployment, rng = lend(2, 2, "--transfer-backend", "shm"), random.Random(1)
+    assert expect_survival(deployment, "data", Way.THERE, range(0, 200, 7), rng) == 29
+
+
+def test_the_only_pair(lend: Lend) -> None:
+    """Nobody else takes over: the same two do it again."""
+    deployment, rng = lend(1, 1, "--transfer-backend", "zmq"), random.Random(1)
+    assert expect_survival(deployment, "data", Way.THERE, range(90, 200, 9), rng) == 13
+    assert expect_survival(deployment, "peer", Way.THERE, range(90, 200, 9), rng) == 13

@@ -1,0 +1,59 @@
+"""Messages that come twice, at once or after others: no page is written a second time, and every answer is exact."""
+
+import random
+
+import pytest
+
+from tests.proxy.conftest import Lend
+from tests.proxy.deployment import RUNNER, Proxied
+from tests.proxy.faults import Doubles, Wanted, is_frame, is_kv, is_last
+from tests.proxy.proxy import Way
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+FEW = pytest.mark.slow
+
+
+def draw_prompts(rng: random.Random, count: int) -> list[list[int]]:
+    return [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(1, 200))] for _ in range(count)]
+
+
+def double_all(deployment: Proxied, kind: str, way: Way, wanted: Wanted, later: int) -> list[Doubles]:
+    found = []
+    for gate in deployment.gates(kind):
+        found.append(Doubles(wanted, later))
+        deployment.proxy.tamper(gate, way, found[-1])
+    return found
+
+
+@pytest.mark.parametrize(
+    "backend, later",
+    [pytest.param("zmq", 0, marks=FEW), ("zmq", 3), ("zmq", 8), pytest.param("shm", 3, marks=FEW), ("shm", 0)],
+)
+@pytest.mark.parametrize("wanted", [is_kv, is_last, is_frame])
+def test_frames_that_come_twice(backend: str, later: int, wanted: Wanted, lend: Lend) -> None:
+    """Each repeat is refused and counted, nothing else is, and no request needs a second attempt."""
+    deployment, rng = lend(2, 2, "--transfer-backend", backend), random.Random(later)
+    before, tries = deployment.rejected(), deployment.metric("request_retries_total")
+    doubles = double_all(deployment, "data", Way.THERE, wanted, later)
+    for _ in range(3):
+        deployment.expect_exact(draw_prompts(rng, 8), 9)
+        deployment.expect_rest()
+    assert all(each.num_doubled > 0 for each in doubles)
+    num_doubled = sum(each.num_doubled for each in doubles)
+    assert deployment.rejected() - before == num_doubled
+    assert deployment.metric("request_retries_total") == tries
+
+
+@pytest.mark.parametrize("backend", [pytest.param("zmq", marks=FEW), "shm"])
+@pytest.mark.parametrize("way", Way)
+def test_messages_between_decode_and_prefill_that_come_twice(backend: str, way: Way, lend: Lend) -> None:
+    """Jobs, credit, acknowledgements; and what prefill says of jobs."""
+    deployment, rng = lend(2, 2, "--transfer-backend", backend), random.Random(1)
+    tries = deployment.metric("request_retries_total")
+    doubles = double_all(deployment, "peer", way, lambda _: True, 0)
+    for _ in range(3):
+        deployment.expect_exact(draw_prompts(rng, 8), 9)
+        deployment.expect_rest()
+    assert all(each.num_doubled > 3 for each in doubles)
+    assert deployment.metric("request_retries_total") == tries

@@ -1,0 +1,82 @@
+"""One bit is turned in frames on their way from prefill to decode: each is found, and no client gets a wrong token."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from protocol.frame import HEADER_BYTES
+from tests.proxy.conftest import Lend
+from tests.proxy.deployment import RUNNER, Proxied
+from tests.proxy.faults import Flips
+from tests.proxy.proxy import Way
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+WHOSE = (
+    *range(6),
+    *range(8, 28),
+)  # of a header, they say whose the frame is: magic, version, sender, reservation, attempt
+WHAT = tuple(place for place in range(HEADER_BYTES) if place not in WHOSE)
+DAMAGE = ("malformed", "size", "checksum")
+TOGETHER = 8  # requests at a time
+STALL_S = 2.0  # after which the clients of the second test leave
+Note = Callable[[str, object], None]
+
+
+def draw_prompts(rng: random.Random, count: int) -> list[list[int]]:
+    return [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(1, 200))] for _ in range(count)]
+
+
+def turn_bits(deployment: Proxied, flips: Flips) -> None:
+    for gate in deployment.gates("data"):
+        deployment.proxy.tamper(gate, Way.THERE, flips)
+
+
+@pytest.mark.parametrize(
+    "seed, num_rounds", [pytest.param(1, 8, marks=pytest.mark.slow), *((seed, 20) for seed in range(2, 6))]
+)
+def test_every_turned_bit_is_found(seed: int, num_rounds: int, lend: Lend, record_property: Note) -> None:
+    """The request is tried again, and fails clearly where that is in vain three times."""
+    deployment, rng = lend(2, 2, "--transfer-backend", "zmq"), random.Random(seed)
+    before = deployment.rejected(*DAMAGE)
+    flips = Flips(rng, 0.08, WHAT)
+    turn_bits(deployment, flips)
+    verdicts: Counter[str] = Counter()
+    for _ in range(num_rounds):
+        clients = deployment.start(draw_prompts(rng, TOGETHER), 9)
+        verdicts.update(deployment.verdicts(clients))
+        assert {client.error["code"] for client in clients if client.error} <= {"kv_not_delivered"}
+    deployment.clear()
+    deployment.expect_rest()
+    kinds = flips.kinds
+    record_property("turned", f"{dict(kinds)}; {dict(verdicts)}")
+    assert min(kinds["header"], kinds["KV"], kinds["last message"]) > 0 and kinds.total() > 4 * num_rounds
+    assert deployment.rejected(*DAMAGE) - before == kinds.total()
+    assert verdicts["exact"] > verdicts["error"] and set(verdicts) <= {"exact", "error"}
+    deployment.expect_exact(draw_prompts(rng, 4), 9)
+
+
+@pytest.mark.parametrize(
+    "backend, seed", [pytest.param("zmq", 1, marks=pytest.mark.slow), *(("shm", seed) for seed in range(2, 5))]
+)
+def test_a_frame_that_no_longer_says_whose_it_is(backend: str, seed: int, lend: Lend, record_property: Note) -> None:
+    """It is refused and counted. Its request waits, gets no wrong token, and its client may leave. Of KV written
+    in place only headers are on the way: one that names another layer is refused as a repeat."""
+    deployment, rng = lend(2, 2, "--transfer-backend", backend), random.Random(seed)
+    before = deployment.rejected()
+    flips = Flips(rng, 0.15, WHOSE if backend == "zmq" else range(HEADER_BYTES), share=1.0)
+    turn_bits(deployment, flips)
+    verdicts: Counter[str] = Counter()
+    for _ in range(3):
+        clients = deployment.start(draw_prompts(rng, TOGETHER), 9, STALL_S)
+        verdicts.update(deployment.verdicts(clients))
+    deployment.clear()
+    deployment.expect_rest()
+    kinds = flips.kinds
+    record_property("turned", f"{dict(kinds)}; {dict(verdicts)}")
+    assert kinds["header"] > 8
+    assert deployment.rejected() - before >= kinds.total()
+    assert verdicts["cut"] > 0 and verdicts["exact"] > 0
+    deployment.expect_exact(draw_prompts(rng, 4), 9)
