@@ -214,8 +214,8 @@ class WorkerLoop:
             why = f" ({self.silence_may_mean})" if self.silence_may_mean else ""
             raise Unavailable(f"no gateway has answered at {self.gateway.endpoint} in {JOIN_DEADLINE_S:.0f} s{why}")
         if now > self._tell_at:
-            why = {"perhaps": self.silence_may_mean} if self.silence_may_mean else {}
-            log.warning("no gateway answers yet, still trying", endpoint=self.gateway.endpoint, **why)
+            perhaps = {"perhaps": self.silence_may_mean} if self.silence_may_mean else {}
+            log.warning("no gateway answers yet, still trying", endpoint=self.gateway.endpoint, **perhaps)
             self._tell_at = self._join_deadline
 
     def _wait(self, progressed: bool) -> None:

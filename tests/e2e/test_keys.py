@@ -48,7 +48,7 @@ def try_to_connect(context: Any, kind: int, port: int, own: Keys | None, server:
     socket.connect(f"tcp://127.0.0.1:{port}")
     with suppress(zmq.Again):  # it is refused already
         socket.send(b"let me in", zmq.NOBLOCK)
-    seen = []
+    seen: list[int] = []
     while not seen or not seen[-1] & OVER:
         assert events.poll(PATIENCE_S * 1e3), seen
         seen.append(parse_monitor_message(events.recv_multipart())["event"])
