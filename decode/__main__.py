@@ -18,7 +18,12 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
     """The core, its link to prefill workers, and where KV reaches it."""
     settings, engine = started.settings, started.engine
     receiver = open_receiver(
-        settings.transfer_backend, engine.kv, settings.host, started.context, started.data_security
+        settings.transfer_backend,
+        engine.kv,
+        settings.host,
+        started.context,
+        started.data_security,
+        engine.kv if engine.device.type == "cuda" else None,
     )
     address = WorkerAddress(settings.worker_id, started.instance, data=receiver.address)
     worker = DecodeWorker(

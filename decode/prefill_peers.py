@@ -98,11 +98,12 @@ class PrefillPeers:
 
     def _accept(self, peer: PrefillPeer, answer: HelloAccepted) -> None:
         try:
-            seat = self._receiver.admit_writer(peer.address.instance, answer.in_place)
+            seat = self._receiver.admit_writer(peer.address.instance, answer.in_place, answer.device_writer)
+            backend = self._receiver.backend(peer.address.instance, bool(seat))
         except WireError as error:
             peer.refusal = error.message
         else:
-            peer.accept(answer.job_tokens, answer.layout, seat, self._receiver.backend(bool(seat)))
+            peer.accept(answer.job_tokens, answer.layout, seat, backend)
 
     def silent(self, now: float) -> list[PrefillPeer]:
         """Those that were greeted and have not answered in time."""

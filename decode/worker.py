@@ -152,8 +152,8 @@ class DecodeWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether a launch is in flight."""
-        return self._loop.busy
+        """Whether a launch is in flight, or KV that a device checks."""
+        return self._loop.busy or self._receiver.is_checking
 
     @property
     def oldest_launch(self) -> int:
@@ -270,9 +270,9 @@ class DecodeWorker:
             self._fail(request, InternalError(fault))
         else:
             request.stamps.extend(event.last.stamps)
-            self._on_delivered(request, event.last.first_tokens)
+            self._on_delivered(request, event.last.first_tokens, event.on_device)
 
-    def _on_delivered(self, request: DecodeRequest, first_tokens: tuple[int, ...]) -> None:
+    def _on_delivered(self, request: DecodeRequest, first_tokens: tuple[int, ...], on_device: bool) -> None:
         """The KV is whole: acknowledge it, own its pages, give each choice its partial page, merge a PREBUILT batch."""
         request.move(DecodeState.DELIVERED)
         self._stamp(request, "KV delivered")
@@ -280,7 +280,8 @@ class DecodeWorker:
         self.outbox.prefill.append((request.prefill, KvDelivered(*request.key, request.reservation)))
         self.engine.pages.own(list(dict.fromkeys(page for req in request.reqs for page in req.pages)))
         first, *others = request.reqs
-        self.engine.stage_in(first.pages[: self.engine.kv.layout.num_pages(request.prompt_len)])
+        if not on_device:
+            self.engine.stage_in(first.pages[: self.engine.kv.layout.num_pages(request.prompt_len)])
         forks = [req for req in others if req.finish is None]
         sources, targets = partial_page_copies(
             first.pages, [req.pages for req in forks], request.prompt_len, self.engine.page_size

@@ -66,6 +66,11 @@ class PagedKv:
             self._storage.index_copy_(1, dst_N, self._storage.index_select(1, src_N))
 
     @property
+    def device_bytes(self) -> Tensor:
+        """The pages where the model reads and writes them, as (num_layers, num_pages * page_bytes) bytes, uint8."""
+        return self._storage.view(torch.uint8).view(self.layout.num_layers, -1)
+
+    @property
     def shared_fd(self) -> int:
         """The memory that page_bytes_view shows, as a descriptor for others to map. CPU only."""
         assert self._shared is not None, "shared_fd needs KV in host memory"

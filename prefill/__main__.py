@@ -18,7 +18,14 @@ def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
     settings, engine = started.settings, started.engine
     router = Router(started.context, settings.host, started.security)
     address = WorkerAddress(settings.worker_id, started.instance, peer=router.endpoint)
-    sender = open_sender(settings.transfer_backend, engine.kv, started.instance, started.context, started.data_security)
+    sender = open_sender(
+        settings.transfer_backend,
+        engine.kv,
+        started.instance,
+        started.context,
+        started.data_security,
+        engine.kv if engine.device.type == "cuda" else None,
+    )
     worker = PrefillWorker(
         engine,
         sender,

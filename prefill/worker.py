@@ -55,10 +55,12 @@ DELIVERY_DEADLINE_S = 600.0  # from the last frame's making to KvDelivered; deco
 
 @dataclass(frozen=True)
 class _Peer:
-    """A decode worker by its last greeting; `in_place`: its pages can be written from here."""
+    """A decode worker by its last greeting; `in_place`: its pages can be written from here, those in device memory by
+    the process `device_writer`, if that is not 0."""
 
     hello: Hello
     in_place: bool
+    device_writer: int
 
 
 class PrefillWorker:
@@ -130,8 +132,8 @@ class PrefillWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether a launch is in flight."""
-        return self._loop.busy
+        """Whether a launch is in flight, or KV that a device moves."""
+        return self._loop.busy or self._sender.is_moving
 
     @property
     def oldest_launch(self) -> int:
@@ -193,13 +195,20 @@ class PrefillWorker:
                 self._lose_peer(instance)  # whoever greets anew has forgotten its jobs
             try:
                 self._check(instance, hello)
-                peer = _Peer(hello, self._sender.attach(instance, hello.layout, hello.pool))
+                in_place = self._sender.attach(instance, hello.layout, hello.pool)
+                peer = _Peer(hello, in_place, self._sender.device_writer(instance))
             except WireError as error:
                 self.outbox.decode.append((instance, HelloRefused(error.message, hello.greeting)))
                 return
             self._peers[instance] = peer
-        layout = self.engine.kv.layout
-        accepted = HelloAccepted(self._address, JOB_TOKENS, layout, peer.in_place, hello.greeting)
+        accepted = HelloAccepted(
+            self._address,
+            JOB_TOKENS,
+            self.engine.kv.layout,
+            peer.in_place,
+            hello.greeting,
+            device_writer=peer.device_writer,
+        )
         self.outbox.decode.append((instance, accepted))
 
     def _check(self, instance: int, hello: Hello) -> None:
@@ -237,6 +246,7 @@ class PrefillWorker:
             self.outbox.decode.append((instance, JobCredit(message.reservation)))
             return
         job = Job.of(message, peer.hello.address)
+        job.prompt.stays_on_device = bool(message.pages) and peer.device_writer > 0
         self._jobs[instance, message.reservation] = job
         self._job_of.update(dict.fromkeys((job.prompt, *job.choices), job))
         self._waiting.append(job)

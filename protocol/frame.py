@@ -49,7 +49,7 @@ class FrameHeader:
     num_tokens: int
     payload_bytes: int
     checksum: int = 0
-    check: Check = Check.BYTES
+    check: int = Check.BYTES
 
     @property
     def is_last(self) -> bool:
@@ -105,10 +105,9 @@ def seal_sized(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> Fram
     return replace(header, checksum=checksum(header, parts))
 
 
-def seal_sum(header: FrameHeader, payload_bytes: int, device_sum: int) -> FrameHeader:
-    """`header` of a payload in device memory, whose sum was made there."""
-    sized = replace(header, payload_bytes=payload_bytes, check=Check.DEVICE_SUM)
-    return replace(sized, checksum=checksum(sized, [device_sum.to_bytes(8, "little")]))
+def seal_sum(header: FrameHeader, device_sum: int) -> FrameHeader:
+    """`header` with the checksum of a payload in device memory, whose sum was made there."""
+    return seal_sized(replace(header, check=Check.DEVICE_SUM), [device_sum.to_bytes(8, "little")])
 
 
 def extend_digest(digest: int, header: FrameHeader) -> int:
@@ -133,7 +132,7 @@ def unpack_header(raw: bytes | memoryview) -> FrameHeader:
         raise WireError(f"frame version {version}, expected {VERSION}")
     if kind not in list(Check):
         raise WireError(f"frame checksum of kind {kind}, expected one of {', '.join(map(str, list(Check)))}")
-    return FrameHeader(*fields, check=Check(kind))
+    return FrameHeader(*fields, *[kind])
 
 
 def verify_length(header: FrameHeader, *parts: bytes | memoryview) -> None:

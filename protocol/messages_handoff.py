@@ -3,6 +3,9 @@ connection, so that a cancel cannot overtake its job). KV itself travels as fram
 """
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from protocol.codec import Boundary
 from protocol.kv_layout import KvLayout
@@ -14,15 +17,26 @@ from protocol.request import SamplingParams
 
 
 @dataclass(frozen=True)
+class DeviceHandle(Message):
+    """Device memory, for a process of the same host whose device can map it: `num_bytes`, `offset` bytes after the
+    beginning of the allocation for which the driver has given `handle`."""
+
+    handle: Annotated[str, Field(strict=True, pattern=r"\A[0-9a-f]{128}\z")]
+    offset: Count
+    num_bytes: Positive
+
+
+@dataclass(frozen=True)
 class PoolOffer(Message):
     """Decode's KV memory, for a prefill worker that can open descriptor `fd` of process `pid` on this very `host`: it
-    may write there while it holds `seat`."""
+    may write there, or into `device`, while it holds `seat`."""
 
     host: Text
     pid: Positive
-    fd: Count
+    fd: Count  # the pages in host memory, or a file of seats only
     num_pages: Positive  # of each layer
     seat: Count
+    device: DeviceHandle | None = None  # the pages where decode computes
 
 
 @dataclass(frozen=True)
@@ -91,13 +105,15 @@ class DataCredit(Message):
 class HelloAccepted(Message):
     """Jobs may flow: at most `job_tokens` queued prompt tokens (a job is allowed whenever any credit is left). KV comes
     in pages of `layout`; decode refuses the pair where that is not to be had. `in_place`: prefill has taken the seat
-    that decode offered, and decode looks whether that is so."""
+    that decode offered, and decode looks whether that is so. `device_writer`: the process that writes into decode's
+    device memory, if it is that which it has mapped."""
 
     address: WorkerAddress
     job_tokens: Count
     layout: KvLayout
     in_place: Flag = False
     greeting: Count = 0  # that it answers; decode ignores answers to older ones
+    device_writer: Count = 0  # a process id; 0: none
 
 
 @dataclass(frozen=True)

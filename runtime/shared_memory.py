@@ -27,14 +27,15 @@ class SharedMemory:
         self.mapping = mmap.mmap(self.fd, num_bytes)
 
 
-def open_shared(pid: int, fd: int, num_bytes: int) -> int:
-    """A descriptor of our own for the shared memory that process `pid` has open as `fd`; OSError says why not."""
+def open_shared(pid: int, fd: int, num_bytes: int | None = None) -> int:
+    """A descriptor of our own for the shared memory, of `num_bytes` if they matter, that process `pid` has open as
+    `fd`; OSError says why not."""
     path = f"/proc/{pid}/fd/{fd}"
     if not os.readlink(path).startswith(f"/memfd:{NAME}"):
         raise OSError(f"descriptor {fd} of process {pid} is no such memory")
     ours = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     size, seals = os.fstat(ours).st_size, fcntl.fcntl(ours, fcntl.F_GET_SEALS)
-    if size != num_bytes or not seals & fcntl.F_SEAL_SHRINK:
+    if num_bytes not in (None, size) or not seals & fcntl.F_SEAL_SHRINK:
         os.close(ours)
         raise OSError(f"it has {size} bytes, expected {num_bytes} that cannot shrink")
     return ours

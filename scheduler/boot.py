@@ -186,7 +186,8 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
     layout = runner.kv_layout(settings.page_size)
     config = runner.config
     longest = min(config.context_length, settings.max_total_tokens or config.context_length)
-    is_mirrored = runner.device.type != "cpu" and settings.role is not Role.UNIFIED
+    through_host = settings.role is not Role.UNIFIED and settings.transfer_backend != "cuda_ipc"
+    is_mirrored = runner.device.type != "cpu" and through_host
     available = available_bytes(runner.device)
     if is_mirrored:  # the transport reads and writes host memory, so the pool has a twin there
         available = min(available, available_bytes(torch.device("cpu")))

@@ -279,7 +279,10 @@ class Engine:
             return ()
         size = self.page_size
         return tuple(
-            page for chunk in plan.chunks for page in chunk.req.pages[chunk.start // size : -(-chunk.end // size)]
+            page
+            for chunk in plan.chunks
+            if not chunk.req.stays_on_device
+            for page in chunk.req.pages[chunk.start // size : -(-chunk.end // size)]
         )
 
 

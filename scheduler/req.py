@@ -28,6 +28,9 @@ class Req:
     row_generation: int = 0
     pages: list[int] = field(default_factory=list)
 
+    # said before admission
+    stays_on_device: bool = False  # its KV is read where the device writes it, so that no twin in host memory needs it
+
     # progress of launches
     num_computed: int = 0  # prompt tokens whose KV is written by launches enqueued so far: [0, num_computed)
     num_sampled: int = 0  # outputs, replayed ones among them, that launches enqueued so far will have drawn

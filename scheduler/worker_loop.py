@@ -66,7 +66,7 @@ class Core(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a launch is in flight."""
+        """Whether a launch is in flight, or device work of a transfer."""
         ...
 
     @property
@@ -148,7 +148,7 @@ class RefusedByGateway(BatonError):
 
 @dataclass
 class WorkerLoop:
-    """One worker process. `spin` polls without waiting while a launch is in flight: for devices that cannot wake us."""
+    """One worker process. `spin` polls without waiting while the core is busy: for devices that cannot wake us."""
 
     core: Core
     link: PeerLink

@@ -7,12 +7,15 @@ A fault rule sees every frame and decides what the network makes of it. What it 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from protocol.errors import WireError
 from transfer.backend_shm import PoolMaps, PoolOwner, SharedPages
-from transfer.interface import WINDOW_BYTES, PageMemory, Pollable
+from transfer.device_moves import Copies
+from transfer.device_pools import AtDevice, DeviceMaps, DeviceOwner, DevicePages, DeviceReader, LocalIpc, SeatFile
+from transfer.interface import WINDOW_BYTES, Pollable
 from transfer.landing import FrameReceiver
-from transfer.sending import FrameSender, Part
+from transfer.sending import FrameSender, Part, Pools
 from transfer.writers import Writers
 
 SCHEME = "inproc-network:"
@@ -51,30 +54,43 @@ class Parcel:
         return Parcel(tuple(whole[end - size : end] for end, size in zip(ends, sizes, strict=True)), self.late)
 
 
+class Pages(SharedPages, DevicePages, Protocol):
+    """KV pages that may be written by whatever means."""
+
+
 Fault = Callable[[Parcel], Iterable[Parcel]]  # [] drops, [parcel, parcel.copy()] duplicates, ...
 
 
 class InprocNetwork:
     """The wires between the workers of one process."""
 
-    def __init__(self, fault: Fault | None = None, in_place: bool = False) -> None:
-        """`in_place`: KV is written into shared memory and only headers travel, as with the shm backend."""
+    def __init__(self, fault: Fault | None = None, in_place: bool = False, copies: Copies | None = None) -> None:
+        """`in_place`: KV is written into shared memory and only headers travel, as with the shm backend. `copies`: they
+        write it where the model computes, as with the cuda_ipc backend."""
         self.fault = fault
         self._in_place = in_place
+        self._copies = copies
+        self._ipc = LocalIpc()
         self._queues: dict[str, deque[tuple[int, Parcel]]] = {}  # by endpoint: (sender, parcel)
         self._num_endpoints = 0
 
-    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
+    def sender(self, memory: Pages, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
         """A KvSender of this network."""
-        pools = PoolMaps(required=True) if self._in_place else None
-        return FrameSender(memory, instance, _InprocWire(self, instance), window, pools)
+        pools: Pools | None = PoolMaps(required=True) if self._in_place else None
+        if self._copies is not None:
+            pools = DeviceMaps(AtDevice(memory, self._copies, self._ipc), None)
+        return FrameSender(memory, instance, _InprocWire(self, instance), window, pools, device_window=window)
 
-    def receiver(self, memory: SharedPages) -> FrameReceiver:
+    def receiver(self, memory: Pages) -> FrameReceiver:
         """A KvReceiver of this network."""
         self._num_endpoints += 1
         endpoint = f"{SCHEME}{self._num_endpoints}"
         self._queues[endpoint] = deque()
         writers = Writers(PoolOwner(memory), required=True) if self._in_place else None
+        if self._copies is not None:
+            owner = DeviceOwner(PoolOwner(SeatFile(memory.num_pages)), self._ipc.export(memory.device_bytes))
+            writers, reader = Writers(owner, required=True, backend="cuda_ipc"), DeviceReader(memory, self._copies)
+            return FrameReceiver(memory, _InprocArrivals(self, endpoint), writers, reader=reader)
         return FrameReceiver(memory, _InprocArrivals(self, endpoint), writers)
 
     def carry(self, sender: int, endpoint: str, parcel: Parcel) -> None:

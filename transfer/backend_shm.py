@@ -25,8 +25,8 @@ from transfer.interface import PageMemory
 log = get_log("transfer")
 
 
-class SharedPages(PageMemory, Protocol):
-    """KV pages that other processes may map."""
+class Seated(Protocol):
+    """Memory in which other processes take seats."""
 
     @property
     def num_pages(self) -> int:
@@ -35,14 +35,18 @@ class SharedPages(PageMemory, Protocol):
 
     @property
     def shared_fd(self) -> int:
-        """The shared memory that they are, layer after layer."""
+        """Its descriptor."""
         ...
+
+
+class SharedPages(Seated, PageMemory, Protocol):
+    """KV pages that other processes may map: the shared memory is they, layer after layer."""
 
 
 class PoolOwner:
     """The decode side: lends its memory, one seat to each greeting."""
 
-    def __init__(self, memory: SharedPages) -> None:
+    def __init__(self, memory: Seated) -> None:
         self._memory = memory
         self._num_seats = 0
 
@@ -124,6 +128,9 @@ class PoolMaps:
     def get(self, instance: int) -> MappedPool | None:
         """The memory of a decode worker, if it is mapped."""
         return self._pools.get(instance)
+
+    def device(self, instance: int) -> None:
+        """No device memory is mapped here."""
 
     def drop(self, instance: int) -> None:
         """Lets go of one. Idempotent."""

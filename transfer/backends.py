@@ -1,39 +1,96 @@
 """The backends that two processes may use, by the name that --transfer-backend takes.
 
-What it does not know: any backend's workings. The in-process one is for tests and is not named here.
+`device` is KV memory that a device computes in, where there is one: auto and cuda_ipc write there. What it does not
+know: any backend's workings. The in-process one is for tests and is not named here.
 """
 
 from typing import Any, Final, get_args
 
 import zmq
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, WireError
+from protocol.messages_handoff import DeviceHandle
 from runtime.curve import OPEN, Security
+from runtime.log import get_log
 from runtime.settings import TransferBackend
 from transfer.backend_shm import PoolMaps, PoolOwner, SharedPages
-from transfer.backend_zmq import zmq_receiver, zmq_sender
-from transfer.interface import KvReceiver, KvSender, PageMemory
+from transfer.backend_zmq import zmq_arrivals, zmq_receiver, zmq_sender
+from transfer.device_pools import AtDevice, DeviceMaps, DeviceOwner, DevicePages, DeviceReader, SeatFile
+from transfer.interface import KvReceiver, KvSender
+from transfer.landing import FrameReceiver
 from transfer.writers import Writers
 
-BACKENDS: Final = get_args(TransferBackend)  # auto: shm for each pair of workers that can, else zmq
+BACKENDS: Final = get_args(TransferBackend)  # auto: for each pair of workers cuda_ipc if it can, else shm, else zmq
+log = get_log("transfer")
 
 
 def open_sender(
-    backend: str, memory: PageMemory, instance: int, context: zmq.Context[Any], security: Security = OPEN
+    backend: str,
+    memory: SharedPages,
+    instance: int,
+    context: zmq.Context[Any],
+    security: Security = OPEN,
+    device: DevicePages | None = None,
 ) -> KvSender:
-    """The sender of a prefill worker; the caller ends `context` after close(). ConfigError for an unknown backend."""
+    """The sender of a prefill worker; the caller ends `context` after close(). ConfigError for a wrong backend."""
     _check(backend)
-    pools = None if backend == "zmq" else PoolMaps(required=backend == "shm")
+    host = None if backend in ("zmq", "cuda_ipc") else PoolMaps(required=backend == "shm")
+    at_device = open_device(device, backend)
+    pools = host if at_device is None else DeviceMaps(at_device, host)
     return zmq_sender(memory, instance, context, pools=pools, security=security)
 
 
 def open_receiver(
-    backend: str, memory: SharedPages, host: str, context: zmq.Context[Any], security: Security = OPEN
+    backend: str,
+    memory: SharedPages,
+    host: str,
+    context: zmq.Context[Any],
+    security: Security = OPEN,
+    device: DevicePages | None = None,
 ) -> KvReceiver:
     """The receiver of a decode worker that peers reach at `host`. ConfigError for a wrong backend or host."""
     _check(backend)
-    writers = None if backend == "zmq" else Writers(PoolOwner(memory), required=backend == "shm")
-    return zmq_receiver(memory, host, context, writers, security)
+    if backend == "zmq":
+        return zmq_receiver(memory, host, context, None, security)
+    at_device = open_device(device, backend)
+    handle = None if at_device is None else _handle_of(at_device, backend)
+    if at_device is None or handle is None:
+        return zmq_receiver(memory, host, context, Writers(PoolOwner(memory), required=backend == "shm"), security)
+    seats = PoolOwner(memory if backend == "auto" else SeatFile(memory.num_pages))
+    writers = Writers(DeviceOwner(seats, handle), required=backend == "cuda_ipc", backend="cuda_ipc")
+    arrivals = zmq_arrivals(memory, host, context, security)
+    return FrameReceiver(memory, arrivals, writers, reader=DeviceReader(at_device.pages, at_device.copies))
+
+
+def open_device(device: DevicePages | None, backend: str) -> AtDevice | None:
+    """What writing to and from device memory takes, where the backend may do that and can. ConfigError if it must."""
+    if backend not in ("auto", "cuda_ipc"):
+        return None
+    if device is None:
+        _go_without(backend, "the KV memory is not on a CUDA device", is_worth_a_line=False)
+        return None
+    from transfer.backend_cuda_ipc import at_device  # noqa: PLC0415 - takes seconds, and nobody else needs it
+
+    try:
+        return at_device(device)
+    except WireError as error:
+        _go_without(backend, error.message)
+        return None
+
+
+def _handle_of(at_device: AtDevice, backend: str) -> DeviceHandle | None:
+    try:
+        return at_device.export()
+    except WireError as error:
+        _go_without(backend, error.message)
+        return None
+
+
+def _go_without(backend: str, why: str, *, is_worth_a_line: bool = True) -> None:
+    if backend == "cuda_ipc":
+        raise ConfigError(f"transfer_backend is cuda_ipc, but {why}")
+    if is_worth_a_line:
+        log.info("KV is not written on the device", why=why)
 
 
 def _check(backend: str) -> None:

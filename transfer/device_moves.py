@@ -1,6 +1,6 @@
-"""Moves of KV within device memory, in units that one kernel copies, and the checksum of what they move.
+"""Copies of KV within device memory, in units that one kernel takes, and the checksum of what is copied.
 
-    moves -> units: pieces of one size, the largest that every move begins and ends with -> a table for the kernel
+    copy -> units: pieces of one size, the largest that every run begins and ends with -> a table for the kernel
 
 The device checksum: the words of what is moved, w[0], w[1], ... in the order of the prompt, give the sum of
 scramble(w[i] ^ i * STEP), modulo 2^64. For each i this is a bijection of w[i]: xor with a constant, odd multipliers,
@@ -8,28 +8,26 @@ xor with the word's own right shift. So one word that changes changes its addend
 difference, such as words that changed places, is missed with a chance of about 2^-64, as far as scramble() behaves like
 a bijection drawn at random; it is no defence against intent. Addends may be added in any order, which is why a device
 can do it. What it does not know: CUDA, streams, frames.
+Suffixes: U units, W words of a layer, N words.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Final, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from protocol.kv_layout import KvLayout
-from transfer.reslice import Move, head_bytes
+from transfer.copying import Copy, Runs
+from transfer.moving import Moving
+from transfer.reslice import Ints64, head_bytes
 
 WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # by bytes
 WRAP: Final = (1 << 64) - 1
 STEP: Final = 0x1E3779B97F4A7C15  # odd, and below 2^63, so that they are the same as signed and unsigned integers
 FIRST: Final = 0x3F58476D1CE4E5B9
 SECOND: Final = 0x14D049BB133111EB
-
-Ints64 = npt.NDArray[np.int64]  # suffixes: M moves, U units, N words
 
 
 def word_bytes(layout: KvLayout) -> int:
@@ -47,7 +45,7 @@ def total_of(words_N: Tensor) -> int:
     return int(x_N.sum()) & WRAP
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Units:
     """Units `sources_U[i]` of `num_words` words each belong at `targets_U[i]`, both counted from the beginning of a
     layer, in the order of the prompt."""
@@ -57,48 +55,17 @@ class Units:
     targets_U: Ints64
 
 
-def units_to_write(moves: Sequence[Move], source: KvLayout, target: KvLayout) -> Units:
-    """The moves of a frame, from pages of one layout to pages of another, cut into pieces of one size."""
-    starts_2M, size_M = _columns(moves)
-    return _cut(starts_2M, size_M, gcd(source.page_bytes, target.page_bytes), word_bytes(source))
+def units_to_write(copy: Copy, source: KvLayout, target: KvLayout) -> Units:
+    """A copy from pages of one layout to pages of another."""
+    unit = gcd(copy.sources.unit, copy.targets.unit, source.page_bytes, target.page_bytes)
+    return Units(unit // word_bytes(source), copy.sources.rows(unit), copy.targets.rows(unit))
 
 
-def units_to_read(moves: Sequence[Move], target: KvLayout) -> Units:
-    """What moves have written, in the same order."""
-    starts_2M, size_M = _columns(moves)
-    return _cut(starts_2M[[1, 1]], size_M, target.page_bytes, word_bytes(target))
-
-
-def _columns(moves: Sequence[Move]) -> tuple[Ints64, Ints64]:
-    rows = [(move.source_start, move.target_start, move.num_bytes) for move in moves]
-    columns_3M = np.array(rows, np.int64).reshape(-1, 3).T
-    return columns_3M[:2], columns_3M[2]
-
-
-def _cut(starts_2M: Ints64, size_M: Ints64, page_bytes: int, num_word_bytes: int) -> Units:
-    unit = int(np.gcd.reduce([page_bytes, *np.gcd.reduce(starts_2M, 0), *size_M]))
-    count_M = size_M // unit
-    within_U = np.arange(count_M.sum()) - np.repeat(np.cumsum(count_M) - count_M, count_M)
-    sources_U, targets_U = (np.repeat(start_M // unit, count_M) + within_U for start_M in starts_2M)
-    return Units(unit // num_word_bytes, sources_U, targets_U)
-
-
-class Moving(Protocol):
-    """Work that was given to a device, and cannot be called back."""
-
-    @property
-    def done(self) -> bool:
-        """Whether it has completed: nothing of it reads or writes any more, and what it wrote is there for all."""
-        ...
-
-    def wait(self) -> None:
-        """Blocks until `done`."""
-        ...
-
-    @property
-    def total(self) -> int:
-        """The device checksum of what was moved or read, once `done`."""
-        ...
+def units_to_read(written: Runs, layout: KvLayout) -> Units:
+    """What was written, in the same order."""
+    unit = gcd(written.unit, layout.page_bytes)
+    rows_U = written.rows(unit)
+    return Units(unit // word_bytes(layout), rows_U, rows_U)
 
 
 class Copies(Protocol):

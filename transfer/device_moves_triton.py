@@ -14,13 +14,13 @@ from torch import Tensor
 from transfer.device_moves import FIRST, SECOND, STEP
 
 NUM_SUMS: Final = 64
-MAX_BLOCK: Final = 1024  # words of a piece
+BLOCKS: Final = (1024, 128)  # words of a piece: few sizes, because each is compiled
 
 
 def launch(source_W: Tensor, target_W: Tensor | None, table_2U: Tensor, num_words: int, sums_S: Tensor) -> None:
     """Queues the kernel on the current stream of the current device. `table_2U`: source units, then target units;
     `sums_S` are zeros."""
-    block = min(MAX_BLOCK, int(triton.next_power_of_2(num_words)))
+    block = BLOCKS[num_words < BLOCKS[0]]
     pieces = -(-num_words // block)
     _kernel[(table_2U.shape[1] * pieces,)](
         source_W,

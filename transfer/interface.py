@@ -22,7 +22,13 @@ from protocol.messages_gateway import Stamp, WorkerAddress
 from protocol.messages_handoff import PoolOffer
 
 WINDOW_BYTES = 32 * 1024 * 1024  # payload a sender may have in flight to one peer; a larger frame goes alone
+<<<<<<< /tmp/ct/transfer/interface.py
+FRAME_BYTES = 4 * 1024 * 1024  # payload of one merged frame; a page that is larger is a frame of its own
+DEVICE_FRAME_BYTES = 128 * 1024 * 1024  # of one frame between devices, where what it costs to begin one counts
+DEVICE_WINDOW_BYTES = 512 * 1024 * 1024  # in flight from device to device: it takes no memory, but an end waits for it
+=======
 FRAME_BYTES = 2 * 1024 * 1024  # payload of one merged frame; a page that is larger is a frame of its own
+>>>>>>> /tmp/m_head
 POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll, some 2 ms of copying
 POLL_FRAMES = 256  # and never more frames than this, whatever their size
 
@@ -82,6 +88,7 @@ class Rejection(StrEnum):
     PAGE_RANGE = "page_range"
     NUM_TOKENS = "num_tokens"
     SIZE = "size"
+    CHECK_KIND = "check_kind"  # a checksum of bytes where a sum of the device is due, or the other way round
     CHECKSUM = "checksum"
 
 
@@ -93,6 +100,7 @@ FATAL = frozenset(
         Rejection.PAGE_RANGE,
         Rejection.NUM_TOKENS,
         Rejection.SIZE,
+        Rejection.CHECK_KIND,
         Rejection.CHECKSUM,
     }
 )
@@ -114,6 +122,7 @@ class Delivered:
 
     reservation: int
     last: LastMessage
+    on_device: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,11 @@ class KvSender(Protocol):
         """
         ...
 
+    def device_writer(self, instance: int) -> int:
+        """The process that writes into the device memory of that worker; 0 where nobody does, and pages are read from
+        host memory."""
+        ...
+
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
         """Announces a transfer and connects to its peer if need be.
 
@@ -166,7 +180,7 @@ class KvSender(Protocol):
         ...
 
     def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
-        """K and V of tokens [0, num_tokens) of `layer` are final and visible to the host.
+        """K and V of tokens [0, num_tokens) of `layer` are final, and where they are read: see device_writer().
 
         Whole pages leave at once as credit allows; the partial last page only when `num_tokens` is the total.
         """
@@ -177,7 +191,7 @@ class KvSender(Protocol):
         ...
 
     def cancel(self, target: Target) -> None:
-        """Nothing more is sent or written from here on. Idempotent."""
+        """Nothing more is sent or written from here on; waits for what a device has begun. Idempotent."""
         ...
 
     def delivered(self, target: Target) -> None:
@@ -198,6 +212,11 @@ class KvSender(Protocol):
 
     def pump(self) -> None:
         """Sends what credit allows; never blocks."""
+        ...
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether pump() is due again at once: a device copies, and wakes nobody when it is done."""
         ...
 
     def is_reading(self, target: Target) -> bool:
@@ -225,13 +244,13 @@ class KvReceiver(Protocol):
         """What the prefill worker `instance` is offered in a greeting; None where nobody may write in place."""
         ...
 
-    def admit_writer(self, instance: int, in_place: bool) -> int:
+    def admit_writer(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
         """The seat of that worker, which says that it can or not, if it may be told pages; 0 if not, or WireError if it
-        must."""
+        must. `device_writer`: see KvSender."""
         ...
 
-    def backend(self, in_place: bool) -> str:
-        """The name of what brings KV: from workers that hold a seat (`in_place`), or from the others."""
+    def backend(self, instance: int, in_place: bool) -> str:
+        """The name of what brings KV from that worker, which may write it itself or not."""
         ...
 
     def stopped(self, reservation: int, instance: int) -> None:
@@ -266,6 +285,11 @@ class KvReceiver(Protocol):
 
     def release(self, reservation: int) -> None:
         """Consumed, cancelled or failed: no byte lands from here on, every later frame is rejected. Idempotent."""
+        ...
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether poll() is due again at once: a device reads what was written, and wakes nobody when it is done."""
         ...
 
     def poll(self, max_bytes: int = POLL_BYTES) -> list[ReceiverEvent]:

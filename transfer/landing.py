@@ -1,20 +1,22 @@
 """KvReceiver over any wire: checks a frame (size, checksum, reservation), copies it into its pages, reports. Of KV that
-was written in place only the header comes, and what lies in the pages is checked.
+was written in place only the header comes, and what lies in the pages is checked: here, or by the device they are of.
 
 Whatever a peer or a stranger sends ends in an event and a counter, never in an exception. What it does not know: how
 bytes arrive, or what the pages are for.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.errors import WireError
-from protocol.frame import LAST_MESSAGE, FrameHeader, unpack_header, verify_checksum, verify_length
+from protocol.frame import LAST_MESSAGE, Check, FrameHeader, seal_sum, unpack_header, verify_checksum, verify_length
 from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import PoolOffer
 from runtime.log import get_log
 from runtime.refusals import Refusals
+from transfer.copying import Copy, Runs
 from transfer.interface import (
     FATAL,
     POLL_BYTES,
@@ -29,6 +31,7 @@ from transfer.interface import (
     Rejection,
     TransferFailed,
 )
+from transfer.moving import Moving
 from transfer.receiver import OPEN, ReceiveState, ReceiveTransfer
 from transfer.writers import Writers
 
@@ -61,15 +64,40 @@ class Arrivals(Protocol):
         ...
 
 
+class Reader(Protocol):
+    """Our pages where only a device reaches them."""
+
+    def begin(self, layer: int, written: Runs) -> Moving:
+        """Has it sum what was written there."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Checking:
+    """A frame that was written on the device, and is being read there."""
+
+    transfer: ReceiveTransfer
+    header: FrameHeader
+    reading: Moving
+
+
 class FrameReceiver:
     """See interface.KvReceiver."""
 
-    def __init__(self, memory: PageMemory, arrivals: Arrivals, writers: Writers | None = None) -> None:
-        """Without `writers` nobody writes in place."""
+    def __init__(
+        self,
+        memory: PageMemory,
+        arrivals: Arrivals,
+        writers: Writers | None = None,
+        reader: Reader | None = None,
+    ) -> None:
+        """Without `writers` nobody writes in place, without `reader` not on the device."""
         self._memory = memory
         self._layout = memory.layout
         self._arrivals = arrivals
         self._writers = writers
+        self._reader = reader
+        self._checking: deque[_Checking] = deque()
         self._transfers: dict[int, ReceiveTransfer] = {}
         self._totals: Counter[str] = Counter()
         self._refusals = Refusals(get_log("transfer"), "frame refused")
@@ -89,15 +117,15 @@ class FrameReceiver:
         """See KvReceiver."""
         return None if self._writers is None else self._writers.offer(instance)
 
-    def admit_writer(self, instance: int, in_place: bool) -> int:
+    def admit_writer(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
         """See KvReceiver."""
-        return 0 if self._writers is None else self._writers.admit(instance, in_place)
+        return 0 if self._writers is None else self._writers.admit(instance, in_place, device_writer)
 
-    def backend(self, in_place: bool) -> str:
+    def backend(self, instance: int, in_place: bool) -> str:
         """See KvReceiver."""
         if in_place:
             assert self._writers is not None, "nobody was admitted"
-            return self._writers.backend
+            return self._writers.backend_of(instance)
         return self._arrivals.backend
 
     def stopped(self, reservation: int, instance: int) -> None:
@@ -121,11 +149,13 @@ class FrameReceiver:
     ) -> None:
         """See KvReceiver."""
         assert reservation not in self._transfers, reservation
+        on_device = False
         if in_place:
             assert self._writers is not None, "nobody was admitted"
             self._writers.began(reservation, sender_instance)
+            on_device = self._writers.is_on_device(sender_instance)
         self._transfers[reservation] = ReceiveTransfer(
-            self._layout, attempt, sender_instance, pages, num_tokens, sent, in_place
+            self._layout, attempt, sender_instance, pages, num_tokens, sent, in_place, on_device
         )
 
     def release(self, reservation: int) -> None:
@@ -135,6 +165,11 @@ class FrameReceiver:
             transfer.release()
             self._totals[f"reservations_{transfer.state}"] += 1
 
+    @property
+    def is_checking(self) -> bool:
+        """See KvReceiver."""
+        return bool(self._checking)
+
     def poll(self, max_bytes: int = POLL_BYTES) -> list[ReceiverEvent]:
         """See KvReceiver."""
         events: list[ReceiverEvent] = []
@@ -143,6 +178,8 @@ class FrameReceiver:
             if credit.total() >= max_bytes or (parts := self._arrivals.receive()) is None:
                 break
             events += self._take(parts, credit)
+        while self._checking and self._checking[0].reading.done:
+            events += self._checked(self._checking.popleft())
         events += [CreditReturned(*whose, num_bytes) for whose, num_bytes in credit.items() if num_bytes]
         return events
 
@@ -173,6 +210,29 @@ class FrameReceiver:
         )
         before = transfer.state if transfer else None
         reason = self._land(transfer, header, payload, is_written)
+        yield from self._outcome(transfer, header, before, reason)
+
+    def _checked(self, done: _Checking) -> Iterator[ReceiverEvent]:
+        """The device has read what was written; of a transfer that is over, nobody asks any more."""
+        transfer, header, before = done.transfer, done.header, done.transfer.state
+        if before not in OPEN:
+            return
+        reason = None
+        if seal_sum(header, done.reading.total) == header:
+            self._landed(transfer, header)
+        else:
+            reason = Rejection.CHECKSUM
+            transfer.fail(f"frame {header.sequence} was refused: {reason}")
+        yield from self._outcome(transfer, header, before, reason)
+
+    def _outcome(
+        self,
+        transfer: ReceiveTransfer | None,
+        header: FrameHeader,
+        before: ReceiveState | None,
+        reason: Rejection | None,
+    ) -> Iterator[ReceiverEvent]:
+        """What a frame has led to, in a transfer that was in state `before`."""
         if reason is not None:
             self._refusals.note(reason, reservation=header.reservation, sender=header.sender_instance)
             yield FrameRejected(reason, header)
@@ -183,7 +243,7 @@ class FrameReceiver:
         if transfer.state is ReceiveState.DELIVERED:
             assert transfer.last is not None
             self.stopped(header.reservation, header.sender_instance)
-            yield Delivered(header.reservation, transfer.last)
+            yield Delivered(header.reservation, transfer.last, transfer.is_on_device)
         elif transfer.state is ReceiveState.FAILED:
             yield TransferFailed(header.reservation, transfer.failure)
 
@@ -221,6 +281,8 @@ class FrameReceiver:
                 return Rejection.MALFORMED
             return None
         assert landing.copy is not None, "only the last frame has nothing to copy"
+        if transfer.is_on_device:
+            return self._begin_check(transfer, header, payload, landing.copy)
         pool = self._memory.window(landing.layer, landing.copy.targets.pages)
         if transfer.is_in_place:
             if payload:
@@ -230,10 +292,24 @@ class FrameReceiver:
         else:
             for _ in landing.copy.run(payload[0] if len(payload) == 1 else memoryview(b"".join(payload)), pool):
                 pass
+        self._landed(transfer, header)
+        return None
+
+    def _begin_check(
+        self, transfer: ReceiveTransfer, header: FrameHeader, payload: Sequence[memoryview], copy: Copy
+    ) -> Rejection | None:
+        if payload:
+            return Rejection.SIZE
+        if header.check != Check.DEVICE_SUM:
+            return Rejection.CHECK_KIND
+        assert self._reader is not None, "somebody was admitted to write on the device"
+        self._checking.append(_Checking(transfer, header, self._reader.begin(header.layer, copy.targets)))
+        return None
+
+    def _landed(self, transfer: ReceiveTransfer, header: FrameHeader) -> None:
         transfer.landed(header)
         self._totals["frames"] += 1
         self._totals["bytes"] += header.payload_bytes
-        return None
 
 
 def _damage(header: FrameHeader, payload: Sequence[memoryview]) -> Rejection | None:
@@ -245,6 +321,8 @@ def _damage(header: FrameHeader, payload: Sequence[memoryview]) -> Rejection | N
 
 
 def _wrong_sum(header: FrameHeader, payload: Iterable[memoryview]) -> Rejection | None:
+    if header.check != Check.BYTES:
+        return Rejection.CHECK_KIND
     try:
         verify_checksum(header, payload)
     except WireError:

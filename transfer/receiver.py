@@ -63,13 +63,16 @@ class ReceiveTransfer:
         num_tokens: int,
         sent: KvLayout | None = None,
         in_place: bool = False,
+        on_device: bool = False,
     ) -> None:
-        """`sent` is by default our own layout. `in_place`: the sender writes valid slots itself, frames are headers."""
+        """`sent` is by default our own layout. `in_place`: the sender writes valid slots itself, frames are headers;
+        `on_device`: where only a device reads them."""
         assert len(pages) == layout.num_pages(num_tokens), (len(pages), num_tokens)
         self.state = ReceiveState.REQUESTED
         self.last: LastMessage | None = None
         self.failure = ""  # why, when FAILED
         self.is_in_place = in_place
+        self.is_on_device = on_device
         self._sent = sent or layout
         self._attempt = attempt
         self._sender_instance = sender_instance

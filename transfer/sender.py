@@ -63,6 +63,7 @@ class SendTransfer:
         source_pages: Sequence[int],
         num_tokens: int,
         place: KvLayout | None = None,
+        frame_bytes: int = FRAME_BYTES,
     ) -> None:
         """`place` is the layout of the target's pages, if they are to be written in place."""
         assert len(source_pages) == layout.num_pages(num_tokens), (len(source_pages), num_tokens)
@@ -73,6 +74,7 @@ class SendTransfer:
         self.last_sent = False
         self._layout = layout
         self._place = None if place is None else Shard(place, target.pages)
+        self._frame_bytes = frame_bytes
         self._copies: dict[tuple[int, int], Copy] = {}  # by (page_start, num_pages), the same for every layer
         self._runs: dict[tuple[int, int], Runs] = {}  # the same
         self._num_tokens = num_tokens
@@ -86,7 +88,7 @@ class SendTransfer:
         start = self._ready_pages[layer]
         end = max(start, final_pages(self._layout, num_final, self._num_tokens))
         self._ready_pages[layer] = end
-        return frames_of(self._layout, layer, start, end, self._num_tokens, FRAME_BYTES)
+        return frames_of(self._layout, layer, start, end, self._num_tokens, self._frame_bytes)
 
     def finish(self, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...]) -> LastFrame:
         """The last frame; every layer must have been ready in full."""

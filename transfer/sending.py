@@ -2,9 +2,11 @@
 
 Runs of pages go to the wire as views of page memory, without a copy; a frame of many short runs is gathered first,
 because a part has a price of its own. Where the peer's pages can be written in place, they are, and the frame is only
-its header. What it does not know: how a wire moves bytes, how memory is mapped.
+its header; where a device writes them, that leaves when the device is done. What it does not know: how a wire moves
+bytes, how memory is mapped.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -12,11 +14,21 @@ from typing import Protocol
 import numpy as np
 
 from protocol.errors import WireError
-from protocol.frame import pack_header, seal_sized
+from protocol.frame import FrameHeader, pack_header, seal_sized, seal_sum
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp
 from protocol.messages_handoff import PoolOffer
-from transfer.interface import WINDOW_BYTES, PageMemory, Pollable, Target
+from transfer.copying import Copy
+from transfer.interface import (
+    DEVICE_FRAME_BYTES,
+    DEVICE_WINDOW_BYTES,
+    FRAME_BYTES,
+    WINDOW_BYTES,
+    PageMemory,
+    Pollable,
+    Target,
+)
+from transfer.moving import Moving, MovingFrames
 from transfer.plan import KvFrame
 from transfer.sender import Frame, PeerQueue, SendTransfer
 
@@ -68,6 +80,10 @@ class Pools(Protocol):
         """A peer's memory, if it is mapped."""
         ...
 
+    def device(self, instance: int) -> "DeviceMemory | None":
+        """A peer's device memory, if it is mapped."""
+        ...
+
     def drop(self, instance: int) -> None:
         """Lets go. Idempotent."""
         ...
@@ -86,6 +102,24 @@ class MappedMemory(PageMemory, Protocol):
         ...
 
 
+class DeviceMemory(Protocol):
+    """A peer's pages where only a device reaches them."""
+
+    @property
+    def layout(self) -> KvLayout:
+        """The shape of it."""
+        ...
+
+    @property
+    def num_pages(self) -> int:
+        """Of each layer, the padding page among them."""
+        ...
+
+    def begin(self, layer: int, copy: Copy) -> Moving:
+        """Has our pages written into the peer's."""
+        ...
+
+
 class FrameSender:
     """See interface.KvSender."""
 
@@ -96,6 +130,7 @@ class FrameSender:
         wire: Wire,
         window: int = WINDOW_BYTES,
         pools: Pools | None = None,
+        device_window: int = DEVICE_WINDOW_BYTES,
     ) -> None:
         """Without `pools` nothing is written in place."""
         self._memory = memory
@@ -103,8 +138,10 @@ class FrameSender:
         self._instance = instance
         self._wire = wire
         self._window = window
+        self._device_window = device_window
         self._pools = pools
         self._peers: dict[int, PeerQueue] = {}
+        self._moving: dict[int, MovingFrames] = {}  # of the same peers
         self._transfers: dict[Target, SendTransfer] = {}  # not ended
         self._reading: dict[Target, list[Reading]] = {}
         self._totals: Counter[str] = Counter()
@@ -124,16 +161,23 @@ class FrameSender:
         self.drop_peer(instance)
         return self._pools is not None and self._pools.attach(instance, layout, pool)
 
+    def device_writer(self, instance: int) -> int:
+        """See KvSender."""
+        return 0 if self._device_of(instance) is None else os.getpid()
+
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
         """See KvSender."""
         if target in self._transfers:
             raise WireError(f"reservation {target.reservation} attempt {target.attempt} is being sent already")
         place = self._place(target, num_tokens)
         instance = target.peer.instance
+        on_device = self._device_of(instance) is not None
         if instance not in self._peers:
             self._wire.connect(instance, target.peer.data)
-            self._peers[instance] = PeerQueue(self._window)
-        self._transfers[target] = SendTransfer(target, self._layout, source_pages, num_tokens, place)
+            self._peers[instance] = PeerQueue(self._device_window if on_device else self._window)
+            self._moving[instance] = MovingFrames()
+        frame_bytes = DEVICE_FRAME_BYTES if on_device else FRAME_BYTES
+        self._transfers[target] = SendTransfer(target, self._layout, source_pages, num_tokens, place, frame_bytes)
 
     def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
         """See KvSender."""
@@ -176,6 +220,7 @@ class FrameSender:
         for target in [target for target in self._transfers if target.peer.instance == instance]:
             self.cancel(target)
         if self._peers.pop(instance, None) is not None:
+            del self._moving[instance]
             self._wire.disconnect(instance)
         if self._pools is not None:
             self._pools.drop(instance)
@@ -191,6 +236,11 @@ class FrameSender:
         """See KvSender."""
         for instance in self._peers:
             self._pump(instance)
+
+    @property
+    def is_moving(self) -> bool:
+        """See KvSender."""
+        return any(self._moving.values())
 
     def is_reading(self, target: Target) -> bool:
         """See KvSender."""
@@ -215,7 +265,8 @@ class FrameSender:
         """The layout of the pages that the target names, if it names any; WireError unless they may be written."""
         if not target.pages:
             return None
-        pool = None if self._pools is None else self._pools.get(target.peer.instance)
+        instance = target.peer.instance
+        pool = self._device_of(instance) or (None if self._pools is None else self._pools.get(instance))
         if pool is None:
             raise WireError(f"the KV memory of {target.peer.worker_id} is not mapped")
         if len(target.pages) != pool.layout.num_pages(num_tokens) or len(set(target.pages)) != len(target.pages):
@@ -227,30 +278,54 @@ class FrameSender:
     def _ended(self, transfer: SendTransfer) -> None:
         peer = self._peers[transfer.target.peer.instance]
         peer.drop(transfer)
+        self._moving[transfer.target.peer.instance].drop(transfer)
         peer.credit.end(transfer.target.reservation)
         self._totals[f"transfers_{transfer.state}"] += 1
 
     def _pump(self, instance: int) -> None:
         peer = self._peers[instance]
-        while (head := peer.head()) is not None:
+        while self._send_moved(instance) and (head := peer.head()) is not None:
             num_bytes = head[0].payload_bytes(head[1])
-            if not peer.credit.fits(num_bytes) or not self._send(instance, *head):
+            if not peer.credit.fits(num_bytes) or not self._begin(instance, *head):
                 return
             peer.pop()
             peer.credit.take(head[0].target.reservation, num_bytes)
 
+    def _begin(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:
+        """Sends a frame, or has a device move its KV. False if that cannot be now: a last frame waits for all moves."""
+        moving, device = self._moving[instance], self._device_of(instance)
+        if device is not None and transfer.is_in_place and isinstance(frame, KvFrame):
+            moving.begin(transfer, frame, device.begin(frame.layer, transfer.copy(frame)))
+            return True
+        return not moving and self._send(instance, transfer, frame)
+
+    def _send_moved(self, instance: int) -> bool:
+        """Sends the headers of what a device has moved. False if the wire takes no more."""
+        moving = self._moving[instance]
+        while (moved := moving.head()) is not None:
+            header = seal_sum(moved.transfer.header(moved.frame, self._instance), moved.moving.total)
+            if self._give(instance, moved.transfer, header, ()) is None:
+                return False
+            moving.pop()
+        return True
+
     def _send(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:
         parts, payload, shared = self._payload(transfer, frame)
         header = seal_sized(transfer.header(frame, self._instance), payload)
-        reading = self._wire.send(instance, [pack_header(header), *parts])
-        if reading is None:
-            return False
-        if shared:
+        reading = self._give(instance, transfer, header, parts)
+        if reading is not None and shared:
             self._reading.setdefault(transfer.target, []).append(reading)
-        transfer.sent(header)
-        self._totals["frames"] += 1
-        self._totals["bytes"] += header.payload_bytes
-        return True
+        return reading is not None
+
+    def _give(
+        self, instance: int, transfer: SendTransfer, header: FrameHeader, parts: Sequence[Part]
+    ) -> Reading | None:
+        reading = self._wire.send(instance, [pack_header(header), *parts])
+        if reading is not None:
+            transfer.sent(header)
+            self._totals["frames"] += 1
+            self._totals["bytes"] += header.payload_bytes
+        return reading
 
     def _payload(self, transfer: SendTransfer, frame: Frame) -> tuple[Sequence[Part], Iterable[Part], bool]:
         """The parts that travel; the payload, which must be read to its end before they do; whether the parts are views
@@ -269,6 +344,9 @@ class FrameSender:
             return [gathered], runs.gather(window, gathered), False
         views = runs.views(window)
         return views, views, True
+
+    def _device_of(self, instance: int) -> DeviceMemory | None:
+        return None if self._pools is None else self._pools.device(instance)
 
     def _pool_of(self, transfer: SendTransfer) -> MappedMemory:
         pool = None if self._pools is None else self._pools.get(transfer.target.peer.instance)

@@ -24,7 +24,7 @@ class Receiver:
     def offer(self, instance: int) -> None:
         """Nothing is offered."""
 
-    def admit_writer(self, instance: int, in_place: bool) -> int:
+    def admit_writer(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
         if self.seat < 0:
             raise WireError("it must")
         return self.seat if in_place else 0
@@ -35,7 +35,7 @@ class Receiver:
     def lose(self, instance: int) -> None:
         self.exports.pop(instance, None)
 
-    def backend(self, in_place: bool) -> str:
+    def backend(self, instance: int, in_place: bool) -> str:
         return "shm" if in_place else "zmq"
 
 

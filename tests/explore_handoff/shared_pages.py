@@ -106,6 +106,9 @@ class MappedPools:
         """See Pools."""
         return self._mapped.get(instance)
 
+    def device(self, instance: int) -> None:
+        """See Pools."""
+
     def drop(self, instance: int) -> None:
         """See Pools."""
         if (mapped := self._mapped.pop(instance, None)) is not None:

@@ -141,8 +141,8 @@ HANDOFF = (
     _mutant(
         "decode does not hear that prefill has stopped writing",
         WRITERS,
-        "        if self._writing.get(reservation, (None, 0))[0] == instance:\n",
-        "        if self._writing.get(reservation, (None, 0))[0] == -1:\n",
+        "        if writer is not None and writer.instance == instance:\n",
+        "        if writer is not None and writer.instance == -1:\n",
         "the pages stay in quarantine",
     ),
     _mutant(

@@ -121,8 +121,8 @@ ROLES = (
     Mutant(
         "a free seat proves nothing",
         "transfer/writers.py",
-        "        if entry is not None and not self._seats.is_taken(entry[1]):\n",
-        "        if entry is None:\n            return False\n        if False:\n",
+        "        if writer is not None and not self._is_there(writer):\n",
+        "        if writer is None:\n            return False\n        if False:\n",
         "pages that a dead worker was told never come back",
         (),
         ("tests/transfer/test_writers.py",),
@@ -130,7 +130,7 @@ ROLES = (
     Mutant(
         "whoever says so may write in place",
         "transfer/writers.py",
-        " and self._seats.is_taken(seat):\n",
+        " and self._seats.is_taken(offer.seat):\n",
         ":\n",
         "decode waits for pages that somebody writes elsewhere",
         (),

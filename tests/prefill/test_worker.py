@@ -43,9 +43,14 @@ class Sender:
         self.counters: dict[str, float] = {}
         self.lost: list[Target] = []
         self.export = b"our pages"
+        self.is_moving = False
+        self.writes_on_device = False
 
     def attach(self, instance: int, layout: KvLayout, pool: PoolOffer | None) -> bool:
         return False
+
+    def device_writer(self, instance: int) -> int:
+        return 99 if self.writes_on_device else 0
 
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
         self.calls.append(("open", target.reservation, num_tokens))

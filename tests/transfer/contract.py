@@ -12,7 +12,6 @@ from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp, WorkerAddress
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.backend_shm import SharedPages
 from transfer.interface import (
     WINDOW_BYTES,
     CreditReturned,
@@ -21,7 +20,6 @@ from transfer.interface import (
     FrameRejected,
     KvReceiver,
     KvSender,
-    PageMemory,
     ReceiverEvent,
     Rejection,
     Target,
@@ -36,9 +34,9 @@ E = TypeVar("E")
 class Network(Protocol):
     """Makes the two ends of one backend."""
 
-    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> KvSender: ...
+    def sender(self, memory: HostMemory, instance: int, window: int = WINDOW_BYTES) -> KvSender: ...
 
-    def receiver(self, memory: SharedPages) -> KvReceiver: ...
+    def receiver(self, memory: HostMemory) -> KvReceiver: ...
 
 
 class Pair:
@@ -64,7 +62,7 @@ class Pair:
     def greet(self) -> None:
         """Decode greets prefill, with its memory if others may write there."""
         attached = self.sender.attach(DECODE, self.pool.layout, self.receiver.offer(PREFILL))
-        self.in_place = bool(self.receiver.admit_writer(PREFILL, attached))
+        self.in_place = bool(self.receiver.admit_writer(PREFILL, attached, self.sender.device_writer(DECODE)))
 
     def open(self, reservation: int, source: list[int], target: list[int], num_tokens: int) -> Target:
         layout, in_place = self.source.layout, self.in_place
@@ -202,10 +200,8 @@ class KvContract:
         pair.sender.finish(two, (2,))
         pair.sender.finish(one, (1,))
         pair.until(lambda: len(pair.seen(Delivered)) == 2)
-        assert [(event.reservation, event.last.first_tokens) for event in pair.seen(Delivered)] == [
-            (2, (2,)),
-            (1, (1,)),
-        ]
+        tokens = {event.reservation: event.last.first_tokens for event in pair.seen(Delivered)}
+        assert tokens == {1: (1,), 2: (2,)}
         want = expected_pool(pair.before, pair.pool, [3, 4], pair.source, [1, 2], 7)
         assert pair.pool.pool == expected_pool(want, pair.pool, [6], pair.source, [5], 2)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from protocol.kv_layout import KvLayout
+from transfer.copying import Copy
 from transfer.device_moves import WORDS, HostCopies, Units, units_to_write, word_bytes
 from transfer.reslice import Shard, moves_of
 
@@ -36,7 +37,7 @@ class Case:
         moves = moves_of(
             Shard(here, self.pages(0)), Shard(there, self.pages(1)), range(self.heads), range(self.num_tokens)
         )
-        return units_to_write(moves, here, there)
+        return units_to_write(Copy(moves, here.page_bytes, there.page_bytes), here, there)
 
     def memory(self, side: int) -> Tensor:
         """The words of a layer, random."""

@@ -26,6 +26,11 @@ class HostMemory:
         self.pool[:] = random.Random(seed).randbytes(num_bytes)
 
     @property
+    def device_bytes(self) -> Tensor:
+        """The same bytes, as if a device had them."""
+        return torch.frombuffer(self._memory.mapping, dtype=torch.uint8).view(self.layout.num_layers, -1)
+
+    @property
     def shared_fd(self) -> int:
         return self._memory.fd
 

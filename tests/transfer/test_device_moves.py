@@ -5,6 +5,7 @@ import torch
 
 from protocol.kv_layout import KvLayout
 from tests.transfer.device_cases import CASES, Case
+from transfer.copying import Copy, Runs
 from transfer.device_moves import (
     FIRST,
     SECOND,
@@ -83,14 +84,20 @@ def test_who_reads_what_was_written_finds_the_same_sum(case: Case) -> None:
     sent = HostCopies().begin(case.memory(0), target, case.units())
     payload = Shard(case.layout(0), range(case.layout(0).num_pages(case.num_tokens)))
     landing = moves_of(payload, Shard(case.layout(1), case.pages(1)), range(case.heads), range(case.num_tokens))
-    read = HostCopies().begin(target, None, units_to_read(landing, case.layout(1)))
+    read = HostCopies().begin(
+        target,
+        None,
+        units_to_read(Runs(landing.target_starts, landing.sizes, case.layout(1).page_bytes), case.layout(1)),
+    )
     assert read.total == sent.total
 
 
 def test_whole_pages_move_as_pages() -> None:
     layout = KvLayout(1, 8, 128, 16, "bfloat16")
     source, target = Shard(layout, [3, 4, 9]), Shard(layout, [5, 6, 7])
-    units = units_to_write(moves_of(source, target, range(8), range(48)), layout, layout)
+    units = units_to_write(
+        Copy(moves_of(source, target, range(8), range(48)), layout.page_bytes, layout.page_bytes), layout, layout
+    )
     assert units.num_words == layout.page_bytes // 8
     assert (units.sources_U.tolist(), units.targets_U.tolist()) == ([3, 4, 9], [5, 6, 7])
 

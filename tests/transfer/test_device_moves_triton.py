@@ -39,12 +39,12 @@ def test_interpreted_cases() -> None:
 @pytest.mark.parametrize("word, writes", [("i64", True), ("i64", False), ("i16", True)])
 def test_compiles_for_a_gpu_that_is_not_there(word: str, writes: bool) -> None:
     pytest.importorskip("triton")
-    from transfer.device_moves_triton import MAX_BLOCK, NUM_SUMS, _kernel  # noqa: PLC0415 - an optional package
+    from transfer.device_moves_triton import BLOCKS, NUM_SUMS, _kernel  # noqa: PLC0415 - an optional package
 
     types = dict.fromkeys(("source_ptr", "target_ptr"), f"*{word}") | dict.fromkeys(("table_ptr", "sums_ptr"), "*i64")
     types |= dict.fromkeys(("num_units", "num_words", "pieces"), "i32")
     constants = {"STEP": STEP, "FIRST": FIRST, "SECOND": SECOND}
-    assert cubin_bytes(_kernel, types, {"WRITES": writes, "SUMS": NUM_SUMS, "BLOCK": MAX_BLOCK, **constants}) > 1000
+    assert cubin_bytes(_kernel, types, {"WRITES": writes, "SUMS": NUM_SUMS, "BLOCK": BLOCKS[0], **constants}) > 1000
 
 
 @pytest.mark.gpu

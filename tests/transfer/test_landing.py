@@ -84,6 +84,7 @@ class Case:
 )
 def test_any_header_field_may_lie(which: int, field: str, value: int, sealed: bool) -> None:
     case = Case()
+    value = 1 if field == "check" else value  # no other kind can be read at all
     lie = replace(case.headers[which], **{field: value})
     payload = case.payloads[which]
     if sealed and field != "payload_bytes":

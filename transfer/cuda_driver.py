@@ -1,0 +1,117 @@
+"""Device memory that processes share, by the CUDA driver's own calls: a handle here is an address there.
+
+The driver is asked itself, through ctypes, because what torch has for it is for queues between processes that torch
+started: it counts in named files that outlive a killed process, and calls it private. These functions are public and
+have not changed since CUDA 4.1. A handle stands for a whole allocation, so where the memory begins in it goes
+along. Memory of torch's expandable segments has no such handle. What it does not know: what the memory holds.
+"""
+
+import ctypes
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from protocol.errors import WireError
+from protocol.messages_handoff import DeviceHandle
+
+HANDLE_BYTES: Final = 64
+_LIBRARY: Final = "libcuda.so.1"
+_ENABLE_PEER_ACCESS: Final = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle, which is passed by value."""
+
+    _fields_ = (("reserved", c_ubyte * HANDLE_BYTES),)
+
+
+_ARGUMENTS: Final[dict[str, list[Any]]] = {
+    "cuGetErrorName": [c_int, POINTER(c_char_p)],
+    "cuMemGetAddressRange_v2": [POINTER(c_uint64), POINTER(c_size_t), c_uint64],
+    "cuIpcGetMemHandle": [POINTER(_Handle), c_uint64],
+    "cuIpcOpenMemHandle_v2": [POINTER(c_uint64), _Handle, c_uint],
+    "cuIpcCloseMemHandle": [c_uint64],
+}
+
+
+class CudaIpc:
+    """The driver, for a device whose context is current on this thread: torch has allocated memory there."""
+
+    def __init__(self, device: torch.device, library: Any = None) -> None:
+        """WireError where there is no driver. Tests give a `library` of their own."""
+        self._device = device
+        try:
+            self._library = ctypes.CDLL(_LIBRARY) if library is None else library
+        except OSError as error:
+            raise WireError(f"there is no CUDA driver: {error}") from error
+        for name, arguments in _ARGUMENTS.items():
+            getattr(self._library, name).argtypes = arguments
+
+    def export(self, memory: Tensor) -> DeviceHandle:
+        """What another process needs to map `memory`, contiguous, for as long as it exists here. WireError says why
+        there is none."""
+        base, size, handle = c_uint64(), c_size_t(), _Handle()
+        address, num_bytes = memory.data_ptr(), memory.numel() * memory.element_size()
+        self._call("cuMemGetAddressRange_v2", byref(base), byref(size), address)
+        assert base.value <= address and address + num_bytes <= base.value + size.value, "the memory is one allocation"
+        self._call("cuIpcGetMemHandle", byref(handle), base)
+        return DeviceHandle(bytes(handle.reserved).hex(), address - base.value, num_bytes)
+
+    def open(self, offered: DeviceHandle) -> "OpenedMemory":
+        """Maps what another process exports; WireError says why that cannot be."""
+        handle, base = _Handle(), c_uint64()
+        handle.reserved[:] = bytes.fromhex(offered.handle)
+        self._call("cuIpcOpenMemHandle_v2", byref(base), handle, _ENABLE_PEER_ACCESS)
+        try:
+            return OpenedMemory(self._tensor(base.value + offered.offset, offered.num_bytes), self, base.value)
+        except WireError:
+            self.close(base.value)
+            raise
+
+    def close(self, base: int) -> None:
+        """Unmaps what was opened at this address. What was queued for it must have completed."""
+        self._call("cuIpcCloseMemHandle", base)
+
+    def _tensor(self, address: int, num_bytes: int) -> Tensor:
+        """Bytes at an address, as a tensor of our own device, which can reach them wherever they are."""
+        try:
+            memory = torch.as_tensor(_Array.at(address, num_bytes), device=self._device)
+        except RuntimeError as error:
+            raise WireError(f"torch cannot use device memory of another process: {error}") from error
+        if memory.data_ptr() != address:
+            raise WireError("torch copies device memory of another process instead of using it")
+        return memory
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status != 0:
+            text = c_char_p()
+            self._library.cuGetErrorName(status, byref(text))
+            raise WireError(f"{name}: {(text.value or b'unknown error').decode()} ({status})")
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedMemory:
+    """Bytes of another process, mapped here until close()."""
+
+    memory: Tensor
+    driver: CudaIpc
+    base: int
+
+    def close(self) -> None:
+        """Lets go. Nothing that was queued for it may be under way, and nobody may use `memory` any more."""
+        self.driver.close(self.base)
+
+
+@dataclass(frozen=True)
+class _Array:
+    """What torch.as_tensor takes for memory on a device."""
+
+    __cuda_array_interface__: dict[str, Any]
+
+    @staticmethod
+    def at(address: int, num_bytes: int) -> "_Array":
+        return _Array({"shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 3})
