@@ -22,13 +22,9 @@ from protocol.messages_gateway import Stamp, WorkerAddress
 from protocol.messages_handoff import PoolOffer
 
 WINDOW_BYTES = 32 * 1024 * 1024  # payload a sender may have in flight to one peer; a larger frame goes alone
-<<<<<<< /tmp/ct/transfer/interface.py
-FRAME_BYTES = 4 * 1024 * 1024  # payload of one merged frame; a page that is larger is a frame of its own
+FRAME_BYTES = 2 * 1024 * 1024  # payload of one merged frame; a page that is larger is a frame of its own
 DEVICE_FRAME_BYTES = 128 * 1024 * 1024  # of one frame between devices, where what it costs to begin one counts
 DEVICE_WINDOW_BYTES = 512 * 1024 * 1024  # in flight from device to device: it takes no memory, but an end waits for it
-=======
-FRAME_BYTES = 2 * 1024 * 1024  # payload of one merged frame; a page that is larger is a frame of its own
->>>>>>> /tmp/m_head
 POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll, some 2 ms of copying
 POLL_FRAMES = 256  # and never more frames than this, whatever their size
 
