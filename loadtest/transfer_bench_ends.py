@@ -7,6 +7,7 @@
 What it does not know: processes, figures, the limits beside it.
 """
 
+import os
 from typing import Any, Protocol
 
 import zmq
@@ -28,6 +29,9 @@ from protocol.messages_handoff import (
 from protocol.request import SamplingParams
 from runtime.bus import Dealer, Router
 from runtime.clock import MonotonicClock
+from runtime.curve import open_security
+from runtime.keys import Keys, read_keys
+from runtime.log import get_log
 from transfer.backends import open_receiver, open_sender
 from transfer.interface import CreditReturned, Delivered, FrameRejected, Pollable, Target, TransferFailed
 
@@ -35,6 +39,8 @@ HOST = "127.0.0.1"
 PREFILL, DECODE = 11, 22  # instances
 MOVE_S = 60  # nothing that is measured takes as long
 READING_POLL_MS = 1
+KEYS = "TRANSFER_BENCH_KEYS"  # the variable that names the folder of keys
+log = get_log("bench")
 
 
 class End(Protocol):
@@ -64,13 +70,14 @@ class End(Protocol):
 class PrefillEnd:
     """A KvSender and the ROUTER that decode dials."""
 
-    def __init__(self, backend: str, memory: HostPages, blocks: Blocks) -> None:
+    def __init__(self, backend: str, memory: HostPages, blocks: Blocks, encrypted: bool = False) -> None:
         self._memory = memory
         self._blocks = blocks
         self._pages = blocks.pages(memory.layout, seed=1)
         self._context: zmq.Context[Any] = zmq.Context()
-        self._router = Router(self._context, HOST)
-        self._sender = open_sender(backend, memory, PREFILL, self._context)
+        self._security = open_security(_keys() if encrypted else None, self._context, log)
+        self._router = Router(self._context, HOST, self._security)
+        self._sender = open_sender(backend, memory, PREFILL, self._context, self._security)
         self._peer = WorkerAddress("decode", DECODE)
 
     @property
@@ -95,9 +102,11 @@ class PrefillEnd:
         while job is None:
             _wait([self._router.socket])
             job = next((each for each in self._take() if isinstance(each, PrefillJob)), None)
-        start = MonotonicClock().now()
         target = Target(self._peer, job.reservation, job.attempt, job.pages)
-        self._sender.open(target, self._pages, self._blocks.num_tokens)
+        self._sender.open(
+            target, self._pages, self._blocks.num_tokens
+        )  # as when the job comes: the prompt is computed then
+        start = MonotonicClock().now()
         for layer in range(self._memory.layout.num_layers):
             self._sender.layer_ready(target, layer, self._blocks.num_tokens)
             self._take()
@@ -113,6 +122,7 @@ class PrefillEnd:
         """Ends the sender, then the socket."""
         self._sender.close()
         self._router.close()
+        self._security.close()
         self._context.term()
 
     def _take(self) -> list[ToPrefill]:
@@ -128,12 +138,13 @@ class PrefillEnd:
 class DecodeEnd:
     """A KvReceiver and the DEALER to prefill."""
 
-    def __init__(self, backend: str, memory: HostPages, blocks: Blocks) -> None:
+    def __init__(self, backend: str, memory: HostPages, blocks: Blocks, encrypted: bool = False) -> None:
         self._memory = memory
         self._blocks = blocks
         self._pages = blocks.pages(memory.layout, seed=2)
         self._context: zmq.Context[Any] = zmq.Context()
-        self._receiver = open_receiver(backend, memory, HOST, self._context)
+        self._security = open_security(_keys() if encrypted else None, self._context, log)
+        self._receiver = open_receiver(backend, memory, HOST, self._context, self._security)
         self._dealer: Dealer | None = None
         self._sent: KvLayout = memory.layout
         self._in_place = False
@@ -146,7 +157,7 @@ class DecodeEnd:
 
     def meet(self, address: str) -> None:
         """Dials and greets."""
-        self._dealer = Dealer(self._context, address, f"decode#{DECODE}".encode())
+        self._dealer = Dealer(self._context, address, f"decode#{DECODE}".encode(), security=self._security)
         ours = WorkerAddress("decode", DECODE, data=self._receiver.address)
         hello = Hello(ours, self._memory.layout, "", self._receiver.offer(PREFILL), PREFILL)
         self._dealer.send(TO_PREFILL.encode(hello))
@@ -186,7 +197,13 @@ class DecodeEnd:
         self._receiver.close()
         if self._dealer is not None:
             self._dealer.close()
+        self._security.close()
         self._context.term()
+
+
+def _keys() -> Keys:
+    """Both ends have the same."""
+    return read_keys(os.environ[KEYS])
 
 
 def _wait(pollables: list[Pollable]) -> None:

@@ -1,7 +1,7 @@
 """What no transfer can be faster than, by the means that it has: one copy and one checksum in memory; bytes out of a
 raw socket, then the same.
 
-Each takes piece after piece, so that what was just touched is still in a core's cache. What it does not know: frames.
+Each goes in pieces as large as the product's frames. What it does not know: frames.
 """
 
 import socket
@@ -11,8 +11,9 @@ import xxhash
 from loadtest.transfer_bench_blocks import Blocks, HostPages
 from loadtest.transfer_bench_ends import HOST, MOVE_S
 from runtime.clock import MonotonicClock
+from transfer.interface import FRAME_BYTES
 
-PIECE_BYTES = 512 * 1024  # a quarter of a core's own cache
+PIECE_BYTES = FRAME_BYTES
 
 
 class NoEnd:

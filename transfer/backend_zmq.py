@@ -5,8 +5,9 @@ Credit bounds what is in flight, so the sending side has no other limit; the rec
 What it does not know: what a frame means.
 """
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import zmq
 
@@ -21,6 +22,8 @@ from transfer.writers import Writers
 
 RECEIVE_FRAMES = 1024  # per connection; beyond it TCP pushes back
 SCHEME = "tcp://"
+NOT_NOW: Final = int(zmq.NOBLOCK)  # rather than wait
+MORE_FOLLOWS: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 def zmq_sender(
@@ -80,14 +83,17 @@ class ZmqWire:
 
     def send(self, instance: int, parts: Sequence[Part]) -> Reading | None:
         push = self._sockets[instance]
-        frames = [zmq.Frame(part, track=True, copy=False) for part in parts]
+        header, *payload = parts
+        frames = [zmq.Frame(part, track=True, copy=False) for part in payload]
         try:
-            for frame in frames[:-1]:
-                push.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=False)
-            push.send(frames[-1], zmq.NOBLOCK, copy=False)
+            push.send(header, MORE_FOLLOWS if frames else NOT_NOW)
+            for left, frame in zip(range(len(frames) - 1, -1, -1), frames, strict=True):
+                push.send(frame, MORE_FOLLOWS if left else NOT_NOW, copy=False)
         except zmq.Again:
             return None
-        return zmq.MessageTracker(*(frame.tracker for frame in frames if frame.tracker is not None))
+        if frames:
+            os.sched_yield()  # on one core, the thread that sends takes what was just summed out of the cache
+        return zmq.MessageTracker(*(frame.tracker for frame in frames))
 
     def broken(self) -> list[int]:
         before = {instance: watch.num_broken for instance, watch in self._watches.items()}
@@ -120,10 +126,14 @@ class ZmqArrivals:
 
     def receive(self) -> Sequence[memoryview] | None:
         try:
-            frames = self._pull.recv_multipart(zmq.NOBLOCK, copy=False)
+            frame = self._pull.recv(NOT_NOW, copy=False)
         except zmq.Again:
             return None
-        return [frame.buffer for frame in frames]
+        parts = [frame.buffer]
+        while frame.more:
+            frame = self._pull.recv(NOT_NOW, copy=False)
+            parts.append(frame.buffer)
+        return parts
 
     def pollables(self) -> list[Pollable]:
         return [self._pull]

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from transfer.reslice import Ints64, Moves, joined
+from transfer.reslice import Ints64, Moves, page_moves
 
 LONG_BYTES: Final = 64 * 1024  # runs that are shorter on average are copied as rows
 PIECE_BYTES: Final = 256 * 1024  # what is copied, or read, between two looks at it
@@ -131,13 +131,14 @@ class Copy:
 
 def whole_pages(pages: Sequence[int], page_bytes: int) -> Runs:
     """Pages in that order; neighbours are one run."""
-    starts = np.array(pages, np.int64) * page_bytes
-    moves = joined(starts, np.arange(len(pages), dtype=np.int64) * page_bytes, np.full_like(starts, page_bytes))
+    moves = page_moves(pages, range(len(pages)), page_bytes)
     return Runs(moves.source_starts, moves.sizes, page_bytes)
 
 
 def _rows_of(starts: Ints64, sizes: Ints64, unit: int) -> Ints64:
     """Every row of `unit` bytes that the runs touch."""
+    if len(starts) == 1:
+        return np.arange(int(starts[0]) // unit, -(-int(starts[0] + sizes[0]) // unit))
     first = starts // unit
     counts = -(-(starts + sizes) // unit) - first
     ends = np.cumsum(counts)

@@ -41,6 +41,11 @@ class Shard:
     first_head: int = 0
     first_token: int = 0
 
+    def pages_of(self, tokens: range) -> Sequence[int]:
+        """The pages of tokens that are a number of whole pages."""
+        size = self.layout.page_size
+        return self.pages[(tokens.start - self.first_token) // size : (tokens.stop - self.first_token) // size]
+
     def starts_of(self, tokens_P: Ints64, head: int) -> Ints64:
         """The bytes, counted from page 0 of the layer, at which K (row 0) and V (row 1) of a head of each token begin;
         tokens ascend."""
@@ -119,6 +124,12 @@ def moves_of(source: Shard, target: Shard, heads: range, tokens: range) -> Moves
     ours, theirs = source.layout, target.layout
     width = len(heads) * head_bytes(ours)
     whole_rows = width == ours.token_bytes == theirs.token_bytes
+    if (
+        whole_rows
+        and ours.page_size == theirs.page_size
+        and tokens.start % ours.page_size == 0 == len(tokens) % ours.page_size
+    ):
+        return page_moves(source.pages_of(tokens), target.pages_of(tokens), ours.page_bytes)
     first_P = _cut(tokens, ours.page_size, theirs.page_size) if whole_rows else np.arange(tokens.start, tokens.stop)
     size_P = np.diff(first_P, append=tokens.stop) * width
     columns = [source.starts_of(first_P, heads.start), target.starts_of(first_P, heads.start), np.stack([size_P] * 2)]
@@ -127,6 +138,19 @@ def moves_of(source: Shard, target: Shard, heads: range, tokens: range) -> Moves
     page_P = first_P // ours.page_size
     order_N = np.argsort(np.concatenate([page_P * 2, page_P * 2 + 1]), kind="stable")
     return joined(*(column.ravel()[order_N] for column in columns))
+
+
+def page_moves(sources: Sequence[int], targets: Sequence[int], page_bytes: int) -> Moves:
+    """Whole pages, one after the other, of layers with pages of one size."""
+    if sources and _are_neighbours(sources) and _are_neighbours(targets):
+        starts = sources[0] * page_bytes, targets[0] * page_bytes
+        return Moves(*(np.array([value], np.int64) for value in (*starts, len(sources) * page_bytes)))
+    columns = np.array([sources, targets], np.int64) * page_bytes
+    return joined(columns[0], columns[1], np.full(len(sources), page_bytes, np.int64))
+
+
+def _are_neighbours(pages: Sequence[int]) -> bool:
+    return tuple(pages) == tuple(range(pages[0], pages[0] + len(pages)))
 
 
 def _cut(tokens: range, one: int, two: int) -> Ints64:
