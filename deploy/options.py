@@ -157,7 +157,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="transfer-backend", default="auto", metavar="NAME", group=HANDOVER, commands=_SERVE,
         choices=get_args(TransferBackend), aliases=("disaggregation-transfer-backend",),
-        help="how KV travels: shm writes it in place, on one host; zmq sends it over TCP; auto: what each pair can",
+        help="how KV travels: shm writes it in place, on one host; zmq sends it over TCP; ray through the Ray cluster"
+        " that the host is a node of; auto: what each pair can of shm and zmq",
     ),
     Option(
         name="pairing", default="least_loaded", metavar="RULE", group=HANDOVER, commands=_FRONT,

@@ -4,6 +4,8 @@
 know: any backend's workings. The in-process one is for tests and is not named here.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, get_args
 
 import zmq
@@ -34,6 +36,10 @@ def open_sender(
 ) -> KvSender:
     """The sender of a prefill worker; the caller ends `context` after close(). ConfigError for a wrong backend."""
     _check(backend)
+    if backend == "ray":
+        with _optional("ray"):
+            from transfer.backend_ray import ray_sender  # noqa: PLC0415 - takes a second, and nobody else needs it
+        return ray_sender(memory, instance)
     host = None if backend in ("zmq", "cuda_ipc") else PoolMaps(required=backend == "shm")
     at_device = open_device(device, backend)
     pools = host if at_device is None else DeviceMaps(at_device, host)
@@ -50,6 +56,10 @@ def open_receiver(
 ) -> KvReceiver:
     """The receiver of a decode worker that peers reach at `host`. ConfigError for a wrong backend or host."""
     _check(backend)
+    if backend == "ray":
+        with _optional("ray"):
+            from transfer.backend_ray import ray_receiver  # noqa: PLC0415 - as above
+        return ray_receiver(memory, context)
     if backend == "zmq":
         return zmq_receiver(memory, host, context, None, security)
     at_device = open_device(device, backend)
@@ -91,6 +101,15 @@ def _go_without(backend: str, why: str, *, is_worth_a_line: bool = True) -> None
         raise ConfigError(f"transfer_backend is cuda_ipc, but {why}")
     if is_worth_a_line:
         log.info("KV is not written on the device", why=why)
+
+
+@contextmanager
+def _optional(extra: str) -> Iterator[None]:
+    """Around the import of a backend whose library is an extra of this package."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"transfer_backend is {extra}, but {error}: pip install 'baton-llm[{extra}]'") from error
 
 
 def _check(backend: str) -> None:

@@ -1,0 +1,42 @@
+"""`baton serve` whose KV travels over Ray."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.baton_process import FAKE, BatonProcess
+from tests.e2e.test_transfer import FLAGS, RUNNER, answers_of, draw_prompts, right_or_unavailable
+from tests.transfer.ray_cluster import ray_cluster
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    with ray_cluster() as address:
+        yield address
+
+
+def porters() -> set[int]:
+    return {each.pid for each in psutil.Process().children(recursive=True) if "ray::Porter" in " ".join(each.cmdline())}
+
+
+def test_every_token_is_right_also_after_a_worker_was_killed(cluster: str, fake_folder: Path, tmp_path: Path) -> None:
+    prompts = draw_prompts(1, 12)
+    argv = [*FLAGS.split(), *"--page-size 8 --transfer-backend ray".split()]
+    ours = {"RAY_ADDRESS": cluster}
+    with BatonProcess(str(fake_folder), *argv, log=tmp_path / "log", program=FAKE, variables=ours) as baton:
+        assert answers_of(baton, prompts, 20) == [RUNNER.expected_tokens(prompt, 20) for prompt in prompts]
+        assert {each["id"]: each["transfer"] for each in baton.workers()}["decode-0"] == {"prefill-0": "ray"}
+        assert baton.wait_for_rest()
+        before = porters()
+        assert len(before) == 1
+        baton.worker("decode-0").kill()
+        assert baton.wait_until(lambda: len(baton.workers()) == 2)
+        assert all(right_or_unavailable(baton, prompt) for prompt in prompts[:4])
+        assert baton.wait_until(lambda: len(porters()) == 1 and not porters() & before)
+        assert answers_of(baton, prompts[:4], 20) == [RUNNER.expected_tokens(prompt, 20) for prompt in prompts[:4]]
+    psutil.wait_procs([psutil.Process(pid) for pid in porters()], timeout=30)
+    assert porters() == set()
