@@ -24,6 +24,7 @@ from runtime.refusals import Refusals
 
 MARK = ";"  # between an endpoint and a key; no key has it
 UNKNOWN_KEY, NO_HANDSHAKE = "key", "handshake"  # why a connection is refused
+OVERHEAD_BYTES = 33  # of each encrypted part of a message: a name, a nonce, a flag, a sum
 _DOMAIN = "baton"
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
@@ -133,6 +134,9 @@ class Curve:
         self._failures.clear()
 
     def _set_pair(self, socket: Socket) -> None:
+        most = socket.getsockopt(zmq.MAXMSGSIZE)
+        if isinstance(most, int) and most >= 0:
+            socket.setsockopt(zmq.MAXMSGSIZE, most + OVERHEAD_BYTES)  # it bounds what arrives, not what is in it
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
 

@@ -38,8 +38,9 @@ class Net:
         self._ending.append(lambda: context.destroy(linger=0))
         return context
 
-    def bound(self, context: Any, curve: Curve, kind: int = zmq.ROUTER) -> tuple[Any, str]:
+    def bound(self, context: Any, curve: Curve, kind: int = zmq.ROUTER, max_bytes: int = -1) -> tuple[Any, str]:
         socket = self._socket(context, kind)
+        socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
         suffix = curve.guard(socket)
         socket.bind("tcp://127.0.0.1:0")
         return socket, socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode() + suffix
@@ -186,6 +187,20 @@ def test_data_may_be_open_beside_a_guarded_control_plane(net: Net) -> None:
         assert socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
         with pytest.raises(WireError, match="not among"):
             data.unlock(socket, f"tcp://h:1;{KEY}")
+
+
+def test_encryption_takes_nothing_from_what_a_message_may_hold(net: Net) -> None:
+    (here, ours), (there, theirs) = net.process("a"), net.process("b")
+    pull, address = net.bound(here, ours, zmq.PULL, max_bytes=5000)
+    push = net.dial(there, theirs, address, zmq.PUSH)
+    push.send_multipart([bytes(5000), bytes(5000)])
+    for expected in ([b"hello"], [bytes(5000), bytes(5000)]):
+        assert pull.poll(PATIENCE_MS) and pull.recv_multipart() == expected
+    watch = push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    push.send(bytes(5001))
+    assert watch.poll(PATIENCE_MS) and not pull.poll(0)
+    push.disable_monitor()
+    watch.close(0)
 
 
 def test_without_keys_nothing_is_done() -> None:
