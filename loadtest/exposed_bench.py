@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -32,9 +33,10 @@ from runtime.clock import Clock, MonotonicClock
 
 PROMPTS = {512: 20, 2048: 20, 8192: 7}  # tokens: repetitions
 BACKENDS = {"shm": "shm", "zmq_tcp": "zmq"}  # as results call them: as `--transfer-backend` does
-TARGET_SHARE = 0.05
+QUICK_PROMPTS = {512: 3, 2048: 3}
 CONTEXT_LENGTH = 8448
 MAX_TOKENS = 3
+WIDTH = 140  # of the table in a pipe
 CPUS = "auto"
 WARM_UPS = 1  # of each length, on each side
 SERVE = ("--prefill", "1", "--decode", "1", "--threads", "1", "--log-level", "warning")
@@ -189,10 +191,11 @@ def shares(found: Found) -> dict[str, dict[str, float]]:
 
 
 def measure(console: Console, quick: bool = False, cpus: str = CPUS, at_once: int = 1) -> dict[str, dict[str, float]]:
-    """Prints the table, and returns shares of TTFT. `quick`: three of each, which shows that it works, no more."""
-    prompts = {tokens: 3 if quick else repeat for tokens, repeat in PROMPTS.items()}
+    """Prints the table; returns shares of TTFT by prompt tokens and backend. `quick` shows that it works, no more."""
     folder, vocab_size = str(bench_model(CONTEXT_LENGTH)), int(CONFIG["vocab_size"])
-    plan = Plan(prompts, folder, vocab_size, CONTEXT_LENGTH * max(2, at_once), cpus, at_once)
+    plan = Plan(
+        QUICK_PROMPTS if quick else PROMPTS, folder, vocab_size, CONTEXT_LENGTH * max(2, at_once), cpus, at_once
+    )
     found = asyncio.run(hand_overs(plan, MonotonicClock()))
     console.print(exposed_table(found))
     return shares(found)
@@ -202,12 +205,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0; a request that goes wrong raises."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.exposed_bench", description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--quick", action="store_true", help="three requests of each kind; shows that it works, no more"
+        "--quick", action="store_true", help="few requests, none of 8192 tokens; shows that it works, no more"
     )
     parser.add_argument("--cpus", default=CPUS, help="cores of the workers, as for baton serve (default auto)")
     parser.add_argument("--at-once", type=int, default=1, help="requests that start together (default 1)")
     asked = parser.parse_args(argv)
-    found = measure(Console(width=140, highlight=False), asked.quick, asked.cpus, asked.at_once)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    found = measure(console, asked.quick, asked.cpus, asked.at_once)
     print(json.dumps({"exposed": found}))
     return 0
 

@@ -2,8 +2,9 @@
 
     prefill's process, one core  --KV-->  decode's process, another core
 
-Sides and their limits take turns, with and without checksums; medians over repetitions, and their spread. The last line
-is one JSON object. What it does not know: how anything is moved (transfer_bench_process.SIDES).
+Sides and their limits take turns, with and without checksums; medians over repetitions, and their spread. Behind them,
+what of a transfer is exposed (exposed_bench.py). The last line is one JSON object. What it does not know: how anything
+is moved (transfer_bench_process.SIDES).
 """
 
 import argparse
@@ -21,6 +22,8 @@ from typing import Any, Final, Self
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.exposed_bench import WIDTH
+from loadtest.exposed_bench import measure as measure_exposed
 from loadtest.tied import tied
 from loadtest.transfer_bench_blocks import BLOCKS
 from loadtest.transfer_bench_process import SIDES
@@ -169,14 +172,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: under a minute")
     asked = parser.parse_args(argv)
     repeat = QUICK_REPEATS if asked.quick else asked.repeat
-    sides, console = asked.only or products, Console()
+    sides, console = asked.only or products, Console(width=None if sys.stdout.isatty() else WIDTH)
     found: dict[str, dict[str, Rates]] = {}
     with ExitStack() as stack:
         ends = stack.enter_context(Ends())
         for name in asked.blocks or BLOCKS:
             found[name] = measure(ends, name, sides, repeat)
     show(console, found, f"cores {ends.cores[0]} and {ends.cores[1]}, medians of {repeat}, GB/s = 1e9 bytes a second")
-    print(json.dumps({**summary(found.get(HEADLINE, {}), products), "exposed": None}))
+    exposed = None
+    if asked.only or asked.blocks:
+        console.print("exposed transfer: not measured, since only some sides or blocks were asked for")
+    else:
+        exposed = measure_exposed(console, asked.quick)
+    print(json.dumps({**summary(found.get(HEADLINE, {}), products), "exposed": exposed}))
     return 0
 
 
