@@ -47,6 +47,11 @@ class Runs:
         return self.num_bytes >= len(self.sizes) * LONG_BYTES
 
     @cached_property
+    def are_one(self) -> bool:
+        """Whether each run begins where the one before it ends."""
+        return bool((self.starts[1:] == self.starts[:-1] + self.sizes[:-1]).all())
+
+    @cached_property
     def unit(self) -> int:
         """The largest size of rows that every run begins and ends with."""
         return int(np.gcd.reduce(np.concatenate([self.starts, self.sizes])))
@@ -110,7 +115,21 @@ class Copy:
         unit = int(np.gcd(self.sources.unit, self.targets.unit))
         return unit, self.sources.rows(unit), self.targets.rows(unit)
 
-    def run(self, source: memoryview, target: memoryview) -> Iterator[memoryview]:
+    def run(self, source: memoryview, target: memoryview) -> None:
+        """Copies everything."""
+        if self.sources.are_long:
+            for (start, end), (target_start, target_end) in zip(self.sources.spans, self.targets.spans, strict=True):
+                target[target_start:target_end] = source[start:end]
+            return
+        if not self.sources.are_one:
+            for _ in self.pieces(source, target):
+                pass
+            return
+        row_bytes, source_rows, target_rows = self._rows
+        first = int(source_rows[0])
+        _as_rows(target, row_bytes)[target_rows] = _as_rows(source, row_bytes)[first : first + len(source_rows)]
+
+    def pieces(self, source: memoryview, target: memoryview) -> Iterator[memoryview]:
         """Copies piece by piece, and shows each: it is good until the next is asked for. What was not asked for is not
         copied."""
         if self.sources.are_long:

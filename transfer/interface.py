@@ -23,6 +23,7 @@ from protocol.messages_handoff import PoolOffer
 
 WINDOW_BYTES = 32 * 1024 * 1024  # payload a sender may have in flight to one peer; a larger frame goes alone
 FRAME_BYTES = 2 * 1024 * 1024  # payload of one merged frame; a page that is larger is a frame of its own
+IN_PLACE_FRAME_BYTES = 4 * 1024 * 1024  # of one frame that is written in place, on one host
 DEVICE_FRAME_BYTES = 128 * 1024 * 1024  # of one frame between devices, where what it costs to begin one counts
 DEVICE_WINDOW_BYTES = 512 * 1024 * 1024  # in flight from device to device: it takes no memory, but an end waits for it
 POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll, some 2 ms of copying

@@ -290,8 +290,7 @@ class FrameReceiver:
             if (damage := _wrong_sum(header, landing.copy.targets.read(pool))) is not None:
                 return damage
         else:
-            for _ in landing.copy.run(payload[0] if len(payload) == 1 else memoryview(b"".join(payload)), pool):
-                pass
+            landing.copy.run(payload[0] if len(payload) == 1 else memoryview(b"".join(payload)), pool)
         self._landed(transfer, header)
         return None
 

@@ -23,6 +23,7 @@ from transfer.interface import (
     DEVICE_FRAME_BYTES,
     DEVICE_WINDOW_BYTES,
     FRAME_BYTES,
+    IN_PLACE_FRAME_BYTES,
     WINDOW_BYTES,
     PageMemory,
     Pollable,
@@ -176,7 +177,7 @@ class FrameSender:
             self._wire.connect(instance, target.peer.data)
             self._peers[instance] = PeerQueue(self._device_window if on_device else self._window)
             self._moving[instance] = MovingFrames()
-        frame_bytes = DEVICE_FRAME_BYTES if on_device else FRAME_BYTES
+        frame_bytes = DEVICE_FRAME_BYTES if on_device else FRAME_BYTES if place is None else IN_PLACE_FRAME_BYTES
         self._transfers[target] = SendTransfer(target, self._layout, source_pages, num_tokens, place, frame_bytes)
 
     def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
@@ -336,7 +337,7 @@ class FrameSender:
         if transfer.is_in_place:
             copy, pool = transfer.copy(frame), self._pool_of(transfer)
             source = self._memory.window(frame.layer, copy.sources.pages)
-            return [], copy.run(source, pool.window(frame.layer, copy.targets.pages)), False
+            return [], copy.pieces(source, pool.window(frame.layer, copy.targets.pages)), False
         runs = transfer.runs(frame)
         window = self._memory.window(frame.layer, runs.pages)
         if len(runs) > 1 and runs.num_bytes < len(runs) * GATHER_BELOW:

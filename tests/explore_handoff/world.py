@@ -261,7 +261,8 @@ def _constants(scenario: Scenario) -> Iterator[None]:
         "decode.worker.HANDOVER_S_PER_TOKEN": 0.0,
         "prefill.worker.DELIVERY_DEADLINE_S": delivery_s,
         "prefill.worker.JOB_TOKENS": scenario.job_tokens,
-        "transfer.sender.FRAME_BYTES": scenario.frame_bytes,
+        "transfer.sending.FRAME_BYTES": scenario.frame_bytes,
+        "transfer.sending.IN_PLACE_FRAME_BYTES": scenario.frame_bytes,
         "transfer.sending.GATHER_BELOW": scenario.gather_below,
     }
     log = logging.getLogger("baton")

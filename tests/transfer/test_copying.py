@@ -54,10 +54,13 @@ def test_every_byte_goes_where_its_move_says(
             run = source[move.source_start : move.source_start + move.num_bytes]
             expected[move.target_start : move.target_start + move.num_bytes] = run
         copy = Copy(moves, LAYOUT.page_bytes, LAYOUT.page_bytes)
-        seen = b"".join(bytes(piece) for piece in copy.run(source, target))
+        seen = b"".join(bytes(piece) for piece in copy.pieces(source, target))
         assert target == expected
         assert seen == payload_of([(move.source_start, move.num_bytes) for move in moves], source)
         assert b"".join(bytes(piece) for piece in copy.targets.read(target)) == seen
+        again = memory(2)
+        copy.run(source, again)
+        assert again == expected
 
     check()
 
@@ -80,14 +83,24 @@ def test_runs_touch_every_page_that_they_reach_into() -> None:
 def test_what_was_not_asked_for_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "PIECE_BYTES", 8)
     source, target = memory(1), memory(2)
-    pieces = Copy(plan(Move(0, 64, 8), Move(16, 128, 8)), 64, 64).run(source, target)
+    pieces = Copy(plan(Move(0, 64, 8), Move(16, 128, 8)), 64, 64).pieces(source, target)
     assert bytes(next(pieces)) == source[:8]
     assert target[128:136] == memory(2)[128:136]
 
 
 def test_rows_may_be_single_bytes() -> None:
     source, target = memory(1), memory(2)
-    assert [bytes(piece) for piece in Copy(plan(Move(3, 7, 5), Move(11, 1, 2)), 64, 64).run(source, target)] == [
+    assert [bytes(piece) for piece in Copy(plan(Move(3, 7, 5), Move(11, 1, 2)), 64, 64).pieces(source, target)] == [
         bytes(source[3:8]) + bytes(source[11:13])
     ]
     assert (target[7:12], target[1:3]) == (source[3:8], source[11:13])
+
+
+def test_a_payload_of_one_piece_goes_to_its_rows_without_a_stop() -> None:
+    moves = plan(Move(0, 64, 8), Move(8, 192, 8), Move(16, 16, 4))
+    source, target, expected = memory(1), memory(2), memory(2)
+    copy = Copy(moves, 64, 64)
+    assert copy.sources.are_one and not copy.targets.are_one
+    expected[64:72], expected[192:200], expected[16:20] = source[:8], source[8:16], source[16:20]
+    copy.run(source, target)
+    assert target == expected
