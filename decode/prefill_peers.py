@@ -98,6 +98,7 @@ class PrefillPeers:
 
     def _accept(self, peer: PrefillPeer, answer: HelloAccepted) -> None:
         try:
+            self._receiver.meet(peer.address.instance, answer.export)
             seat = self._receiver.admit_writer(peer.address.instance, answer.in_place, answer.device_writer)
             backend = self._receiver.backend(peer.address.instance, bool(seat))
         except WireError as error:
@@ -117,8 +118,10 @@ class PrefillPeers:
 
     def forget_all(self) -> None:
         """Whoever is named from now on is greeted again."""
-        self._peers.clear()
+        for instance in list(self._peers):
+            self.lose(instance)
 
     def lose(self, instance: int) -> PrefillPeer | None:
         """Forgets a peer that is lost."""
+        self._receiver.lose(instance)
         return self._peers.pop(instance, None)

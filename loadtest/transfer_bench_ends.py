@@ -93,7 +93,8 @@ class PrefillEnd:
         assert isinstance(hello, Hello), hello
         self._peer = hello.address
         in_place = self._sender.attach(DECODE, hello.layout, hello.pool)
-        answer = HelloAccepted(WorkerAddress("prefill", PREFILL), 0, self._memory.layout, in_place)
+        ours, export = WorkerAddress("prefill", PREFILL), self._sender.export
+        answer = HelloAccepted(ours, 0, self._memory.layout, in_place, export=export)
         self._router.send(identity, TO_DECODE.encode(answer))
 
     def move(self, check: bool) -> dict[str, float]:
@@ -166,6 +167,7 @@ class DecodeEnd:
         accepted = TO_DECODE.decode(raw)
         assert isinstance(accepted, HelloAccepted), accepted
         self._sent = accepted.layout
+        self._receiver.meet(PREFILL, accepted.export)
         self._in_place = bool(self._receiver.admit_writer(PREFILL, accepted.in_place))
 
     def move(self, check: bool) -> dict[str, float]:

@@ -21,7 +21,9 @@ from typing import Any, Final
 from loadtest.transfer_bench_blocks import BLOCKS, Blocks, HostPages
 from loadtest.transfer_bench_ends import DecodeEnd, End, PrefillEnd
 from loadtest.transfer_bench_limits import CopyEnd, NoEnd, SocketReceiveEnd, SocketSendEnd
+from loadtest.transfer_bench_nixl import NixlExportEnd, NixlReadEnd
 from protocol import frame
+from transfer.nixl_agent import is_installed
 
 MakeEnd = Callable[[HostPages, Blocks], End]
 
@@ -36,6 +38,7 @@ SIDES: Final[dict[str, tuple[MakeEnd, MakeEnd]]] = {
     "shm limit": (CopyEnd, NoEnd),
     "zmq_tcp": _backend("zmq"),
     "zmq_tcp limit": (SocketSendEnd, SocketReceiveEnd),
+    **({"nixl": _backend("nixl"), "nixl limit": (NixlExportEnd, NixlReadEnd)} if is_installed() else {}),
 }
 _checksum = frame.checksum
 

@@ -208,6 +208,7 @@ class PrefillWorker:
             peer.in_place,
             hello.greeting,
             device_writer=peer.device_writer,
+            export=self._sender.export,
         )
         self.outbox.decode.append((instance, accepted))
 

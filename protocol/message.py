@@ -11,6 +11,7 @@ from pydantic import ConfigDict, FailFast, Field, Strict
 MAX_COUNT = 2**63 - 1
 MAX_INSTANCE = 2**64 - 1  # what a frame's header holds
 MAX_ID_CHARS = 256
+MAX_BLOB_BYTES = 256 * 1024
 MAX_WORKER_ID_CHARS = 128  # with its instance it must fit into a routing id, which has 255 bytes
 WORKER_ID_PATTERN = rf"\A[!-~]{{1,{MAX_WORKER_ID_CHARS}}}\z"  # printable ASCII without blanks
 
@@ -25,6 +26,7 @@ Text = Annotated[str, Strict()]
 Id = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_ID_CHARS)]  # of a request
 WorkerId = Annotated[str, Field(strict=True, pattern=WORKER_ID_PATTERN)]
 Endpoint = Annotated[str, Field(strict=True, pattern=r"\A[!-~]{0,256}\z")]
+Blob = Annotated[bytes, Field(strict=True, max_length=MAX_BLOB_BYTES)]  # for a library to make sense of
 Ints = Annotated[tuple[Int, ...], FailFast()]
 
 

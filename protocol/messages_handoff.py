@@ -9,7 +9,7 @@ from pydantic import Field
 
 from protocol.codec import Boundary
 from protocol.kv_layout import KvLayout
-from protocol.message import Count, Flag, Id, Instance, Int, Ints, Message, Positive, Text
+from protocol.message import Blob, Count, Flag, Id, Instance, Int, Ints, Message, Positive, Text
 from protocol.messages_gateway import Stamps, WorkerAddress
 from protocol.request import SamplingParams
 
@@ -106,7 +106,8 @@ class HelloAccepted(Message):
     """Jobs may flow: at most `job_tokens` queued prompt tokens (a job is allowed whenever any credit is left). KV comes
     in pages of `layout`; decode refuses the pair where that is not to be had. `in_place`: prefill has taken the seat
     that decode offered, and decode looks whether that is so. `device_writer`: the process that writes into decode's
-    device memory, if it is that which it has mapped."""
+    device memory, if it is that which it has mapped. `export`: what decode needs to read prefill's pages, where
+    the backend does that."""
 
     address: WorkerAddress
     job_tokens: Count
@@ -114,6 +115,7 @@ class HelloAccepted(Message):
     in_place: Flag = False
     greeting: Count = 0  # that it answers; decode ignores answers to older ones
     device_writer: Count = 0  # a process id; 0: none
+    export: Blob = b""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from protocol.messages_gateway import Role
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-TransferBackend = Literal["auto", "shm", "zmq", "cuda_ipc", "ray"]  # every name that --transfer-backend takes
+TransferBackend = Literal["auto", "shm", "zmq", "cuda_ipc", "ray", "nixl"]  # every name that --transfer-backend takes
 Pairing = Literal["least_loaded", "round_robin"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Positive = Annotated[int, Field(ge=1)]

@@ -15,8 +15,9 @@ from protocol.messages_handoff import DeviceHandle
 from runtime.curve import OPEN, Security
 from runtime.log import get_log
 from runtime.settings import TransferBackend
+from transfer.backend_nixl import nixl_receiver, nixl_sender
 from transfer.backend_shm import PoolMaps, PoolOwner, SharedPages
-from transfer.backend_zmq import zmq_arrivals, zmq_receiver, zmq_sender
+from transfer.backend_zmq import ZmqWire, zmq_arrivals, zmq_receiver, zmq_sender
 from transfer.device_pools import AtDevice, DeviceMaps, DeviceOwner, DevicePages, DeviceReader, SeatFile
 from transfer.interface import KvReceiver, KvSender
 from transfer.landing import FrameReceiver
@@ -40,6 +41,8 @@ def open_sender(
         with _optional("ray"):
             from transfer.backend_ray import ray_sender  # noqa: PLC0415 - takes a second, and nobody else needs it
         return ray_sender(memory, instance)
+    if backend == "nixl":
+        return nixl_sender(memory, instance, ZmqWire(context, security))
     host = None if backend in ("zmq", "cuda_ipc") else PoolMaps(required=backend == "shm")
     at_device = open_device(device, backend)
     pools = host if at_device is None else DeviceMaps(at_device, host)
@@ -60,6 +63,8 @@ def open_receiver(
         with _optional("ray"):
             from transfer.backend_ray import ray_receiver  # noqa: PLC0415 - as above
         return ray_receiver(memory, context)
+    if backend == "nixl":
+        return nixl_receiver(memory, zmq_arrivals(memory, host, context, security))
     if backend == "zmq":
         return zmq_receiver(memory, host, context, None, security)
     at_device = open_device(device, backend)

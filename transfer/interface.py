@@ -156,6 +156,11 @@ ReceiverEvent = FirstFrame | Delivered | TransferFailed | CreditReturned | Frame
 class KvSender(Protocol):
     """One per prefill worker. Calls about a transfer that was cancelled, delivered or never opened do nothing."""
 
+    @property
+    def export(self) -> bytes:
+        """What decode must have to read our pages, where it does; for HelloAccepted."""
+        ...
+
     def attach(self, instance: int, layout: KvLayout, pool: PoolOffer | None) -> bool:
         """The decode worker `instance` has greeted, anew perhaps: what was known of it is dropped as by drop_peer().
 
@@ -244,6 +249,14 @@ class KvReceiver(Protocol):
     def admit_writer(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
         """The seat of that worker, which says that it can or not, if it may be told pages; 0 if not, or WireError if it
         must. `device_writer`: see KvSender."""
+        ...
+
+    def meet(self, instance: int, export: bytes) -> None:
+        """That worker takes jobs, and exports this (KvSender.export). WireError if its KV could not be had."""
+        ...
+
+    def lose(self, instance: int) -> None:
+        """That worker is lost, or begins anew: nothing is read from it any more. Idempotent."""
         ...
 
     def backend(self, instance: int, in_place: bool) -> str:

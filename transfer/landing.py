@@ -81,6 +81,18 @@ class _Checking:
     reading: Moving
 
 
+class Sources(Protocol):
+    """Prefill workers whose pages are read from here."""
+
+    def meet(self, instance: int, export: bytes) -> None:
+        """See KvReceiver."""
+        ...
+
+    def lose(self, instance: int) -> None:
+        """See KvReceiver."""
+        ...
+
+
 class FrameReceiver:
     """See interface.KvReceiver."""
 
@@ -90,12 +102,15 @@ class FrameReceiver:
         arrivals: Arrivals,
         writers: Writers | None = None,
         reader: Reader | None = None,
+        sources: Sources | None = None,
     ) -> None:
-        """Without `writers` nobody writes in place, without `reader` not on the device."""
+        """Without `writers` nobody writes in place, without `reader` not on the device; without `sources` nobody's
+        pages are read."""
         self._memory = memory
         self._layout = memory.layout
         self._arrivals = arrivals
         self._writers = writers
+        self._sources = sources
         self._reader = reader
         self._checking: deque[_Checking] = deque()
         self._transfers: dict[int, ReceiveTransfer] = {}
@@ -120,6 +135,16 @@ class FrameReceiver:
     def admit_writer(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
         """See KvReceiver."""
         return 0 if self._writers is None else self._writers.admit(instance, in_place, device_writer)
+
+    def meet(self, instance: int, export: bytes) -> None:
+        """See KvReceiver."""
+        if self._sources is not None:
+            self._sources.meet(instance, export)
+
+    def lose(self, instance: int) -> None:
+        """See KvReceiver."""
+        if self._sources is not None:
+            self._sources.lose(instance)
 
     def backend(self, instance: int, in_place: bool) -> str:
         """See KvReceiver."""

@@ -132,8 +132,12 @@ class FrameSender:
         window: int = WINDOW_BYTES,
         pools: Pools | None = None,
         device_window: int = DEVICE_WINDOW_BYTES,
+        gather_below: int = GATHER_BELOW,
+        export: bytes = b"",
     ) -> None:
-        """Without `pools` nothing is written in place."""
+        """Without `pools` nothing is written in place. See KvSender for `export`."""
+        self.export = export
+        self._gather_below = gather_below
         self._memory = memory
         self._layout = memory.layout
         self._instance = instance
@@ -340,7 +344,7 @@ class FrameSender:
             return [], copy.pieces(source, pool.window(frame.layer, copy.targets.pages)), False
         runs = transfer.runs(frame)
         window = self._memory.window(frame.layer, runs.pages)
-        if len(runs) > 1 and runs.num_bytes < len(runs) * GATHER_BELOW:
+        if len(runs) > 1 and runs.num_bytes < len(runs) * self._gather_below:
             gathered = np.empty(runs.num_bytes, np.uint8).data
             return [gathered], runs.gather(window, gathered), False
         views = runs.views(window)

@@ -100,3 +100,16 @@ def test_a_refusal_stays_until_the_peer_is_greeted_anew(peers: PrefillPeers, rec
     receiver.seat = 7
     assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT)) == "it must"
     assert not peer.takes_jobs
+
+
+def test_what_an_accepted_peer_exports_is_the_receivers_until_the_peer_is_lost(
+    peers: PrefillPeers, receiver: Receiver
+) -> None:
+    for number, forget in enumerate((lambda: peers.lose(1), peers.forget_all)):
+        peers.greet(PREFILL, now=1.0)
+        peer = peers.get(1)
+        assert peer is not None and receiver.exports == {}
+        assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT, greeting=number, export=b"pages")) == ""
+        assert receiver.exports == {1: b"pages"}
+        forget()
+        assert receiver.exports == {}

@@ -28,7 +28,7 @@ def answers_of(baton: BatonProcess, prompts: Sequence[list[int]], max_tokens: in
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "backend"), [(4, 16, "zmq"), (16, 4, "auto"), (6, 10, "shm"), (4, 4, "zmq")]
+    ("prefill", "decode", "backend"), [(4, 16, "zmq"), (16, 4, "auto"), (6, 10, "shm"), (4, 4, "zmq"), (8, 16, "nixl")]
 )
 def test_every_token_is_right(fake_folder: Path, tmp_path: Path, prefill: int, decode: int, backend: str) -> None:
     prompts = draw_prompts(prefill, 12)
@@ -39,7 +39,7 @@ def test_every_token_is_right(fake_folder: Path, tmp_path: Path, prefill: int, d
         assert answers_of(baton, prompts, 20) == [RUNNER.expected_tokens(prompt, 20) for prompt in prompts]
         assert baton.wait_for_rest()
         met = {each["id"]: each["transfer"] for each in baton.workers()}
-        assert met == {"prefill-0": {}, "decode-0": {"prefill-0": "zmq" if backend == "zmq" else "shm"}}
+        assert met == {"prefill-0": {}, "decode-0": {"prefill-0": "shm" if backend == "auto" else backend}}
 
 
 def memory_of(pid: int) -> set[str]:

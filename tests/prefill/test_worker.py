@@ -149,7 +149,8 @@ def first(prompt: tuple[int, ...] = PROMPT) -> int:
 def test_a_greeting_is_answered_with_credit() -> None:
     bench = Bench(greeted=False)
     bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print"))
-    assert bench.worker.outbox.decode == [(7, HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout))]
+    accepted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, export=b"our pages")
+    assert bench.worker.outbox.decode == [(7, accepted)]
 
 
 def test_another_layout_or_model_is_refused_with_both_values() -> None:
@@ -379,7 +380,8 @@ def test_a_greeting_anew_drops_what_came_after_the_one_before() -> None:
     bench.run()
     assert not bench.at_rest()
     bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print", greeting=1))
-    assert bench.sent(HelloAccepted)[-1] == HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, greeting=1)
+    accepted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, greeting=1, export=b"our pages")
+    assert bench.sent(HelloAccepted)[-1] == accepted
     bench.job(2)  # of the old greeting, and overtaken by the new one
     bench.run()
     assert bench.at_rest()

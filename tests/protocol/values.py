@@ -9,6 +9,7 @@ from protocol.kv_layout import ITEM_BYTES, KvLayout
 from protocol.message import (
     MAX_COUNT,
     MAX_INSTANCE,
+    Blob,
     Count,
     Endpoint,
     Flag,
@@ -34,6 +35,7 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     Seconds: st.floats(min_value=0, allow_nan=False, allow_infinity=False),
     Flag: st.booleans(),
     Text: st.text(max_size=20),
+    Blob: st.binary(max_size=20),
     Id: st.text(min_size=1, max_size=20),
     WorkerId: st.text(PRINTABLE, min_size=1, max_size=20),
     Endpoint: st.text(PRINTABLE, max_size=20),

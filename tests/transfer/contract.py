@@ -62,6 +62,7 @@ class Pair:
     def greet(self) -> None:
         """Decode greets prefill, with its memory if others may write there."""
         attached = self.sender.attach(DECODE, self.pool.layout, self.receiver.offer(PREFILL))
+        self.receiver.meet(PREFILL, self.sender.export)
         self.in_place = bool(self.receiver.admit_writer(PREFILL, attached, self.sender.device_writer(DECODE)))
 
     def open(self, reservation: int, source: list[int], target: list[int], num_tokens: int) -> Target:
