@@ -7,6 +7,7 @@ import pytest
 from model.fake import FakeRunner
 from protocol.request import SamplingParams
 from tests.cluster import Cluster
+from tests.transfer.held_copies import HeldCopies
 from transfer.backend_inproc import InprocNetwork
 
 
@@ -82,4 +83,37 @@ def test_kv_that_is_staged_through_host_memory(overlap: bool) -> None:
     for index, prompt in enumerate(prompts):
         for choice in range(2):
             assert cluster.answers[f"r{index}", choice].ids == runner.expected_tokens(prompt, 12)
+    cluster.close()
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+@pytest.mark.parametrize("sizes", [(4, 4), (3, 5)])
+def test_kv_that_a_device_writes_late_and_no_twin_overwrites(sizes: tuple[int, int], mirrored: bool) -> None:
+    """The twins in host memory hold zeros: whoever staged them in would change the text."""
+    runner, copies = FakeRunner(context_length=512), HeldCopies(looks=3)
+    cluster = Cluster(
+        runner,
+        "2P2D",
+        page_size=sizes[0],
+        decode_page_size=sizes[1],
+        chunk_size=9,
+        num_pages=700,
+        mirrored=mirrored,
+        network=InprocNetwork(copies=copies),
+    )
+    rng = random.Random(str(sizes))
+    prompts = [[rng.randrange(runner.vocab_size) for _ in range(rng.randint(1, 60))] for _ in range(12)]
+    for index, prompt in enumerate(prompts):
+        cluster.assign(f"r{index}", prompt, greedy(12), n=1 + index % 3)
+    for _ in range(20):
+        cluster.step()
+    for index in (1, 4, 7):  # some in the middle of it
+        cluster.cancel(f"r{index}")
+    cluster.run()
+    cluster.check()
+    assert copies.num_finished > 50 and not cluster.failures
+    for index, prompt in enumerate(prompts):
+        for choice in range(1 + index % 3):
+            answer, expected = cluster.answers[f"r{index}", choice], runner.expected_tokens(prompt, 12)
+            assert answer.ids == expected or (index in (1, 4, 7) and answer.ids == expected[: len(answer.ids)])
     cluster.close()

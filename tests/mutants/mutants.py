@@ -2,6 +2,7 @@
 this file."""
 
 from tests.mutants.mutant import ANY, OVERTAKING, Mutant
+from tests.mutants.mutants_of_devices import DEVICES
 from tests.mutants.mutants_of_handoff import HANDOFF
 from tests.mutants.mutants_of_roles import ROLES
 
@@ -327,4 +328,5 @@ MUTANTS = (
     ),
     *ROLES,
     *HANDOFF,
+    *DEVICES,
 )

@@ -2,68 +2,24 @@
 long."""
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
-from torch import Tensor
 
 from protocol.errors import WireError
 from protocol.frame import Check, FrameHeader, pack_header, seal, unpack_header
 from protocol.messages_handoff import DeviceHandle, PoolOffer
 from runtime.shared_memory import is_taken
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
+from tests.transfer.held_copies import HeldCopies
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backend_inproc import InprocNetwork, Parcel
 from transfer.backend_shm import PoolMaps, PoolOwner
-from transfer.device_moves import HostCopies, Moved, Units
+from transfer.device_moves import HostCopies
 from transfer.device_pools import AtDevice, DeviceMaps, DeviceOwner, LocalIpc, SeatFile
 from transfer.interface import Delivered, Rejection, TransferFailed
-from transfer.moving import Moving
 from transfer.sending import Part
-
-
-@dataclass(eq=False)
-class Held:
-    """A copy that a device has been given and not begun."""
-
-    run: Callable[[], Moved]
-    finish: Callable[["Held"], None]
-    result: Moved | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.result is not None
-
-    def wait(self) -> None:
-        self.finish(self)
-
-    @property
-    def total(self) -> int:
-        assert self.result is not None, "nobody may ask before it is done"
-        return self.result.total
-
-
-class HeldCopies:
-    """A device that does the next copy when it is told, and all before one that is waited for."""
-
-    def __init__(self) -> None:
-        self.queue: deque[Held] = deque()
-        self.num_waits = 0
-
-    def begin(self, source_W: Tensor, target_W: Tensor | None, units: Units) -> Moving:
-        self.queue.append(Held(lambda: HostCopies().begin(source_W, target_W, units), self._finish))
-        return self.queue[-1]
-
-    def step(self) -> None:
-        held = self.queue.popleft()
-        held.result = held.run()
-
-    def _finish(self, held: Held) -> None:
-        self.num_waits += 1
-        while not held.done:
-            self.step()
 
 
 @pytest.fixture
@@ -142,7 +98,7 @@ def test_an_end_waits_for_the_copies_that_have_begun(pair: Pair, device: HeldCop
     device.step()
     pair.sender.layer_ready(ended, 1, 4)
     pair.sender.cancel(ended)
-    assert not device.queue and device.num_waits == 1
+    assert not device.queue and device.num_finished == 1
     after = bytes(pair.pool.pool)
     pair.settle()
     assert pair.pool.pool == after

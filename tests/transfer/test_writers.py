@@ -1,9 +1,11 @@
 """Who may write where, with seats that a test takes and frees."""
 
+from dataclasses import replace
+
 import pytest
 
 from protocol.errors import WireError
-from protocol.messages_handoff import PoolOffer
+from protocol.messages_handoff import DeviceHandle, PoolOffer
 from transfer.writers import Writers
 
 ONE, TWO = 11, 12  # prefill instances
@@ -88,3 +90,48 @@ def test_writing_belongs_to_the_greeting_in_which_it_began(table: Table, writers
     assert not writers.may_be_written(5)
     writers.began(8, ONE)
     assert writers.may_be_written(8)
+
+
+# ---- writers that have a device write ----
+
+
+class DeviceTable(Table):
+    def offer(self) -> PoolOffer:
+        return replace(super().offer(), device=DeviceHandle("0" * 128, 0, 10))
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_who_must_write_on_the_device_and_does_not_is_refused(required: bool) -> None:
+    table = DeviceTable()
+    writers = Writers(table, required=required, backend="cuda_ipc")
+    seat = writers.offer(ONE).seat
+    table.taken.add(seat)
+    if required:
+        with pytest.raises(WireError, match="transfer_backend is cuda_ipc"):
+            writers.admit(ONE, True)
+    else:
+        assert writers.admit(ONE, True) == seat
+        assert (writers.is_on_device(ONE), writers.backend_of(ONE)) == (False, "shm")
+    assert writers.admit(ONE, True, 77) == seat
+    assert (writers.is_on_device(ONE), writers.backend_of(ONE)) == (True, "cuda_ipc")
+    writers.offer(ONE)
+    assert not writers.is_on_device(ONE)
+
+
+def test_nobody_writes_on_a_device_that_was_not_offered(table: Table, writers: Writers) -> None:
+    assert writers.admit(ONE, True, 77) and not writers.is_on_device(ONE)
+
+
+def test_a_process_on_its_way_out_may_still_have_its_device_write() -> None:
+    table, ending = DeviceTable(), {77}
+    writers = Writers(table, required=True, backend="cuda_ipc", is_ending=ending.__contains__)
+    for instance, process in ((ONE, 77), (TWO, 88)):
+        table.taken.add(writers.offer(instance).seat)
+        assert writers.admit(instance, True, process)
+        writers.began(instance, instance)
+    table.taken.clear()
+    assert [writers.may_be_written(each) for each in (ONE, TWO)] == [True, False]
+    ending.clear()
+    assert not writers.may_be_written(ONE)
+    ending.add(77)
+    assert not writers.may_be_written(ONE)
