@@ -131,13 +131,14 @@ class FrameSender:
         wire: Wire,
         window: int = WINDOW_BYTES,
         pools: Pools | None = None,
-        device_window: int = DEVICE_WINDOW_BYTES,
-        gather_below: int = GATHER_BELOW,
+        gather_below: int | None = None,
         export: bytes = b"",
+        device_window: int = DEVICE_WINDOW_BYTES,
     ) -> None:
-        """Without `pools` nothing is written in place. See KvSender for `export`."""
+        """Without `pools` nothing is written in place. See KvSender for `export`. `gather_below`: bytes,
+        GATHER_BELOW if not given."""
         self.export = export
-        self._gather_below = gather_below
+        self._gather_below = GATHER_BELOW if gather_below is None else gather_below
         self._memory = memory
         self._layout = memory.layout
         self._instance = instance
