@@ -1,0 +1,40 @@
+"""The benchmark of CUDA IPC where there is no device, and its arithmetic."""
+
+import json
+
+import pytest
+import torch
+
+from loadtest import cuda_ipc_bench
+from loadtest.cuda_ipc_bench import LAYOUT, NOT_MEASURED, main, measure, plan, summary
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_nothing_is_made_up_without_a_device(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["cuda_ipc_bench"])
+    assert main() == 0 and measure() is None
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == NOT_MEASURED and json.loads(last) == {"cuda_ipc": None}
+
+
+def test_figures_are_of_medians() -> None:
+    seconds = {"in order": [1.0, 2.0, 9.0], "scattered": [4.0] * 3, "limit": [1.0] * 3, "check": [0.5] * 3}
+    figures = summary(seconds, 4 * 10**9)
+    assert (figures["gb_s"], figures["scattered_gb_s"], figures["limit_gb_s"]) == (2.0, 1.0, 4.0)
+    assert (figures["share"], figures["ms_32k"], figures["check_ms_32k"]) == (0.5, 2000.0, 500.0)
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_a_plan_moves_the_whole_prompt(scattered: bool) -> None:
+    copy = plan(4096, scattered)
+    assert copy.sources.num_bytes == copy.targets.num_bytes == 4096 * 2 * LAYOUT.token_bytes
+    assert (len(copy.targets) == 1) != scattered
+
+
+@pytest.mark.gpu
+def test_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_ipc_bench, "WARM_UP", 1)
+    figures = measure(repeat=2, num_tokens=1024)
+    assert figures is not None and figures["gb_s"] > 0 and figures["limit_gb_s"] > 0
