@@ -19,11 +19,11 @@ def lend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lend]:
     (model / "config.json").write_text(json.dumps(config))
     there: dict[tuple[object, ...], Proxied] = {}
 
-    def borrow(prefill: int, decode: int, *flags: str, worker: str = "") -> Proxied:
-        key = (prefill, decode, *flags, worker)
+    def borrow(prefill: int, decode: int, *flags: str, chunk: int = 48, worker: str = "") -> Proxied:
+        key = (prefill, decode, *flags, chunk, worker)
         if key not in there:
             folder = tmp_path_factory.mktemp("proxied")
-            there[key] = Proxied(folder, model, prefill, decode, *flags, worker=worker)
+            there[key] = Proxied(folder, model, prefill, decode, *flags, chunk=chunk, worker=worker)
         there[key].clear()
         return there[key]
 

@@ -10,9 +10,9 @@ from functools import partial
 from model.fake import FakeRunner
 from scheduler import boot
 
-NUM_KV_HEADS, HEAD_DIM = 8, 64
+NUM_LAYERS, HEAD_DIM = 16, 64  # many layers, because a forward takes memory for one of them at a time
 
 if __name__ == "__main__":
-    vars(boot)["FakeRunner"] = partial(FakeRunner, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM)
+    vars(boot)["FakeRunner"] = partial(FakeRunner, num_layers=NUM_LAYERS, head_dim=HEAD_DIM)
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__")
