@@ -16,16 +16,20 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median, quantiles
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.table import Table
 
+from deploy.keys import GATEWAY_NAME, new
 from loadtest.exposed_bench import WIDTH
 from loadtest.exposed_bench import measure as measure_exposed
 from loadtest.tied import tied
 from loadtest.transfer_bench_blocks import BLOCKS
+from loadtest.transfer_bench_ends import KEYS
 from loadtest.transfer_bench_process import SIDES
 from protocol.errors import BatonError
 from runtime.process_life import thread_environment
@@ -43,13 +47,16 @@ class Ends:
     def __init__(self) -> None:
         cores = sorted(os.sched_getaffinity(0))
         self.cores = (cores[0], cores[-1])
+        self._keys = TemporaryDirectory()  # for the side that encrypts
+        new(Path(self._keys.name) / "keys", [])
+        keys = str(Path(self._keys.name) / "keys" / GATEWAY_NAME)
         self._processes = [
             subprocess.Popen(
                 tied((sys.executable, "-m", "loadtest.transfer_bench_process", role, str(core))),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, **thread_environment(1)},
+                env={**os.environ, **thread_environment(1), KEYS: keys},
             )
             for role, core in zip(("prefill", "decode"), self.cores, strict=True)
         ]
@@ -94,6 +101,7 @@ class Ends:
             process.kill()
             process.communicate()
         self._answers.close()
+        self._keys.cleanup()
 
 
 @dataclass

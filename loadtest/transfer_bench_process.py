@@ -39,6 +39,7 @@ SIDES: Final[dict[str, tuple[MakeEnd, MakeEnd]]] = {
     "zmq_tcp": _backend("zmq"),
     "zmq_tcp limit": (SocketSendEnd, SocketReceiveEnd),
     **({"nixl": _backend("nixl"), "nixl limit": (NixlExportEnd, NixlReadEnd)} if is_installed() else {}),
+    "zmq_curve": (partial(PrefillEnd, "zmq", encrypted=True), partial(DecodeEnd, "zmq", encrypted=True)),
 }
 _checksum = frame.checksum
 
