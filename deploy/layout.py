@@ -6,16 +6,18 @@
 What it does not know: how processes are started and watched (processes.py, launcher.py).
 """
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 from deploy.cpus import share_cpus
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
+from runtime.address import is_loopback
 from runtime.layered_config import Config
 from runtime.process_life import thread_environment
 from runtime.settings import (
@@ -31,6 +33,7 @@ from runtime.settings import (
 )
 
 GATEWAY = "gateway"
+_UCX_DEVICES: Final = "UCX_NET_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,15 @@ def gateway_spec(settings: GatewaySettings) -> ProcessSpec:
 
 def worker_spec(settings: WorkerSettings, cpus: tuple[int, ...] | None = None) -> ProcessSpec:
     """How a worker is started."""
-    environment = thread_environment(settings.num_threads)
+    environment = thread_environment(settings.num_threads) | _ucx_environment(settings)
     return ProcessSpec(settings.worker_id, _python(settings.role.value, settings), environment, cpus)
+
+
+def _ucx_environment(settings: WorkerSettings) -> dict[str, str]:
+    """UCX, below NIXL, listens on every network device unless it is told which one."""
+    if settings.transfer_backend != "nixl" or not is_loopback(settings.host):
+        return {}
+    return {_UCX_DEVICES: os.environ.get(_UCX_DEVICES, "lo")}
 
 
 def at_addresses(gateway: ProcessSpec, http: str, control: str) -> ProcessSpec:

@@ -34,7 +34,7 @@ from deploy.model_folder import PROJECT, check_capacity, check_context_length, f
 from deploy.supervisor import GivenUp, Rules, Supervisor
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
-from runtime.address import refuse_exposed, split_endpoint
+from runtime.address import is_loopback, refuse_exposed, split_endpoint
 from runtime.clock import MonotonicClock
 from runtime.keys import read_keys
 from runtime.layered_config import Config
@@ -78,7 +78,15 @@ def check_keys(config: Config, *, for_gateway: bool) -> None:
 def check_exposed(config: Config, host: str, name: str) -> None:
     """ConfigError when workers' sockets would be bound where other machines reach them, without keys."""
     has_keys = config.optional_text("keys") is not None
-    refuse_exposed(host, name, has_keys=has_keys, trust_network=config.switch("trust-network"))
+    trust_network = config.switch("trust-network")
+    refuse_exposed(host, name, has_keys=has_keys, trust_network=trust_network)
+    is_nixl = "transfer-backend" in config.settings and config.text("transfer-backend") == "nixl"
+    if is_nixl and not trust_network and not is_loopback(host):
+        raise ConfigError(
+            f"{name}: {host[:80]!r} can be reached from other machines, and --transfer-backend nixl opens ports there that"
+            " know no keys; expected --trust-network, which says that whoever reaches them may read KV",
+            param="transfer-backend",
+        )
 
 
 def check_lengths(config: Config, model: Path, console: Console) -> None:

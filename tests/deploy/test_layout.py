@@ -15,6 +15,7 @@ from deploy.layout import (
     worker_plan,
 )
 from deploy.options import LIMITS, OPTIONS, options_for
+from deploy.serve import check_exposed
 from model.kv_sizing import KvBudget, KvSize, choose_kv_size
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
@@ -28,6 +29,17 @@ MODEL = Path("/models/story")
 def config(command: str, **flags: str) -> Config:
     typed = {name.replace("_", "-"): text for name, text in flags.items()}
     return resolve(options_for(command), OPTIONS, typed, {}, None)
+
+
+def test_keys_do_not_make_nixl_safe_where_others_reach_it() -> None:
+    flags = {"role": "prefill", "keys": "folder", "transfer-backend": "nixl"}
+    check_exposed(config("worker", **flags), "127.0.0.1", "--host")
+    check_exposed(config("worker", **flags | {"trust-network": "true"}), "10.0.0.5", "--host")
+    check_exposed(config("worker", **flags | {"transfer-backend": "zmq"}), "10.0.0.5", "--host")
+    with pytest.raises(
+        ConfigError, match=r"--host: '10.0.0.5' can be reached .* nixl opens ports there that know no keys"
+    ):
+        check_exposed(config("worker", **flags), "10.0.0.5", "--host")
 
 
 def test_one_prefill_and_one_decode_by_default() -> None:
@@ -86,6 +98,21 @@ def test_the_environment_bounds_the_threads() -> None:
     assert plan.gateway.environment["OMP_NUM_THREADS"] == "1"
     chosen = serve_plan(config("serve", threads="3"), MODEL, "story", cores=8)
     assert chosen.workers("tcp://127.0.0.1:1")[0].environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_nixl_keeps_to_this_machine_unless_its_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+
+    def devices(host: str, **flags: str) -> str | None:
+        spec = worker_plan(
+            config("worker", role="prefill", gateway="tcp://10.0.0.1:7000", **flags), MODEL, "w", host, cores=2
+        )
+        return spec.environment.get("UCX_NET_DEVICES")
+
+    backend = {"transfer-backend": "nixl"}
+    assert [devices("127.0.0.1"), devices("127.0.0.1", **backend), devices("10.0.0.5", **backend)] == [None, "lo", None]
+    monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
+    assert devices("127.0.0.1", **backend) == "mlx5_0:1"
 
 
 @pytest.mark.parametrize("cores, workers, threads", [(1, 1, 1), (2, 2, 1), (2, 4, 1), (8, 3, 2), (16, 1, 16)])

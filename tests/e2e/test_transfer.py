@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from model.fake import FakeRunner
@@ -38,8 +39,14 @@ def test_every_token_is_right(fake_folder: Path, tmp_path: Path, prefill: int, d
         assert {each["id"]: each["page_size"] for each in baton.workers()} == {"prefill-0": prefill, "decode-0": decode}
         assert answers_of(baton, prompts, 20) == [RUNNER.expected_tokens(prompt, 20) for prompt in prompts]
         assert baton.wait_for_rest()
+        assert {host for each in baton.workers() for host in listens_at(each["pid"])} == {"127.0.0.1"}
         met = {each["id"]: each["transfer"] for each in baton.workers()}
         assert met == {"prefill-0": {}, "decode-0": {"prefill-0": "shm" if backend == "auto" else backend}}
+
+
+def listens_at(pid: int) -> set[str]:
+    """The hosts of a process's listening sockets."""
+    return {each.laddr.ip for each in psutil.Process(pid).net_connections("tcp") if each.status == "LISTEN"}
 
 
 def memory_of(pid: int) -> set[str]:
