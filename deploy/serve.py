@@ -83,8 +83,8 @@ def check_exposed(config: Config, host: str, name: str) -> None:
     is_nixl = "transfer-backend" in config.settings and config.text("transfer-backend") == "nixl"
     if is_nixl and not trust_network and not is_loopback(host):
         raise ConfigError(
-            f"{name}: {host[:80]!r} can be reached from other machines, and --transfer-backend nixl opens ports there that"
-            " know no keys; expected --trust-network, which says that whoever reaches them may read KV",
+            f"{name}: {host[:80]!r} can be reached from other machines, and --transfer-backend nixl opens ports there"
+            " that know no keys; expected --trust-network, which says that whoever reaches them may read KV",
             param="transfer-backend",
         )
 
