@@ -1,15 +1,33 @@
 """The same engines on a CUDA device: streams, pinned copies, KV staged through host memory, Triton attention."""
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from model.fake import FakeRunner
+from model.paged_kv import PagedKv
 from model.runner import ModelRunner
+from protocol.errors import WireError
+from protocol.kv_layout import KvLayout
+from protocol.messages_handoff import PoolOffer
 from protocol.request import SamplingParams
+from runtime.ending import is_ending
 from tests.checkpoints import make_checkpoint
 from tests.cluster import Cluster
+from tests.e2e.baton_process import PROJECT, BatonProcess
+from transfer.backend_cuda_ipc import at_device
+from transfer.backend_shm import PoolOwner
+from transfer.copying import Copy
+from transfer.device_pools import DeviceOwner, DeviceReader, SeatFile
+from transfer.reslice import Shard, moves_of
 
 pytestmark = pytest.mark.gpu
 
@@ -51,3 +69,147 @@ def test_greedy_tokens_on_cuda_equal_those_on_the_cpu(tmp_path: Path, topology: 
         answers.append([cluster.answers[f"r{index}", 0].ids for index in range(6)])
         cluster.close()
     assert answers[0] == answers[1]
+
+
+# ---- KV from one process's device memory into another's ----
+
+LAYOUT = KvLayout(num_layers=3, num_kv_heads=2, head_dim=64, page_size=16, dtype="bfloat16")
+PAGES_THERE, PAGES_HERE, NUM_TOKENS = [5, 2, 9], [4, 1, 7], 41
+WRITER = """
+import json, sys
+import torch
+from model.paged_kv import PagedKv
+from protocol.messages_handoff import DeviceHandle, PoolOffer
+from tests.handoff.test_cuda import LAYOUT, PAGES_HERE, PAGES_THERE, copy_of
+from transfer.backend_cuda_ipc import at_device
+from transfer.device_pools import DevicePool
+
+told = json.loads(sys.stdin.readline())
+offer = PoolOffer(**{**told, "device": DeviceHandle(**told["device"])})
+kv = PagedKv(LAYOUT, 12, "cuda:0")
+kv.device_bytes.fill_(3)
+torch.cuda.synchronize()
+pool = DevicePool(at_device(kv), LAYOUT, offer)
+moving = [pool.begin(layer, copy_of(PAGES_HERE, PAGES_THERE)) for layer in range(LAYOUT.num_layers)]
+for each in moving:
+    each.wait()
+print(json.dumps([each.total for each in moving]), flush=True)
+sys.stdin.readline()
+pool.close()
+print("closed", flush=True)
+sys.stdin.readline()
+"""
+
+
+def copy_of(source: list[int], target: list[int]) -> Copy:
+    """The prompt's tokens, from pages to pages."""
+    moves = moves_of(Shard(LAYOUT, source), Shard(LAYOUT, target), range(LAYOUT.num_kv_heads), range(NUM_TOKENS))
+    return Copy(moves, LAYOUT.page_bytes, LAYOUT.page_bytes)
+
+
+@contextmanager
+def writer(offer: PoolOffer) -> Iterator["subprocess.Popen[str]"]:
+    """Another process that writes into what is offered."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER], cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(asdict(offer)) + "\n")
+        process.stdin.flush()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(process: "subprocess.Popen[str]", then: str = "") -> str:
+    """The writer's next line, after a word to it."""
+    assert process.stdin is not None and process.stdout is not None
+    if then:
+        process.stdin.write(then + "\n")
+        process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def test_another_process_writes_valid_slots_and_nothing_else() -> None:
+    kv = PagedKv(LAYOUT, 12, "cuda:0")
+    kv.device_bytes.fill_(1)
+    torch.cuda.synchronize()
+    ours = at_device(kv)
+    seats = PoolOwner(SeatFile(kv.num_pages))
+    offer = DeviceOwner(seats, ours.export()).offer()
+    with writer(offer) as process:
+        totals = json.loads(said(process))
+        assert seats.is_taken(offer.seat)
+        reader = DeviceReader(kv, ours.copies)
+        written = copy_of(PAGES_HERE, PAGES_THERE).targets
+        for layer, total in enumerate(totals):
+            reading = reader.begin(layer, written)
+            reading.wait()
+            assert reading.total == total
+        want = torch.full(kv.device_bytes.shape, 1, dtype=torch.uint8)
+        for start, end in written.spans:
+            want[:, start:end] = 3
+        assert torch.equal(kv.device_bytes.cpu(), want)
+        kv.device_bytes[1, written.spans[0][0]] ^= 1
+        torch.cuda.synchronize()
+        reading = reader.begin(1, written)
+        reading.wait()
+        assert reading.total != totals[1]
+        assert said(process, "close") == "closed"
+        assert not seats.is_taken(offer.seat) and not is_ending(process.pid)
+
+
+def test_a_writer_that_is_killed_lets_go_of_seat_and_device() -> None:
+    kv = PagedKv(LAYOUT, 12, "cuda:0")
+    ours, seats = at_device(kv), PoolOwner(SeatFile(kv.num_pages))
+    offer = DeviceOwner(seats, ours.export()).offer()
+    with writer(offer) as process:
+        assert json.loads(said(process)) and seats.is_taken(offer.seat)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not seats.is_taken(offer.seat) and not is_ending(process.pid)
+    with writer(DeviceOwner(seats, ours.export()).offer()) as process:
+        assert json.loads(said(process))
+
+
+def test_a_process_cannot_map_its_own_memory_and_says_so() -> None:
+    kv = PagedKv(LAYOUT, 12, "cuda:0")
+    ours = at_device(kv)
+    with pytest.raises(WireError, match="cuIpcOpenMemHandle"):
+        ours.ipc.open(ours.export())
+
+
+def test_copies_run_beside_the_forward_stream() -> None:
+    """What is given to them is done without what waits on the forward stream."""
+    kv = PagedKv(LAYOUT, 12, "cuda:0")
+    ours = at_device(kv)
+    torch.cuda._sleep(2_000_000_000)  # about a second of the current stream
+    busy = torch.cuda.Event()
+    busy.record()
+    reading = DeviceReader(kv, ours.copies).begin(0, copy_of(PAGES_HERE, PAGES_THERE).targets)
+    reading.wait()
+    assert reading.done and not busy.query()
+    busy.synchronize()
+
+
+@pytest.mark.parametrize("backend", ["cuda_ipc", "auto", "zmq"])
+def test_two_workers_on_one_device(tmp_path: Path, backend: str) -> None:
+    """Real processes: the same tokens whatever brings KV, and /workers says what does."""
+    flags = f"--port 0 --device cuda --dtype float32 --transfer-backend {backend} --max-total-tokens 4096"
+    prompts = [[(5 * index + 3 * at) % 200 for at in range(3 + 23 * index)] for index in range(6)]
+    with BatonProcess(str(PROJECT / "models/story"), *flags.split(), log=tmp_path / "log") as baton:
+        answers = [baton.tokens(prompt, max_tokens=16, temperature=0) for prompt in prompts]
+        met = {each["id"]: each["transfer"] for each in baton.workers()}
+        assert met["decode-0"] == {"prefill-0": "zmq" if backend == "zmq" else "cuda_ipc"}
+        assert baton.wait_for_rest()
+    runner = ModelRunner.load(PROJECT / "models/story", device="cuda", dtype="float32", context_length=512)
+    cluster = Cluster(runner, "1U")
+    for index, prompt in enumerate(prompts):
+        cluster.assign(f"r{index}", prompt, SamplingParams(max_tokens=16, temperature=0.0))
+    cluster.run()
+    lengths = [len(answer) for answer in answers]
+    assert [cluster.answers[f"r{index}", 0].ids[: lengths[index]] for index in range(len(prompts))] == answers
+    assert min(lengths) > 0
+    cluster.close()
