@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Final
 
 from loadtest.transfer_bench_blocks import BLOCKS, Blocks, HostPages
@@ -32,6 +33,18 @@ def _backend(name: str) -> tuple[MakeEnd, MakeEnd]:
     return partial(PrefillEnd, name), partial(DecodeEnd, name)
 
 
+def _ray_put(memory: HostPages, blocks: Blocks) -> End:
+    from loadtest.ray_bench import RayPutEnd  # noqa: PLC0415 - Ray takes a second, and the other sides need it not
+
+    return RayPutEnd(memory, blocks)
+
+
+def _ray_get(memory: HostPages, blocks: Blocks) -> End:
+    from loadtest.ray_bench import RayGetEnd  # noqa: PLC0415 - as above
+
+    return RayGetEnd(memory, blocks)
+
+
 # Both ends of everything that is measured: prefill's, decode's. Limits end in "limit".
 SIDES: Final[dict[str, tuple[MakeEnd, MakeEnd]]] = {
     "shm": _backend("shm"),
@@ -40,6 +53,7 @@ SIDES: Final[dict[str, tuple[MakeEnd, MakeEnd]]] = {
     "zmq_tcp limit": (SocketSendEnd, SocketReceiveEnd),
     **({"nixl": _backend("nixl"), "nixl limit": (NixlExportEnd, NixlReadEnd)} if is_installed() else {}),
     "zmq_curve": (partial(PrefillEnd, "zmq", encrypted=True), partial(DecodeEnd, "zmq", encrypted=True)),
+    **({"ray": _backend("ray"), "ray limit": (_ray_put, _ray_get)} if find_spec("ray") else {}),
 }
 _checksum = frame.checksum
 
