@@ -22,7 +22,7 @@ from runtime.refusals import Refusals
 from transfer.porter import Parcel
 from transfer.sending import Part
 
-PARCEL_BYTES = 16 * 1024 * 1024  # of one call; a larger frame goes alone
+PARCEL_BYTES = 8 * 1024 * 1024  # of one call; a larger frame goes alone
 CLOSE_S = 5.0  # for the call that is going on when the wire is closed
 SCHEME = "ray://"
 
