@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.proxy.deployment import RUNNER, Proxied
+from tests.proxy.deployment import RUNNER, SMALL, Proxied
 
 CONTEXT = 4096
 Lend = Callable[..., Proxied]
@@ -13,17 +13,17 @@ Lend = Callable[..., Proxied]
 
 @pytest.fixture(scope="session")
 def lend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lend]:
-    """Lends a deployment of (prefill, decode, *flags), without faults."""
+    """Lends a deployment of (prefill, decode, backend, flags), without faults."""
     model = tmp_path_factory.mktemp("model")
     config = {"max_position_embeddings": CONTEXT, "vocab_size": RUNNER.vocab_size}
     (model / "config.json").write_text(json.dumps(config))
     there: dict[tuple[object, ...], Proxied] = {}
 
-    def borrow(prefill: int, decode: int, *flags: str, chunk: int = 48, worker: str = "") -> Proxied:
-        key = (prefill, decode, *flags, chunk, worker)
+    def borrow(prefill: int, decode: int, backend: str, flags: str = SMALL, worker: str = "") -> Proxied:
+        key = (prefill, decode, backend, flags, worker)
         if key not in there:
-            folder = tmp_path_factory.mktemp("proxied")
-            there[key] = Proxied(folder, model, prefill, decode, *flags, chunk=chunk, worker=worker)
+            more = ("--transfer-backend", backend, *flags.split())
+            there[key] = Proxied(tmp_path_factory.mktemp("proxied"), model, prefill, decode, *more, worker=worker)
         there[key].clear()
         return there[key]
 

@@ -15,7 +15,8 @@ from tests.proxy.proxy import Gate, Proxy, unchanged
 from tests.proxy.relay import Relay
 
 RUNNER = FakeRunner()
-FLAGS = "--port 0 --pairing round_robin"
+POOL_TOKENS = 1200
+SMALL = f"--page-size 4 --chunked-prefill-size 48 --max-total-tokens {POOL_TOKENS}"
 Expected = Callable[[list[int], int], list[int]]  # of a prompt, so many tokens
 SAMPLE = re.compile(r"^baton_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
@@ -23,16 +24,14 @@ SAMPLE = re.compile(r"^baton_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 class Proxied:
     """A deployment. Close it."""
 
-    def __init__(
-        self, folder: Path, model: Path, prefill: int, decode: int, *flags: str, chunk: int = 48, worker: str = ""
-    ) -> None:
+    def __init__(self, folder: Path, model: Path, prefill: int, decode: int, *flags: str, worker: str = "") -> None:
         self.proxy = Proxy()
         self._relay = Relay(self.proxy, folder / "control")
         variables = {"FAKE_RELAY": self._relay.endpoint, "FAKE_CONTROL": str(folder / "control")}
         if worker:
             variables["FAKE_WORKER"] = worker
-        argv = [str(model), *FLAGS.split(), "--prefill", str(prefill), "--decode", str(decode), *flags]
-        argv += ["--chunked-prefill-size", str(chunk)]
+        argv = [str(model), "--port", "0", "--pairing", "round_robin", "--hang-limit", "0", *flags]
+        argv += ["--prefill", str(prefill), "--decode", str(decode)]
         self.num_ways = prefill * decode
         try:
             self.baton = BatonProcess(*argv, log=folder / "log", program=FAKE, variables=variables)

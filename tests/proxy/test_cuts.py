@@ -65,7 +65,7 @@ def expect_survival(deployment: Proxied, kind: str, way: Way, positions: Sequenc
     "kind, way", [("data", Way.THERE), ("data", Way.BACK), ("peer", Way.THERE), ("peer", Way.BACK)]
 )
 def test_a_cut_after_each_of_the_first_bytes(kind: str, way: Way, positions: Sequence[int], lend: Lend) -> None:
-    deployment = lend(2, 2, "--transfer-backend", "zmq")
+    deployment = lend(2, 2, "zmq")
     retries = deployment.metric("request_retries_total")
     num_reached = expect_survival(deployment, kind, way, positions, random.Random(f"{kind} {way}"))
     if (kind, way) == ("data", Way.BACK):
@@ -78,18 +78,18 @@ def test_a_cut_after_each_of_the_first_bytes(kind: str, way: Way, positions: Seq
 @pytest.mark.parametrize("seed", range(4))
 def test_a_cut_further_on(seed: int, lend: Lend) -> None:
     """In the middle of frames, between two prompts."""
-    deployment, rng = lend(2, 2, "--transfer-backend", "zmq"), random.Random(seed)
+    deployment, rng = lend(2, 2, "zmq"), random.Random(seed)
     positions = sorted(rng.randrange(200, 12_000) for _ in range(25))
     assert expect_survival(deployment, "data", Way.THERE, positions, rng) > 10
 
 
 def test_headers_of_what_is_written_in_place_are_cut(lend: Lend) -> None:
-    deployment, rng = lend(2, 2, "--transfer-backend", "shm"), random.Random(1)
+    deployment, rng = lend(2, 2, "shm"), random.Random(1)
     assert expect_survival(deployment, "data", Way.THERE, range(0, 200, 7), rng) == 29
 
 
 def test_the_only_pair(lend: Lend) -> None:
     """Nobody else takes over: the same two do it again."""
-    deployment, rng = lend(1, 1, "--transfer-backend", "zmq"), random.Random(1)
+    deployment, rng = lend(1, 1, "zmq"), random.Random(1)
     assert expect_survival(deployment, "data", Way.THERE, range(90, 200, 9), rng) == 13
     assert expect_survival(deployment, "peer", Way.THERE, range(90, 200, 9), rng) == 13

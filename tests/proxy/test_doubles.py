@@ -11,8 +11,6 @@ from tests.proxy.proxy import Way
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
-FEW = pytest.mark.slow
-
 
 def draw_prompts(rng: random.Random, count: int) -> list[list[int]]:
     return [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(1, 200))] for _ in range(count)]
@@ -27,13 +25,16 @@ def double_all(deployment: Proxied, kind: str, way: Way, wanted: Wanted, later: 
 
 
 @pytest.mark.parametrize(
-    "backend, later",
-    [pytest.param("zmq", 0, marks=FEW), ("zmq", 3), ("zmq", 8), pytest.param("shm", 3, marks=FEW), ("shm", 0)],
+    "backend, later, wanted",
+    [
+        pytest.param("zmq", 0, is_frame, marks=pytest.mark.slow),
+        *(("zmq", later, wanted) for later in (0, 3, 8) for wanted in (is_kv, is_last)),
+        *(("shm", later, wanted) for later in (0, 3) for wanted in (is_kv, is_last, is_frame)),
+    ],
 )
-@pytest.mark.parametrize("wanted", [is_kv, is_last, is_frame])
 def test_frames_that_come_twice(backend: str, later: int, wanted: Wanted, lend: Lend) -> None:
     """Each repeat is refused and counted, nothing else is, and no request needs a second attempt."""
-    deployment, rng = lend(2, 2, "--transfer-backend", backend), random.Random(later)
+    deployment, rng = lend(2, 2, backend), random.Random(later)
     before, tries = deployment.rejected(), deployment.metric("request_retries_total")
     doubles = double_all(deployment, "data", Way.THERE, wanted, later)
     for _ in range(3):
@@ -45,11 +46,11 @@ def test_frames_that_come_twice(backend: str, later: int, wanted: Wanted, lend: 
     assert deployment.metric("request_retries_total") == tries
 
 
-@pytest.mark.parametrize("backend", [pytest.param("zmq", marks=FEW), "shm"])
+@pytest.mark.parametrize("backend", [pytest.param("zmq", marks=pytest.mark.slow), "shm"])
 @pytest.mark.parametrize("way", Way)
 def test_messages_between_decode_and_prefill_that_come_twice(backend: str, way: Way, lend: Lend) -> None:
     """Jobs, credit, acknowledgements; and what prefill says of jobs."""
-    deployment, rng = lend(2, 2, "--transfer-backend", backend), random.Random(1)
+    deployment, rng = lend(2, 2, backend), random.Random(1)
     tries = deployment.metric("request_retries_total")
     doubles = double_all(deployment, "peer", way, lambda _: True, 0)
     for _ in range(3):

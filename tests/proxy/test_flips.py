@@ -39,7 +39,7 @@ def turn_bits(deployment: Proxied, flips: Flips) -> None:
 )
 def test_every_turned_bit_is_found(seed: int, num_rounds: int, lend: Lend, record_property: Note) -> None:
     """The request is tried again, and fails clearly where that is in vain three times."""
-    deployment, rng = lend(2, 2, "--transfer-backend", "zmq"), random.Random(seed)
+    deployment, rng = lend(2, 2, "zmq"), random.Random(seed)
     before = deployment.rejected(*DAMAGE)
     flips = Flips(rng, 0.08, WHAT)
     turn_bits(deployment, flips)
@@ -64,7 +64,7 @@ def test_every_turned_bit_is_found(seed: int, num_rounds: int, lend: Lend, recor
 def test_a_frame_that_no_longer_says_whose_it_is(backend: str, seed: int, lend: Lend, record_property: Note) -> None:
     """It is refused and counted. Its request waits, gets no wrong token, and its client may leave. Of KV written
     in place only headers are on the way: one that names another layer is refused as a repeat."""
-    deployment, rng = lend(2, 2, "--transfer-backend", backend), random.Random(seed)
+    deployment, rng = lend(2, 2, backend), random.Random(seed)
     before = deployment.rejected()
     flips = Flips(rng, 0.15, WHOSE if backend == "zmq" else range(HEADER_BYTES), share=1.0)
     turn_bits(deployment, flips)

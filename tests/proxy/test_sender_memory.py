@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 RUNNER = FakeRunner(num_layers=large_worker.NUM_LAYERS, head_dim=large_worker.HEAD_DIM)
 MIB = 1024 * 1024
 ALLOWANCE_BYTES = 16 * MIB  # for what libzmq, the allocator and one batch more take
-FLAGS = "--transfer-backend zmq --page-size 16 --max-total-tokens 18000 --hang-limit 0"
+FLAGS = "--page-size 16 --chunked-prefill-size 512 --max-total-tokens 18000"
 LARGE = [[(place + number) % RUNNER.vocab_size for place in range(3500)] for number in range(4)]  # 27 MiB of KV each
 COMPANY = [7, 8, 9]
 COMPANY_TOKENS = 250
@@ -115,7 +115,7 @@ def stop_the_busy_one(deployment: Proxied, before: Mapping[str, int]) -> int:
 
 @pytest.mark.parametrize("is_lost", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_memory_stays_within_credit(is_lost: bool, lend: Lend, record_property: Note) -> None:
-    deployment = lend(1, 2, *FLAGS.split(), chunk=512, worker=large_worker.__file__)
+    deployment = lend(1, 2, "zmq", FLAGS, worker=large_worker.__file__)
     watch = Watch(deployment)
     right = {tuple(COMPANY): RUNNER.expected_tokens(COMPANY, COMPANY_TOKENS)}  # of large ones: as they come undisturbed
 

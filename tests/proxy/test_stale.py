@@ -11,24 +11,28 @@ import pytest
 from tests.faults.client import Client
 from tests.faults.deployment import state_of, wait_until
 from tests.proxy.conftest import Lend
-from tests.proxy.deployment import Proxied
+from tests.proxy.deployment import POOL_TOKENS, Proxied
 from tests.proxy.faults import Holds
-from tests.proxy.proxy import Way
+from tests.proxy.proxy import Gate, Way, unchanged
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
-# One prompt takes more than half of a pool, so two have pages in common.
-FLAGS = ("--transfer-backend", "zmq", "--page-size", "4", "--max-total-tokens", "480", "--hang-limit", "0")
-PROMPT = list(range(300))
+PROMPT = list(range(POOL_TOKENS * 6 // 10))  # two of them have pages in common, because both do not fit
 MAX_TOKENS = 150
 
 
-def hold_frames(deployment: Proxied) -> Holds:
-    """Frames of one prefill worker, the first one that sends, are kept back on their way to any decode worker."""
-    holds = Holds(pass_first=1)
-    for gate in deployment.gates("data"):
-        deployment.proxy.tamper(gate, Way.THERE, holds)
-    return holds
+def hold_frames(deployment: Proxied, client: Client) -> tuple[Gate, Holds]:
+    """The client's frames, after the first one, are kept back on their way; by which gate."""
+    holds = {gate: Holds(pass_first=1) for gate in deployment.gates("data")}
+    for gate, each in holds.items():
+        deployment.proxy.tamper(gate, Way.THERE, each)
+    client.start()
+    assert wait_until(lambda: any(each.kept for each in holds.values()))
+    found = next(gate for gate, each in holds.items() if each.kept)
+    for gate in holds:
+        if gate is not found:
+            deployment.proxy.tamper(gate, Way.THERE, unchanged)
+    return found, holds[found]
 
 
 @contextmanager
@@ -50,40 +54,38 @@ def decodes(client: Client) -> bool:
     return wait_until(lambda: len(client.tokens.get(0, ())) > 2)
 
 
-@pytest.mark.slow
-def test_a_prefill_worker_that_wakes(lend: Lend) -> None:
+@pytest.mark.parametrize("num_decode", [pytest.param(2, marks=pytest.mark.slow), 1])
+def test_a_prefill_worker_that_wakes(num_decode: int, lend: Lend) -> None:
     """Its frames come to a decode worker that has given their pages to others."""
-    deployment = lend(2, 1, *FLAGS)
-    before = deployment.rejected()
-    holds = hold_frames(deployment)
-    (first,) = deployment.start([PROMPT], MAX_TOKENS)
-    assert wait_until(lambda: len(holds.kept) > 0)
+    deployment = lend(2, num_decode, "zmq")
+    before, unknown = deployment.rejected(), deployment.rejected("unknown_reservation")
+    first = Client(deployment.baton.url, PROMPT, MAX_TOKENS)
+    gate, holds = hold_frames(deployment, first)
     (pid,) = [each["pid"] for each in deployment.baton.workers() if int(each["instance"]) == holds.sender]
     with asleep(deployment, pid):
         assert decodes(first), "no other worker took over"
-        assert deployment.proxy.inject(deployment.gates("data")[0], Way.THERE, holds.kept) == len(holds.kept)
+        assert deployment.proxy.inject(gate, Way.THERE, holds.kept) == len(holds.kept)
         assert deployment.verdicts([first]) == ["exact"]
-        assert wait_until(lambda: deployment.rejected("unknown_reservation") - before == len(holds.kept))
-        (second,) = deployment.start([PROMPT[::-1]], MAX_TOKENS)  # in the same pages once more
-        assert decodes(second)
+        assert wait_until(lambda: deployment.rejected("unknown_reservation") - unknown == len(holds.kept))
+        others = deployment.start([PROMPT[::-1]] * num_decode, MAX_TOKENS)  # in the same pages once more
+        assert all(map(decodes, others))
         holds.lets_go = True
-    assert deployment.verdicts([second]) == ["exact"]
-    assert deployment.is_whole(3) and wait_until(lambda: state_of(pid) in "XZ"), "it may not return as who it was"
+    assert set(deployment.verdicts(others)) == {"exact"}
+    assert deployment.is_whole(2 + num_decode) and wait_until(lambda: state_of(pid) in "XZ"), (
+        "it may not return as who it was"
+    )
     deployment.expect_rest()
     assert deployment.rejected() - before == len(holds.kept) + holds.num_late
     deployment.clear()
     deployment.expect_exact([PROMPT, PROMPT[::-1]], 9)
 
 
-@pytest.mark.slow
 def test_a_decode_worker_that_wakes(lend: Lend) -> None:
     """Its frames come when it counts no more; what it says is dropped. Then they come to the process that follows it,
     as to one that has got its port."""
-    deployment = lend(1, 2, *FLAGS)
-    holds = hold_frames(deployment)
-    (first,) = deployment.start([PROMPT], MAX_TOKENS)
-    assert wait_until(lambda: len(holds.kept) > 0)
-    (gate,) = [each for each in deployment.gates("data") if sum(each.num_messages.values())]
+    deployment = lend(1, 2, "zmq")
+    first = Client(deployment.baton.url, PROMPT, MAX_TOKENS)
+    gate, holds = hold_frames(deployment, first)
     (pid,) = [each["pid"] for each in deployment.baton.workers() if f"data {each['id']}" == gate.name]
 
     def let_go() -> None:
@@ -99,7 +101,7 @@ def test_a_decode_worker_that_wakes(lend: Lend) -> None:
     assert deployment.is_whole(3) and wait_until(lambda: state_of(pid) in "XZ"), "it may not return as who it was"
     assert dropped(deployment) > before
     deployment.expect_exact([PROMPT[:60]] * 4, 9)
-    before = deployment.rejected()
+    before = deployment.rejected("unknown_reservation")
     assert deployment.proxy.inject(deployment.proxy.gate(gate.name), Way.THERE, holds.kept) == len(holds.kept)
     deployment.expect_exact([PROMPT[:60]] * 4, 9)
     assert wait_until(lambda: deployment.rejected("unknown_reservation") - before == len(holds.kept))
