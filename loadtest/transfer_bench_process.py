@@ -108,9 +108,11 @@ def main() -> None:
     role, core = sys.argv[1:]
     os.sched_setaffinity(0, {int(core)})
     sys.setswitchinterval(1e-4)  # as a worker does
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # where what libraries print goes
     process = EndProcess(role)
     for line in sys.stdin:
-        print(json.dumps(process.do(json.loads(line))), flush=True)
+        print(json.dumps(process.do(json.loads(line))), file=answers, flush=True)
 
 
 if __name__ == "__main__":
