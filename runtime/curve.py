@@ -117,7 +117,9 @@ class Curve:
         """See Security: the address must name the gateway's key, or one on the list."""
         endpoint, key = split_address(address)
         if not key:
-            raise WireError(f"address {endpoint!r} names no key, and this process talks to nobody without one (--keys)")
+            raise WireError(
+                f"address {endpoint!r} names no key, and this process dials nobody without (--keys, --encrypt-data)"
+            )
         if key != self._keys.gateway and self._allowed.name_of(key) is None:
             raise WireError(
                 f"address {endpoint!r} names the key {brief(key)}, which is not among {self._allowed.folder}"

@@ -1,3 +1,9 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from decode import __main__ as process
 from decode.reservations import first_reservation
 from scheduler.request_check import MAX_RESERVATION
 
@@ -6,3 +12,26 @@ def test_no_two_processes_use_the_same_reservations() -> None:
     starts = [first_reservation(instance) for instance in (0, 1, 2, 2**31 - 1, 2**62 - 1)]
     assert all(abs(one - other) >= 2**32 for one in starts for other in starts if one != other)
     assert max(starts) + 2**32 <= MAX_RESERVATION
+
+
+def test_a_process_starts_with_a_number_that_nobody_can_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and instances of workers are no secret: `/workers` shows them."""
+    starts: list[int] = []
+
+    def worker(*_parts: Any, reservations_from: int, **_options: Any) -> Any:
+        starts.append(reservations_from)
+        return SimpleNamespace(outbox=None, on_peer=None, on_return=None)
+
+    monkeypatch.setattr(process, "open_receiver", lambda *_parts: SimpleNamespace(address="tcp://127.0.0.1:1"))
+    monkeypatch.setattr(process, "DecodeWorker", worker)
+    monkeypatch.setattr(process, "PrefillLink", lambda *_parts: None)
+    parts: Any = SimpleNamespace(
+        settings=SimpleNamespace(transfer_backend="zmq", host="127.0.0.1", worker_id="d", overlap=True),
+        engine=SimpleNamespace(kv=None, device=SimpleNamespace(type="cpu")),
+        **dict.fromkeys(("context", "data_security", "security", "fingerprint", "clock", "identity")),
+        instance=7,
+    )
+    for _ in range(8):
+        process.build(parts)
+    assert len(set(starts)) == 8 and max(starts) < 2**62
+    assert max(starts) >= 2**56 and first_reservation(7) not in starts

@@ -161,7 +161,7 @@ def test_an_unreadable_list_admits_nobody_until_it_is_mended(net: Net) -> None:
 def test_only_who_is_known_is_dialled(net: Net, tmp_path: Path) -> None:
     context, curve = net.process("a")
     with context.socket(zmq.DEALER) as socket:
-        with pytest.raises(WireError, match="'tcp://h:1' names no key, and this process talks to nobody without one"):
+        with pytest.raises(WireError, match="'tcp://h:1' names no key, and this process dials nobody without"):
             curve.unlock(socket, "tcp://h:1")
         with pytest.raises(WireError, match=r"names the key .*, which is not among "):
             curve.unlock(socket, f"tcp://h:1;{KEY}")
