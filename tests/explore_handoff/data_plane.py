@@ -6,6 +6,7 @@
 come twice, or come damaged. What it does not know: what frames carry.
 """
 
+import mmap
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -216,7 +217,8 @@ class SimulatedWire:
     def send(self, instance: int, parts: Sequence[Part]) -> Transit:
         """See Wire."""
         held = self._held()
-        is_view = any(isinstance(part, memoryview) for part in parts)  # else it was gathered, and nothing is read later
+        # A view of page memory; else the payload was gathered, and no page is read later.
+        is_view = any(isinstance(part, memoryview) and isinstance(part.obj, mmap.mmap) for part in parts)
         transit = Transit(tuple(parts), b"".join(parts), held if is_view else lambda: None)
         self._plane.send(self._connections[instance], transit)
         return transit
