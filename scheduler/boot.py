@@ -186,8 +186,7 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
     layout = runner.kv_layout(settings.page_size)
     config = runner.config
     longest = min(config.context_length, settings.max_total_tokens or config.context_length)
-    through_host = settings.role is not Role.UNIFIED and settings.transfer_backend != "cuda_ipc"
-    is_mirrored = runner.device.type != "cpu" and through_host
+    is_mirrored = has_twin(runner.device, settings)
     available = available_bytes(runner.device)
     if is_mirrored:  # the transport reads and writes host memory, so the pool has a twin there
         available = min(available, available_bytes(torch.device("cpu")))
@@ -223,6 +222,12 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
         device=runner.device,
         forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
     )
+
+
+def has_twin(device: torch.device, settings: WorkerSettings) -> bool:
+    """Whether KV has a twin in host memory: on a device, unless it never leaves, or always for another device."""
+    leaves_by_host = settings.role is not Role.UNIFIED and settings.transfer_backend != "cuda_ipc"
+    return device.type != "cpu" and leaves_by_host
 
 
 def open_streams(device: torch.device, wake: Callable[[], None]) -> tuple[Stream, Stream]:

@@ -177,7 +177,7 @@ class FrameSender:
             raise WireError(f"reservation {target.reservation} attempt {target.attempt} is being sent already")
         place = self._place(target, num_tokens)
         instance = target.peer.instance
-        on_device = self._device_of(instance) is not None
+        on_device = place is not None and self._device_of(instance) is not None
         if instance not in self._peers:
             self._wire.connect(instance, target.peer.data)
             self._peers[instance] = PeerQueue(self._device_window if on_device else self._window)

@@ -385,3 +385,27 @@ def test_a_greeting_anew_drops_what_came_after_the_one_before() -> None:
     bench.job(2)  # of the old greeting, and overtaken by the new one
     bench.run()
     assert bench.at_rest()
+
+
+@pytest.mark.parametrize("pages", [(), (3, 4, 5)])
+@pytest.mark.parametrize("writes_on_device", [True, False])
+def test_kv_that_is_written_on_the_device_is_not_staged_to_the_host(
+    pages: tuple[int, ...], writes_on_device: bool
+) -> None:
+    bench = Bench(greeted=False)
+    bench.sender.writes_on_device = writes_on_device
+    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print"))
+    assert bench.sent(HelloAccepted)[-1].device_writer == (99 if writes_on_device else 0)
+    bench.worker.on_peer(7, PrefillJob("r1", 0, 1, PROMPT, greedy(5), 1, pages=pages))
+    bench.worker.step()
+    (launch,) = bench.engine.in_flight
+    staged = [chunk.req.stays_on_device for chunk in launch.plan.chunks]
+    assert staged == [writes_on_device and bool(pages)]
+    bench.run()
+
+
+def test_a_worker_is_busy_while_a_device_moves_its_kv() -> None:
+    bench = Bench()
+    assert not bench.worker.busy
+    bench.sender.is_moving = True
+    assert bench.worker.busy

@@ -1,15 +1,16 @@
-"""What a worker makes of its keys before it loads anything."""
+"""What a worker makes of its settings: keys, before it loads anything, and where its KV is."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from deploy.keys import new
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
-from scheduler.boot import read_trust
+from scheduler.boot import has_twin, read_trust
 
 
 def settings(role: Role, **fields: Any) -> WorkerSettings:
@@ -50,3 +51,19 @@ def test_kv_that_others_may_read_is_said(tmp_path: Path, caplog: pytest.LogCaptu
     assert caplog.messages == []
     read_trust(settings(Role.DECODE, keys=folder, host="0.0.0.0"))
     assert caplog.messages == ["KV from other hosts is not encrypted"]
+
+
+@pytest.mark.parametrize(
+    "device, role, backend, expected",
+    [
+        ("cuda", Role.PREFILL, "auto", True),
+        ("cuda", Role.DECODE, "zmq", True),
+        ("cuda", Role.DECODE, "cuda_ipc", False),
+        ("cuda", Role.UNIFIED, "auto", False),
+        ("cpu", Role.DECODE, "auto", False),
+    ],
+)
+def test_kv_on_a_device_has_a_twin_where_it_may_leave_by_the_host(
+    device: str, role: Role, backend: Any, expected: bool
+) -> None:
+    assert has_twin(torch.device(device), settings(role, transfer_backend=backend)) == expected

@@ -9,6 +9,7 @@ import pytest
 
 from protocol.errors import WireError
 from protocol.frame import Check, FrameHeader, pack_header, seal, unpack_header
+from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import DeviceHandle, PoolOffer
 from runtime.shared_memory import is_taken
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
@@ -18,7 +19,7 @@ from transfer.backend_inproc import InprocNetwork, Parcel
 from transfer.backend_shm import PoolMaps, PoolOwner
 from transfer.device_moves import HostCopies
 from transfer.device_pools import AtDevice, DeviceMaps, DeviceOwner, LocalIpc, SeatFile
-from transfer.interface import Delivered, Rejection, TransferFailed
+from transfer.interface import FRAME_BYTES, Delivered, Rejection, TransferFailed
 from transfer.sending import Part
 
 
@@ -172,6 +173,24 @@ def test_a_frame_with_a_payload_is_refused(device: HeldCopies) -> None:
     pair.sender.pump()
     pair.until(lambda: bool(pair.seen(TransferFailed)))
     assert not device.queue
+    pair.close()
+
+
+def test_where_pages_are_not_told_frames_go_as_ever() -> None:
+    """Decode has not admitted the writer: what was mapped does not matter."""
+    sizes: list[int] = []
+
+    def note(parcel: Parcel) -> list[Parcel]:
+        sizes.append(sum(map(len, parcel.parts[1:])))
+        return [parcel]
+
+    layout = KvLayout(num_layers=1, num_kv_heads=8, head_dim=128, page_size=64, dtype="float32")
+    pair = Pair(InprocNetwork(note, copies=HostCopies()), layout)
+    pair.in_place = False
+    pair.send_all(pair.open(1, list(range(1, 9)), list(range(3, 11)), 512), 512)
+    pair.until(lambda: bool(pair.seen(Delivered)))
+    assert sum(sizes[:-1]) == 8 * layout.page_bytes and max(sizes) <= FRAME_BYTES
+    assert [event.on_device for event in pair.seen(Delivered)] == [False]
     pair.close()
 
 
