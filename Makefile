@@ -94,7 +94,7 @@ test: check ## check, then the slow tests (real processes): under 15 minutes
 test-full: test ## test, then the exhaustive ones: every topology, page size and chunk
 	@$(PYTEST) -n 2 -m "full and not gpu" --timeout 1800 --hypothesis-profile thorough
 
-test-faults: $(READY) ## every process killed, ended and paused at every phase of a request's life
+test-faults: $(READY) ## every process killed, ended and paused at every phase; connections cut, frames damaged
 	@$(PYTEST) -n 2 -m faults -vv --no-header
 
 explore: $(READY) ## random schedules of the overlap scheduler under every strategy: SEEDS=100000 for a night

@@ -20,7 +20,7 @@ from tests.proxy.proxy import Cut, Gate, Way
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 FIRST_BYTES = range(200)
-FEW = (0, 1, 9, 10, 11, 63, 64, 65, 90, 100, 153, 199)  # ends of what ZMQ says first, and beyond
+FEW = (0, 10, 11, 64, 91, 100, 153, 199)  # ends of what ZMQ says first, and beyond
 LIMIT_S = 20.0  # on busy cores, too: far less than any deadline for what was lost
 AT_A_TIME = 40  # positions between two looks at the ledger
 
@@ -72,7 +72,8 @@ def test_a_cut_after_each_of_the_first_bytes(kind: str, way: Way, positions: Seq
         assert num_reached >= sum(at < 64 for at in positions)  # the greeting and a command, and then no more
     else:
         assert num_reached == len(positions)
-        assert deployment.metric("request_retries_total") > retries  # some were in the middle of a request
+    if (kind, way) == ("data", Way.THERE):
+        assert deployment.metric("request_retries_total") > retries, "frames were lost, and nobody noticed"
 
 
 @pytest.mark.parametrize("seed", range(4))
