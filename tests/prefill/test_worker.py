@@ -395,7 +395,8 @@ def test_kv_that_is_written_on_the_device_is_not_staged_to_the_host(
     bench = Bench(greeted=False)
     bench.sender.writes_on_device = writes_on_device
     bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print"))
-    assert bench.sent(HelloAccepted)[-1].device_writer == (99 if writes_on_device else 0)
+    greeted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, export=b"our pages")
+    assert bench.sent(HelloAccepted) == [replace(greeted, device_writer=99 if writes_on_device else 0)]
     bench.worker.on_peer(7, PrefillJob("r1", 0, 1, PROMPT, greedy(5), 1, pages=pages))
     bench.worker.step()
     (launch,) = bench.engine.in_flight
