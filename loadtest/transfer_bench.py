@@ -25,6 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.keys import GATEWAY_NAME, new
+from loadtest.cuda_ipc_bench import NOT_MEASURED
+from loadtest.cuda_ipc_bench import measure as measure_cuda_ipc
 from loadtest.exposed_bench import WIDTH
 from loadtest.exposed_bench import measure as measure_exposed
 from loadtest.tied import tied
@@ -193,12 +195,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in asked.blocks or BLOCKS:
                 found.setdefault(name, {}).update(measure(ends, name, together, repeat))
     show(console, found, f"cores {ends.cores[0]} and {ends.cores[1]}, medians of {repeat}, GB/s = 1e9 bytes a second")
-    exposed = None
+    exposed = cuda_ipc = None
     if asked.only or asked.blocks:
         console.print("exposed transfer: not measured, since only some sides or blocks were asked for")
     else:
         exposed = measure_exposed(console, asked.quick)
-    print(json.dumps({**summary(found.get(HEADLINE, {}), products), "exposed": exposed}))
+        if (cuda_ipc := measure_cuda_ipc(repeat)) is None:
+            console.print(NOT_MEASURED)
+    parts = summary(found.get(HEADLINE, {}), products)
+    print(json.dumps({**parts, "cuda_ipc": cuda_ipc, "exposed": exposed}))
     return 0
 
 
