@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
@@ -22,7 +21,6 @@ WHAT = tuple(place for place in range(HEADER_BYTES) if place not in WHOSE)
 DAMAGE = ("malformed", "size", "checksum")
 TOGETHER = 8  # requests at a time
 STALL_S = 2.0  # after which the clients of the second test leave
-Note = Callable[[str, object], None]
 
 
 def draw_prompts(rng: random.Random, count: int) -> list[list[int]]:
@@ -37,7 +35,7 @@ def turn_bits(deployment: Proxied, flips: Flips) -> None:
 @pytest.mark.parametrize(
     "seed, num_rounds", [pytest.param(1, 6, marks=pytest.mark.slow), *((seed, 20) for seed in range(2, 6))]
 )
-def test_every_turned_bit_is_found(seed: int, num_rounds: int, lend: Lend, record_property: Note) -> None:
+def test_every_turned_bit_is_found(seed: int, num_rounds: int, lend: Lend) -> None:
     """The request is tried again, and fails clearly where that is in vain three times."""
     deployment, rng = lend(2, 2, "zmq"), random.Random(seed)
     before = deployment.rejected(*DAMAGE)
@@ -51,17 +49,17 @@ def test_every_turned_bit_is_found(seed: int, num_rounds: int, lend: Lend, recor
     deployment.clear()
     deployment.expect_rest()
     kinds = flips.kinds
-    record_property("turned", f"{dict(kinds)}; {dict(verdicts)}")
-    assert min(kinds["header"], kinds["KV"], kinds["last message"]) > 0 and kinds.total() > 4 * num_rounds
-    assert deployment.rejected(*DAMAGE) - before == kinds.total()
-    assert verdicts["exact"] > verdicts["error"] and set(verdicts) <= {"exact", "error"}
+    story = f"seed {seed}: turned {dict(kinds)}, ended {dict(verdicts)}"
+    assert min(kinds["header"], kinds["KV"], kinds["last message"]) > 0 and kinds.total() > 4 * num_rounds, story
+    assert deployment.rejected(*DAMAGE) - before == kinds.total(), story
+    assert verdicts["exact"] > verdicts["error"] and set(verdicts) <= {"exact", "error"}, story
     deployment.expect_exact(draw_prompts(rng, 4), 9)
 
 
 @pytest.mark.parametrize(
     "backend, seed", [pytest.param("zmq", 1, marks=pytest.mark.slow), *(("shm", seed) for seed in range(2, 5))]
 )
-def test_a_frame_that_no_longer_says_whose_it_is(backend: str, seed: int, lend: Lend, record_property: Note) -> None:
+def test_a_frame_that_no_longer_says_whose_it_is(backend: str, seed: int, lend: Lend) -> None:
     """It is refused and counted. Its request waits, gets no wrong token, and its client may leave. Of KV written
     in place only headers are on the way: one that names another layer is refused as a repeat."""
     deployment, rng = lend(2, 2, backend), random.Random(seed)
@@ -75,8 +73,8 @@ def test_a_frame_that_no_longer_says_whose_it_is(backend: str, seed: int, lend: 
     deployment.clear()
     deployment.expect_rest()
     kinds = flips.kinds
-    record_property("turned", f"{dict(kinds)}; {dict(verdicts)}")
-    assert kinds["header"] > 8
-    assert deployment.rejected() - before >= kinds.total()
-    assert verdicts["cut"] > 0 and verdicts["exact"] > 0
+    story = f"seed {seed}: turned {dict(kinds)}, ended {dict(verdicts)}"
+    assert kinds["header"] > 8, story
+    assert deployment.rejected() - before >= kinds.total(), story
+    assert verdicts["cut"] > 0 and verdicts["exact"] > 0, story
     deployment.expect_exact(draw_prompts(rng, 4), 9)

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ LARGE = [[(place + number) % RUNNER.vocab_size for place in range(3500)] for num
 COMPANY = [7, 8, 9]
 COMPANY_TOKENS = 200
 PAUSE_S = 1.4  # shorter than the silence after which a worker is lost
-Note = Callable[[str, object], None]
 MEMORY = re.compile(r"RssAnon:\s+(\d+) kB")
 
 
@@ -114,7 +113,7 @@ def stop_the_busy_one(deployment: Proxied, before: Mapping[str, int]) -> int:
 
 
 @pytest.mark.parametrize("is_lost", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_memory_stays_within_credit(is_lost: bool, lend: Lend, record_property: Note) -> None:
+def test_memory_stays_within_credit(is_lost: bool, lend: Lend) -> None:
     deployment = lend(1, 2, "zmq", FLAGS, worker=large_worker.__file__)
     watch = Watch(deployment)
     right = {tuple(COMPANY): RUNNER.expected_tokens(COMPANY, COMPANY_TOKENS)}  # of large ones: as they come undisturbed
@@ -144,8 +143,6 @@ def test_memory_stays_within_credit(is_lost: bool, lend: Lend, record_property: 
         assert deployment.verdicts(company + large, expected) == ["exact"] * 6
         assert deployment.is_whole(3)
         deployment.expect_rest()
-    record_property("most in flight", watch.most_in_flight)
-    record_property("memory", f"{undisturbed} undisturbed, {watch.most_bytes}")
     assert WINDOW_BYTES / 2 < watch.most_in_flight <= WINDOW_BYTES + MIB, "in flight"
     assert watch.most_bytes <= undisturbed + WINDOW_BYTES + ALLOWANCE_BYTES
     assert watch.in_flight() == 0
