@@ -2,8 +2,8 @@
 
     send() --frames of a peer wait--> thread --one parcel of all that wait--> porter
 
-A call has a price of its own, so while the thread is busy frames gather, and the next call takes them together. Credit
-bounds what waits. What it does not know: Ray, what a frame means.
+A call has a price of its own, so while as many as may be are under way frames gather, and the next call takes them
+together. Credit bounds what waits. What it does not know: Ray, what a frame means.
 """
 
 import threading
@@ -23,6 +23,7 @@ from transfer.porter import Parcel
 from transfer.sending import Part
 
 PARCEL_BYTES = 8 * 1024 * 1024  # of one call; a larger frame goes alone
+MAX_CALLS = 2  # under way to one porter: it hands on the first while the second comes
 CLOSE_S = 5.0  # for the call that is going on when the wire is closed
 SCHEME = "ray://"
 
@@ -59,6 +60,7 @@ class _Peer:
     endpoint: str
     waiting: deque[_Waiting] = field(default_factory=deque)
     porter: PorterHandle | None = None  # of the thread, which looks for it before the first parcel
+    num_calls: int = 0  # under way
 
 
 class ParcelWire:
@@ -70,7 +72,7 @@ class ParcelWire:
         self._lock = threading.Lock()  # of what follows, and of what waits for a peer
         self._broken: set[int] = set()
         self._losses = Refusals(get_log("transfer"), "KV got lost on its way to the porter")
-        self._turns: SimpleQueue[_Peer | None] = SimpleQueue()  # one for each frame; None ends the thread
+        self._turns: SimpleQueue[_Peer | None] = SimpleQueue()  # to see what may go; None ends the thread
         self._thread = threading.Thread(target=self._run, name="parcels", daemon=True)
         self._thread.start()
 
@@ -121,9 +123,12 @@ class ParcelWire:
         frames: list[_Waiting] = []
         num_bytes = 0
         with self._lock:
+            if peer.num_calls >= MAX_CALLS:
+                return []
             while peer.waiting and (not frames or num_bytes + peer.waiting[0].num_bytes <= PARCEL_BYTES):
                 frames.append(peer.waiting.popleft())
                 num_bytes += frames[-1].num_bytes
+            peer.num_calls += bool(frames)
         return frames
 
     def _give(self, peer: _Peer, frames: list[_Waiting]) -> None:
@@ -131,20 +136,20 @@ class ParcelWire:
         try:
             if peer.porter is None:
                 peer.porter = self._find(peer.endpoint)
-            peer.porter.carry(parcel).add_done_callback(lambda future: self._arrived(peer, future))
+            peer.porter.carry(parcel).add_done_callback(lambda future: self._ended(peer, future.exception()))
         except WireError as error:
-            self._lost(peer, error)
+            self._ended(peer, error)
         finally:
             del parcel  # views of page memory
             for frame in frames:
                 frame.transit.done = True
 
-    def _arrived(self, peer: _Peer, future: "Future[Any]") -> None:
-        if (error := future.exception()) is not None:
-            self._lost(peer, error)
-
-    def _lost(self, peer: _Peer, error: BaseException) -> None:
+    def _ended(self, peer: _Peer, error: BaseException | None) -> None:
+        """A call: well, or its parcel got lost. Any thread."""
         with self._lock:
-            self._losses.note(type(error).__name__, instance=peer.instance, why=str(error)[:200])
-            if self._peers.get(peer.instance) is peer:
-                self._broken.add(peer.instance)
+            peer.num_calls -= 1
+            if error is not None:
+                self._losses.note(type(error).__name__, instance=peer.instance, why=str(error)[:200])
+                if self._peers.get(peer.instance) is peer:
+                    self._broken.add(peer.instance)
+        self._turns.put(peer)

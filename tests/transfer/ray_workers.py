@@ -17,7 +17,7 @@ from protocol.messages_gateway import WorkerAddress
 from tests.transfer.contract import DECODE, PREFILL
 from tests.transfer.memory import LAYOUT, HostMemory
 from transfer.backend_ray import ray_receiver, ray_sender
-from transfer.interface import CreditReturned, ReceiverEvent, Target
+from transfer.interface import CreditReturned, Delivered, ReceiverEvent, Target
 
 NUM_PAGES = 12
 
@@ -59,10 +59,10 @@ class DecodeEnd:
         self.receiver.reserve(reservation, 0, PREFILL, pages, num_tokens)
         return self.receiver.address, node_of_this(), bytes(self.memory.pool)
 
-    def events(self, num_frames: int) -> tuple[list[ReceiverEvent], bytes]:
-        """What happens until so many frames have landed, and the pool then."""
+    def events(self) -> tuple[list[ReceiverEvent], bytes]:
+        """What happens until all was delivered, and the pool then."""
         events: list[ReceiverEvent] = []
-        while self.receiver.counters.get("frames", 0) < num_frames or not events or num_frames == 0:
+        while not any(isinstance(event, Delivered) for event in events):
             zmq.select(self.receiver.pollables(), [], [], timeout=1.0)
             events += self.receiver.poll()
         return events, bytes(self.memory.pool)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import WireError
-from transfer.parcel_wire import PARCEL_BYTES, ParcelWire
+from transfer.parcel_wire import MAX_CALLS, PARCEL_BYTES, ParcelWire
 from transfer.porter import Parcel
 
 WAIT_S = 30.0
@@ -24,6 +24,7 @@ class Porters:
         self.parcels: list[list[list[bytes]]] = []
         self.futures: list[Future[Any]] = []
         self.refuse = False
+        self.answers = True  # each call ends well, at once
         self.num_found = 0
         self.changed = threading.Condition()
 
@@ -42,6 +43,8 @@ class Porters:
             raise WireError("refused")
         self.parcels.append([[part.tobytes() for part in frame] for frame in parcel])
         self.futures.append(Future())
+        if self.answers:
+            self.futures[-1].set_result(None)
         self._note()
         return self.futures[-1]
 
@@ -98,6 +101,18 @@ def test_frames_that_gather_go_together_up_to_the_size_of_a_parcel(wire: ParcelW
     assert porters.num_found == 1
 
 
+def test_frames_gather_while_calls_are_under_way(wire: ParcelWire, porters: Porters) -> None:
+    porters.answers = False
+    for number in range(MAX_CALLS):
+        reading = wire.send(1, [b"first"])
+        porters.until(lambda reading=reading: reading.done)  # type: ignore[misc]
+        assert len(porters.parcels) == number + 1
+    readings = [wire.send(1, [b"later"]) for _ in range(5)]
+    porters.futures[0].set_result(None)
+    porters.until(lambda: all(each.done for each in readings))
+    assert porters.parcels == [[[b"first"]]] * MAX_CALLS + [[[b"later"]] * 5]
+
+
 def test_what_waits_for_a_peer_that_is_gone_is_dropped_and_not_read(wire: ParcelWire, porters: Porters) -> None:
     wire.connect(2, "ray://baton/two")
     porters.gate.clear()
@@ -112,6 +127,7 @@ def test_what_waits_for_a_peer_that_is_gone_is_dropped_and_not_read(wire: Parcel
 
 
 def test_a_parcel_that_got_lost_breaks_its_peer_once(wire: ParcelWire, porters: Porters) -> None:
+    porters.answers = False
     wire.connect(2, "ray://baton/two")
     readings = [wire.send(1, [b"lost"]), wire.send(2, [b"well"])]
     porters.until(lambda: all(each.done for each in readings))
@@ -122,6 +138,7 @@ def test_a_parcel_that_got_lost_breaks_its_peer_once(wire: ParcelWire, porters: 
 
 
 def test_a_loss_of_an_older_connection_breaks_nothing(wire: ParcelWire, porters: Porters) -> None:
+    porters.answers = False
     reading = wire.send(1, [b"lost"])
     porters.until(lambda: reading.done)
     wire.disconnect(1)
