@@ -184,11 +184,12 @@ def test_a_process_cannot_map_its_own_memory_and_says_so() -> None:
 def test_copies_run_beside_the_forward_stream() -> None:
     """What is given to them is done without what waits on the forward stream."""
     kv = PagedKv(LAYOUT, 12, "cuda:0")
-    ours = at_device(kv)
+    reader, written = DeviceReader(kv, at_device(kv).copies), copy_of(PAGES_HERE, PAGES_THERE).targets
+    reader.begin(0, written).wait()  # memory is taken once; taking it may wait for everything
     torch.cuda._sleep(2_000_000_000)  # about a second of the current stream
     busy = torch.cuda.Event()
     busy.record()
-    reading = DeviceReader(kv, ours.copies).begin(0, copy_of(PAGES_HERE, PAGES_THERE).targets)
+    reading = reader.begin(1, written)
     reading.wait()
     assert reading.done and not busy.query()
     busy.synchronize()
