@@ -10,7 +10,7 @@ from protocol.frame import HEADER, HEADER_BYTES, MAGIC, VERSION, FrameHeader, pa
 from tests.transfer.bad_frames import NEIGHBOUR, VICTIM, Bench, Honest, Parts
 
 FIELDS = [field.name for field in fields(FrameHeader)]
-WIDTH = {"layer": 16, "sender_instance": 64, "reservation": 64, "checksum": 64}
+WIDTH = {"check": 8, "layer": 16, "sender_instance": 64, "reservation": 64, "checksum": 64}
 ODD = st.sampled_from([0, 1, 2, 3, 4, 6, 8, 77, 78, 2**16 - 2, 2**16 - 1, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1])
 
 
@@ -47,7 +47,11 @@ def claims(parts: Parts, honest: Honest) -> bool:
     if len(parts[0]) != HEADER_BYTES:
         return False
     magic, version, _, *who = HEADER.unpack(parts[0])[:6]
-    return (magic, version) == (MAGIC, VERSION) and tuple(who) == (honest.sender, honest.reservation, honest.attempt)
+    return (magic, version % 256) == (MAGIC, VERSION) and tuple(who) == (
+        honest.sender,
+        honest.reservation,
+        honest.attempt,
+    )
 
 
 def check_generated(evil: list[Parts], order: list[int]) -> None:
