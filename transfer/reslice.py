@@ -54,7 +54,8 @@ class Shard:
         first, end = (int(index_P[0]), int(index_P[-1]) + 1) if len(index_P) else (0, 0)
         pages_P = np.array(self.pages[first:end], np.int64)[index_P - first]
         row_2P = (pages_P * 2 + np.array([[0], [1]])) * layout.page_size + slot_P
-        return row_2P * layout.token_bytes + (head - self.first_head) * head_bytes(layout)
+        starts_2P: Ints64 = row_2P * layout.token_bytes + (head - self.first_head) * head_bytes(layout)
+        return starts_2P
 
 
 @dataclass(frozen=True, slots=True)
