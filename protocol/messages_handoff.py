@@ -3,13 +3,10 @@ connection, so that a cancel cannot overtake its job). KV itself travels as fram
 """
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from pydantic import Field
 
 from protocol.codec import Boundary
 from protocol.kv_layout import KvLayout
-from protocol.message import Blob, Count, Flag, Id, Instance, Int, Ints, Message, Positive, Text
+from protocol.message import Blob, Count, Flag, Id, Instance, Int, Ints, IpcHandle, Message, Positive, Text
 from protocol.messages_gateway import Stamps, WorkerAddress
 from protocol.request import SamplingParams
 
@@ -21,7 +18,7 @@ class DeviceHandle(Message):
     """Device memory, for a process of the same host whose device can map it: `num_bytes`, `offset` bytes after the
     beginning of the allocation for which the driver has given `handle`."""
 
-    handle: Annotated[str, Field(strict=True, pattern=r"\A[0-9a-f]{128}\z")]
+    handle: IpcHandle
     offset: Count
     num_bytes: Positive
 
