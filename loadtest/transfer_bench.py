@@ -37,7 +37,7 @@ from protocol.errors import BatonError
 from runtime.process_life import thread_environment
 
 HEADLINE: Final = "8192 tokens"  # its figures go into the last line
-QUICK_REPEATS: Final = 5
+QUICK_REPEATS: Final = 3
 WARM_UP: Final = 2
 LIMIT: Final = " limit"
 
@@ -161,7 +161,7 @@ def show(console: Console, found: dict[str, dict[str, Rates]], about: str) -> No
 def _spread(rates: Sequence[float]) -> tuple[str, str]:
     if not rates:
         return "", ""
-    low, *_, high = quantiles(rates, n=10) if len(rates) > 1 else [*rates, *rates]
+    low, *_, high = quantiles(rates, n=10, method="inclusive") if len(rates) > 1 else [*rates, *rates]
     return f"{median(rates):.2f}", f"{low:.2f}-{high:.2f}"
 
 
