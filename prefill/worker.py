@@ -53,14 +53,15 @@ LOST_REMEMBERED = 1000  # the last of them; who was paused for so many losses is
 DELIVERY_DEADLINE_S = 600.0  # from the last frame's making to KvDelivered; decode gives up long before
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Peer:
     """A decode worker by its last greeting; `in_place`: its pages can be written from here, those in device memory by
-    the process `device_writer`, if that is not 0."""
+    the process `device_writer`, if that is not 0. Its jobs come with reservations that ascend: `newest` is the last."""
 
     hello: Hello
     in_place: bool
     device_writer: int
+    newest: int = -1
 
 
 class PrefillWorker:
@@ -190,6 +191,8 @@ class PrefillWorker:
         if hello.to not in (None, self._address.instance):
             return  # we have got the port of the process that it means
         peer = self._peers.get(instance)
+        if peer is not None and hello.greeting < peer.hello.greeting:
+            return  # a repeat: decode has greeted anew since
         if peer is None or peer.hello != hello:
             if peer is not None:
                 self._lose_peer(instance)  # whoever greets anew has forgotten its jobs
@@ -228,8 +231,8 @@ class PrefillWorker:
 
     def _on_job(self, instance: int, message: PrefillJob) -> None:
         peer = self._peers.get(instance)
-        if peer is None or (instance, message.reservation) in self._jobs:
-            return  # a stranger, or a repeat: no state is created for it
+        if peer is None:
+            return  # a stranger: no state is created for it
         if message.greeting != peer.hello.greeting:
             return  # it was overtaken by another greeting: its pages are others' by now, and nobody waits for it
         length = len(message.prompt_ids)
@@ -246,6 +249,9 @@ class PrefillWorker:
             self.outbox.decode.append((instance, JobFailed(*key, BadRequest.code, reason)))
             self.outbox.decode.append((instance, JobCredit(message.reservation)))
             return
+        if message.reservation <= peer.newest:
+            return  # a repeat: its job may have ended, and its pages be others'
+        peer.newest = message.reservation
         job = Job.of(message, peer.hello.address)
         job.prompt.stays_on_device = bool(message.pages) and peer.device_writer > 0
         self._jobs[instance, message.reservation] = job

@@ -1,9 +1,12 @@
 """Who may give jobs to a prefill worker, until when, and what becomes of them when a connection is lost."""
 
+from dataclasses import replace
+
 from prefill.worker import JOB_TOKENS
 from protocol.messages_gateway import PeerLost
-from protocol.messages_handoff import Hello, HelloAccepted, HelloRefused, JobFailed, KvDelivered
-from tests.prefill.test_worker import DECODE, PREFILL, Bench
+from protocol.messages_handoff import Hello, HelloAccepted, HelloRefused, JobFailed, KvDelivered, PrefillJob
+from tests.prefill.test_worker import DECODE, PREFILL, PROMPT, Bench
+from tests.scheduler.building import greedy
 
 
 def test_a_greeting_for_the_process_that_had_this_port_before_is_not_answered() -> None:
@@ -55,3 +58,13 @@ def test_a_greeting_anew_drops_what_came_after_the_one_before() -> None:
     bench.job(2)  # of the old greeting, and overtaken by the new one
     bench.run()
     assert bench.at_rest()
+
+
+def test_a_greeting_that_is_repeated_after_a_newer_one_drops_nothing() -> None:
+    bench = Bench()
+    newer = Hello(DECODE, bench.engine.kv.layout, "print", greeting=1)
+    bench.worker.on_peer(7, newer)
+    bench.worker.on_peer(7, replace(newer, greeting=0))
+    bench.worker.on_peer(7, PrefillJob("r1", 0, 1, PROMPT, greedy(5), 1, greeting=1))
+    assert bench.worker.stats().waiting == 1
+    assert [message.greeting for message in bench.sent(HelloAccepted) if isinstance(message, HelloAccepted)] == [1]

@@ -264,6 +264,23 @@ def test_a_repeated_job_is_one_job() -> None:
     assert bench.worker.stats().waiting == 1
 
 
+@pytest.mark.parametrize("end", [KvDelivered, CancelJob])
+def test_a_job_that_is_repeated_after_its_end_is_not_run_again(end: type[KvDelivered | CancelJob]) -> None:
+    """Its pages in decode are others' by then, and prefill may be told to write there."""
+    bench = Bench()
+    repeated = bench.job(1)
+    bench.run()
+    bench.worker.on_peer(7, end("r1", 0, 1))
+    bench.run()
+    calls = list(bench.sender.calls)
+    bench.worker.on_peer(7, repeated)
+    bench.run()
+    assert bench.sender.calls == calls and bench.at_rest()
+    bench.job(2)
+    bench.run()
+    assert bench.sender.calls[-1][:2] == ("finish", 2)
+
+
 def test_jobs_are_computed_in_order_and_share_a_launch() -> None:
     bench = Bench(chunk_size=16)
     for reservation in (1, 2, 3):
