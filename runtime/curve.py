@@ -173,24 +173,21 @@ class AsPeersAsk:
 
 
 class AllowList:
-    """The keys that may connect. Files that come or go count at once; one that is no key makes the list empty."""
+    """The keys that may connect, read for each question: files that come, go or change count at once. One that is no
+    key, or that others may change, makes the list empty."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / ALLOWED
         self._keys_folder = folder
-        self._read_at = 0  # the folder's time of change, in ns
-        self._names: Mapping[str, str] = {}
         self.trouble = ""  # why the list is empty
 
     def name_of(self, key: str) -> str | None:
         """Whose key it is; None for a stranger's."""
         try:
-            changed_at = self.folder.stat().st_mtime_ns
-            if changed_at != self._read_at:
-                self._names, self._read_at, self.trouble = allowed_in(self._keys_folder), changed_at, ""
+            names, self.trouble = allowed_in(self._keys_folder), ""
         except (OSError, ConfigError) as error:
-            self._names, self._read_at, self.trouble = {}, 0, str(error)
-        return self._names.get(key)
+            names, self.trouble = {}, str(error)
+        return names.get(key)
 
 
 class _Doorkeeper(ThreadAuthenticator):

@@ -53,7 +53,7 @@ def read_keys(folder: str | Path, *, for_gateway: bool = False) -> Keys:
         hint = f"expected one of the folders in it: {', '.join(inner[:8])}" if inner else "`baton keys new` makes one"
         raise _wrong(place, f"it has no {OWN}; {hint}")
     _refuse_others(place / OWN, _READ, "read")
-    for path in (place, place / GATEWAY, place / ALLOWED):
+    for path in (place, place / GATEWAY):
         _refuse_others(path, _WRITE, "change")
     public, secret = _read_pair(place / OWN)
     found = Keys(place, public, secret, read_public(place / GATEWAY))
@@ -65,10 +65,12 @@ def read_keys(folder: str | Path, *, for_gateway: bool = False) -> Keys:
 
 
 def allowed_in(folder: Path) -> dict[str, str]:
-    """Who may connect at this moment: names by public key. ConfigError for a file that is no public key."""
+    """Who may connect at this moment: names by public key. ConfigError for a file that is no public key, or others'."""
     place = folder / ALLOWED
-    _refuse_others(place, _WRITE, "change")
-    return {read_public(path): path.stem for path in sorted(place.glob("*.key"))}
+    files = sorted(place.glob("*.key"))
+    for path in (place, *files):
+        _refuse_others(path, _WRITE, "change")
+    return {read_public(path): path.stem for path in files}
 
 
 def read_public(path: Path) -> str:

@@ -93,6 +93,7 @@ def test_what_makes_no_sense_is_said(folder: Path, capsys: pytest.CaptureFixture
         (lambda place: (place / "gateway.key").unlink(), "gateway.key': No such file or directory"),
         (lambda place: (place / "gateway.key").chmod(0o620), "others may change it (mode 620); say `chmod go-w`"),
         (lambda place: (place / "allowed").chmod(0o770), "others may change it (mode 770)"),
+        (lambda place: (place / "allowed" / "worker.key").chmod(0o602), "worker.key': others may change it (mode 602)"),
         (lambda place: (place / "allowed" / "x.key").write_text(""), "x.key': it is no key file"),
         (lambda place: [path.unlink() for path in (place / "allowed").iterdir()], "it holds no key, so nobody could"),
     ],

@@ -154,8 +154,23 @@ def test_an_unreadable_list_admits_nobody_until_it_is_mended(net: Net) -> None:
     assert allowed.name_of(key) is None and "half.key': it is no key file" in allowed.trouble
     (net.folder / "a/allowed/half.key").unlink()
     assert allowed.name_of(key) == "b" and not allowed.trouble
+    (net.folder / "a/allowed/b.key").chmod(0o606)
+    assert allowed.name_of(key) is None and "b.key': others may change it (mode 606)" in allowed.trouble
+    (net.folder / "a/allowed/b.key").chmod(0o644)
+    assert allowed.name_of(key) == "b" and not allowed.trouble
     shutil.rmtree(net.folder / "a/allowed")
     assert allowed.name_of(key) is None and "No such file" in allowed.trouble
+
+
+def test_a_file_that_was_written_over_admits_the_new_key_and_not_the_old_one(net: Net, tmp_path: Path) -> None:
+    new(tmp_path / "later", ["b"])
+    allowed, keys = (
+        AllowList(net.folder / "a"),
+        [read_keys(folder / "b").public for folder in (net.folder, tmp_path / "later")],
+    )
+    assert [allowed.name_of(key) for key in keys] == ["b", None]
+    shutil.copyfile(tmp_path / "later/b/allowed/b.key", net.folder / "a/allowed/b.key")
+    assert [allowed.name_of(key) for key in keys] == [None, "b"]
 
 
 def test_only_who_is_known_is_dialled(net: Net, tmp_path: Path) -> None:
