@@ -80,6 +80,7 @@ def test_cancel_in_every_state(state: DecodeState | JobState, n: int, overlap: b
     expect_rest(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", [0, 1, 2])
 @pytest.mark.parametrize("state", STATES, ids=str)
 def test_cancel_of_one_choice_in_every_state(state: DecodeState | JobState, choice: int) -> None:

@@ -226,7 +226,7 @@ def test_the_same_request_again_is_a_new_attempt() -> None:
     expect_rest(cluster)
 
 
-@pytest.mark.parametrize("steps", range(0, 40, 3))
+@pytest.mark.parametrize("steps", range(0, 40, 4))
 def test_a_connection_to_prefill_that_has_come_back_costs_an_attempt_and_leaves_nothing(steps: int) -> None:
     """Whatever was on the way between the two is lost with it."""
     cluster = make_cluster()

@@ -16,6 +16,9 @@ def greedy(max_tokens: int, **more: object) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, **more)  # type: ignore[arg-type]
 
 
+SIZES = [(4, 4), (16, 4), (3, 5), (1, 8)]  # of pages at prefill and at decode
+
+
 @pytest.mark.parametrize("topology", ["1P1D", "2P2D", "1U"])
 @pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -45,7 +48,7 @@ def test_every_token_is_right(topology: str, overlap: bool, page_size: int, chun
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("mirrored", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("sizes", [(4, 4), (4, 16), (16, 4), (3, 5), (1, 8)])
+@pytest.mark.parametrize("sizes", [(4, 16), *(pytest.param(each, marks=pytest.mark.slow) for each in SIZES)])
 def test_pages_of_different_sizes_at_prefill_and_decode(sizes: tuple[int, int], mirrored: bool, in_place: bool) -> None:
     runner = FakeRunner(context_length=512)
     page_size, decode_page_size = sizes

@@ -80,7 +80,7 @@ def check_every_cut(
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("page_size", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_cut(topology: str, page_size: int) -> None:
     check_every_cut(fake(), topology, GREEDY, page_size)
 
