@@ -15,6 +15,7 @@ from protocol.frame import (
     LAST_MESSAGE,
     MAGIC,
     VERSION,
+    Check,
     FrameHeader,
     pack_header,
     seal,
@@ -97,6 +98,10 @@ CASES: list[KvCase] = [
     lie(Rejection.NUM_TOKENS, num_tokens=2**32 - 1),
     lie(SIZE, num_pages=1, num_tokens=4),
     lie(SIZE, page_start=1, num_pages=1, num_tokens=2),
+    # another kind of checksum than is due
+    lie(Rejection.CHECK_KIND, check=Check.DEVICE_SUM),
+    lie(Rejection.CHECK_KIND, sealed=False, check=Check.DEVICE_SUM),
+    last_header(Rejection.CHECK_KIND, check=Check.DEVICE_SUM),
     # damage: the checksum tells
     lie(CHECKSUM, sealed=False, layer=0),
     lie(CHECKSUM, sealed=False, sequence=9),
