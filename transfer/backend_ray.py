@@ -30,6 +30,7 @@ from transfer.porter import Parcel, Porter
 from transfer.sending import FrameSender
 
 NAMESPACE = "baton"  # of the porters' names
+PORTERS = f"{SCHEME}{NAMESPACE}/"
 LOOPBACK = "127.0.0.1"
 PORTER_START_S = 60.0  # a process of its own, on a host that may be busy
 
@@ -68,16 +69,15 @@ class RayPorter:
 
     def __init__(self, endpoint: str) -> None:
         """WireError where there is none."""
-        namespace, _, name = endpoint.removeprefix(SCHEME).partition("/")
         try:
-            self._actor: Any = ray.get_actor(name, namespace)
-        except (RayError, ValueError) as error:
+            self._carry: Any = ray.get_actor(endpoint.removeprefix(PORTERS), NAMESPACE).carry
+        except (RayError, ValueError, AttributeError) as error:  # the last: an actor of another kind
             raise WireError(f"data address {endpoint!r}: {error}") from error
 
     def carry(self, parcel: Parcel) -> "Future[Any]":
         """See transfer.parcel_wire.PorterHandle."""
         try:
-            future: Future[Any] = self._actor.carry.remote(parcel).future()
+            future: Future[Any] = self._carry.remote(parcel).future()
         except RayError as error:
             raise WireError(f"the porter cannot be called: {error}") from error
         return future
@@ -107,7 +107,7 @@ class RayArrivals:
         except RayError as error:
             self._frames.close()
             raise ConfigError(f"transfer_backend is ray, but Ray starts no actor on this host: {error}") from error
-        self.address = f"{SCHEME}{NAMESPACE}/{name}"
+        self.address = f"{PORTERS}{name}"
 
     def receive(self) -> Sequence[memoryview] | None:
         return self._frames.receive()

@@ -6,6 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
+
 from tests.e2e.baton_process import FAKE, BatonProcess
 from tests.e2e.test_transfer import FLAGS, RUNNER, answers_of, draw_prompts, right_or_unavailable
 from tests.transfer.ray_cluster import ray_cluster

@@ -6,6 +6,7 @@ import pytest
 
 from loadtest.transfer_bench import Rates, main, summary
 from loadtest.transfer_bench_blocks import BLOCKS, Blocks, HostPages, equal_blocks
+from loadtest.transfer_bench_process import SIDES
 from protocol.kv_layout import KvLayout
 
 TINY = KvLayout(num_layers=2, num_kv_heads=1, head_dim=2, page_size=4, dtype="bfloat16")
@@ -56,6 +57,6 @@ def test_what_was_not_measured_is_null() -> None:
 def test_a_short_run_measures_both_sides_and_their_limits(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--repeat", "2", "--blocks", "8192 tokens", "--blocks", "64 x 16 KiB"]) == 0
     found = json.loads(capfd.readouterr().out.splitlines()[-1])
-    for side in ("shm", "zmq_tcp", "ray"):
+    for side in {"shm", "zmq_tcp", "nixl", "ray"} & set(SIDES):
         assert found[side]["gb_s"] > 0 and found[side]["limit_gb_s"] > 0
     assert found["exposed"] is None, "it takes minutes, and only some blocks were asked for"

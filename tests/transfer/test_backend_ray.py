@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import ray
 import zmq
+
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
+import ray
 
 from loadtest.tied import tied
 from protocol.errors import ConfigError, WireError
@@ -261,5 +263,8 @@ def test_a_cluster_that_is_not_reached_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_endpoint_without_a_porter_is_refused(cluster: str) -> None:
-    with pytest.raises(WireError, match="data address 'ray://baton/nobody'"):
-        RayPorter("ray://baton/nobody")
+    other = ray.remote(PrefillEnd).options(name="other", namespace="baton", num_cpus=0).remote()
+    for address in ("ray://baton/nobody", "ray://elsewhere/nobody", "ray://", "ray://baton/other"):
+        with pytest.raises(WireError, match=f"data address '{address}'"):
+            RayPorter(address)
+    ray.kill(other)

@@ -157,6 +157,18 @@ def test_a_porter_that_refuses_or_is_not_there_breaks_its_peer_and_holds_no_memo
     assert wire.broken() == [1, 2]
 
 
+def test_a_thread_that_has_died_is_noticed(wire: ParcelWire, porters: Porters, monkeypatch: pytest.MonkeyPatch) -> None:
+    died = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _arguments: died.set())
+    monkeypatch.setattr(porters, "carry", lambda _parcel: 1 / 0)
+    assert wire.broken() == []
+    wire.send(1, [b"frame"])
+    assert died.wait(WAIT_S)
+    wire._thread.join(WAIT_S)
+    with pytest.raises(AssertionError, match="nobody gives frames to porters any more"):
+        wire.broken()
+
+
 def test_an_address_of_another_kind_is_refused(wire: ParcelWire) -> None:
     with pytest.raises(WireError, match="begins with ray://"):
         wire.connect(3, "tcp://127.0.0.1:1")
