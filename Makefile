@@ -40,9 +40,9 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
 	@echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-21s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 	@echo
-	@echo "serve, demo, bench, bench-gateway and soak pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
+	@echo "serve, demo, bench and all bench-..., soak and mutants pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
 
 # ---- run it ----
 

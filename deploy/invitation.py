@@ -24,9 +24,10 @@ def serve_lines(
     ]
 
 
-def gateway_lines(http: str, control: str, model: str | None, *, with_keys: bool = False) -> list[str]:
-    """The ready line of `baton gateway` and the commands that join workers. `model` is None for the bundled one."""
-    served = ("" if model is None else f" --model {shlex.quote(model)}") + (" --keys DIR" if with_keys else "")
+def gateway_lines(http: str, control: str, model: str | None, trust: str = "") -> list[str]:
+    """The ready line of `baton gateway` and the commands that join workers. `model` is None for the bundled one,
+    `trust` the option that says whom to trust, if there is one."""
+    served = ("" if model is None else f" --model {shlex.quote(model)}") + (f" {trust}" if trust else "")
     return [
         f"Ready: gateway at {local_url(http)}, workers dial {control}. Ctrl-C ends it. Join workers with:",
         f"baton worker --role prefill --gateway {dialable(control)}{served}",

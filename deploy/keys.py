@@ -33,7 +33,8 @@ def keys(words: Sequence[str], usage: str) -> list[str]:
         words[2:],
     )
     if verb not in _VERBS:
-        raise ConfigError(f"keys: got {brief(verb)}, expected one of {', '.join(_VERBS)}; {usage}")
+        got = f"got {brief(verb)}, expected" if words else "expected"
+        raise ConfigError(f"keys: {got} one of {', '.join(_VERBS)}; {usage}")
     if folder is None or (verb == "list" and names) or (verb == "revoke" and len(names) != 1):
         raise ConfigError(f"keys {verb}: expected {usage}")
     for name in names:
@@ -71,7 +72,7 @@ def new(folder: Path, names: Sequence[str]) -> list[str]:
     whose = {GATEWAY_NAME: "the gateway"}
     lines = [f"{folder / name}: --keys of {whose.get(name, 'workers')}" for name in wanted]
     if not is_new:
-        files = ", ".join(f"{name}.key" for name in wanted)
+        files = " ".join(str(folder / GATEWAY_NAME / ALLOWED / f"{name}.key") for name in wanted)
         lines.append(f"Copy {files} into {ALLOWED}/ of the other hosts' folders: no process need be started again.")
     return lines
 

@@ -157,9 +157,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="transfer-backend", default="auto", metavar="NAME", group=HANDOVER, commands=_SERVE,
         choices=get_args(TransferBackend), aliases=("disaggregation-transfer-backend",),
-        help="how KV travels: shm writes it in place, on one host; zmq sends it over TCP; ray through the Ray cluster"
-        " that the host is a node of; nixl by RDMA (pip install 'baton-llm[nixl]'); cuda_ipc from device to device,"
-        " on one host; auto: what each pair can of cuda_ipc, shm and zmq",
+        help="how KV travels; auto takes what each pair can of cuda_ipc (from device to device, on one host), shm"
+        " (written in place, on one host) and zmq (over TCP); nixl goes by RDMA, ray through the Ray cluster that the"
+        " host is a node of, both with packages of their own (docs/operations.md); one of",
     ),
     Option(
         name="pairing", default="least_loaded", metavar="RULE", group=HANDOVER, commands=_FRONT,

@@ -158,8 +158,9 @@ def gateway(config: Config, console: Console) -> int:
         ready = launcher.start([spec])[spec.name]
         http, control = str(ready["http"]), str(ready["control"])
         named = None if config.optional_text("model") is None else str(model)
-        with_keys = config.optional_text("keys") is not None
-        return Up([at_addresses(spec, http, control)], gateway_lines(http, control, named, with_keys=with_keys))
+        trust = "--trust-network" if config.switch("trust-network") else ""
+        trust = trust if config.optional_text("keys") is None else "--keys DIR"
+        return Up([at_addresses(spec, http, control)], gateway_lines(http, control, named, trust))
 
     return run(start, console, spec.name, rules_of(config))
 

@@ -118,7 +118,8 @@ class Curve:
         endpoint, key = split_address(address)
         if not key:
             raise WireError(
-                f"address {endpoint!r} names no key, and this process dials nobody without (--keys, --encrypt-data)"
+                f"address {endpoint!r} names no key: who listens there does not encrypt, and this process dials only"
+                " who does (--keys; for KV, --encrypt-data at both ends)"
             )
         if key != self._keys.gateway and self._allowed.name_of(key) is None:
             raise WireError(

@@ -114,7 +114,10 @@ def _optional(extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ConfigError(f"transfer_backend is {extra}, but {error}: pip install 'baton-llm[{extra}]'") from error
+        raise ConfigError(
+            f"transfer_backend is {extra}, but {error};"
+            f" in Baton's folder: .venv/bin/pip install -c constraints.txt -e '.[{extra}]'"
+        ) from error
 
 
 def _check(backend: str) -> None:

@@ -152,4 +152,7 @@ def _package() -> Any:
                 raise ConfigError(f"transfer_backend: {name} cannot be loaded ({error})") from error
         except ImportError as error:
             raise ConfigError(f"transfer_backend: {name} cannot be loaded ({error})") from error
-    raise ConfigError("transfer_backend: nixl needs a package that is not installed: pip install 'baton-llm[nixl]'")
+    raise ConfigError(
+        "transfer_backend: nixl needs a package that is not installed;"
+        " in Baton's folder: .venv/bin/pip install -c constraints.txt -e '.[nixl]'"
+    )

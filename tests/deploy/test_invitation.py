@@ -41,6 +41,8 @@ def test_the_gateway_says_how_to_join_it() -> None:
     assert lines[2] == "baton worker --role decode --gateway tcp://THIS_HOST:7000"
     named = gateway_lines("http://h:1", "tcp://127.0.0.1:7000", "/my models/x")[1]
     assert named == "baton worker --role prefill --gateway tcp://127.0.0.1:7000 --model '/my models/x'"
+    trusting = gateway_lines("http://h:1", "tcp://0.0.0.0:7000", None, "--trust-network")[1]
+    assert trusting == "baton worker --role prefill --gateway tcp://THIS_HOST:7000 --trust-network"
     assert "decode-x" in worker_lines("decode-x", "tcp://h:1")[0]
 
 

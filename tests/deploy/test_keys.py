@@ -35,7 +35,7 @@ def test_one_command_makes_all_that_is_needed(folder: Path, capsys: pytest.Captu
 def test_hosts_are_added_and_revoked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert say("new", folder, "host-a", "host-b") == 0
     assert say("new", folder, "host-c") == 0
-    assert "Copy host-c.key into allowed/" in capsys.readouterr().out
+    assert f"Copy {folder}/gateway/allowed/host-c.key into allowed/" in capsys.readouterr().out
     names = ["gateway", "host-a", "host-b", "host-c"]
     for name in names:
         assert sorted(allowed_in(folder / name).values()) == names
@@ -54,7 +54,7 @@ def test_hosts_are_added_and_revoked(folder: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     "words, says",
     [
-        ("", "keys: got '', expected one of new, list, revoke; baton keys new DIR [NAME ...]"),
+        ("", "keys: expected one of new, list, revoke; baton keys new DIR [NAME ...]"),
         ("now {}", "keys: got 'now', expected one of new, list, revoke"),
         ("new", "keys new: expected baton keys new DIR"),
         ("list {} x", "keys list: expected baton keys new DIR"),
