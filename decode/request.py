@@ -21,10 +21,10 @@ class DecodeRequest:
     reservation: int
     reqs: tuple[Req, ...]
     state: DecodeState = DecodeState.RESERVING
-    handover_s: float = 0.0  # how long the hand-over may take, from the job to its last frame
     pages_in_place: tuple[int, ...] = ()  # of the prompt, where prefill may write them itself
     greeting: int = 0  # of prefill, after which it is sent there
-    deadline: float = float("inf")  # when that is over, in seconds of the worker's clock
+    deadline: float = float("inf")  # for its last frame, in seconds of the worker's clock
+    late: str = ""  # why it fails when that has passed
     stamps: list[Stamp] = field(default_factory=list)
 
     @staticmethod
@@ -83,6 +83,12 @@ class DecodeRequest:
     def move(self, state: DecodeState) -> None:
         """Advances the state machine."""
         self.state = advance(MOVES, self.state, state)
+
+    def doubt(self, deadline: float) -> None:
+        """Its last frame was perhaps damaged on its way, so that it is waited for no longer than this."""
+        if deadline < self.deadline:
+            self.deadline = deadline
+            self.late = f"the last frame from {self.prefill.worker_id} has not come, and one was damaged on its way"
 
     def stamp(self, name: str, now: float, worker_id: str) -> None:
         """Notes a moment, if the client asked for a time line."""

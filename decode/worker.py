@@ -58,10 +58,11 @@ from scheduler.request_check import first_tokens_fault
 from scheduler.running import Running
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.token_stream import TokenStream
-from transfer.interface import CreditReturned, Delivered, FirstFrame, KvReceiver, TransferFailed
+from transfer.interface import CreditReturned, Delivered, FirstFrame, KvReceiver, LastInDoubt, TransferFailed
 
 HANDOVER_DEADLINE_S = 120.0  # from the job to its last frame, at least
 HANDOVER_S_PER_TOKEN = 0.1  # of the prompts ahead at prefill and its own: long prompts on a slow core are no fault
+DOUBT_S = 2.0  # for the last frame, when all KV is here and a damaged frame may have been it
 
 
 class DecodeWorker:
@@ -227,8 +228,9 @@ class DecodeWorker:
             request.move(DecodeState.REQUESTED)
             peer = self._peers.get(request.prefill.instance)
             ahead = peer.tokens_queued if peer is not None else 0
-            request.handover_s = max(HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN * ahead)
-            request.deadline = self._clock.now() + request.handover_s
+            handover_s = max(HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN * ahead)
+            request.deadline = self._clock.now() + handover_s
+            request.late = f"no KV from {request.prefill.worker_id} in {handover_s:.0f} s"
             self._stamp(request, "reserved, job sent")
             self.outbox.prefill.append((request.prefill, request.job))
 
@@ -241,7 +243,7 @@ class DecodeWorker:
                 if (peer := self._peers.get(event.sender_instance)) is not None:
                     self.outbox.prefill.append((peer.address, DataCredit(event.reservation, event.num_bytes)))
             elif (
-                isinstance(event, FirstFrame | Delivered | TransferFailed)
+                isinstance(event, FirstFrame | Delivered | TransferFailed | LastInDoubt)
                 and (request := self._reservations.get(event.reservation)) is not None
             ):
                 self._on_transfer(request, event)
@@ -249,7 +251,7 @@ class DecodeWorker:
 
     def _fail_late(self, now: float) -> None:
         for request in self._reservations.late(now):
-            self._fail(request, KvNotDelivered(f"no KV from {request.prefill.worker_id} in {request.handover_s:.0f} s"))
+            self._fail(request, KvNotDelivered(request.late))
         for request in self._reservations.unanswered(now):
             if self._peers.get(request.prefill.instance) is None:
                 self._greet(request.prefill)  # forgotten with an old gateway: for the new seat it gives up the old one
@@ -260,12 +262,16 @@ class DecodeWorker:
             reason = f"prefill worker {peer.address.worker_id} did not answer in {HELLO_DEADLINE_S:.0f} s"
             self._fail_all(peer.address.instance, Unavailable(reason))
 
-    def _on_transfer(self, request: DecodeRequest, event: FirstFrame | Delivered | TransferFailed) -> None:
+    def _on_transfer(
+        self, request: DecodeRequest, event: FirstFrame | Delivered | TransferFailed | LastInDoubt
+    ) -> None:
         if isinstance(event, FirstFrame):
             request.move(DecodeState.RECEIVING)
             self._stamp(request, "first frame landed")
         elif isinstance(event, TransferFailed):
             self._fail(request, KvNotDelivered(f"KV transfer failed: {event.reason}"))
+        elif isinstance(event, LastInDoubt):
+            request.doubt(self._clock.now() + DOUBT_S)
         elif fault := first_tokens_fault(event.last.first_tokens, len(request.reqs), self.engine.vocab_size):
             self._fail(request, InternalError(fault))
         else:

@@ -64,10 +64,17 @@ Fault = Callable[[Parcel], Iterable[Parcel]]  # [] drops, [parcel, parcel.copy()
 class InprocNetwork:
     """The wires between the workers of one process."""
 
-    def __init__(self, fault: Fault | None = None, in_place: bool = False, copies: Copies | None = None) -> None:
+    def __init__(
+        self,
+        fault: Fault | None = None,
+        in_place: bool = False,
+        copies: Copies | None = None,
+        is_ordered: bool = False,
+    ) -> None:
         """`in_place`: KV is written into shared memory and only headers travel, as with the shm backend. `copies`: they
-        write it where the model computes, as with the cuda_ipc backend."""
+        write it where the model computes, as with the cuda_ipc backend. `is_ordered`: the fault rule delays nothing."""
         self.fault = fault
+        self.is_ordered = is_ordered
         self._in_place = in_place
         self._copies = copies
         self._ipc = LocalIpc()
@@ -161,6 +168,7 @@ class _InprocArrivals:
 
     def __init__(self, network: InprocNetwork, endpoint: str) -> None:
         self.address = endpoint
+        self.is_ordered = network.is_ordered
         self._network = network
 
     def receive(self) -> Sequence[memoryview] | None:

@@ -122,6 +122,7 @@ class NixlArrivals:
     """Decode's side: see transfer.landing.Arrivals and Sources. `arrivals` brings notices, and small frames."""
 
     backend = "nixl"
+    is_ordered = False  # what carries its payload overtakes what is being read
 
     def __init__(self, arrivals: Arrivals, max_frame_bytes: int) -> None:
         """ConfigError where NIXL cannot be used."""

@@ -87,6 +87,7 @@ class RayArrivals:
     """See transfer.landing.Arrivals: what a porter, made here, hands on through `frames`, a socket within the host."""
 
     backend = "ray"
+    is_ordered = False  # calls that Ray repeats may come after others
 
     def __init__(self, frames: Arrivals) -> None:
         """Closes `frames` in the end. ConfigError where the porter does not start."""

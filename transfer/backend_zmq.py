@@ -114,6 +114,7 @@ class ZmqArrivals:
     """See transfer.landing.Arrivals."""
 
     backend = "zmq"
+    is_ordered = True  # one connection from each sender; when it breaks, the sender gives up what it has begun
 
     def __init__(self, host: str, context: zmq.Context[Any], max_part_bytes: int, security: Security = OPEN) -> None:
         """Binds on `host`; who sends a part that is larger is cut off."""

@@ -150,7 +150,15 @@ class FrameRejected:
     header: FrameHeader | None
 
 
-ReceiverEvent = FirstFrame | Delivered | TransferFailed | CreditReturned | FrameRejected
+@dataclass(frozen=True)
+class LastInDoubt:
+    """Every KV frame of this reservation has come; the last frame has not, but a damaged one of which nobody can tell
+    whose it was. The last is due in a moment, or was that."""
+
+    reservation: int
+
+
+ReceiverEvent = FirstFrame | Delivered | TransferFailed | LastInDoubt | CreditReturned | FrameRejected
 
 
 class KvSender(Protocol):
@@ -305,7 +313,8 @@ class KvReceiver(Protocol):
     def poll(self, max_bytes: int = POLL_BYTES) -> list[ReceiverEvent]:
         """Lands what has arrived, up to about `max_bytes`. Never blocks, never raises for what a peer sent.
 
-        A reservation ends in Delivered (after its FirstFrame) or TransferFailed, once; in neither if frames are lost.
+        A reservation ends in Delivered (after its FirstFrame) or TransferFailed, once. If frames are lost it may end in
+        neither: where they keep their order, only if the last is among them.
         """
         ...
 

@@ -25,6 +25,7 @@ from transfer.interface import (
     Delivered,
     FirstFrame,
     FrameRejected,
+    LastInDoubt,
     PageMemory,
     Pollable,
     ReceiverEvent,
@@ -53,6 +54,11 @@ class Arrivals(Protocol):
     @property
     def backend(self) -> str:
         """The name of what brings them."""
+        ...
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether frames of one transfer come in the order in which they were sent."""
         ...
 
     def pollables(self) -> list[Pollable]:
@@ -113,6 +119,7 @@ class FrameReceiver:
         self._sources = sources
         self._reader = reader
         self._checking: deque[_Checking] = deque()
+        self._has_strays = False  # since the last poll, a damaged frame came of which nobody can tell whose it was
         self._transfers: dict[int, ReceiveTransfer] = {}
         self._totals: Counter[str] = Counter()
         self._refusals = Refusals(get_log("transfer"), "frame refused")
@@ -180,7 +187,15 @@ class FrameReceiver:
             self._writers.began(reservation, sender_instance)
             on_device = self._writers.is_on_device(sender_instance)
         self._transfers[reservation] = ReceiveTransfer(
-            self._layout, attempt, sender_instance, pages, num_tokens, sent, in_place, on_device
+            self._layout,
+            attempt,
+            sender_instance,
+            pages,
+            num_tokens,
+            sent,
+            in_place,
+            on_device,
+            self._arrivals.is_ordered,
         )
 
     def release(self, reservation: int) -> None:
@@ -205,6 +220,9 @@ class FrameReceiver:
             events += self._take(parts, credit)
         while self._checking and self._checking[0].reading.done:
             events += self._checked(self._checking.popleft())
+        if self._has_strays:
+            events += [LastInDoubt(number) for number, transfer in self._transfers.items() if transfer.lacks_last]
+            self._has_strays = False
         events += [CreditReturned(*whose, num_bytes) for whose, num_bytes in credit.items() if num_bytes]
         return events
 
@@ -225,6 +243,7 @@ class FrameReceiver:
             header = unpack_header(parts[0])
         except WireError as error:
             self._refusals.note(Rejection.MALFORMED, why=error.message)
+            self._has_strays = True
             yield FrameRejected(Rejection.MALFORMED, None)
             return
         payload = parts[1:]
@@ -260,6 +279,7 @@ class FrameReceiver:
         """What a frame has led to, in a transfer that was in state `before`."""
         if reason is not None:
             self._refusals.note(reason, reservation=header.reservation, sender=header.sender_instance)
+            self._has_strays |= reason in FATAL and (transfer is None or transfer.refuse_stranger(header) is not None)
             yield FrameRejected(reason, header)
         if transfer is None or transfer.state is before:
             return

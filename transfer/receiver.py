@@ -4,7 +4,8 @@
         any of the first two --> CANCELLED (released) | FAILED
 
 A (layer, page) lands at most once, and nothing lands in any state but the first two. The last frame may come at any
-moment: first, last or in between. What it does not know: bytes, sockets, how a checksum is computed.
+moment: first, last or in between; where frames keep their order, what is missing then never comes. What it does not
+know: bytes, sockets, how a checksum is computed.
 """
 
 from collections.abc import Sequence
@@ -64,15 +65,17 @@ class ReceiveTransfer:
         sent: KvLayout | None = None,
         in_place: bool = False,
         on_device: bool = False,
+        in_order: bool = False,
     ) -> None:
         """`sent` is by default our own layout. `in_place`: the sender writes valid slots itself, frames are headers;
-        `on_device`: where only a device reads them."""
+        `on_device`: where only a device reads them. `in_order`: frames come as they were sent."""
         assert len(pages) == layout.num_pages(num_tokens), (len(pages), num_tokens)
         self.state = ReceiveState.REQUESTED
         self.last: LastMessage | None = None
         self.failure = ""  # why, when FAILED
         self.is_in_place = in_place
         self.is_on_device = on_device
+        self._in_order = in_order
         self._sent = sent or layout
         self._attempt = attempt
         self._sender_instance = sender_instance
@@ -92,6 +95,11 @@ class ReceiveTransfer:
         if header.attempt != self._attempt:
             return Rejection.WRONG_ATTEMPT
         return None
+
+    @property
+    def lacks_last(self) -> bool:
+        """Whether every KV frame has come, and the last frame has not."""
+        return self.last is None and self.state in OPEN and 0 not in self._claimed
 
     def accept(self, header: FrameHeader) -> Landing | Rejection:
         """Where the payload goes, or why it may not. Pages are claimed at once, so that a frame lands at most once."""
@@ -166,13 +174,18 @@ class ReceiveTransfer:
             self._plans[pages] = Copy(moves, self._sent.page_bytes, self._place.layout.page_bytes)
         return self._plans[pages]
 
+    @property
+    def _may_get_more(self) -> bool:
+        """After the last frame: whether KV frames may still come, or are being checked."""
+        return not self._in_order or self._claimed.count(1) > self._num_pages_landed
+
     def _received(self) -> None:
         if self.state is ReceiveState.REQUESTED:
             self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.RECEIVING)
         if self.last is None:
             return
         whole = self._num_pages_landed == len(self._claimed)
-        if not whole and self._num_frames < self.last.num_frames:
+        if not whole and self._num_frames < self.last.num_frames and self._may_get_more:
             return
         if not whole or self._num_frames != self.last.num_frames:
             self.fail(

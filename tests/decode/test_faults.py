@@ -5,10 +5,10 @@ import random
 import pytest
 
 from decode.request_states import DecodeState
-from decode.worker import HANDOVER_DEADLINE_S
+from decode.worker import DOUBT_S, HANDOVER_DEADLINE_S
 from model.fake import FakeRunner
 from model.inputs import ModelInput
-from protocol.frame import HEADER_BYTES
+from protocol.frame import HEADER_BYTES, unpack_header
 from runtime.clock import VirtualClock
 from tests.cluster import Cluster
 from tests.decode.driving import (
@@ -144,6 +144,23 @@ class Once:
         return [parcel.corrupted(self.offset)]
 
 
+class Place:
+    """Damages the header of the second KV frame, or of the last frame, at `offset`."""
+
+    def __init__(self, which: str, offset: int) -> None:
+        self.which, self.offset = which, offset
+        self.count = 0
+        self.is_done = False
+
+    def __call__(self, parcel: Parcel) -> list[Parcel]:
+        self.count += 1
+        is_last = unpack_header(parcel.parts[0]).is_last
+        if is_last if self.which == "last" else self.count == 2:
+            self.is_done = True
+            return [parcel.corrupted(self.offset)]
+        return [parcel]
+
+
 def lossy(fault: Once) -> tuple[Cluster, VirtualClock]:
     clock = VirtualClock()
     cluster = make_cluster(network=InprocNetwork(fault), clock=clock)
@@ -178,6 +195,19 @@ def test_a_corrupted_header_never_makes_a_wrong_token(offset: int) -> None:
             expect_prefix(cluster, name, prompt_of(name, length), PARAMS)
         else:
             expect_exact(cluster, name, prompt_of(name, length), PARAMS, n)
+    expect_rest(cluster, credit_bytes_lost=True)
+
+
+@pytest.mark.parametrize("which", ["KV", "last"])
+@pytest.mark.parametrize("offset", [0, 4, 8, 16, 24])  # magic, version, sender, reservation, attempt
+def test_where_frames_keep_their_order_one_that_nobody_can_place_is_missed_at_once(which: str, offset: int) -> None:
+    fault, clock = Place(which, offset), VirtualClock()
+    cluster = make_cluster(network=InprocNetwork(fault, is_ordered=True), clock=clock)
+    cluster.assign("r", prompt_of("r", 30), PARAMS)
+    run_past_deadlines(cluster, clock, DOUBT_S / 2)
+    assert fault.is_done and clock.now() <= 3 * DOUBT_S
+    assert cluster.failures["r"].code == "kv_not_delivered"
+    assert ("frames were announced" if which == "KV" else "one was damaged") in cluster.failures["r"].message
     expect_rest(cluster, credit_bytes_lost=True)
 
 

@@ -249,7 +249,13 @@ class SimulatedArrivals:
         self.owner = owner
         self.inbox: deque[tuple[memoryview, ...]] = deque()
         self.num_on_way = 0
+        self._plane = plane
         self.address = plane.bind(self)
+
+    @property
+    def is_ordered(self) -> bool:
+        """See Arrivals."""
+        return self._plane.fate.ordered
 
     @property
     def is_full(self) -> bool:

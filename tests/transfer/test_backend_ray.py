@@ -45,6 +45,7 @@ class SharedArrivals:
     """One porter for many receivers, one after the other: a porter is a process, and takes a second to start."""
 
     backend = "ray"
+    is_ordered = False
 
     def __init__(self, context: "zmq.Context[Any]") -> None:
         self.inner = RayArrivals(zmq_arrivals(HostMemory(LAYOUT, 2, seed=0), "127.0.0.1", context))

@@ -17,6 +17,7 @@ from transfer.interface import (
     CreditReturned,
     Delivered,
     FrameRejected,
+    LastInDoubt,
     Pollable,
     ReceiverEvent,
     Rejection,
@@ -32,6 +33,7 @@ class Queue:
 
     address = "queue"
     backend = "queue"
+    is_ordered = False
 
     def __init__(self) -> None:
         self.frames: deque[list[bytes]] = deque()
@@ -49,10 +51,11 @@ class Queue:
 class Case:
     """One reservation, and the frames that an honest sender would send for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_ordered: bool = False) -> None:
         self.source, self.pool = HostMemory(LAYOUT, 3, seed=1), HostMemory(LAYOUT, 8, seed=2)
         self.before = bytes(self.pool.pool)
         self.queue = Queue()
+        self.queue.is_ordered = is_ordered
         self.receiver = FrameReceiver(self.pool, self.queue)
         self.receiver.reserve(4, 1, SENDER, PAGES, NUM_TOKENS)
         self.payloads = [bytes(self.source.page_bytes_view(layer, 1, 2)) for layer in range(LAYOUT.num_layers)]
@@ -160,3 +163,33 @@ def test_a_poll_takes_a_bounded_number_of_frames() -> None:
     assert len(case.receiver.poll()) == POLL_FRAMES
     assert len(case.receiver.poll()) == 1
     assert case.receiver.counters["rejected_malformed"] == POLL_FRAMES + 1
+
+
+@pytest.mark.parametrize("field", ["sender_instance", "reservation", "attempt"])
+def test_a_damaged_frame_that_may_have_been_the_last_puts_that_in_doubt(field: str) -> None:
+    case = Case()
+    *frames, (last, message) = zip(case.headers, case.payloads, strict=True)
+    stray = replace(last, **{field: getattr(last, field) ^ 64})
+    for header, payload in frames:
+        assert LastInDoubt(4) not in case.give(stray, message), "there is more to come than the last"
+        case.give(header, payload)
+    assert case.give(stray, message).count(LastInDoubt(4)) == 1
+    assert LastInDoubt(4) not in case.receiver.poll()
+    assert LastInDoubt(4) not in case.give(seal(stray, message), message), "it is whole, and another's"
+    case.queue.frames.append([b"noise"])
+    assert LastInDoubt(4) in case.receiver.poll()
+    assert [event for event in case.give(last, message) if isinstance(event, Delivered)] and case.exact()
+    assert LastInDoubt(4) not in case.give(stray, message)
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_what_the_last_frame_does_not_find_never_comes_where_frames_keep_their_order(is_ordered: bool) -> None:
+    case = Case(is_ordered)
+    pairs = list(zip(case.headers, case.payloads, strict=True))
+    case.give(*pairs[0])
+    failed = [event for event in case.give(*pairs[-1]) if isinstance(event, TransferFailed)]
+    why = "3 frames were announced; 1 landed with 2 of 6 pages"
+    assert failed == [TransferFailed(4, why)] * is_ordered
+    for pair in pairs[1:-1]:
+        events = case.give(*pair)
+    assert any(isinstance(event, Delivered) for event in events) is not is_ordered

@@ -137,3 +137,14 @@ def test_a_prompt_without_pages_needs_only_the_last_frame() -> None:
     transfer = ReceiveTransfer(LAYOUT, 1, 77, (), 0)
     receive(transfer, LAST_HEADER, LastMessage((9,), 0, 0))
     assert transfer.state is ReceiveState.DELIVERED
+
+
+def test_in_order_the_last_frame_waits_for_what_is_landing_and_for_nothing_else() -> None:
+    transfer = ReceiveTransfer(LAYOUT, 1, 77, PAGES, NUM_TOKENS, in_order=True)
+    receive(transfer, FRAMES[0])
+    assert isinstance(transfer.accept(FRAMES[1]), Landing)
+    receive(transfer, LAST_HEADER)
+    assert transfer.state is ReceiveState.RECEIVING, "a device checks the second"
+    transfer.landed(FRAMES[1])
+    assert transfer.state is ReceiveState.FAILED
+    assert transfer.failure == "3 frames were announced; 2 landed with 4 of 6 pages"
