@@ -264,7 +264,8 @@ class KvReceiver(Protocol):
         ...
 
     def lose(self, instance: int) -> None:
-        """That worker is lost, or begins anew: nothing is read from it any more. Idempotent."""
+        """That worker is lost, or begins anew: nothing is read from it any more, and what it was offered
+        is void. Idempotent."""
         ...
 
     def backend(self, instance: int, in_place: bool) -> str:

@@ -150,6 +150,8 @@ class FrameReceiver:
 
     def lose(self, instance: int) -> None:
         """See KvReceiver."""
+        if self._writers is not None:
+            self._writers.lose(instance)
         if self._sources is not None:
             self._sources.lose(instance)
 

@@ -57,9 +57,14 @@ class Writers:
 
     def offer(self, instance: int) -> PoolOffer:
         """For the greeting of a prefill worker; what it was offered before is void."""
+        self.lose(instance)
         self._offers[instance] = offer = self._seats.offer()
-        self._processes.pop(instance, None)
         return offer
+
+    def lose(self, instance: int) -> None:
+        """A prefill worker is lost, or begins anew: it may be told no more pages. What it was told of counts on."""
+        self._offers.pop(instance, None)
+        self._processes.pop(instance, None)
 
     def admit(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
         """The seat of a prefill worker that says that it may write (`in_place`), and may; else 0, or a WireError.

@@ -54,6 +54,17 @@ def test_a_writer_is_admitted_when_it_says_so_and_holds_its_seat(table: Table, s
             strict.admit(ONE, says)
 
 
+def test_who_is_lost_is_forgotten_but_not_what_it_may_be_writing(table: Table, writers: Writers) -> None:
+    seat = writers.admit(ONE, True)
+    writers.began(5, ONE)
+    writers.lose(ONE)
+    assert not writers.admit(ONE, True) and writers.admit(TWO, True)
+    assert not writers.is_on_device(ONE) and ONE not in writers._offers
+    assert writers.may_be_written(5)
+    table.taken.remove(seat)
+    assert not writers.may_be_written(5)
+
+
 def test_the_seat_of_an_older_greeting_does_not_count(table: Table, writers: Writers) -> None:
     assert writers.admit(ONE, True)
     writers.offer(ONE)
