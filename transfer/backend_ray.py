@@ -11,6 +11,7 @@ a frame means.
 
 import os
 import signal
+import socket
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from protocol.errors import ConfigError, WireError
+from runtime.address import is_loopback
 from transfer.backend_zmq import zmq_arrivals
 from transfer.interface import WINDOW_BYTES, PageMemory, Pollable
 from transfer.landing import Arrivals, FrameReceiver
@@ -32,6 +34,8 @@ from transfer.sending import FrameSender
 NAMESPACE = "baton"  # of the porters' names
 PORTERS = f"{SCHEME}{NAMESPACE}/"
 LOOPBACK = "127.0.0.1"
+KNOCK_S = 10.0  # for a connection to a cluster's head
+KNOCK_S = 5.0
 PORTER_START_S = 60.0  # a process of its own, on a host that may be busy
 
 
@@ -54,6 +58,9 @@ def join_cluster() -> None:
     address = os.environ.get("RAY_ADDRESS") or "auto"
     if address == "local" or "://" in address:
         raise ConfigError(f"RAY_ADDRESS: got {address!r}, expected HOST:PORT of a cluster that has a node on this host")
+    if address != "auto":
+        _knock(address)
+    _knock(address)
     ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
@@ -62,6 +69,31 @@ def join_cluster() -> None:
     finally:
         for number, handler in ours.items():  # Ray has put its own in their place
             signal.signal(number, handler)
+
+
+def _knock(address: str) -> None:
+    """ConfigError where nobody listens: Ray itself would go on trying for minutes, and not hear a SIGTERM."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():  # else Ray finds the cluster, or says what is wrong with the address
+        try:
+            socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"transfer_backend is ray, but no cluster is reached at {address!r}: {error}") from error
+
+
+def _knock(address: str) -> None:
+    """ConfigError where nobody listens: Ray itself would try for minutes, and hear no signal meanwhile."""
+    host, _, port = address.rpartition(":")
+    hosts = [host.strip("[]"), *([ray.util.get_node_ip_address()] if is_loopback(host) else [])]  # as Ray takes it
+    why = ""
+    for each in hosts:
+        try:
+            socket.create_connection((each, int(port)), KNOCK_S).close()
+        except (OSError, ValueError, OverflowError) as error:
+            why = str(error)
+        else:
+            return
+    raise ConfigError(f"RAY_ADDRESS: no cluster is reached at {address!r}: {why}")
 
 
 class RayPorter:

@@ -252,14 +252,33 @@ def test_no_cluster_is_started_and_no_client_is_made(monkeypatch: pytest.MonkeyP
         join_cluster()
 
 
-def test_a_cluster_that_is_not_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "address, says",
+    [
+        ("127.0.0.1:1", "Connection refused"),
+        ("localhost:x", "invalid literal for int"),
+        ("localhost:70000", "0-65535"),
+        ("nobody.invalid:6379", "Errno"),
+    ],
+)
+def test_an_address_where_nobody_listens_is_named_at_once(
+    monkeypatch: pytest.MonkeyPatch, address: str, says: str
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=f"RAY_ADDRESS: no cluster is reached at '{address}': .*{says}"):
+        join_cluster()
+
+
+def test_a_cluster_that_ray_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**options: Any) -> None:
         raise ConnectionError(f"nobody at {options['address']}")
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(ConfigError, match=r"no cluster is reached at '127.0.0.1:1': nobody at 127.0.0.1:1"):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match=r"no cluster is reached at 'auto': nobody at auto"):
         join_cluster()
 
 
