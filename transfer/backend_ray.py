@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from protocol.errors import ConfigError, WireError
-from runtime.address import is_loopback
+from runtime.address import MAX_PORT, is_loopback
 from transfer.backend_zmq import zmq_arrivals
 from transfer.interface import WINDOW_BYTES, PageMemory, Pollable
 from transfer.landing import Arrivals, FrameReceiver
@@ -34,8 +34,7 @@ from transfer.sending import FrameSender
 NAMESPACE = "baton"  # of the porters' names
 PORTERS = f"{SCHEME}{NAMESPACE}/"
 LOOPBACK = "127.0.0.1"
-KNOCK_S = 10.0  # for a connection to a cluster's head
-KNOCK_S = 5.0
+KNOCK_S = 5.0  # for a connection to a cluster's head
 PORTER_START_S = 60.0  # a process of its own, on a host that may be busy
 
 
@@ -56,11 +55,11 @@ def join_cluster() -> None:
     if ray.is_initialized():
         return
     address = os.environ.get("RAY_ADDRESS") or "auto"
-    if address == "local" or "://" in address:
+    host, _, port = address.rpartition(":")
+    if address != "auto" and (not host or "/" in host or not port.isdecimal() or int(port) > MAX_PORT):
         raise ConfigError(f"RAY_ADDRESS: got {address!r}, expected HOST:PORT of a cluster that has a node on this host")
     if address != "auto":
-        _knock(address)
-    _knock(address)
+        _knock(host.strip("[]"), int(port))
     ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
@@ -71,29 +70,17 @@ def join_cluster() -> None:
             signal.signal(number, handler)
 
 
-def _knock(address: str) -> None:
-    """ConfigError where nobody listens: Ray itself would go on trying for minutes, and not hear a SIGTERM."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal():  # else Ray finds the cluster, or says what is wrong with the address
-        try:
-            socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"transfer_backend is ray, but no cluster is reached at {address!r}: {error}") from error
-
-
-def _knock(address: str) -> None:
+def _knock(host: str, port: int) -> None:
     """ConfigError where nobody listens: Ray itself would try for minutes, and hear no signal meanwhile."""
-    host, _, port = address.rpartition(":")
-    hosts = [host.strip("[]"), *([ray.util.get_node_ip_address()] if is_loopback(host) else [])]  # as Ray takes it
     why = ""
-    for each in hosts:
+    for each in (host, *([ray.util.get_node_ip_address()] if is_loopback(host) else [])):  # as Ray takes it
         try:
-            socket.create_connection((each, int(port)), KNOCK_S).close()
-        except (OSError, ValueError, OverflowError) as error:
+            socket.create_connection((each, port), KNOCK_S).close()
+        except OSError as error:
             why = str(error)
         else:
             return
-    raise ConfigError(f"RAY_ADDRESS: no cluster is reached at {address!r}: {why}")
+    raise ConfigError(f"RAY_ADDRESS: no cluster is reached at '{host}:{port}': {why}")
 
 
 class RayPorter:

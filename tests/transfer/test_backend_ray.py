@@ -244,7 +244,7 @@ def test_signals_are_still_ours_after_joining(cluster: str) -> None:
 # ---- where there is no cluster ----
 
 
-@pytest.mark.parametrize("address", ["local", "ray://127.0.0.1:10001"])
+@pytest.mark.parametrize("address", ["local", "ray://127.0.0.1:10001", "localhost:x", "localhost", ":1", "h:70000"])
 def test_no_cluster_is_started_and_no_client_is_made(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", address)
@@ -252,15 +252,7 @@ def test_no_cluster_is_started_and_no_client_is_made(monkeypatch: pytest.MonkeyP
         join_cluster()
 
 
-@pytest.mark.parametrize(
-    "address, says",
-    [
-        ("127.0.0.1:1", "Connection refused"),
-        ("localhost:x", "invalid literal for int"),
-        ("localhost:70000", "0-65535"),
-        ("nobody.invalid:6379", "Errno"),
-    ],
-)
+@pytest.mark.parametrize("address, says", [("127.0.0.1:1", "Connection refused"), ("nobody.invalid:6379", "Errno")])
 def test_an_address_where_nobody_listens_is_named_at_once(
     monkeypatch: pytest.MonkeyPatch, address: str, says: str
 ) -> None:
