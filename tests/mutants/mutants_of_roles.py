@@ -148,7 +148,8 @@ ROLES = (
     Mutant(
         "decode goes on without waiting for the last frame",
         "transfer/receiver.py",
-        "        if not whole and self._num_frames < self.last.num_frames and self._may_get_more:\n            return\n",
+        "        if not whole and self._num_frames < self.last.num_frames and self._may_get_more:\n"
+        "            return\n",
         "",
         "frames that are late fail the transfer",
         (),
