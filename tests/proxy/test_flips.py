@@ -20,7 +20,7 @@ WHOSE = (
 WHAT = tuple(place for place in range(HEADER_BYTES) if place not in WHOSE)
 DAMAGE = ("malformed", "size", "check_kind", "checksum")
 TOGETHER = 8  # requests at a time
-STALL_S = 6.0  # after which the clients of the second test leave
+STALL_S = 4.0  # after which the clients of the second test leave
 
 
 def draw_prompts(rng: random.Random, count: int) -> list[list[int]]:
