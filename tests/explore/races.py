@@ -1,5 +1,8 @@
 """Tells the race detector what torch does not show it: names, kernels that the fake has no need of, bytes sent."""
 
+import numpy as np
+import numpy.typing as npt
+
 from decode.worker import DecodeWorker
 from model.inputs import ModelInput
 from scheduler.race_detector import SCHEDULER, Clock, RaceDetector
@@ -34,7 +37,14 @@ def _name(detector: RaceDetector, worker: Worker, who: str) -> None:
         detector.touch_bytes(pages, what, is_write=is_landing)
         return pages
 
+    def seen_through(layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
+        """Of a window, only the pages that are asked for are touched."""
+        for page in pages.tolist():
+            seen(layer, page, 1)
+        return view(layer, 0, int(pages.max()) + 1)
+
     vars(engine.kv)["page_bytes_view"] = seen
+    vars(engine.kv)["window"] = seen_through
 
 
 def _observe_network(detector: RaceDetector, network: InprocNetwork) -> None:
