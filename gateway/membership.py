@@ -247,6 +247,8 @@ class Membership:
             ]
             if theirs.backend and message.backend:
                 pairs.append(("transfer backend", message.backend, theirs.backend))
+                encrypts = ("not given", "given")
+                pairs.append(("--encrypt-data", encrypts[message.encrypts_data], encrypts[theirs.encrypts_data]))
             for what, got, expected in pairs:
                 if got != expected:
                     return f"{what} is {got} on {worker_id}, {expected} on {other_id}"

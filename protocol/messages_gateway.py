@@ -106,6 +106,7 @@ class Register(Message):
     max_total_tokens: Positive  # capacity of the page pool
     stats: WorkerStats
     backend: Text = "zmq"  # how KV reaches or leaves it; "" for unified
+    encrypts_data: Flag = False  # whether it takes, or sends, KV over TCP only encrypted
     num_sent: Count | None = None  # messages to the gateway since its start, this one included; None: not counted
     num_received: Count | None = None  # messages of the gateway that could be read
 

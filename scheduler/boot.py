@@ -123,6 +123,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         max_total_tokens=capacity,
         stats=core.stats(),
         backend=settings.transfer_backend,
+        encrypts_data=settings.encrypt_data,
     )
 
     def on_ready() -> None:

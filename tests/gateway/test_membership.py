@@ -69,6 +69,7 @@ def test_registering_again_is_welcome_and_changes_nothing(table: Membership) -> 
         ({"fingerprint": "model-b"}, "model fingerprint is model-b on d, model-a on p"),
         ({"vocab_size": 301}, "vocabulary size is 301 on d, 300 on p"),
         ({"backend": "shm"}, "transfer backend is shm on d, zmq on p"),
+        ({"encrypts_data": True}, "--encrypt-data is given on d, not given on p"),
     ],
 )
 def test_refuses_who_differs_and_names_both_values(table: Membership, fields: dict[str, Any], reason: str) -> None:
