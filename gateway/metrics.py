@@ -18,7 +18,7 @@ REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0
 OWN_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 OUTCOMES = (
     "ok", "cancelled", "bad_request", "context_length_exceeded", "model_not_found", "overloaded", "unavailable",
-    "worker_lost", "kv_not_delivered", "layout_mismatch", "internal_error",
+    "worker_lost", "kv_not_delivered", "layout_mismatch", "wire_error", "internal_error",
 )  # fmt: skip
 STATUSES = ("200", "400", "404", "405", "408", "413", "415", "429", "431", "500", "503")
 
