@@ -194,18 +194,20 @@ HANDOFF = (
         "            if False:\n",
         "what was lost with it is missed only at a deadline",
     ),
-    _mutant(
+    Mutant(
         "prefill takes a new greeting for a repeat",
         PREFILL_PEERS,
         "self._num_greetings = self._num_greetings, self._num_greetings + 1\n",
         "self._num_greetings = self._num_greetings, self._num_greetings\n",
         "it keeps the jobs of which the acknowledgement was lost",
+        tests=("tests/decode/test_prefill_peers.py",),
     ),
-    _mutant(
+    Mutant(
         "prefill takes jobs of an older greeting",
         PREFILL,
         "        if message.greeting != peer.hello.greeting:\n",
         "        if False:\n",
         "their pages are others' by now",
+        tests=("tests/prefill/test_greetings.py",),
     ),
 )
