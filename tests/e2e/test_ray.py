@@ -12,7 +12,7 @@ from tests.e2e.baton_process import FAKE, BatonProcess
 from tests.e2e.test_transfer import FLAGS, RUNNER, answers_of, draw_prompts, right_or_unavailable
 from tests.transfer.ray_cluster import ray_cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # nodes of a cluster take long to start on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,7 @@ def test_every_token_is_right_also_after_a_worker_was_killed(cluster: str, fake_
         assert baton.wait_until(lambda: len(baton.workers()) == 2)
         assert all(right_or_unavailable(baton, prompt) for prompt in prompts[:4])
         assert baton.wait_until(lambda: len(porters()) == 1 and not porters() & before)
+        assert baton.wait_until(lambda: len(baton.workers()) == 2)
         assert answers_of(baton, prompts[:4], 20) == [RUNNER.expected_tokens(prompt, 20) for prompt in prompts[:4]]
     psutil.wait_procs([psutil.Process(pid) for pid in porters()], timeout=30)
     assert porters() == set()

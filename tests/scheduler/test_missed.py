@@ -1,12 +1,19 @@
 from scheduler.missed import Missed
 
 
-def test_nothing_is_missed_wherever_the_two_begin_to_count() -> None:
-    for first in (0, 5, -3):
+def test_nothing_is_missed_of_a_gateway_that_began_to_count_later() -> None:
+    for first in (0, 5):
         missed = Missed()
         for number in (7, 8, 12):
             missed.numbered(number, number + first)
         assert missed.total == 0
+
+
+def test_what_was_lost_before_the_first_number_came_is_missed_too() -> None:
+    """The first Welcome was lost, and an Assign with it."""
+    missed = Missed()
+    missed.numbered(3, 1)
+    assert missed.total == 2
 
 
 def test_what_was_sent_between_two_numbers_and_has_not_come_is_missed() -> None:

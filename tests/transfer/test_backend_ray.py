@@ -31,7 +31,7 @@ from transfer.backend_zmq import zmq_arrivals
 from transfer.interface import WINDOW_BYTES, Delivered, FirstFrame, KvReceiver, KvSender, PageMemory, Pollable, Target
 from transfer.landing import FrameReceiver
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # nodes of a cluster take long to start on a busy machine
 PAGE_1M = KvLayout(num_layers=1, num_kv_heads=8, head_dim=128, page_size=128, dtype="float32")
 
 
