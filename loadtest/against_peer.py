@@ -1,15 +1,13 @@
 """Baton beside its peer under the loads of scenarios.py, round by round: first one, then the other, never both.
 
-Without a peer Baton is measured alone and the peer reported as absent. What it does not know: what is enough
-(scenarios.py).
+Both sides are treated alike: each is started for its turn, warmed with the same load, measured, and stopped. No signal
+pauses a server. Without a peer, Baton is measured alone and the peer is reported as absent.
 """
 
 import os
 import platform
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +17,7 @@ from loadtest.bench_model import bench_model
 from loadtest.deployment import deployed
 from loadtest.http_exchange import Server
 from loadtest.load import run_load
-from loadtest.peer import ABSENT, Peer, peer_executable, peer_running, version_of
+from loadtest.peer import ABSENT, peer_executable, peer_running, version_of
 from loadtest.report import Figures, counted, figures_table, median_figures, new_table
 from loadtest.scenarios import OURS, PEER, SCENARIOS, TARGETS, Scenario, Verdict, expected_s, judge, of_round, quick
 from runtime.clock import Clock
@@ -61,32 +59,17 @@ async def compare_with_peer(
     console.print(f"about {minutes:.0f} minutes on two idle cores" if minutes >= 1 else "about a minute")
     console.print(f"the peer: vLLM {found.peer_version}" if executable else ABSENT)
     model = bench_model()
-    async with _maybe_peer(clock, executable, model, console) as peer:
-        for number in range(num_rounds):
-            for scenario in scenarios:
-                console.print(f"round {number + 1} of {num_rounds}, {scenario.name}: Baton")
-                async with deployed(["--model", str(model), *arguments, *scenario.serve]) as url:
-                    await _measure(found, OURS, Server.at(url, ""), scenario, number, clock)
-                if peer is not None:
-                    console.print(f"round {number + 1} of {num_rounds}, {scenario.name}: vLLM")
-                    peer.resume()
+    for number in range(num_rounds):
+        for scenario in scenarios:
+            console.print(f"round {number + 1} of {num_rounds}, {scenario.name}: Baton")
+            async with deployed(["--model", str(model), *arguments, *scenario.serve]) as url:
+                await _measure(found, OURS, Server.at(url, ""), scenario, number, clock)
+
+            if executable is not None:
+                console.print(f"round {number + 1} of {num_rounds}, {scenario.name}: vLLM (a minute to start)")
+                async with peer_running(clock, executable, model) as peer:
                     await _measure(found, PEER, peer.server, scenario, number, clock)
-                    peer.pause()
     return found
-
-
-@asynccontextmanager
-async def _maybe_peer(
-    clock: Clock, executable: str | None, model: Path, console: Console
-) -> AsyncIterator[Peer | None]:
-    """The peer, standing still; None without an executable."""
-    if executable is None:
-        yield None
-        return
-    console.print("starting vLLM: about a minute")
-    async with peer_running(clock, executable, model) as peer:
-        peer.pause()
-        yield peer
 
 
 async def _measure(found: Comparison, side: str, server: Server, scenario: Scenario, number: int, clock: Clock) -> None:

@@ -18,7 +18,6 @@ from loadtest.http_exchange import Server
 from loadtest.report import Figures, figures
 from runtime.clock import Clock
 
-WARM_UP_TOKENS = 16
 DRAIN_S = 15.0
 ROUND_S = 240.0  # of a closed loop; what has no answer by then has failed
 _FIRST_ID = 3  # ids below are special in many vocabularies
@@ -48,11 +47,10 @@ class Load:
 
 
 def warm_up(load: Load) -> Load:
-    """A short load of the same shape, with other prompts: what a server prepares on first use is prepared."""
+    """One request per client of the same shape, with other prompts: a server then has met every batch and length."""
     return replace(
         load,
         num_requests=min(load.num_requests, load.concurrency),
-        output_tokens=min(load.output_tokens, WARM_UP_TOKENS),
         rate=0.0,
         intruder_rate=0.0,
         seed=load.seed ^ 0x5EED,

@@ -1,8 +1,4 @@
-"""The server that Baton is compared with: vLLM, in a process group of its own that is gone afterwards.
-
-It is started once and stands still (SIGSTOP) while Baton is measured: it takes long to start, and idle it may spin.
-What it does not know: what is measured.
-"""
+"""The server that Baton is compared with: vLLM, in a process group of its own that is gone afterwards."""
 
 import asyncio
 import contextlib
@@ -41,14 +37,6 @@ class Peer:
         self.server = server
         self._child = child
 
-    def pause(self) -> None:
-        """No process of it runs until `resume`."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Goes on where `pause` found it."""
-        self._signal(signal.SIGCONT)
-
     def processes(self) -> list[psutil.Process]:
         """Those that are not gone, whoever their parent is by now."""
         return session_members(self._child.pid)
@@ -56,7 +44,6 @@ class Peer:
     async def stop(self) -> None:
         """SIGTERM, after a grace SIGKILL. RuntimeError if anything is left then."""
         self._signal(signal.SIGTERM)
-        self.resume()
         if not await self._gone(STOP_S):
             self._signal(signal.SIGKILL)
             if not await self._gone(KILL_S):

@@ -16,7 +16,10 @@ from loadtest.client import Timing
 
 @dataclass(frozen=True)
 class Figures:
-    """One round of one side. Latencies in milliseconds; throughput counts output tokens of answers that succeeded."""
+    """One round of one side. Latencies in milliseconds; throughput counts output tokens of answers that succeeded.
+
+    A tail (p99, p99.9) is NaN where there are too few values to tell it from the maximum.
+    """
 
     num_ok: int
     num_errors: int
@@ -45,6 +48,11 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(rank, len(ordered)) - 1]
 
 
+def tail(values: Sequence[float], share: float) -> float:
+    """`percentile`, or NaN where the nearest rank is that of the maximum: p99 of 64 values is their maximum."""
+    return float("nan") if share * len(values) > len(values) - 1 else percentile(values, share)
+
+
 def figures(
     timings: Sequence[Timing], duration_s: float, intruders: Sequence[Timing] = (), client_cpu_s: float = 0.0
 ) -> Figures:
@@ -60,11 +68,11 @@ def figures(
         num_errors=len(errors),
         output_tokens_per_s=num_tokens / duration_s,
         ttft_p50_ms=percentile(ttft, 0.5),
-        ttft_p99_ms=percentile(ttft, 0.99),
+        ttft_p99_ms=tail(ttft, 0.99),
         ttft_max_ms=_max(ttft),
         itl_p50_ms=percentile(itl, 0.5),
-        itl_p99_ms=percentile(itl, 0.99),
-        itl_p999_ms=percentile(itl, 0.999),
+        itl_p99_ms=tail(itl, 0.99),
+        itl_p999_ms=tail(itl, 0.999),
         itl_max_ms=_max(itl),
         e2e_p50_ms=percentile([timing.e2e_s * 1e3 for timing in good], 0.5),
         num_intruders=len(intruders),

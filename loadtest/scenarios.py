@@ -50,13 +50,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Target:
-    """`over` divided by `under`, round by round, the median of which has a bound."""
+    """`over` divided by `under`, round by round; the median of the ratios has a bound.
+
+    `least_plausible`: a median below it cannot be true of the servers, so it shows that the machine was disturbed.
+    """
 
     words: str
     over: Cell
     under: Cell
     kind: Literal["at least", "at most"]
     bound: float
+    least_plausible: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,11 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """pass, short, or absent."""
+        """pass, short, absent, or measure again."""
         if self.ratio is None:
             return "absent"
+        if self.ratio < self.target.least_plausible:
+            return "measure again"
         enough = self.ratio >= self.target.bound if self.target.kind == "at least" else self.ratio <= self.target.bound
         return "pass" if enough else "short"
 
@@ -114,6 +120,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "disturbed: ITL p99.9, Baton / Baton quiet",
         Cell(OURS, "disturbed", "itl_p999_ms"), Cell(OURS, "quiet", "itl_p999_ms"), "at most", 2.0,
+        least_plausible=1.0,
     ),
     _against_peer("disturbed: output tokens/s, Baton / vLLM", "disturbed", "output_tokens_per_s", "at least", 1.5),
     _against_peer("disturbed: intruders' TTFT p50, Baton / vLLM", "disturbed", "intruder_ttft_p50_ms", "at most", 2.0),
@@ -140,7 +147,8 @@ def expected_s(scenarios: Sequence[Scenario], rounds: int, with_peer: bool) -> f
     """How long a comparison should take, in seconds."""
     sides = 2 if with_peer else 1
     measuring = sum(run.expected_s for scenario in scenarios for run in scenario.runs) * sides
-    return rounds * (measuring + START_OURS_S * len(scenarios)) + (START_PEER_S if with_peer else 0.0)
+    starting = START_OURS_S + (START_PEER_S if with_peer else 0.0)
+    return rounds * (measuring + starting * len(scenarios))
 
 
 def judge(target: Target, rounds: Rounds) -> Verdict:

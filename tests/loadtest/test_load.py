@@ -88,9 +88,9 @@ def test_arrivals_keep_their_rate_and_prompts_their_seed() -> None:
     assert next(prompts(1, 9, 50)) != next(prompts(2, 9, 50))
 
 
-def test_a_warm_up_is_short_and_asks_for_other_prompts() -> None:
+def test_a_warm_up_has_the_same_shape_once_per_client_and_other_prompts() -> None:
     short = warm_up(replace(LOAD, output_tokens=400, intruder_rate=1, rate=3))
-    assert (short.num_requests, short.output_tokens, short.intruder_rate, short.rate) == (3, 16, 0, 0)
+    assert (short.num_requests, short.output_tokens, short.intruder_rate, short.rate) == (3, 400, 0, 0)
     assert short.seed != LOAD.seed
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client import Timing
-from loadtest.report import figures, median_figures, percentile, ratios
+from loadtest.report import figures, median_figures, percentile, ratios, tail
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
@@ -19,6 +19,15 @@ def test_percentile_is_the_smallest_value_that_covers_its_share(values: list[flo
 
 def test_percentile_of_nothing_is_not_a_number() -> None:
     assert math.isnan(percentile([], 0.5))
+
+
+def test_a_tail_of_too_few_values_is_left_to_the_maximum() -> None:
+    sixty_four = [float(value) for value in range(64)]
+    assert math.isnan(tail(sixty_four, 0.99)) and math.isnan(tail([], 0.99))
+    assert tail([float(value) for value in range(100)], 0.99) == 98
+    few = figures([Timing(0.1, (0.01, 0.02), 0.13, 3)], 1.0)
+    assert math.isnan(few.ttft_p99_ms) and few.ttft_max_ms == 100
+    assert median_figures([few])["ttft_p99_ms"] is None
 
 
 def test_figures_count_only_answers_that_succeeded() -> None:
