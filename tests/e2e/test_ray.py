@@ -1,5 +1,6 @@
 """`baton serve` whose KV travels over Ray."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
-from tests.e2e.baton_process import FAKE, BatonProcess
+from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
 from tests.e2e.test_transfer import FLAGS, RUNNER, answers_of, draw_prompts, right_or_unavailable
 from tests.transfer.ray_cluster import ray_cluster
 
@@ -21,8 +22,14 @@ def cluster() -> Iterator[str]:
         yield address
 
 
-def porters() -> set[int]:
-    return {each.pid for each in psutil.Process().children(recursive=True) if "ray::Porter" in " ".join(each.cmdline())}
+def porters() -> set[psutil.Process]:
+    """Those that run: a process that is ending, or a zombie, has no command line any more."""
+    found = set()
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "ray::Porter" in " ".join(each.cmdline()):
+                found.add(each)
+    return found
 
 
 def test_every_token_is_right_also_after_a_worker_was_killed(cluster: str, fake_folder: Path, tmp_path: Path) -> None:
@@ -41,5 +48,5 @@ def test_every_token_is_right_also_after_a_worker_was_killed(cluster: str, fake_
         assert baton.wait_until(lambda: len(porters()) == 1 and not porters() & before)
         assert baton.wait_until(lambda: len(baton.workers()) == 2)
         assert answers_of(baton, prompts[:4], 20) == [RUNNER.expected_tokens(prompt, 20) for prompt in prompts[:4]]
-    psutil.wait_procs([psutil.Process(pid) for pid in porters()], timeout=30)
+    psutil.wait_procs(porters(), timeout=PATIENCE_S)
     assert porters() == set()

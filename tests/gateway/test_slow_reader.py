@@ -154,7 +154,7 @@ async def test_memory_stays_bounded_while_clients_do_not_read(folder: Path) -> N
     """A gateway of its own process."""
     write_folder(folder, byte_tokenizer(), config={"max_position_embeddings": 10**6})
     limits = HttpLimits(slow_reader_timeout_s=600, max_stream_backlog=1000)
-    async with gateway_process(str(folder), limits) as (url, control):
+    async with gateway_process(str(folder), limits) as (url, control, _):
         behaviour = Behaviour(burst=100)
         worker = FakeWorker(
             Role.UNIFIED, control, "u", behaviour=behaviour, context_length=10**6, max_total_tokens=10**7

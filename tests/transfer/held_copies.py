@@ -40,21 +40,31 @@ class Held:
 
 class HeldCopies:
     """A device that does the next copy when it is told, or when somebody has looked `looks` times; and all that came
-    before one that is waited for."""
+    before one that is waited for. It counts the words of the copies that it has done."""
 
     def __init__(self, looks: float = inf) -> None:
         self.queue: deque[Held] = deque()
         self.num_finished = 0
+        self.words_written = 0
+        self.words_read = 0
         self._looks = looks
 
     def begin(self, source_W: Tensor, target_W: Tensor | None, units: Units) -> Moving:
-        run = partial(HostCopies().begin, source_W, target_W, units)
+        run = partial(self._run, source_W, target_W, units)
         self.queue.append(Held(run, self._finish, self._looks))
         return self.queue[-1]
 
     def step(self) -> None:
         held = self.queue.popleft()
         held.result = held.run()
+
+    def _run(self, source_W: Tensor, target_W: Tensor | None, units: Units) -> Moved:
+        num_words = len(units.sources_U) * units.num_words
+        if target_W is None:
+            self.words_read += num_words
+        else:
+            self.words_written += num_words
+        return HostCopies().begin(source_W, target_W, units)
 
     def _finish(self, held: Held) -> None:
         self.num_finished += 1
