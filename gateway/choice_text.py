@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.detokenizer import Detokenizer
-from gateway.stop_strings import StopStrings
+from gateway.stop_strings import StopSet, StopStrings
 from protocol.request import FinishReason
 
 
@@ -22,10 +22,10 @@ class Piece(NamedTuple):
 class ChoiceText:
     """Turns tokens of one choice into pieces, in order. After a finish nothing more may be fed."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: StopSet, min_tokens: int) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
-        self._has_stops = bool(stops)
+        self._has_stops = bool(stops.strings)
         self._min_tokens = min_tokens
         self.num_tokens = 0
         self.finish_reason: str | None = None
@@ -33,7 +33,7 @@ class ChoiceText:
     @property
     def hit_stop_string(self) -> bool:
         """Whether the text was cut: the worker does not know and must be told."""
-        return self._stops.matched is not None
+        return self._stops.has_matched
 
     def feed(self, token_ids: Sequence[int], finish: FinishReason | None) -> list[Piece]:
         """The pieces of `token_ids`; none after a stop string. The token that ended the choice has no text."""

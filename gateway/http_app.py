@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -32,7 +33,7 @@ from gateway.request_id import RequestIdMiddleware, request_id_of
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, check_counts, parse
 from gateway.sse import ChunkWriter, ResponseHead
 from gateway.tokenizer import TextTokenizer
-from gateway.translate import Translator
+from gateway.translate import Job, TextRules, Translator
 from gateway.unsupported import refuse_unsupported
 from gateway.whole_answer import WholeAnswer
 from protocol.errors import BadRequest, BatonError, InternalError, Unavailable
@@ -161,9 +162,9 @@ async def _generation(
         del raw
         service.translator.check_name(parsed.model)
         with service.admission.entering(parsed.num_choices * parsed.num_prompts):
-            limits = service.limits
-            prompts = await asyncio.to_thread(tokenise, parsed, limits) if is_long else tokenise(parsed, limits)
-            generation = _started(service, request, parsed, prompts, received_at)
+            prepare = partial(_prepared, service.translator, parsed, tokenise, service.limits)
+            rules, jobs = await asyncio.to_thread(prepare) if is_long else prepare()
+            generation = _started(service, request, parsed, rules, jobs, received_at)
     return await _answer(service, request, parsed, generation)
 
 
@@ -184,12 +185,23 @@ def _checked(kind: type[R], raw: bytes, service: Service) -> R:
     return parsed
 
 
+def _prepared(
+    translator: Translator, parsed: R, tokenise: Callable[[R, Limits], list[list[int]]], limits: Limits
+) -> tuple[TextRules, list[Job]]:
+    """What workers are asked for, and what happens to the text that comes back."""
+    prompts = tokenise(parsed, limits)
+    return translator.text_rules(parsed), translator.jobs(parsed, prompts, limits)
+
+
 def _started(
-    service: Service, request: Request, parsed: GenerationRequest, prompts: list[list[int]], received_at: float
+    service: Service,
+    request: Request,
+    parsed: GenerationRequest,
+    rules: TextRules,
+    jobs: list[Job],
+    received_at: float,
 ) -> Generation:
     """Its prompts assigned."""
-    rules = service.translator.text_rules(parsed)
-    jobs = service.translator.jobs(parsed, prompts, service.limits)
     response_id = f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
     generation = Generation(
         response_id, jobs, rules, service.new_detokenizer, service.control, service.clock, service.metrics

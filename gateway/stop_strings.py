@@ -1,55 +1,114 @@
-"""Stop strings in a stream of text: holds back what may be the start of one, cuts the text before the first.
+"""Stop strings in a stream of text: holds back what may be the start of one, and cuts the text before the first match.
 
-First means: the one that is complete first; of those that end at the same character, the longest. So the result does
-not depend on how the text was cut into pieces. Pure. What it does not know: tokens.
+The first match is the stop string that is complete first. If several end at the same character, the longest wins. So
+the result does not depend on how the text was cut into pieces. What it does not know: tokens.
+
+The method is Aho and Corasick's (1975): a tree of all stop strings, in which each node falls back to the node of the
+longest proper suffix of its text. A character costs a constant number of steps, however many and long the stops are.
 """
 
+from array import array
 from collections.abc import Sequence
+
+ROOT = 0
+NO_STEP = -1
+
+
+class StopSet:
+    """The stop strings of one request as an automaton. All choices share it; it never changes.
+
+    A node stands for a text with which some stop string begins. Most nodes have one child, which is the next node: so
+    `_step_to[node]` is the code point that leads from `node - 1` to `node`. Other children are in `_branches`.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        assert all(strings), "an empty stop string"
+        self.strings = tuple(strings)
+        self._step_to = array("i", [NO_STEP, NO_STEP])  # one more than there are nodes
+        self._branches: dict[tuple[int, int], int] = {}  # by node and code point
+        self._fallbacks = array("i", [ROOT])
+        self.depths = array("i", [0])  # characters of each node's text
+        self.match_lengths = array("i", [0])  # of the longest stop string that ends here; 0: none does
+        parents = [ROOT]
+        for string in strings:
+            self._add(string, parents)
+        self._link(parents)
+
+    def next(self, node: int, char: str) -> int:
+        """The node of the longest suffix of (the text of `node`, then `char`) with which a stop string begins."""
+        code = ord(char)
+        while (child := self._child(node, code)) == NO_STEP:
+            if node == ROOT:
+                return ROOT
+            node = self._fallbacks[node]
+        return child
+
+    def _child(self, node: int, code: int) -> int:
+        if self._step_to[node + 1] == code:
+            return node + 1
+        return self._branches.get((node, code), NO_STEP)
+
+    def _add(self, string: str, parents: list[int]) -> None:
+        """Adds the nodes of one string, without their fallbacks, and the parent of each to `parents`."""
+        node = ROOT
+        for char in string:
+            code = ord(char)
+            child = self._child(node, code)
+            if child == NO_STEP:
+                child = len(self.depths)
+                if child == node + 1:
+                    self._step_to[child] = code
+                else:
+                    self._branches[node, code] = child
+                self._step_to.append(NO_STEP)
+                parents.append(node)
+                self.depths.append(self.depths[node] + 1)
+                self._fallbacks.append(ROOT)
+                self.match_lengths.append(0)
+            node = child
+        self.match_lengths[node] = len(string)
+
+    def _link(self, parents: list[int]) -> None:
+        """Finds the fallback of each node, shorter texts first: a fallback's text is shorter than its node's."""
+        codes = list(self._step_to)
+        for (_, code), child in self._branches.items():
+            codes[child] = code
+        for node in sorted(range(1, len(self.depths)), key=self.depths.__getitem__):
+            if self.depths[node] > 1:
+                fallback = self.next(self._fallbacks[parents[node]], chr(codes[node]))
+                self._fallbacks[node] = fallback
+                self.match_lengths[node] = self.match_lengths[node] or self.match_lengths[fallback]
 
 
 class StopStrings:
     """Scans one choice's text. After a match nothing more may be fed."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        assert all(stops), "an empty stop string"
-        self._stops = tuple(stops)
-        self._held = ""
-        self.matched: str | None = None
+    def __init__(self, stops: StopSet) -> None:
+        self._stops = stops
+        self._node = ROOT
+        self._held = ""  # the text of the node
+        self.has_matched = False
 
     def feed(self, text: str) -> str:
-        """What may be shown of the text so far and was not yet; sets `matched` when a stop string is complete."""
-        assert self.matched is None, "text after a stop string"
-        if not self._stops:
+        """What may be shown of the text so far and was not yet; sets `has_matched` when a stop string is complete."""
+        assert not self.has_matched, "text after a stop string"
+        stops, node = self._stops, self._node
+        if not stops.strings:
             return text
-        text = self._held + text
-        found = self._first_match(text)
-        if found is not None:
-            start, self.matched = found
-            self._held = ""
-            return text[:start]
-        keep = self._num_held(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+
+        for place, char in enumerate(text, start=len(self._held) + 1):
+            node = stops.next(node, char)
+            if stops.match_lengths[node]:
+                self.has_matched = True
+                shown, self._held = (self._held + text)[: place - stops.match_lengths[node]], ""
+                return shown
+
+        self._node, text = node, self._held + text
+        num_shown = len(text) - stops.depths[node]
+        self._held = text[num_shown:]
+        return text[:num_shown]
 
     def flush(self) -> str:
         """What was held back: the text has ended without a match."""
         held, self._held = self._held, ""
         return held
-
-    def _first_match(self, text: str) -> tuple[int, str] | None:
-        best: tuple[int, int, str] | None = None  # end, start, stop string
-        for stop in self._stops:
-            start = text.find(stop)
-            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
-                best = (start + len(stop), start, stop)
-        return (best[1], best[2]) if best is not None else None
-
-    def _num_held(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest

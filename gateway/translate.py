@@ -12,6 +12,7 @@ from gateway.chat_template import ChatTemplates
 from gateway.limits import Limits, check_ids, check_text, max_tokens
 from gateway.model_folder import ModelFolder
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from gateway.stop_strings import StopSet
 from gateway.tokenizer import TextTokenizer
 from protocol.errors import BadRequest, UnknownModel
 from protocol.request import SamplingParams
@@ -33,7 +34,7 @@ class Job:
 class TextRules:
     """What the gateway itself does to the text of each choice."""
 
-    stops: tuple[str, ...]
+    stops: StopSet
     min_tokens: int
     skip_special: bool
 
@@ -89,7 +90,7 @@ class Translator:
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
         if stops and self._tokenizer is None:
             raise BadRequest("stop: this model has no tokenizer; use stop_token_ids", param="stop")
-        return TextRules(stops, request.min_tokens or 0, request.skip_special_tokens is not False)
+        return TextRules(StopSet(stops), request.min_tokens or 0, request.skip_special_tokens is not False)
 
     def jobs(self, request: GenerationRequest, prompts: Sequence[Sequence[int]], limits: Limits) -> list[Job]:
         """One job for each prompt; BadRequest when one of them could never be served."""

@@ -16,6 +16,7 @@ from gateway.generation import Generation
 from gateway.metrics import Metrics
 from gateway.retry import RetryRules
 from gateway.sse import ChunkWriter, ResponseHead
+from gateway.stop_strings import StopSet
 from gateway.translate import Job, TextRules
 from gateway.whole_answer import WholeAnswer
 from protocol.messages_gateway import TO_GATEWAY, TO_WORKER, CancelRequest, ChoiceTokens, Role, Tokens, ToWorker
@@ -54,7 +55,13 @@ class Call:
         self.metrics = Metrics(lambda: (), lambda: 0)
         job = Job((1, 2), SamplingParams(max_tokens=MAX_TOKENS), 1)
         self.generation = Generation(
-            "r", [job], TextRules((), 0, True), lambda _: NoText(), self.control, MonotonicClock(), self.metrics
+            "r",
+            [job],
+            TextRules(StopSet(()), 0, True),
+            lambda _: NoText(),
+            self.control,
+            MonotonicClock(),
+            self.metrics,
         )
         self.generation.start(0.0, timeline=False)
         self.messages: list[Message] = []

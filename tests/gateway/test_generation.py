@@ -9,6 +9,7 @@ from gateway.detokenizer import NoText
 from gateway.dispatch import Listener, Ticket
 from gateway.generation import Generation
 from gateway.metrics import Metrics
+from gateway.stop_strings import StopSet
 from gateway.translate import Job, TextRules
 from protocol.errors import Unavailable
 from protocol.request import SamplingParams
@@ -33,7 +34,7 @@ async def test_all_prompts_are_assigned_or_none() -> None:
     control = OnePlace()
     job = Job((1, 2), SamplingParams(max_tokens=3), 1)
     metrics = Metrics(lambda: (), lambda: 0)
-    rules = TextRules((), 0, True)
+    rules = TextRules(StopSet(()), 0, True)
     generation = Generation(
         "r", [job, job], rules, lambda _: NoText(), cast(Control, control), MonotonicClock(), metrics
     )
@@ -60,7 +61,7 @@ async def test_a_prompt_that_fails_while_others_are_assigned_ends_all() -> None:
     control = LosesTheFirst()
     job = Job((1, 2), SamplingParams(max_tokens=3), 1)
     metrics = Metrics(lambda: (), lambda: 0)
-    rules = TextRules((), 0, True)
+    rules = TextRules(StopSet(()), 0, True)
     generation = Generation(
         "r", [job, job], rules, lambda _: NoText(), cast(Control, control), MonotonicClock(), metrics
     )

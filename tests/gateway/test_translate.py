@@ -137,8 +137,8 @@ def test_refusals(folder: Path, fields: dict[str, Any], param: str) -> None:
 
 def test_stop_rules(folder: Path) -> None:
     rules = translator(folder).text_rules(completion(stop=["a", "b"], min_tokens=3, skip_special_tokens=False))
-    assert rules.stops == ("a", "b") and rules.min_tokens == 3 and not rules.skip_special
-    assert translator(folder).text_rules(completion(stop="a")).stops == ("a",)
+    assert rules.stops.strings == ("a", "b") and rules.min_tokens == 3 and not rules.skip_special
+    assert translator(folder).text_rules(completion(stop="a")).stops.strings == ("a",)
 
 
 def test_a_text_that_is_far_too_long_is_not_tokenised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
