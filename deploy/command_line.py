@@ -7,13 +7,14 @@ import argparse
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from deploy.options import COMMANDS, EXAMPLES, NOT_YET, options_for
+from deploy.foreign_flags import FOREIGN, ForeignFlag
+from deploy.options import COMMANDS, EXAMPLES, MODEL_FLAG, options_for
 from protocol.brief import SHOWN_CHARS, brief
 from protocol.errors import ConfigError
 from runtime.layered_config import Kind, Option
+from runtime.nearest_name import nearest_name
 
 _FOOTER = """\
 Every flag is also an environment variable (--log-level: BATON_LOG_LEVEL) and a key of the --config file
@@ -38,6 +39,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message.removeprefix("argument "))
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """No abbreviations: without this, `-p` is taken for `-pp`, whatever allow_abbrev says."""
+        return []
+
 
 class _Once(argparse.Action):
     """Stores what was typed; an option that is typed twice, also under another of its names, says what only if both
@@ -50,30 +55,56 @@ class _Once(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        before = getattr(namespace, self.dest, values)
-        if before != values:
-            raise ConfigError(
-                f"--{self.dest} is given twice: {brief(before)} and {brief(values)}; expected one value",
-                param=self.dest,
-            )
-        setattr(namespace, self.dest, values)
+        _keep(namespace, self.dest, values)
+
+
+class _Foreign(argparse.Action):
+    """A flag of another server: taken where it changes nothing, else refused with the reason. `const` is the flag."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(self.const, ForeignFlag)
+        value = values if isinstance(values, str) else None
+        if wrong := self.const.refusal(option_string or "", value):
+            raise ConfigError(wrong, param=option_string)
 
 
 def parse(argv: Sequence[str], version: str) -> CommandLine:
     """The command line of `baton`; ConfigError when it is wrong. `--help` and `--version` print and exit."""
     _refuse_unknown_command(argv)
-    found, unknown = _parser(version).parse_known_args(argv)
-    if unknown:
-        raise _unknown(unknown[0], found.command)
+    found, rest = _parser(version).parse_known_args(argv)
+    has_model = _has_model(found.command)
+    for position, argument in enumerate(rest):
+        if argument.startswith("-") or position > 0 or not has_model:
+            raise _unknown(argument, found.command)
+        _keep(found, MODEL_FLAG, argument)
     typed = {name: text for name, text in vars(found).items() if name not in ("command", "as_json", "words")}
     return CommandLine(found.command, typed, getattr(found, "as_json", False), tuple(getattr(found, "words", ())))
+
+
+def _keep(namespace: argparse.Namespace, name: str, value: str) -> None:
+    before = getattr(namespace, name, value)
+    if before != value:
+        raise ConfigError(
+            f"--{name} is given twice: {brief(before)} and {brief(value)}; expected one value", param=name
+        )
+    setattr(namespace, name, value)
+
+
+def _has_model(command: str) -> bool:
+    return any(option.name == MODEL_FLAG for option in options_for(command))
 
 
 def _refuse_unknown_command(argv: Sequence[str]) -> None:
     first = argv[0] if argv else ""
     if first and not first.startswith("-") and first not in COMMANDS:
-        near = get_close_matches(first[:SHOWN_CHARS], COMMANDS, n=1)
-        hint = f", did you mean `baton {near[0]}`?" if near else f"; commands are {', '.join(COMMANDS)}"
+        near = nearest_name(first, COMMANDS)
+        hint = f", did you mean `baton {near}`?" if near else f"; commands are {', '.join(COMMANDS)}"
         raise ConfigError(f"unknown command {brief(first)}{hint}")
 
 
@@ -81,16 +112,19 @@ def _unknown(argument: str, command: str) -> ConfigError:
     name = argument.partition("=")[0]
     if not name.startswith("-"):
         return ConfigError(f"unexpected argument {brief(argument)}; flags of baton {command} start with --")
+    what = f"unknown flag {name} for baton {command}"
     if not name.isprintable() or len(name) > SHOWN_CHARS:
         return ConfigError(f"unknown flag {brief(name)} for baton {command}; see baton {command} --help")
-    if name.lstrip("-") in NOT_YET:
-        return ConfigError(f"{name} is not supported by this version of Baton", param=name)
-    options = options_for(command)
-    flags = [f"--{each}" for option in options for each in (option.name, *option.aliases)]
-    near = get_close_matches(name, flags, n=1, cutoff=_ALIKE)
-    if near:
-        return ConfigError(f"unknown flag {name} for baton {command}, did you mean {near[0]}?", param=name)
-    return ConfigError(f"unknown flag {name} for baton {command}; see baton {command} --help", param=name)
+    if elsewhere := [f"baton {other}" for other in COMMANDS if other != "config" and name in _flags(other)]:
+        return ConfigError(f"{what}; it belongs to {', '.join(elsewhere)}", param=name)
+    if near := nearest_name(name, _flags(command), _ALIKE):
+        return ConfigError(f"{what}, did you mean {near}?", param=name)
+    return ConfigError(f"{what}; see baton {command} --help", param=name)
+
+
+def _flags(command: str) -> list[str]:
+    """Every flag of a command under all its names."""
+    return [f"--{name}" for option in options_for(command) for name in (option.name, *option.aliases)]
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -120,7 +154,7 @@ def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, wha
     parser = commands.add_parser(
         name,
         prog=f"baton {name}",
-        usage=KEYS_USAGE if name == "keys" else f"baton {name} [flags]",
+        usage=KEYS_USAGE if name == "keys" else f"baton {name}{' [MODEL]' if _has_model(name) else ''} [flags]",
         description=what[0].upper() + what[1:] + ".",
         epilog=f"examples:\n{EXAMPLES[name]}" + ("" if name == "keys" else f"\n\n{_FOOTER}"),
         formatter_class=_formatter,
@@ -133,20 +167,32 @@ def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, wha
         _add_option(group, option)
     if name == "keys":
         parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    else:
+        _add_foreign(parser, name)
     if name == "config":
         parser.add_argument("--json", action="store_true", dest="as_json", help="as JSON instead of a table")
 
 
 def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
-    help_text = _help(option).replace("%", "%%")
-    if option.kind is Kind.SWITCH:
-        group.add_argument(
-            option.flag, dest=option.name, nargs="?", const="true", metavar="true|false", help=help_text, action=_Once
-        )
-        return
-    group.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=help_text, action=_Once)
-    for alias in option.aliases:
-        group.add_argument(f"--{alias}", dest=option.name, metavar=option.metavar, help=argparse.SUPPRESS, action=_Once)
+    about = _help(option).replace("%", "%%")
+    for name, help_text in ((option.name, about), *((alias, argparse.SUPPRESS) for alias in option.aliases)):
+        common: dict[str, Any] = {"dest": option.name, "help": help_text, "action": _Once}
+        if option.kind is Kind.SWITCH:
+            group.add_argument(f"--{name}", nargs="?", const="true", metavar="true|false", **common)
+        else:
+            group.add_argument(f"--{name}", metavar=option.metavar, **common)
+
+
+def _add_foreign(parser: argparse.ArgumentParser, command: str) -> None:
+    own = _flags(command)
+    for flag in FOREIGN:
+        names = [name for name in flag.names if name not in own]
+        # one that no value can mend is refused before a missing value is
+        nargs: int | str | None = 0 if flag.alone else None if flag.taken else "?"
+        if names:
+            parser.add_argument(
+                *names, nargs=nargs, const=flag, dest=argparse.SUPPRESS, help=argparse.SUPPRESS, action=_Foreign
+            )
 
 
 def _help(option: Option) -> str:

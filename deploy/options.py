@@ -20,12 +20,7 @@ OTHER_VARIABLES = {
     "BATON_LAUNCHER_PID": "written by the launcher for its children, which end with it; not for users",
     "BATON_PEER_VLLM": "the vllm executable that `make bench` compares with; nothing for servers",
 }
-NOT_YET = frozenset(
-    "tp-size tp tensor-parallel-size dp-size dp data-parallel-size enable-dp-attention ep-size enable-mixed-chunk "
-    "schedule-policy num-reserved-decode-tokens speculative-algorithm speculative-num-steps speculative-eagle-topk "
-    "speculative-num-draft-tokens speculative-draft-model-path api-key quantization kv-cache-dtype mem-fraction-static "
-    "disable-radix-cache disaggregation-bootstrap-port".split()
-)
+MODEL_FLAG = "model"  # may be typed without its name: baton serve DIR
 
 _START = ("serve", "gateway", "worker", "demo")
 _COMPUTE = ("serve", "worker", "demo")
@@ -67,7 +62,8 @@ OPTIONS: tuple[Option, ...] = (
         help="name of this worker, unique at its gateway",
     ),
     Option(
-        name="model", metavar="DIR", group=MODEL, commands=_START, aliases=("model-path",), unset="the bundled model",
+        name="model", metavar="DIR", group=MODEL, commands=_START, aliases=("model-path",),
+        unset="the bundled model",
         help="folder with config.json and safetensors weights",
     ),
     Option(
@@ -90,7 +86,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="context-length", kind=Kind.INTEGER, minimum=1, metavar="N", group=MODEL, commands=(*_FRONT, "worker"),
-        unset="the model's own", help="longest prompt plus answer, in tokens",
+        aliases=("max-model-len",), unset="the model's own", help="longest prompt plus answer, in tokens",
     ),
     Option(
         name="host", default="127.0.0.1", metavar="ADDR", group=ADDRESS, commands=_FRONT,
@@ -127,7 +123,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="page-size", kind=Kind.INTEGER, default=16, minimum=1, maximum=4096, metavar="N", group=MEMORY,
-        commands=_SERVE,
+        commands=_SERVE, aliases=("block-size",),
         help="tokens in one page of KV",
     ),
     Option(
@@ -136,7 +132,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="max-running-requests", kind=Kind.INTEGER, default=64, minimum=1, maximum=65536, metavar="N", group=MEMORY,
-        commands=_SERVE, help="requests in one worker's batch",
+        commands=_SERVE, aliases=("max-num-seqs",), help="requests in one worker's batch",
     ),
     Option(
         name="chunked-prefill-size", kind=Kind.INTEGER, default=2048, metavar="N", group=MEMORY, commands=_SERVE,
@@ -144,6 +140,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="disable-overlap-schedule", kind=Kind.SWITCH, default=False, group=MEMORY, commands=_SERVE,
+        aliases=("no-async-scheduling",),
         help="schedule and compute in turns instead of at the same time",
     ),
     Option(
@@ -199,6 +196,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="max-headers", kind=Kind.INTEGER, default=256, minimum=1, metavar="N", group=LIMITS, commands=_FRONT,
+        aliases=("h11-max-header-count",),
         help="headers of one request",
     ),
     Option(
@@ -281,7 +279,7 @@ OPTIONS: tuple[Option, ...] = (
 EXAMPLES = {
     "serve": """\
   baton serve                                        the bundled model, 1 prefill + 1 decode
-  baton serve --model ~/models/Qwen3-0.6B --prefill 1 --decode 2
+  baton serve ~/models/Qwen3-0.6B --prefill 1 --decode 2
   baton serve --prefill 0 --decode 0 --unified 1     the colocated baseline
   baton serve --config baton.toml --port 0           a file, and a port that the system chooses""",
     "gateway": """\

@@ -8,12 +8,12 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
-from protocol.brief import SHOWN_CHARS, brief, brief_name
+from protocol.brief import brief, brief_name
 from protocol.errors import ConfigError
+from runtime.nearest_name import nearest_name
 
 PREFIX = "BATON_"
 MAX_INTEGER = 2**31 - 1  # of an option that names no maximum of its own
@@ -55,7 +55,7 @@ class Option:
     metavar: str = ""
     choices: tuple[str, ...] = ()
     synonyms: Mapping[str, str] = field(default_factory=dict)  # other spellings of a choice
-    aliases: tuple[str, ...] = ()  # other flags, without dashes
+    aliases: tuple[str, ...] = ()  # other flags that mean the same, without dashes
     minimum: int = 0
     maximum: int | None = None
     unset: str = ""  # what a default of None means, for people
@@ -70,7 +70,7 @@ class Option:
     @property
     def variable(self) -> str:
         """`BATON_PAGE_SIZE`."""
-        return PREFIX + self.key.upper()
+        return _variable(self.name)
 
     @property
     def key(self) -> str:
@@ -120,7 +120,7 @@ class Option:
             return self._in_range(value, where)
         value = self.synonyms.get(value, value)
         if self.choices and value not in self.choices:
-            raise self._wrong(value, where, get_close_matches(value[:SHOWN_CHARS], self.choices, n=1))
+            raise self._wrong(value, where, nearest_name(value, self.choices))
         if self.kind is Kind.TEXT and not (value and value.isprintable()):
             raise self._wrong(value, where)
         if any("\ud800" <= character <= "\udfff" for character in value):
@@ -137,8 +137,8 @@ class Option:
             raise self._wrong(value, where)
         return value
 
-    def _wrong(self, value: Any, where: str, near: Sequence[str] = ()) -> ConfigError:
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+    def _wrong(self, value: Any, where: str, near: str | None = None) -> ConfigError:
+        hint = f" (did you mean {near!r}?)" if near else ""
         return ConfigError(f"{where}: got {brief(value)}, expected {self.expected}{hint}", param=self.name)
 
 
@@ -242,25 +242,29 @@ def _setting(
 
 
 def _refuse_unknown_variables(known: Sequence[Option], environment: Mapping[str, str], others: Iterable[str]) -> None:
-    allowed = [option.variable for option in known]
-    accepted = {*allowed, *others}
+    meant = {_variable(name): option.variable for option in known for name in (option.name, *option.aliases)}
+    accepted = {*(option.variable for option in known), *others}
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in accepted:
-            raise ConfigError(f"environment variable {brief_name(name)} is unknown{nearest(name, allowed)}", param=name)
+            raise ConfigError(f"environment variable {brief_name(name)} is unknown{_hint(name, meant)}", param=name)
 
 
 def _refuse_unknown_keys(known: Sequence[Option], file: ConfigFile) -> None:
-    allowed = [option.name for option in known if option.in_file]
+    in_file = [option for option in known if option.in_file]
+    meant = {name: option.name for option in in_file for name in (option.name, *option.aliases)}
     for key in file.keys:
-        if key not in allowed:
-            raise ConfigError(f"{file.path}: unknown key {brief(key)}{nearest(key, allowed)}", param=key)
+        if all(key != option.name for option in in_file):
+            raise ConfigError(f"{file.path}: unknown key {brief(key)}{_hint(key, meant)}", param=key)
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
-    """`, did you mean 'page-size'?`, or a weaker hint when no name is much like it."""
-    names, name = list(dict.fromkeys(allowed)), name[:SHOWN_CHARS]
-    near = get_close_matches(name, names, n=1)
-    if near:
-        return f", did you mean {near[0]!r}?"
-    far = get_close_matches(name, names, n=1, cutoff=0.0)
-    return f"; the nearest known is {far[0]!r}" if far else ""
+def _variable(name: str) -> str:
+    return PREFIX + name.replace("-", "_").upper()
+
+
+def _hint(name: str, meant: Mapping[str, str]) -> str:
+    """`, did you mean 'page-size'?`, or a weaker hint when no name is much like it. `meant` has the names that somebody
+    may type, and for each the one that is taken."""
+    if near := nearest_name(name, meant):
+        return f", did you mean {meant[near]!r}?"
+    far = nearest_name(name, meant, least=0.0)
+    return f"; the nearest known is {meant[far]!r}" if far else ""

@@ -24,6 +24,26 @@ def test_aliases_mean_the_option() -> None:
     assert line.flags == {"model": "/m", "role": "null"}
     line = parse(["serve", "--disaggregation-transfer-backend", "zmq"], "1")
     assert line.flags == {"transfer-backend": "zmq"}
+    typed = "--max-model-len 9 --max-num-seqs 8 --block-size 7 --no-async-scheduling --h11-max-header-count=6"
+    assert parse(["serve", *typed.split()], "1").flags == {
+        "context-length": "9",
+        "max-running-requests": "8",
+        "page-size": "7",
+        "disable-overlap-schedule": "true",
+        "max-headers": "6",
+    }
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway", "worker", "demo", "config"])
+@pytest.mark.parametrize("typed", ["DIR --host h", "--host h DIR", "--model DIR --host h DIR"])
+def test_the_model_needs_no_flag(command: str, typed: str) -> None:
+    words = typed.replace("host", "model").replace(" h", " DIR") if command == "demo" else typed
+    assert parse([command, *words.split()], "1").flags["model"] == "DIR"
+
+
+def test_a_foreign_flag_that_changes_nothing_is_taken() -> None:
+    typed = "-tp 1 --trust-remote-code --data-parallel-size=1 DIR --disable-radix-cache --load-format auto"
+    assert parse(["serve", *typed.split()], "1").flags == {"model": "DIR"}
 
 
 def test_config_takes_the_flags_of_every_server_and_json() -> None:
@@ -41,9 +61,20 @@ def test_config_takes_the_flags_of_every_server_and_json() -> None:
         ("serve --page-siz=2", "unknown flag --page-siz for baton serve, did you mean --page-size?"),
         ("serve --qqqqqqqq", "unknown flag --qqqqqqqq for baton serve; see baton serve --help"),
         ("serve --max-batch 2", "unknown flag --max-batch for baton serve; see baton serve --help"),
-        ("serve --tp-size 2", "--tp-size is not supported by this version of Baton"),
-        ("keys new x --port 1", "unknown flag --port for baton keys; see baton keys --help"),
-        ("serve extra", "unexpected argument 'extra'"),
+        ("serve --prot 1", "unknown flag --prot for baton serve, did you mean --port?"),
+        ("serve --prompt x", "unknown flag --prompt for baton serve; it belongs to baton demo"),
+        ("serve --max_model_len 1", "unknown flag --max_model_len for baton serve, did you mean --max-model-len?"),
+        ("serve --tp-size 2", "--tp-size: got '2', expected 1: a worker computes on one device"),
+        ("serve --tp-size", "--tp-size/--tp: expected one argument"),
+        ("serve --disaggregation-mode prefill", "prefill and decode are workers of one command: `baton serve --pre"),
+        ("gateway --disaggregation-mode=decode", "--disaggregation-mode is not a flag of this command"),
+        ("serve --max-num-batched-tokens", "--chunked-prefill-size limits the prompt tokens"),
+        ("serve --gpu-memory-utilization 0.9", "--max-total-tokens limits the KV"),
+        ("serve --enforce-eager", "--disable-cuda-graph switches off the CUDA graphs"),
+        ('serve --kv-transfer-config {"kv_role":"kv_producer"}', "--transfer-backend says how KV travels"),
+        ("keys new x --port 1", "unknown flag --port for baton keys; it belongs to baton serve, baton gateway"),
+        ("serve DIR extra", "unexpected argument 'extra'"),
+        ("serve DIR --model OTHER", "--model is given twice: 'OTHER' and 'DIR'; expected one value"),
         ("serve --port", "--port: expected one argument"),
         ("worker --prefill 2", "unknown flag --prefill for baton worker"),
     ],
@@ -82,7 +113,7 @@ def test_help_has_groups_defaults_and_examples(
     groups = ["what to start:", "model:", "addresses:", "memory and batches:", "from prefill to decode:", "examples:"]
     places = [text.index(f"\n{group}\n") for group in groups]
     assert places == sorted(places)
-    assert "  --page-size N                     tokens in one page of KV (default: 16)\n" in text
+    assert "  --page-size N                     tokens in one page of KV (default: 16) [also --block-size]\n" in text
     assert "  --model DIR                       folder with config.json and safetensors weights" in text
     assert "(default: the bundled model)\n" in text
     assert "[also --model-path]" in text

@@ -1,6 +1,6 @@
 import pytest
 
-from deploy.options import COMMANDS, EXAMPLES, NOT_YET, OPTIONS, options_for
+from deploy.options import COMMANDS, EXAMPLES, OPTIONS, options_for
 from runtime.layered_config import Kind
 
 
@@ -9,6 +9,8 @@ def test_a_command_has_each_option_once_in_groups_without_gaps(command: str) -> 
     options = options_for(command)
     names = [option.name for option in options]
     assert len(names) == len(set(names))
+    spellings = [each for option in options for each in (option.name, *option.aliases)]
+    assert len(spellings) == len(set(spellings))
     groups = [option.group for option in options]
     assert groups == sorted(groups, key=groups.index)
     assert EXAMPLES[command].startswith("  baton")
@@ -30,11 +32,6 @@ def test_an_option_is_complete(option: object) -> None:
 def test_options_of_one_name_are_of_one_kind() -> None:
     kinds = {(option.name, option.kind, option.choices) for option in OPTIONS}
     assert len(kinds) == len({option.name for option in OPTIONS})
-
-
-def test_what_is_supported_is_not_listed_as_unsupported() -> None:
-    flags = {each for option in OPTIONS for each in (option.name, *option.aliases)}
-    assert not flags & NOT_YET
 
 
 def test_the_worker_host_differs_from_the_gateway_host() -> None:

@@ -3,7 +3,10 @@ import pytest
 from protocol.errors import ConfigError
 from runtime.layered_config import Config, Kind, Option, Origin, parse_file, resolve
 
-PAGE = Option(name="page-size", kind=Kind.INTEGER, default=16, minimum=1, help="", group="g", commands=("serve",))
+PAGE = Option(
+    name="page-size", kind=Kind.INTEGER, default=16, minimum=1, help="", group="g", commands=("serve",),
+    aliases=("block-size",),
+)  # fmt: skip
 PORT = Option(name="port", kind=Kind.INTEGER, default=80, maximum=65535, help="", group="g", commands=("serve",))
 HOST = Option(name="host", help="", group="g", commands=("serve",))
 OFF = Option(name="disable-overlap", kind=Kind.SWITCH, default=False, help="", group="g", commands=("serve",))
@@ -77,6 +80,10 @@ def test_variables_of_others_are_ignored() -> None:
         ({}, {}, "disable-overlap = 1", "disable-overlap in b.toml: got 1 (an integer), expected true or false"),
         ({}, {}, "host = 1.5", "host in b.toml: got 1.5 (a float), expected a string"),
         ({}, {}, "page-sise = 1", "b.toml: unknown key 'page-sise', did you mean 'page-size'?"),
+        ({}, {}, "prot = 1", "b.toml: unknown key 'prot', did you mean 'port'?"),
+        ({}, {}, "block_size = 1", "b.toml: unknown key 'block-size', did you mean 'page-size'?"),
+        ({}, {"BATON_BLOCK_SIZE": "1"}, None, "BATON_BLOCK_SIZE is unknown, did you mean 'BATON_PAGE_SIZE'?"),
+        ({}, {"BATON_PROT": "1"}, None, "BATON_PROT is unknown, did you mean 'BATON_PORT'?"),
         ({}, {}, "qqq = 1", "b.toml: unknown key 'qqq'; the nearest known is "),
         ({}, {}, "[serve]\nport = 1", "b.toml: section [serve], expected flat keys"),
         ({}, {}, "page-size = 1\npage_size = 2", "b.toml: 'page-size' is written twice"),

@@ -1,0 +1,149 @@
+"""Flags of vLLM and SGLang that Baton does not have, each with what Baton does instead and the flag for it.
+
+A value that asks for what Baton does anyway is taken. Any other is refused with a sentence. A flag that means the same
+here is not in this table: it is an alias, next to its option (options.py). What it does not know: how flags are read
+(command_line.py).
+"""
+
+from dataclasses import dataclass
+
+from protocol.brief import brief
+
+
+@dataclass(frozen=True)
+class ForeignFlag:
+    """One flag under all its names. `taken` are the values that change nothing here. One that is `alone` has no value,
+    and is taken. `why` is a clause: what Baton does, and the flag for it if there is one."""
+
+    names: tuple[str, ...]
+    why: str
+    taken: tuple[str, ...] = ()
+    alone: bool = False
+
+    def refusal(self, name: str, value: str | None) -> str | None:
+        """Why the flag, typed as `name`, is refused with this value; None if it is taken."""
+        if self.alone or value in self.taken:
+            return None
+        if self.taken:
+            return f"{name}: got {brief(value)}, expected {' or '.join(self.taken)}: {self.why}"
+        return f"{name} is not a flag of this command: {self.why}"
+
+
+def _flag(names: str, why: str, *taken: str) -> ForeignFlag:
+    return ForeignFlag(tuple(names.split()), why, taken)
+
+
+def _taken(names: str, why: str) -> ForeignFlag:
+    return ForeignFlag(tuple(names.split()), why, alone=True)
+
+
+_ONE_DEVICE = "a worker computes on one device; start more workers with --prefill, --decode and --unified"
+_NO_PREFIX_CACHE = "Baton has no prefix cache yet"
+_NO_SPECULATION = "Baton has no speculative decoding yet"
+_LOCAL_FOLDER = (
+    "Baton serves a folder of this machine and downloads nothing; download it first, and name it with --model"
+)
+_NO_TLS = "Baton's HTTP has no TLS; put a proxy in front (docs/security.md)"
+_HOSTS = "start one `baton gateway`, and on each host a `baton worker` for each worker"
+_MEMORY = (
+    "it is a share of the GPU's memory, with weights and KV in it; Baton takes what is free, less a reserve, and"
+    " --max-total-tokens limits the KV"
+)
+_AS_PAIRS = "prefill and decode are workers of one command: `baton serve --prefill 1 --decode 1`"
+
+FOREIGN: tuple[ForeignFlag, ...] = (
+    # what to start
+    _flag("--disaggregation-mode", f"{_AS_PAIRS}; to start one worker alone, `baton worker --role prefill`"),
+    _flag("--kv-transfer-config", f"{_AS_PAIRS}; --transfer-backend says how KV travels between them"),
+    _flag("--disaggregation-bootstrap-port", "a worker chooses its ports and tells the gateway; see --control"),
+    _flag("--disaggregation-ib-device", "with --transfer-backend nixl, the variable UCX_NET_DEVICES names the device"),
+    _flag("--tensor-parallel-size -tp --tp-size --tp", _ONE_DEVICE, "1"),
+    _flag("--pipeline-parallel-size -pp --pp-size --pp", _ONE_DEVICE, "1"),
+    _flag("--data-parallel-size -dp --dp-size --dp", _ONE_DEVICE, "1"),
+    _flag("--expert-parallel-size --ep-size --ep", _ONE_DEVICE, "1"),
+    _flag("--enable-expert-parallel", _ONE_DEVICE),
+    _flag("--enable-dp-attention", _ONE_DEVICE),
+    _flag("--nnodes", _HOSTS, "1"),
+    _flag("--node-rank", _HOSTS, "0"),
+    _flag("--dist-init-addr", _HOSTS),
+    # model
+    _flag("--load-format", "weights are read from safetensors files only", "auto", "safetensors"),
+    _flag("--download-dir", _LOCAL_FOLDER),
+    _flag("--revision", _LOCAL_FOLDER),
+    _flag("--quantization -q", "Baton serves no quantised weights yet; --dtype says in which type it computes"),
+    _flag("--kv-cache-dtype", "KV has the type that --dtype says", "auto"),
+    _flag("--tokenizer-mode", "there is one kind of tokenizer, that of tokenizer.json", "auto", "fast"),
+    _flag("--generation-config", "defaults come from generation_config.json in the model's folder", "auto"),
+    _flag("--runner", "Baton generates text and does nothing else", "auto", "generate"),
+    _flag("--task", "Baton generates text and does nothing else", "auto", "generate"),
+    _taken("--trust-remote-code", "nothing in a model's folder is ever run, with or without it"),
+    _flag("--hf-overrides", "what config.json says is what is served; change it in a copy of the folder"),
+    _flag("--rope-scaling", "what config.json says is what is served; change it in a copy of the folder"),
+    _flag("--seed --random-seed", "each request has a `seed` of its own; without one it gets a random one"),
+    _flag("--enable-lora", "Baton serves no LoRA adapters yet"),
+    _flag("--lora-modules", "Baton serves no LoRA adapters yet"),
+    _flag("--lora-paths", "Baton serves no LoRA adapters yet"),
+    # memory and batches
+    _flag(
+        "--max-num-batched-tokens",
+        "it limits prompt tokens and decodes of a step together; here they are apart: --chunked-prefill-size limits"
+        " the prompt tokens, --max-running-requests the decodes",
+    ),
+    _flag("--max-prefill-tokens", "--chunked-prefill-size limits the prompt tokens of one prefill step"),
+    _flag("--gpu-memory-utilization", _MEMORY),
+    _flag("--mem-fraction-static", _MEMORY),
+    _flag("--kv-cache-memory-bytes", "it counts bytes; --max-total-tokens counts the tokens of KV"),
+    _flag("--num-gpu-blocks-override", "it counts pages; --max-total-tokens counts the tokens in them"),
+    _flag("--num-reserved-decode-tokens", "a request reserves pages for its prompt and all of its max_tokens"),
+    _flag("--swap-space", "KV is never moved out to host memory", "0"),
+    _flag("--cpu-offload-gb", "weights stay where the worker computes", "0"),
+    _flag("--max-queued-requests", "--max-choices-in-flight limits what waits and what is being answered, together"),
+    _flag("--schedule-policy --scheduling-policy", "requests are taken in the order in which they come", "fcfs"),
+    _taken("--enable-chunked-prefill", "prompts are cut into chunks unless --chunked-prefill-size is 0"),
+    _flag("--no-enable-chunked-prefill", "`--chunked-prefill-size 0` takes whole prompts"),
+    _flag("--enable-mixed-chunk", "prefill and decode run on separate workers; a unified worker always mixes them"),
+    _flag("--enable-prefix-caching", _NO_PREFIX_CACHE),
+    _taken("--no-enable-prefix-caching", _NO_PREFIX_CACHE),
+    _taken("--disable-radix-cache", _NO_PREFIX_CACHE),
+    _flag("--speculative-config", _NO_SPECULATION),
+    _flag("--speculative-algorithm", _NO_SPECULATION),
+    _flag("--speculative-draft-model-path", _NO_SPECULATION),
+    _flag("--speculative-num-steps", _NO_SPECULATION),
+    _flag("--speculative-eagle-topk", _NO_SPECULATION),
+    _flag("--speculative-num-draft-tokens", _NO_SPECULATION),
+    # kernels
+    _flag(
+        "--enforce-eager",
+        "there it switches off torch.compile as well, which Baton does not use; --disable-cuda-graph switches off the"
+        " CUDA graphs",
+    ),
+    _flag("--compilation-config -O", "Baton compiles no graph; --disable-cuda-graph switches off CUDA graphs"),
+    _flag("--enable-torch-compile", "Baton compiles no graph"),
+    _flag("--cuda-graph-max-bs", "graphs are made for every batch up to --max-running-requests"),
+    _flag("--cuda-graph-bs", "graphs are made for every batch up to --max-running-requests"),
+    _taken("--async-scheduling", "scheduling overlaps computing unless --disable-overlap-schedule is given"),
+    # this machine
+    _flag("--watchdog-timeout", "--launch-deadline limits one batch, --hang-limit the silence of a process"),
+    # HTTP
+    _flag("--api-key", "Baton's HTTP asks for no key; put a proxy in front (docs/security.md)"),
+    _flag("--ssl-keyfile", _NO_TLS),
+    _flag("--ssl-certfile", _NO_TLS),
+    _flag("--root-path", "a proxy in front can add a path"),
+    _flag("--h11-max-incomplete-event-size", "--max-header-bytes limits the headers, --max-body-bytes the body"),
+    _flag("--load-balance-method --policy", "--pairing says how workers are chosen for a request"),
+    _flag("--stream-interval", "a stream has a chunk for each token", "1"),
+    _flag("--response-role", "answers have the role assistant", "assistant"),
+    _flag("--chat-template-content-format", "a template gets the content of a message as one string", "auto", "string"),
+    _flag("--return-tokens-as-token-ids", "a request asks for token ids with the field `return_token_ids`"),
+    _flag("--max-logprobs", "Baton gives no logprobs yet"),
+    _flag("--enable-auto-tool-choice", "Baton reads no tool calls yet"),
+    _flag("--tool-call-parser", "Baton reads no tool calls yet"),
+    _flag("--reasoning-parser", "Baton does not separate reasoning from the answer yet"),
+    # logs and figures
+    _taken("--enable-metrics", "/metrics is always there"),
+    _flag("--enable-log-requests --log-requests", "`--log-level debug` adds a line for each request"),
+    _taken("--disable-log-requests --no-enable-log-requests", "requests are logged with `--log-level debug` only"),
+    _taken("--disable-log-stats", "no statistics are written to the log; /metrics has them"),
+    _taken("--disable-uvicorn-access-log", "there is no log of accesses"),
+    _flag("--uvicorn-log-level --log-level-http", "--log-level is for all processes, HTTP among them"),
+)
