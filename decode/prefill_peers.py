@@ -9,6 +9,7 @@ What it does not know: sockets, requests.
 from dataclasses import dataclass, field
 
 from protocol.errors import WireError
+from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout, mismatch
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import Hello, HelloAccepted, HelloRefused
@@ -62,7 +63,9 @@ class PrefillPeer:
 class PrefillPeers:
     """Peers by instance, and what this worker says of itself when it meets them."""
 
-    def __init__(self, address: WorkerAddress, layout: KvLayout, fingerprint: str, receiver: KvReceiver) -> None:
+    def __init__(
+        self, address: WorkerAddress, layout: KvLayout, fingerprint: Fingerprint, receiver: KvReceiver
+    ) -> None:
         self._address = address
         self._layout = layout
         self._fingerprint = fingerprint

@@ -25,6 +25,7 @@ from protocol.errors import (
     as_baton_error,
     error_from_code,
 )
+from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import (
     Assign,
     CancelRequest,
@@ -73,7 +74,7 @@ class DecodeWorker:
         engine: Engine,
         receiver: KvReceiver,
         address: WorkerAddress,
-        fingerprint: str,
+        fingerprint: Fingerprint,
         clock: Clock,
         *,
         overlap: bool,

@@ -72,7 +72,9 @@ class Control:
         pairing: Pairing,
         rules: RetryRules,
         launch_deadline_s: float = LAUNCH_DEADLINE_S,
+        tokenizer: str = "",
     ) -> None:
+        """`tokenizer`: see Membership."""
         self._socket = socket
         self._clock = clock
         self._ticker: asyncio.Task[None] | None = None
@@ -80,7 +82,7 @@ class Control:
         self._refusals = Refusals(log, "message refused")
         self._continuity = Continuity()
         self._joined = Counter({str(role): 0 for role in Role})
-        self.membership = Membership(secrets.randbits(62), launch_deadline_s)
+        self.membership = Membership(secrets.randbits(62), launch_deadline_s, tokenizer)
         self._dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose)
 
     def start(self) -> None:

@@ -11,6 +11,7 @@ Pure: messages and times in, messages to send and members lost out. What it does
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from protocol.fingerprint import difference
 from protocol.kv_layout import mismatch
 from protocol.messages_gateway import (
     Heartbeat,
@@ -97,10 +98,14 @@ class Loss:
 
 class Membership:
     """The table of workers of one gateway. `now` is in seconds of one clock. A launch that has been running for
-    `launch_deadline_s` will never end: its worker is lost, although it is heard."""
+    `launch_deadline_s` will never end: its worker is lost, although it is heard. `tokenizer` is the digest of the
+    gateway's tokenizer.json; where it is "", those of workers are not compared with it."""
 
-    def __init__(self, gateway_instance: int, launch_deadline_s: float = LAUNCH_DEADLINE_S) -> None:
+    def __init__(
+        self, gateway_instance: int, launch_deadline_s: float = LAUNCH_DEADLINE_S, tokenizer: str = ""
+    ) -> None:
         self.gateway_instance = gateway_instance
+        self.tokenizer = tokenizer
         self._launch_deadline_s = launch_deadline_s
         self._members: dict[str, Member] = {}  # by worker id
         self._identities: set[bytes] = set()  # of the members
@@ -232,19 +237,20 @@ class Membership:
         return Change(tuple(Outgoing(other.key, news) for other in self.members), (member,))
 
     def _difference(self, message: Register) -> str | None:
-        """How this worker differs from those that serve, so that KV or tokens could not pass between them."""
-        worker_id = message.address.worker_id
+        """How this worker differs from the gateway's tokenizer, or from the workers that serve, so that KV or tokens
+        could not pass between them."""
+        worker_id, tokenizer = message.address.worker_id, message.fingerprint.tokenizer
+        if tokenizer and self.tokenizer and tokenizer != self.tokenizer:
+            return f"tokenizer.json: its digest is {tokenizer} on {worker_id}, {self.tokenizer} at the gateway"
         for other in self.members:
             if other.key.worker_id == worker_id:  # itself, or who must be gone before it may join
                 continue
             theirs, other_id = other.registered, other.key.worker_id
             layout = mismatch(message.layout, theirs.layout, worker_id, other_id)
-            if layout is not None:
-                return layout
-            pairs = [
-                ("model fingerprint", message.fingerprint, theirs.fingerprint),
-                ("vocabulary size", message.vocab_size, theirs.vocab_size),
-            ]
+            model = layout or difference(message.fingerprint, theirs.fingerprint, worker_id, other_id)
+            if model is not None:
+                return model
+            pairs: list[tuple[str, object, object]] = [("vocabulary size", message.vocab_size, theirs.vocab_size)]
             if theirs.backend and message.backend:
                 pairs.append(("transfer backend", message.backend, theirs.backend))
                 encrypts = ("not given", "given")

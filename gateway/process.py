@@ -31,6 +31,7 @@ from runtime.clock import Clock
 from runtime.keys import read_keys
 from runtime.log import get_log
 from runtime.settings import GatewaySettings
+from runtime.tokenizer_digest import tokenizer_digest
 
 GRACE_S = 1  # for responses under way when the gateway stops
 BACKLOG = 2048
@@ -88,6 +89,7 @@ class Gateway:
             settings.pairing,
             RetryRules(settings.max_attempts, settings.retry_wait_s),
             settings.launch_deadline_s,
+            tokenizer_digest(folder.path),
         )
         try:
             self._http_socket = listen(settings.host, settings.port, BACKLOG)

@@ -14,6 +14,7 @@ from typing import Self
 import zmq
 import zmq.asyncio
 
+from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
     TO_GATEWAY,
@@ -89,7 +90,7 @@ class FakePair:
             os.getpid(),
             "localhost",
             LAYOUT,
-            "fake",
+            Fingerprint("fake"),
             self._vocab_size,
             CONTEXT_LENGTH,
             max_running_requests=4096,

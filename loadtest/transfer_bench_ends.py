@@ -14,6 +14,7 @@ import zmq
 
 from loadtest.transfer_bench_blocks import Blocks, HostPages
 from protocol.errors import BatonError
+from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import (
@@ -160,7 +161,7 @@ class DecodeEnd:
         """Dials and greets."""
         self._dealer = Dealer(self._context, address, f"decode#{DECODE}".encode(), security=self._security)
         ours = WorkerAddress("decode", DECODE, data=self._receiver.address)
-        hello = Hello(ours, self._memory.layout, "", self._receiver.offer(PREFILL), PREFILL)
+        hello = Hello(ours, self._memory.layout, Fingerprint(""), self._receiver.offer(PREFILL), PREFILL)
         self._dealer.send(TO_PREFILL.encode(hello))
         _wait([self._dealer.socket])
         (raw,) = self._dealer.receive()

@@ -4,7 +4,7 @@ Decides which file holds which tensor and refuses what is missing, misshapen or 
 know: what a tensor is for. Only safetensors: formats that run code when loaded are not read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -31,11 +31,16 @@ class Checkpoint:
         self.folder = folder
         self._files = files
         self._check_values = check_values
+        self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {  # name -> (dtype as in the header, shape)
+            name: (file.entries[name].dtype, file.entries[name].shape) for name, file in files.items()
+        }
 
-    @property
-    def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Name -> (dtype as in the header, shape) of every tensor, for the fingerprint."""
-        return {name: (file.entries[name].dtype, file.entries[name].shape) for name, file in self._files.items()}
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def raw(self, name: str) -> memoryview:
+        """The bytes of a tensor as they lie in the mapped file; nothing is read yet."""
+        return self._files[name].raw(name)
 
     @property
     def dtype(self) -> str | None:

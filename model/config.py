@@ -116,17 +116,9 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
     )
 
 
-def model_fingerprint(config: ModelConfig, *, dtype: str, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
-    """Hexadecimal name of what two workers must have in common before KV may move between them.
-
-    `tensors` maps each weight's name to (dtype, shape), as the safetensors headers have it; how weights are split over
-    files does not matter, nor the context length served, nor weight values (nobody reads all weights to say hello).
-    """
-    content = {
-        "config": asdict(replace(config, context_length=config.max_position_embeddings)),
-        "dtype": dtype,
-        "tensors": sorted((name, kind, list(shape)) for name, (kind, shape) in tensors.items()),
-    }
+def config_digest(config: ModelConfig, dtype: str) -> str:
+    """Hexadecimal digest of configuration and serving dtype; the context length served does not matter."""
+    content = asdict(replace(config, context_length=config.max_position_embeddings)) | {"dtype": dtype}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 

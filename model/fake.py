@@ -18,6 +18,7 @@ from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.rope import RopeConfig
 from model.splitmix import mix, mix_int, shift_right, signed
+from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 
 _WRAP: Final = (1 << 64) - 1
@@ -70,9 +71,9 @@ class FakeRunner:
         """The shape of this model's KV at a page size (tokens); float32 always."""
         return KvLayout(self.num_layers, self.num_kv_heads, self.head_dim, page_size, "float32")
 
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> Fingerprint:
         """Equal for fakes of equal sizes."""
-        return f"fake-{self.vocab_size}-{self.num_layers}-{self.num_kv_heads}-{self.head_dim}"
+        return Fingerprint(f"fake-{self.vocab_size}-{self.num_layers}-{self.num_kv_heads}-{self.head_dim}")
 
     @torch.no_grad()
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:

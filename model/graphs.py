@@ -18,6 +18,7 @@ from model.config import ModelConfig
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import Runner
+from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from runtime.log import get_log
 
@@ -144,7 +145,7 @@ class GraphedRunner:
         """As the runner's."""
         return self.runner.kv_layout(page_size)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> Fingerprint:
         """As the runner's."""
         return self.runner.fingerprint()
 

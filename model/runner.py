@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from model.attention import AttentionBackend, choose_attention
-from model.checkpoint import SERVED_DTYPES, open_checkpoint
-from model.config import ModelConfig, load_config, model_fingerprint
+from model.checkpoint import SERVED_DTYPES, Checkpoint, open_checkpoint
+from model.config import ModelConfig, config_digest, load_config
 from model.cpu_kernels import CpuKernels, NoKernels, load_kernels
 from model.host_memory import available_bytes
 from model.inputs import ModelInput
@@ -24,9 +24,12 @@ from model.layers import has_fast_bfloat16
 from model.paged_kv import PagedKv, torch_dtype
 from model.passes import TorchPasses
 from model.transformer import Decoder, load_decoder
+from model.weight_digests import full_digests, sampled_digests
 from protocol.errors import ConfigError
+from protocol.fingerprint import Fingerprint, pack_weights
 from protocol.kv_layout import ITEM_BYTES, KvLayout
 from runtime.log import get_log
+from runtime.tokenizer_digest import tokenizer_digest
 
 log = get_log("model")
 
@@ -59,7 +62,7 @@ class Runner(Protocol):
         """The shape of this model's KV at a page size (tokens)."""
         ...
 
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> Fingerprint:
         """What another worker must equal to exchange KV with this one."""
         ...
 
@@ -81,9 +84,10 @@ class ModelRunner:
     dtype: str
     decoder: Decoder
     attention: AttentionBackend
-    tensors: dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape) in the checkpoint
+    checkpoint: Checkpoint
     packed: bool = False  # linears hold weights of this worker's own, laid out for oneDNN
     widened: bool = False  # bfloat16 computed in float32, on a CPU without instructions for it
+    check_weights: bool = False  # the fingerprint covers every byte of the weights
 
     @classmethod
     def load(
@@ -104,7 +108,8 @@ class ModelRunner:
         `device` auto: CUDA if there is one. `dtype` auto: the checkpoint's. `context_length`: longest prompt plus
         output (tokens), the model's own limit if None. `page_size`: what the attention backend is tried with.
         `workers_on_host`: how many share this host's memory, which decides whether each packs weights of its own.
-        `check_weights`: every weight is read at once, and NaN or an infinity refused. `cpu_kernels`: on a CPU, use
+        `check_weights`: every weight is read at once, NaN or an infinity is refused, and the fingerprint covers every
+        byte. `cpu_kernels`: on a CPU, use
         those of cpu_kernels.py where they can be had.
         Raises CheckpointError or ConfigError, each with one sentence.
         """
@@ -125,29 +130,34 @@ class ModelRunner:
         decoder = load_decoder(checkpoint, config, passes, to_dtype=compute, to_device=on, packed=packed)
         layout = _kv_layout(config, page_size, name)
         backend = choose_attention(attention, on, layout, config.num_heads, compute, kernels)
-        return cls(config, on, name, decoder, backend, checkpoint.tensors, packed, widened)
+        return cls(config, on, name, decoder, backend, checkpoint, packed, widened, check_weights)
 
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens)."""
         return _kv_layout(self.config, page_size, self.dtype)
 
-    def fingerprint(self) -> str:
-        """What another worker must equal to exchange KV with this one."""
-        return model_fingerprint(self.config, dtype=self.dtype, tensors=self.tensors)
+    def fingerprint(self) -> Fingerprint:
+        """What another worker must equal to exchange KV with this one. Reads samples of the weights, or all of them:
+        cheap once a forward has read them."""
+        full = full_digests(self.checkpoint) if self.check_weights else None
+        tokenizer = tokenizer_digest(self.checkpoint.folder)
+        return pack_weights(config_digest(self.config, self.dtype), sampled_digests(self.checkpoint), full, tokenizer)
 
     @property
     def mapped_weight_bytes(self) -> int:
         """Weights that stay in the mapped file, because neither device, dtype nor packing asks for a copy."""
         if self.device.type != "cpu" or self.packed:
             return 0
-        kept = ((kind, shape) for kind, shape in self.tensors.values() if SERVED_DTYPES.get(kind) == self.dtype)
+        kept = (
+            (kind, shape) for kind, shape in self.checkpoint.tensors.values() if SERVED_DTYPES.get(kind) == self.dtype
+        )
         return sum(math.prod(shape) * ITEM_BYTES[self.dtype] for _, shape in kept)
 
     @property
     def private_weight_bytes(self) -> int:
         """Weights that are copies of this worker's own, because device, dtype or packing asked for them."""
         item_bytes = 4 if self.widened else ITEM_BYTES[self.dtype]
-        total = sum(math.prod(shape) for _, shape in self.tensors.values()) * item_bytes
+        total = sum(math.prod(shape) for _, shape in self.checkpoint.tensors.values()) * item_bytes
         return total - self.mapped_weight_bytes
 
     @torch.no_grad()

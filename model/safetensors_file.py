@@ -62,6 +62,11 @@ class SafetensorsFile:
         self._mapping.madvise(mmap.MADV_WILLNEED)  # let the kernel read ahead while the worker starts
         self.entries = _read_header(path, self._mapping)
 
+    def raw(self, name: str) -> memoryview:
+        """The tensor's bytes: a view over the mapping."""
+        entry = self.entries[name]
+        return memoryview(self._mapping)[entry.start : entry.end]
+
     def tensor(self, name: str) -> Tensor:
         """The tensor as it lies in the file: a view over the mapping (a copy only where it is not aligned)."""
         entry = self.entries[name]

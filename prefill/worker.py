@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from prefill.job import Job
 from prefill.job_states import JobState
 from protocol.errors import BadRequest, BatonError, KvNotDelivered, LayoutMismatch, WireError, as_baton_error
+from protocol.fingerprint import Fingerprint, difference
 from protocol.kv_layout import mismatch
 from protocol.messages_gateway import (
     ChoiceTokens,
@@ -72,7 +73,7 @@ class PrefillWorker:
         engine: Engine,
         sender: KvSender,
         address: WorkerAddress,
-        fingerprint: str,
+        fingerprint: Fingerprint,
         clock: Clock,
         *,
         overlap: bool,
@@ -224,8 +225,7 @@ class PrefillWorker:
         reason = mismatch(self.engine.kv.layout, hello.layout, here, there)
         if hello.address.instance != instance:  # jobs are kept by the connection's, transfers by the address's
             reason = f"address.instance: got {hello.address.instance}, expected {instance}, as the connection says"
-        if reason is None and hello.fingerprint != self._fingerprint:
-            reason = f"model fingerprint is {self._fingerprint} on {here}, {hello.fingerprint} on {there}"
+        reason = reason or difference(self._fingerprint, hello.fingerprint, here, there)
         if reason is not None:
             raise LayoutMismatch(reason)
 

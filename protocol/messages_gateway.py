@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import FailFast
 
 from protocol.codec import Boundary
+from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.message import (
     Count,
@@ -99,7 +100,7 @@ class Register(Message):
     pid: Count
     host: Text
     layout: KvLayout
-    fingerprint: Text
+    fingerprint: Fingerprint
     vocab_size: Positive
     context_length: Positive  # tokens, prompt and outputs together
     max_running_requests: Positive

@@ -5,6 +5,7 @@ connection, so that a cancel cannot overtake its job). KV itself travels as fram
 from dataclasses import dataclass
 
 from protocol.codec import Boundary
+from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.message import Blob, Count, Flag, Id, Instance, Int, Ints, IpcHandle, Message, Positive, Text
 from protocol.messages_gateway import Stamps, WorkerAddress
@@ -43,7 +44,7 @@ class Hello(Message):
 
     address: WorkerAddress
     layout: KvLayout
-    fingerprint: Text
+    fingerprint: Fingerprint
     pool: PoolOffer | None = None
     to: Instance | None = None  # whom it means; who has got the port of that process does nothing
     greeting: Count = 0  # of this decode worker, how many came before; prefill drops what belongs to older ones

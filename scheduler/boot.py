@@ -22,6 +22,7 @@ from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner, Runner
 from protocol.errors import BatonError, ConfigError
+from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import Register, Role, WorkerAddress
 from runtime.address import is_loopback, refuse_exposed
 from runtime.bus import Dealer, Wake
@@ -56,7 +57,7 @@ class Started:
     instance: int
     identity: bytes
     engine: Engine
-    fingerprint: str
+    fingerprint: Fingerprint
     context: "zmq.Context[zmq.Socket[bytes]]"
     clock: MonotonicClock
     security: Security  # of sockets for messages

@@ -7,6 +7,7 @@ import pytest
 from decode.request_states import DecodeState
 from model.fake import FakeRunner
 from prefill.job_states import JobState
+from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import Assign, PeerLost
 from protocol.messages_handoff import HelloAccepted, JobFinishedEarly
 from tests.cluster import Cluster
@@ -64,19 +65,19 @@ def test_who_has_got_the_port_of_another_is_not_taken_for_it() -> None:
 def test_another_model_is_refused_with_both_fingerprints() -> None:
     cluster = make_cluster()
     (decode,) = cluster.decodes.values()
-    ours, decode._peers._fingerprint = decode._peers._fingerprint, "another"
+    ours, decode._peers._fingerprint = decode._peers._fingerprint, Fingerprint("another")
     cluster.assign("a", PROMPT, PARAMS)
     cluster.run()
     failure = cluster.failures["a"]
     assert failure.code == "layout_mismatch"
-    assert failure.message == f"model fingerprint is {ours} on prefill-0, another on decode-0"
+    assert failure.message == f"model fingerprint is {ours.config} on prefill-0, another on decode-0"
     expect_rest(cluster)
 
 
 def test_one_that_does_not_match_does_not_hold_up_the_others() -> None:
     cluster = make_cluster("2P1D")
     bad, good = cluster.prefills.values()
-    bad._fingerprint = "another"
+    bad._fingerprint = Fingerprint("another")
     for name in ("a", "b", "c", "d"):
         cluster.assign(name, PROMPT, PARAMS)
     cluster.run()

@@ -4,6 +4,7 @@ import pytest
 
 from decode.prefill_peers import HELLO_DEADLINE_S, PrefillPeers
 from protocol.errors import WireError
+from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import HelloAccepted, HelloRefused
@@ -46,7 +47,7 @@ def receiver() -> Receiver:
 
 @pytest.fixture
 def peers(receiver: Receiver) -> PrefillPeers:
-    return PrefillPeers(DECODE, LAYOUT, "print", cast(KvReceiver, receiver))
+    return PrefillPeers(DECODE, LAYOUT, Fingerprint("print"), cast(KvReceiver, receiver))
 
 
 def test_jobs_are_credited_until_they_are_computed_or_over(peers: PrefillPeers) -> None:

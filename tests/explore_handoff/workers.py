@@ -20,6 +20,7 @@ from model.paged_kv import PagedKv
 from prefill.decode_link import DecodeLink
 from prefill.worker import PrefillWorker
 from protocol.errors import Unavailable
+from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import Register, Role, WorkerAddress
 from runtime.bus import Dealer, Router
 from runtime.process_life import StopSignal
@@ -209,7 +210,7 @@ class WorkerProcess:
         return core, link, address
 
     @property
-    def _fingerprint(self) -> str:
+    def _fingerprint(self) -> Fingerprint:
         return self.runner.fingerprint()
 
     def _writer_of(self, page: int) -> int | None:

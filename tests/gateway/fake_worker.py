@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
+from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
     TO_GATEWAY,
@@ -37,6 +38,7 @@ from protocol.messages_gateway import (
 from protocol.request import finish_reason
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
+MODEL = Fingerprint("story")
 STATS = WorkerStats(KvPages(total=256, free=250, owned=6), running=1, waiting=0, counters={"bytes_sent_total": 5.0})
 _instances = itertools.count(1000)
 
@@ -77,7 +79,7 @@ class FakeWorker:
     max_running_requests: int = 64
     context_length: int = 512
     vocab_size: int = 300
-    fingerprint: str = "story"
+    fingerprint: Fingerprint = MODEL
     layout: KvLayout = LAYOUT
     instance: int = field(default_factory=lambda: next(_instances))
 

@@ -16,6 +16,7 @@ from gateway.retry import RetryRules
 from gateway.translate import Job
 from protocol.codec import MAX_STRANGER_BYTES, VERSION
 from protocol.errors import BatonError
+from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
@@ -48,7 +49,9 @@ OUTPUTS = (65, 66, 67)
 
 def register(key: WorkerKey, role: Role, **changed: Any) -> Register:
     address = WorkerAddress(key.worker_id, key.instance, peer="tcp://127.0.0.1:1", data="tcp://127.0.0.1:2")
-    return replace(Register(address, role, 4242, "host", LAYOUT, "story", 300, 512, 64, 1024, STATS), **changed)
+    return replace(
+        Register(address, role, 4242, "host", LAYOUT, Fingerprint("story"), 300, 512, 64, 1024, STATS), **changed
+    )
 
 
 class Bench:
@@ -318,7 +321,7 @@ def test_only_members_are_counted() -> None:
     bench.say(DECODE.identity, replace(register(DECODE, Role.DECODE), num_sent=1, num_received=0))
     for index in range(3):
         stranger = WorkerKey("s", index)
-        other = replace(register(stranger, Role.DECODE), fingerprint="tale", num_sent=1, num_received=0)
+        other = replace(register(stranger, Role.DECODE), fingerprint=Fingerprint("tale"), num_sent=1, num_received=0)
         bench.say(stranger.identity, other)
     counts = bench.control._continuity._counts
     assert list(counts) == [DECODE.identity]

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import (
     ChoiceTokens,
     Heartbeat,
@@ -189,14 +190,23 @@ async def test_a_restarted_gateway_asks_workers_to_register(setting: Setting) ->
     assert any(isinstance(each, Welcome) for each in worker.received)
 
 
-async def test_a_worker_with_another_model_is_refused(setting: Setting) -> None:
+@pytest.mark.parametrize(
+    ("fingerprint", "why"),
+    [
+        (Fingerprint("tale"), "model fingerprint is tale on other, story on prefill-0"),
+        (Fingerprint("story", tokenizer="x"), "tokenizer.json: its digest is x on other, {} at the gateway"),
+    ],
+)
+async def test_a_worker_with_another_model_or_tokenizer_is_refused(
+    setting: Setting, fingerprint: Fingerprint, why: str
+) -> None:
     await setting.add(Role.PREFILL)
-    other = FakeWorker(Role.DECODE, setting.gateway.control_endpoint, "other", fingerprint="tale")
+    other = FakeWorker(Role.DECODE, setting.gateway.control_endpoint, "other", fingerprint=fingerprint)
     setting.workers.append(other)
     starting = asyncio.create_task(other.start())
     await other.until(lambda: bool(other.received))
     [refused] = other.received
-    assert refused == Refused("model fingerprint is tale on other, story on prefill-0")
+    assert refused == Refused(why.format(setting.gateway.control.membership.tokenizer))
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

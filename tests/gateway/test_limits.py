@@ -7,6 +7,7 @@ from gateway.limits import UNKNOWN_REST, Limits, check_ids, check_list, max_toke
 from gateway.membership import Member
 from gateway.pairing import Need
 from protocol.errors import BadRequest
+from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import KvPages, Register, Role, WorkerAddress, WorkerStats
 
@@ -76,7 +77,9 @@ def member(role: Role, page_size: int, num_pages: int) -> Member:
     pool = num_pages * page_size
     pages = WorkerStats(KvPages(num_pages, num_pages), 0, 0)
     address = WorkerAddress(f"{role}-{page_size}-{num_pages}", 1)
-    return Member(Register(address, role, 1, "host", layout, "m", 300, 512, 8, pool, pages, "zmq"), pages, 0.0)
+    return Member(
+        Register(address, role, 1, "host", layout, Fingerprint("m"), 300, 512, 8, pool, pages, "zmq"), pages, 0.0
+    )
 
 
 def test_a_list_that_is_too_long_whatever_is_in_it() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from gateway.membership import LOST_AFTER_S, MOST_LOSSES, Change, Membership, WorkerKey
+from protocol.fingerprint import Fingerprint, pack_weights
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
     Heartbeat,
@@ -20,13 +21,12 @@ from protocol.messages_gateway import (
 )
 
 LAYOUT = KvLayout(2, 1, 4, 16, "float32")
+MODEL = pack_weights("model-a", {"w": bytes(7) + b"\x01"})
 STATS = WorkerStats(KvPages(10, 10), 0, 0)
 
 
 def register(worker_id: str, instance: int, role: Role = Role.DECODE, **fields: Any) -> Register:
-    base = Register(
-        WorkerAddress(worker_id, instance), role, 1, "host", LAYOUT, "model-a", 300, 512, 8, 160, STATS, "zmq"
-    )
+    base = Register(WorkerAddress(worker_id, instance), role, 1, "host", LAYOUT, MODEL, 300, 512, 8, 160, STATS, "zmq")
     return replace(base, **fields)
 
 
@@ -66,7 +66,11 @@ def test_registering_again_is_welcome_and_changes_nothing(table: Membership) -> 
     [
         ({"layout": replace(LAYOUT, head_dim=8)}, f"head_dim is 8 on d, {LAYOUT.head_dim} on p"),
         ({"layout": replace(LAYOUT, dtype="bfloat16")}, "dtype is bfloat16 on d, float32 on p"),
-        ({"fingerprint": "model-b"}, "model fingerprint is model-b on d, model-a on p"),
+        ({"fingerprint": Fingerprint("model-b")}, "model fingerprint is model-b on d, model-a on p"),
+        (
+            {"fingerprint": pack_weights("model-a", {"w": bytes(8)})},
+            f"weights: the digest of tensor 'w' is {0:016x} on d, {1:016x} on p (1 of 1 tensors differ)",
+        ),
         ({"vocab_size": 301}, "vocabulary size is 301 on d, 300 on p"),
         ({"backend": "shm"}, "transfer backend is shm on d, zmq on p"),
         ({"encrypts_data": True}, "--encrypt-data is given on d, not given on p"),
@@ -76,6 +80,16 @@ def test_refuses_who_differs_and_names_both_values(table: Membership, fields: di
     table.register(register("p", 1, Role.PREFILL), 0.0)
     assert messages(table.register(register("d", 2, **fields), 0.0)) == [Refused(reason)]
     assert len(table.members) == 1
+
+
+@pytest.mark.parametrize(
+    ("at_gateway", "on_worker", "joins"), [("t", "t", True), ("t", "x", False), ("", "x", True), ("t", "", True)]
+)
+def test_the_tokenizer_of_a_worker_is_compared_with_the_gateways(at_gateway: str, on_worker: str, joins: bool) -> None:
+    table = Membership(77, tokenizer=at_gateway)
+    [answer] = messages(table.register(register("u", 1, fingerprint=replace(MODEL, tokenizer=on_worker)), 0.0))
+    refused = Refused("tokenizer.json: its digest is x on u, t at the gateway")
+    assert answer == (Welcome(77) if joins else refused) and len(table.members) == joins
 
 
 def test_the_missing_role_is_named_and_yet_only_before_its_first_worker(table: Membership) -> None:
@@ -94,7 +108,7 @@ def test_the_missing_role_is_named_and_yet_only_before_its_first_worker(table: M
 def test_the_only_worker_may_be_replaced_by_another_model(table: Membership) -> None:
     table.register(register("u", 1, Role.UNIFIED), 0.0)
     table.leaving(Leaving("u", 1))
-    change = table.register(register("u", 2, Role.UNIFIED, fingerprint="model-b"), 0.1)
+    change = table.register(register("u", 2, Role.UNIFIED, fingerprint=Fingerprint("model-b")), 0.1)
     assert messages(change) == [Welcome(77)]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from model.config import load_config, model_fingerprint
+from model.config import config_digest, load_config
 from model.rope import RopeConfig
 from protocol.errors import CheckpointError, ConfigError
 
@@ -167,17 +167,9 @@ def test_context_length_is_bounded_by_the_model(tmp_path: Path, length: int) -> 
         load_config(write(tmp_path), context_length=length)
 
 
-def test_fingerprint_names_what_must_be_equal(tmp_path: Path) -> None:
+def test_the_digest_covers_configuration_and_dtype(tmp_path: Path) -> None:
     config = load_config(write(tmp_path))
-    tensors = {"a": ("F32", (2, 3)), "b": ("F32", (4,))}
-    same = model_fingerprint(config, dtype="float32", tensors=tensors)
-    reordered = dict(reversed(tensors.items()))
-    shorter = load_config(tmp_path, context_length=100)
-    assert model_fingerprint(shorter, dtype="float32", tensors=reordered) == same
-    others = {
-        model_fingerprint(config, dtype="bfloat16", tensors=tensors),
-        model_fingerprint(config, dtype="float32", tensors={**tensors, "b": ("F32", (5,))}),
-        model_fingerprint(config, dtype="float32", tensors={**tensors, "b": ("BF16", (4,))}),
-        model_fingerprint(load_config(write(tmp_path, rope_theta=5.0)), dtype="float32", tensors=tensors),
-    }
-    assert len(others | {same}) == 5
+    same = config_digest(config, "float32")
+    assert config_digest(load_config(tmp_path, context_length=100), "float32") == same
+    other = load_config(write(tmp_path, rope_theta=5.0))
+    assert len({same, config_digest(config, "bfloat16"), config_digest(other, "float32")}) == 3

@@ -8,6 +8,7 @@ import pytest
 
 from prefill.decode_link import DecodeLink
 from protocol.codec import MAX_STRANGER_BYTES
+from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import (
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 LAYOUT = KvLayout(2, 1, 4, 4, "float32")
 DECODE = b"d#7"
-HELLO = Hello(WorkerAddress("d", 7, data="tcp://127.0.0.1:5"), LAYOUT, "story")
+HELLO = Hello(WorkerAddress("d", 7, data="tcp://127.0.0.1:5"), LAYOUT, Fingerprint("story"))
 JOB = PrefillJob("r", 0, 1, (1, 2), SamplingParams(4), 1)
 LONG_JOB = PrefillJob("r", 0, 1, (70_000,) * MAX_STRANGER_BYTES, SamplingParams(4), 1)
 
@@ -97,7 +98,7 @@ def test_hello_in_the_name_of_another(who: bytes) -> None:
 
 def test_a_strangers_hello_is_short() -> None:
     bench = Bench()
-    long = Hello(HELLO.address, LAYOUT, "f" * MAX_STRANGER_BYTES)
+    long = Hello(HELLO.address, LAYOUT, Fingerprint("f" * MAX_STRANGER_BYTES))
     assert bench.hear((DECODE, long)) == [] and bench.num_refused == 1
 
 

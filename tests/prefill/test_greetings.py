@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from prefill.worker import JOB_TOKENS
+from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import PeerLost
 from protocol.messages_handoff import Hello, HelloAccepted, HelloRefused, JobFailed, KvDelivered, PrefillJob
 from tests.prefill.test_worker import DECODE, PREFILL, PROMPT, Bench
@@ -11,15 +12,15 @@ from tests.scheduler.building import greedy
 
 def test_a_greeting_for_the_process_that_had_this_port_before_is_not_answered() -> None:
     bench = Bench(greeted=False)
-    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print", to=PREFILL.instance + 1))
+    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, Fingerprint("print"), to=PREFILL.instance + 1))
     assert bench.worker.outbox.decode == [] and bench.worker._peers == {}
-    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print", to=PREFILL.instance))
+    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, Fingerprint("print"), to=PREFILL.instance))
     assert len(bench.sent(HelloAccepted)) == 1
 
 
 def test_who_was_declared_lost_is_refused_although_it_wakes_until_the_gateway_is_a_new_one() -> None:
     bench = Bench()
-    hello = Hello(DECODE, bench.engine.kv.layout, "print")
+    hello = Hello(DECODE, bench.engine.kv.layout, Fingerprint("print"))
     bench.worker.on_gateway(PeerLost("decode-0", 7))
     bench.worker.on_peer(7, hello)
     bench.job()
@@ -52,7 +53,7 @@ def test_a_greeting_anew_drops_what_came_after_the_one_before() -> None:
     bench.job(1)
     bench.run()
     assert not bench.at_rest()
-    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print", greeting=1))
+    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, Fingerprint("print"), greeting=1))
     accepted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, greeting=1, export=b"our pages")
     assert bench.sent(HelloAccepted)[-1] == accepted
     bench.job(2)  # of the old greeting, and overtaken by the new one
@@ -62,7 +63,7 @@ def test_a_greeting_anew_drops_what_came_after_the_one_before() -> None:
 
 def test_a_greeting_that_is_repeated_after_a_newer_one_drops_nothing() -> None:
     bench = Bench()
-    newer = Hello(DECODE, bench.engine.kv.layout, "print", greeting=1)
+    newer = Hello(DECODE, bench.engine.kv.layout, Fingerprint("print"), greeting=1)
     bench.worker.on_peer(7, newer)
     bench.worker.on_peer(7, replace(newer, greeting=0))
     bench.worker.on_peer(7, PrefillJob("r1", 0, 1, PROMPT, greedy(5), 1, greeting=1))

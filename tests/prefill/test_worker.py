@@ -7,6 +7,7 @@ import pytest
 
 from model.fake import FakeRunner
 from prefill.worker import JOB_TOKENS, PrefillWorker
+from protocol.fingerprint import Fingerprint, pack_weights
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import CancelRequest, FirstToken, PeerLost, WorkerAddress
 from protocol.messages_handoff import (
@@ -110,10 +111,10 @@ class Bench:
             **options,  # type: ignore[arg-type]
         )
         self.worker = PrefillWorker(
-            self.engine, self.sender, PREFILL, "print", self.clock, overlap=overlap, chunk_size=chunk_size
+            self.engine, self.sender, PREFILL, Fingerprint("print"), self.clock, overlap=overlap, chunk_size=chunk_size
         )
         if greeted:
-            self.worker.on_peer(7, Hello(DECODE, self.engine.kv.layout, "print"))
+            self.worker.on_peer(7, Hello(DECODE, self.engine.kv.layout, Fingerprint("print")))
             self.worker.outbox.decode.clear()
 
     def job(
@@ -148,20 +149,26 @@ def first(prompt: tuple[int, ...] = PROMPT) -> int:
 
 def test_a_greeting_is_answered_with_credit() -> None:
     bench = Bench(greeted=False)
-    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print"))
+    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, Fingerprint("print")))
     accepted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, export=b"our pages")
     assert bench.worker.outbox.decode == [(7, accepted)]
 
 
 def test_another_layout_or_model_is_refused_with_both_values() -> None:
     bench = Bench(greeted=False)
+    bench.worker._fingerprint = pack_weights("print", {"w": bytes(8)})
     layout = bench.engine.kv.layout
-    bench.worker.on_peer(7, Hello(DECODE, replace(layout, head_dim=64), "print"))
-    bench.worker.on_peer(7, Hello(DECODE, layout, "other"))
+    bench.worker.on_peer(7, Hello(DECODE, replace(layout, head_dim=64), Fingerprint("print")))
+    bench.worker.on_peer(7, Hello(DECODE, layout, Fingerprint("other")))
+    bench.worker.on_peer(7, Hello(DECODE, layout, pack_weights("print", {"w": b"\x01" * 8})))
     bench.job()  # a stranger's: no state is created for it
     assert [message for _, message in bench.worker.outbox.decode] == [
         HelloRefused("head_dim is 4 on prefill-0, 64 on decode-0"),
         HelloRefused("model fingerprint is print on prefill-0, other on decode-0"),
+        HelloRefused(
+            f"weights: the digest of tensor 'w' is {'00' * 8} on prefill-0, {'01' * 8} on decode-0"
+            " (1 of 1 tensors differ)"
+        ),
     ]
     assert not bench.worker.step() and bench.worker.stats().waiting == 0
 
@@ -360,7 +367,7 @@ def test_kv_that_is_written_on_the_device_is_not_staged_to_the_host(
 ) -> None:
     bench = Bench(greeted=False)
     bench.sender.writes_on_device = writes_on_device
-    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, "print"))
+    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, Fingerprint("print")))
     greeted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, export=b"our pages")
     assert bench.sent(HelloAccepted) == [replace(greeted, device_writer=99 if writes_on_device else 0)]
     bench.worker.on_peer(7, PrefillJob("r1", 0, 1, PROMPT, greedy(5), 1, pages=pages))

@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from protocol.errors import Unavailable
+from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
     TO_GATEWAY,
@@ -114,7 +115,7 @@ class Bench:
             1,
             "host",
             KvLayout(1, 1, 1, 1, "float32"),
-            "print",
+            Fingerprint("print"),
             9,
             9,
             9,

@@ -1,0 +1,55 @@
+"""Digests of a checkpoint's weights, so that workers with different weights notice before they exchange KV.
+
+Reads a few blocks of each tensor, at places that depend on the tensor's name and size alone, so that every worker reads
+the same ones however the weights are split over files. What it does not know: what a tensor is for, who compares.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import xxhash
+
+from model.checkpoint import Checkpoint
+from protocol.fingerprint import MAX_TENSORS
+
+BLOCK_BYTES: Final = 4096
+BLOCKS_PER_TENSOR: Final = 8
+MAX_SAMPLED_BYTES: Final = MAX_TENSORS * BLOCKS_PER_TENSOR * BLOCK_BYTES  # of one checkpoint: 64 MiB
+
+
+def sampled_digests(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """By tensor name: xxh3-64 of its dtype, shape and sampled blocks. A tensor of up to 32 KiB is read whole."""
+    return {name: _digest(checkpoint, name, sample_places(name, len(checkpoint.raw(name)))) for name in checkpoint}
+
+
+def full_digests(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """By tensor name: xxh3-64 of its dtype, shape and all bytes."""
+    return {name: _digest(checkpoint, name, [(0, len(checkpoint.raw(name)))]) for name in checkpoint}
+
+
+def sample_places(name: str, num_bytes: int) -> list[tuple[int, int]]:
+    """[start, end) of the sampled blocks of a tensor with `num_bytes` bytes, ascending and within the tensor.
+
+    The first and the last block are always read. Each of the others lies somewhere in its own part of the tensor.
+    """
+    if num_bytes <= BLOCKS_PER_TENSOR * BLOCK_BYTES:
+        return [(0, num_bytes)]
+    return [(start, start + BLOCK_BYTES) for start in _starts(name, num_bytes - BLOCK_BYTES)]
+
+
+def _starts(name: str, last: int) -> Iterator[int]:
+    yield 0
+    num_parts = BLOCKS_PER_TENSOR - 2
+    for part in range(num_parts):
+        begin, end = last * part // num_parts, last * (part + 1) // num_parts
+        yield begin + xxhash.xxh3_64_intdigest(name.encode(), seed=part) % (end - begin)
+    yield last
+
+
+def _digest(checkpoint: Checkpoint, name: str, places: list[tuple[int, int]]) -> bytes:
+    dtype, shape = checkpoint.tensors[name]
+    raw = checkpoint.raw(name)
+    digest = xxhash.xxh3_64(f"{dtype} {list(shape)}\n".encode())
+    for start, end in places:
+        digest.update(raw[start:end])
+    return digest.digest()

@@ -1,0 +1,91 @@
+"""What two workers must have in common before KV may pass between them, and the sentence that names a difference.
+
+A table of all weights travels as 8 bytes a tensor and one compressed list of names, so that 2048 tensors fit into the
+first message of a worker. What it does not know: how weights are read.
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol.errors import CheckpointError
+from protocol.message import Blob, Message, Text
+
+DIGEST_BYTES = 8
+MAX_TENSORS = 2048
+MAX_PACKED_BYTES = 48 * 1024  # of one fingerprint: with the rest of a Register it is below codec.MAX_STRANGER_BYTES
+MAX_NAMES_BYTES = 1024 * 1024  # of the list of names when it is unpacked
+
+
+@dataclass(frozen=True)
+class Fingerprint(Message):
+    """The model of one worker. `sampled` and `full` hold DIGEST_BYTES for each tensor, in the order of `names`."""
+
+    config: Text  # digest of the model configuration and the serving dtype
+    names: Blob = b""  # the sorted tensor names, joined by line feeds, compressed with zlib
+    sampled: Blob = b""  # digest of each tensor's dtype, shape and sampled blocks
+    full: Blob = b""  # digest of each tensor's dtype, shape and all bytes; empty without --check-weights
+    tokenizer: Text = ""  # digest of the folder's tokenizer.json; "" where there is none
+
+
+def pack_weights(
+    config: str, sampled: Mapping[str, bytes], full: Mapping[str, bytes] | None = None, tokenizer: str = ""
+) -> Fingerprint:
+    """The fingerprint of a model whose tensors, by name, have these digests of DIGEST_BYTES each.
+
+    CheckpointError when there are too many tensors, or their names are too long, to be told to others.
+    """
+    names = sorted(sampled)
+    listed = "\n".join(names).encode()
+    packed = zlib.compress(listed, 9)
+    num_bytes = len(packed) + 2 * DIGEST_BYTES * len(names)
+    if len(names) > MAX_TENSORS or len(listed) > MAX_NAMES_BYTES or num_bytes > MAX_PACKED_BYTES:
+        raise CheckpointError(
+            f"got {len(names)} tensors with {len(listed)} bytes of names, expected at most {MAX_TENSORS} tensors whose"
+            f" digests and compressed names take at most {MAX_PACKED_BYTES} bytes"
+        )
+    every = b"".join(full[name] for name in names) if full is not None else b""
+    return Fingerprint(config, packed, b"".join(sampled[name] for name in names), every, tokenizer)
+
+
+def difference(one: Fingerprint, other: Fingerprint, one_id: str, other_id: str) -> str | None:
+    """One sentence that names the first difference between the models of two workers, with both values; None if there
+    is none. All bytes are compared only when both workers have hashed them. Tokenizers are not compared."""
+    if one.config != other.config:
+        return f"model fingerprint is {one.config} on {one_id}, {other.config} on {other_id}"
+    both_full = bool(one.full and other.full)
+    compared = (one.full, other.full) if both_full else (one.sampled, other.sampled)
+    if one.names == other.names and compared[0] == compared[1]:
+        return None
+
+    # Some tensor differs, or a table is damaged.
+    ones, others = _table(one, both_full), _table(other, both_full)
+    if ones is None or others is None:
+        damaged = one_id if ones is None else other_id
+        return f"fingerprint: the table of tensors of {damaged} is damaged, expected {DIGEST_BYTES} bytes a name"
+    return _first_difference(ones, others, one_id, other_id)
+
+
+def _first_difference(one: Mapping[str, str], other: Mapping[str, str], one_id: str, other_id: str) -> str | None:
+    names = sorted({*one, *other})
+    differing = [name for name in names if one.get(name) != other.get(name)]
+    if not differing:
+        return None  # the same names, compressed in another way
+    first = differing[0]
+    values = one.get(first, "missing"), other.get(first, "missing")
+    what = f"weights: the digest of tensor {first[:200]!r} is {values[0]} on {one_id}, {values[1]} on {other_id}"
+    return f"{what} ({len(differing)} of {len(names)} tensors differ)"
+
+
+def _table(fingerprint: Fingerprint, use_full: bool) -> dict[str, str] | None:
+    """Digests in hexadecimal, by tensor name; None if names and digests do not fit each other."""
+    unpacker = zlib.decompressobj()
+    try:
+        names = unpacker.decompress(fingerprint.names, MAX_NAMES_BYTES).decode().split("\n")
+    except (zlib.error, UnicodeDecodeError):
+        return None
+    digests = fingerprint.full if use_full else fingerprint.sampled
+    if not unpacker.eof or len(digests) != DIGEST_BYTES * len(names):
+        return None
+    starts = range(0, len(digests), DIGEST_BYTES)
+    return {name: digests[start : start + DIGEST_BYTES].hex() for name, start in zip(names, starts, strict=True)}

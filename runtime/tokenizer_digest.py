@@ -1,0 +1,26 @@
+"""A digest of the file that decides which ids a text has, so that gateway and workers can compare theirs.
+
+What it does not know: tokenizers.
+"""
+
+from pathlib import Path
+
+import xxhash
+
+from protocol.errors import CheckpointError
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """xxh3-128 of the bytes of the folder's tokenizer.json, in hexadecimal; "" where there is none.
+
+    CheckpointError when it cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return ""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: it is no file")
+    try:
+        return xxhash.xxh3_128_hexdigest(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
