@@ -5,6 +5,8 @@ other decoder runs over a short window of tokens. What it does not know: stop st
 """
 
 import codecs
+import re
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Protocol
@@ -12,8 +14,10 @@ from typing import Protocol
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
+MAX_CONTEXT_TOKENS = 32  # of the prompt
 MAX_WINDOW_TOKENS = 32  # an incomplete character is shorter; beyond it the text is taken as it is
 INCOMPLETE = "\ufffd"
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # as SentencePiece spells a byte that no other token has
 
 
 class Detokenizer(Protocol):
@@ -72,12 +76,14 @@ class TokenBytes:
 class ByteDetokenizer:
     """For byte-level vocabularies (GPT-2's, Llama 3's, Qwen's)."""
 
-    def __init__(self, token_bytes: TokenBytes, skip_special: bool) -> None:
+    def __init__(self, token_bytes: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
         self._token_bytes = token_bytes
         self._skip_special = skip_special
         self._texts = token_bytes.texts[skip_special]
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._is_between = True  # no character is begun
+        self._decoder.decode(b"".join(token_bytes.of(token_id, skip_special) for token_id in context))
+        self._prompts_part = self._decoder.getstate()[0]  # of a character that the prompt began
+        self._is_between = not self._prompts_part  # no character is begun
 
     def feed(self, token_id: int) -> str:
         """See Detokenizer."""
@@ -85,13 +91,26 @@ class ByteDetokenizer:
             text = self._texts.get(token_id)
             if text is not None:
                 return text
-        text = self._decoder.decode(self._token_bytes.of(token_id, self._skip_special))
+        raw = self._token_bytes.of(token_id, self._skip_special)
+        if self._prompts_part and raw:
+            self._settle(raw)
+        text = self._decoder.decode(raw)
         self._is_between = not self._decoder.getstate()[0]
         return text
 
     def flush(self) -> str:
         """See Detokenizer."""
+        if self._prompts_part:
+            self._settle(b"")
         return self._decoder.decode(b"", final=True)
+
+    def _settle(self, raw: bytes) -> None:
+        """Forgets the character that the prompt began, unless `raw` goes on with it."""
+        part, self._prompts_part = self._prompts_part, b""
+        try:
+            codecs.utf_8_decode(part + raw[:1], "strict", not raw)
+        except UnicodeDecodeError:
+            self._decoder.reset()
 
 
 class WindowDetokenizer:
@@ -100,18 +119,22 @@ class WindowDetokenizer:
     ids   [ shown ... | start ... shown_end | shown_end ... end )
                         ^ context, whose text is known   ^ new
 
-    Tokens that no text can come from never enter the window: a model may repeat them for ever.
+    Tokens that no text can come from never enter the window: a model may repeat them for ever. The prompt's last tokens
+    count as shown, but for the parts of an incomplete character: they show it as soon as it is complete.
     """
 
-    def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int], skip_special: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, special_ids: frozenset[int], context: Sequence[int], skip_special: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._skipped_ids = special_ids if skip_special else frozenset()
-        self._window: list[int] = []
-        self._num_shown = 0
+        self._window = [token_id for token_id in context if self._has_text(token_id)]
+        self._num_shown = self._num_whole()
+        self._prompts_text = self._decode(self._window)  # with U+FFFD for what is incomplete; "" once text was shown
 
     def feed(self, token_id: int) -> str:
         """See Detokenizer."""
-        if token_id in self._skipped_ids or self._tokenizer.id_to_token(token_id) is None:
+        if not self._has_text(token_id):
             return ""
         self._window.append(token_id)
         before, after = self._texts()
@@ -119,7 +142,7 @@ class WindowDetokenizer:
         if len(after) <= len(before) or (after.endswith(INCOMPLETE) and num_new < MAX_WINDOW_TOKENS):
             return ""
         del self._window[: self._num_shown]
-        self._num_shown = len(self._window)
+        self._num_shown, self._prompts_text = len(self._window), ""
         return after[len(before) :]
 
     def flush(self) -> str:
@@ -129,11 +152,28 @@ class WindowDetokenizer:
         return after[len(before) :]
 
     def _texts(self) -> tuple[str, str]:
-        shown = self._window[: self._num_shown]
-        return (
-            self._tokenizer.decode(shown, skip_special_tokens=False) if shown else "",
-            self._tokenizer.decode(self._window, skip_special_tokens=False),
-        )
+        """What was shown, or is the prompt's; the same with what is new."""
+        after = self._decode(self._window)
+        if self._prompts_text and after.startswith(self._prompts_text):
+            return self._prompts_text, after
+        return self._decode(self._window[: self._num_shown]), after
+
+    def _has_text(self, token_id: int) -> bool:
+        return token_id not in self._skipped_ids and self._tokenizer.id_to_token(token_id) is not None
+
+    def _num_whole(self) -> int:
+        """Tokens of the window up to the incomplete character at its end, if byte tokens began one there."""
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        for token_id in self._window:
+            byte = BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "")
+            if byte is None:
+                decoder.reset()
+            else:
+                decoder.decode(bytes.fromhex(byte[1]))
+        return len(self._window) - len(decoder.getstate()[0])
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False) if token_ids else ""
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:

@@ -50,7 +50,7 @@ class Generation:
         response_id: str,
         jobs: Sequence[Job],
         rules: TextRules,
-        new_detokenizer: Callable[[bool], Detokenizer],
+        new_detokenizer: Callable[[Sequence[int], bool], Detokenizer],
         control: Control,
         clock: Clock,
         metrics: Metrics,
@@ -61,8 +61,9 @@ class Generation:
         self.error: BatonError | None = None
         self._jobs = jobs
         self._texts = [
-            ChoiceText(new_detokenizer(rules.skip_special), rules.stops, rules.min_tokens)
-            for _ in range(self.num_choices)
+            ChoiceText(new_detokenizer(job.prompt_ids, rules.skip_special), rules.stops, rules.min_tokens)
+            for job in jobs
+            for _ in range(job.num_choices)
         ]
         self._last_token_at: list[float | None] = [None] * self.num_choices
         self._num_open = self.num_choices

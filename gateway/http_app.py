@@ -6,7 +6,7 @@ messages of workers.
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -68,9 +68,9 @@ class Service:
         """The model's limits and those of the workers that are there now."""
         return merged(self.model_limits, self.control.limits)
 
-    def new_detokenizer(self, skip_special: bool) -> Detokenizer:
-        """For one choice."""
-        return NoText() if self.tokenizer is None else self.tokenizer.detokenizer(skip_special)
+    def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
+        """For one choice of this prompt."""
+        return NoText() if self.tokenizer is None else self.tokenizer.detokenizer(prompt_ids, skip_special)
 
 
 def merged(model: Limits, workers: Limits) -> Limits:

@@ -3,6 +3,7 @@
 Reads tokenizer.json and tokenizer_config.json. What it does not know: chat templates, requests.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from gateway.detokenizer import (
+    MAX_CONTEXT_TOKENS,
     ByteDetokenizer,
     Detokenizer,
     TokenBytes,
@@ -80,11 +82,12 @@ class TextTokenizer:
             return ids[1:]  # the text began with it
         return ids
 
-    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
-        """For the outputs of one choice."""
+    def detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
+        """For the outputs of one choice of this prompt."""
+        context = prompt_ids[-MAX_CONTEXT_TOKENS:]
         if self._token_bytes is not None:
-            return ByteDetokenizer(self._token_bytes, skip_special)
-        return WindowDetokenizer(self._tokenizer, self._special_ids, skip_special)
+            return ByteDetokenizer(self._token_bytes, context, skip_special)
+        return WindowDetokenizer(self._tokenizer, self._special_ids, context, skip_special)
 
     def _id_of(self, name: str) -> int | None:
         text = self.special.texts.get(name)

@@ -58,7 +58,7 @@ class Call:
             "r",
             [job],
             TextRules(StopSet(()), 0, True),
-            lambda _: NoText(),
+            lambda *_: NoText(),
             self.control,
             MonotonicClock(),
             self.metrics,

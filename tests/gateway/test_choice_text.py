@@ -8,7 +8,7 @@ TOKEN_BYTES = TokenBytes(byte_tokenizer(), frozenset({256, 257, 258}))
 
 
 def new_text(*stops: str, min_tokens: int = 0) -> ChoiceText:
-    return ChoiceText(ByteDetokenizer(TOKEN_BYTES, True), StopSet(stops), min_tokens)
+    return ChoiceText(ByteDetokenizer(TOKEN_BYTES, (), True), StopSet(stops), min_tokens)
 
 
 def test_one_piece_for_each_token() -> None:

@@ -36,7 +36,7 @@ async def test_all_prompts_are_assigned_or_none() -> None:
     metrics = Metrics(lambda: (), lambda: 0)
     rules = TextRules(StopSet(()), 0, True)
     generation = Generation(
-        "r", [job, job], rules, lambda _: NoText(), cast(Control, control), MonotonicClock(), metrics
+        "r", [job, job], rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
     )
     with pytest.raises(Unavailable, match="full"):
         generation.start(0.0, timeline=False)
@@ -63,7 +63,7 @@ async def test_a_prompt_that_fails_while_others_are_assigned_ends_all() -> None:
     metrics = Metrics(lambda: (), lambda: 0)
     rules = TextRules(StopSet(()), 0, True)
     generation = Generation(
-        "r", [job, job], rules, lambda _: NoText(), cast(Control, control), MonotonicClock(), metrics
+        "r", [job, job], rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
     )
     with pytest.raises(Unavailable, match="gone"):
         generation.start(0.0, timeline=False)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 from protocol.messages_gateway import Role
 from tests.gateway.conftest import Setting, running, wait_until
 from tests.gateway.fake_worker import Behaviour, FakeWorker
+from tests.gateway.folders import piece_tokenizer, write_folder
+
+PIECES = piece_tokenizer()
 
 
 def chunks_of(body: str) -> list[dict[str, Any]]:
@@ -33,9 +37,9 @@ async def lose(worker: FakeWorker) -> None:
     await worker.stop()
 
 
-async def ask_and_lose(setting: Setting, victim: FakeWorker, after: int, **fields: Any) -> Any:
+async def ask_and_lose(setting: Setting, victim: FakeWorker, after: int, prompt: Any = "hello", **fields: Any) -> Any:
     """Asks; the worker dies once it has sent `after` tokens of each choice."""
-    asking = asyncio.create_task(setting.complete("hello", **fields))
+    asking = asyncio.create_task(setting.complete(prompt, **fields))
     await victim.until(lambda: bool(victim.assigned))
     records = setting.gateway.control.requests
     request_id = victim.assigned[-1].request_id
@@ -88,6 +92,17 @@ async def test_a_stop_string_across_the_loss(setting: Setting) -> None:
     assert "".join(piece for piece, _, _ in choices_of(answer.text)[0]) == text[:3]
     await good.until(lambda: len(good.cancelled) == 2)
     assert good.cancelled[-1].attempt == 1, "what is running now is cancelled"
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+async def test_the_space_before_the_first_word_survives_the_loss(tmp_path: Path, after: int) -> None:
+    wor, ld, he = (PIECES.token_to_id(token) or 0 for token in ("▁wor", "ld", "▁he"))
+    way = Behaviour(script=lambda assign, choice: [wor, ld, wor] if choice else [ld, wor, ld])
+    async with running(write_folder(tmp_path, PIECES)) as setting:
+        victim = await setting.add(Role.UNIFIED, "u1", behaviour=replace(way, stop_after=after))
+        await setting.add(Role.UNIFIED, "u2", behaviour=way)
+        answer = await ask_and_lose(setting, victim, after, prompt=[1, he], n=2, max_tokens=3)
+    assert [choice["text"] for choice in answer.json()["choices"]] == ["ld world", " world wor"]
 
 
 @pytest.mark.parametrize("options", [{"max_attempts": 1}, {"retry_wait_s": 0.0}], ids=["one attempt", "no wait"])
