@@ -154,8 +154,11 @@ def as_large(worker: ProcessSpec, kv_pages: int) -> ProcessSpec:
 
 def keys_folder(config: Config) -> str | None:
     """Where the keys are, wherever a process is started; None without keys."""
-    folder = config.optional_text("keys")
-    return None if folder is None else str(Path(folder).expanduser().absolute())
+    return _absolute(config.optional_text("keys"))
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _python(room: str, settings: Settings) -> tuple[str, ...]:
@@ -170,6 +173,8 @@ def _gateway_settings(config: Config, model: Path, served_model_name: str, contr
         control=control,
         keys=keys_folder(config),
         model=str(model),
+        tokenizer=_absolute(config.optional_text("tokenizer")),
+        chat_template=_absolute(config.optional_text("chat-template")),
         served_model_name=served_model_name,
         context_length=config.optional_integer("context-length"),
         pairing=cast(Pairing, config.text("pairing")),

@@ -1,4 +1,4 @@
-"""Which model folder is meant, and whether it can be one; its name for clients.
+"""Which model folder is meant, and whether it can be one; its name for clients; its tokenizer, if that is elsewhere.
 
 What it does not know: what is inside config.json (model/ decides what can be served), save the longest context, so
 that a wish for more is refused before anything starts.
@@ -6,6 +6,7 @@ that a wish for more is refused before anything starts.
 
 import json
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 from protocol.brief import brief
@@ -17,31 +18,57 @@ BUNDLED = "story"
 
 def find_model(wanted: str | None) -> Path:
     """The folder that `--model` names, or the bundled model; ConfigError when there is no checkpoint in it."""
-    if wanted is None:
-        return _bundled()
+    return _bundled() if wanted is None else _found("model", wanted, _why_no_checkpoint)
+
+
+def find_tokenizer(wanted: str | None) -> Path | None:
+    """The folder that `--tokenizer` names; None for the model's own. ConfigError when no tokenizer is there."""
+    return None if wanted is None else _found("tokenizer", wanted, _why_no_tokenizer)
+
+
+def find_template(wanted: str | None) -> Path | None:
+    """The file that `--chat-template` names; None for the tokenizer's own template. ConfigError when it is no file."""
+    return None if wanted is None else _found("chat-template", wanted, _why_no_template)
+
+
+def _found(option: str, wanted: str, why_not: Callable[[Path], str | None]) -> Path:
+    """The absolute path of `wanted`. ConfigError when it does not exist, or with the sentence of `why_not`, in which
+    the path belongs at `{}`."""
     try:
-        folder = Path(wanted).expanduser()
-        return _checked(folder, wanted).resolve(strict=True)
+        path = Path(wanted).expanduser()
+        if not path.exists():
+            what = "file" if option == "chat-template" else "folder"
+            hint = "" if option == "chat-template" else _remote_hint(wanted)
+            raise ConfigError(f"--{option}: {what} {brief(wanted)} does not exist{hint}", param=option)
+        if why := why_not(path):
+            raise ConfigError(f"--{option}: {why.format(brief(wanted))}", param=option)
+        return path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:  # no right to look, too long, a home of nobody, a NUL
         if isinstance(error, ConfigError):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ConfigError(f"--model: cannot look into {brief(wanted)}: {reason}", param="model") from error
+        raise ConfigError(f"--{option}: cannot look into {brief(wanted)}: {reason}", param=option) from error
 
 
-def _checked(folder: Path, wanted: str) -> Path:
-    """`folder` if it may be a checkpoint; ConfigError, or what the system raises, if not."""
-    if not folder.exists():
-        looks_remote = wanted.count("/") == 1 and not wanted.startswith((".", "/", "~"))
-        hint = "; Baton serves local folders, so download a checkpoint from a hub first" if looks_remote else ""
-        raise ConfigError(f"--model: folder {brief(wanted)} does not exist{hint}", param="model")
-    if not folder.is_dir():
-        raise ConfigError(
-            f"--model: {brief(wanted)} is a file, expected a folder with config.json and weights", param="model"
-        )
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"--model: folder {brief(wanted)} has no config.json, so it is no checkpoint", param="model")
-    return folder
+def _remote_hint(wanted: str) -> str:
+    looks_remote = wanted.count("/") == 1 and not wanted.startswith((".", "/", "~"))
+    return "; Baton serves local folders, so download a checkpoint from a hub first" if looks_remote else ""
+
+
+def _why_no_checkpoint(path: Path) -> str | None:
+    if not path.is_dir():
+        return "{} is a file, expected a folder with config.json and weights"
+    return None if (path / "config.json").is_file() else "folder {} has no config.json, so it is no checkpoint"
+
+
+def _why_no_tokenizer(path: Path) -> str | None:
+    if not path.is_dir():
+        return "{} is a file, expected a folder with tokenizer.json"
+    return None if has_tokenizer(path) else "folder {} has no tokenizer.json"
+
+
+def _why_no_template(path: Path) -> str | None:
+    return None if path.is_file() else "{} is a folder, expected a file with a Jinja template"
 
 
 def _bundled() -> Path:

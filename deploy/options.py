@@ -71,6 +71,14 @@ OPTIONS: tuple[Option, ...] = (
         help="name that clients ask for",
     ),
     Option(
+        name="tokenizer", metavar="DIR", group=MODEL, commands=_FRONT, aliases=("tokenizer-path",),
+        unset="the model's folder", help="folder with tokenizer.json and chat template",
+    ),
+    Option(
+        name="chat-template", metavar="FILE", group=MODEL, commands=_FRONT, unset="the tokenizer's own",
+        help="Jinja template that turns the messages of a chat into a prompt",
+    ),
+    Option(
         name="device", default="auto", metavar="DEVICE", group=MODEL, commands=_COMPUTE,
         choices=("auto", "cpu", "cuda"), synonyms={"gpu": "cuda"},
         help="where workers compute, auto takes a GPU if there is one",

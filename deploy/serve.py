@@ -30,7 +30,16 @@ from deploy.layout import (
     serve_plan,
     worker_plan,
 )
-from deploy.model_folder import PROJECT, check_capacity, check_context_length, find_model, has_tokenizer, model_name
+from deploy.model_folder import (
+    PROJECT,
+    check_capacity,
+    check_context_length,
+    find_model,
+    find_template,
+    find_tokenizer,
+    has_tokenizer,
+    model_name,
+)
 from deploy.supervisor import GivenUp, Rules, Supervisor
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
@@ -56,6 +65,7 @@ def serve(config: Config, console: Console) -> int:
     """`baton serve`."""
     check_counts(*(config.integer(role) for role in ("prefill", "decode", "unified")))
     model = find_model(config.optional_text("model"))
+    tokenizer = find_texts(config) or model
     name = config.optional_text("served-model-name") or model_name(model)
     plan = serve_plan(config, model, name, count_cores(), read_cpus(config.text("cpus"), available_cpus()))
     check_device(config.text("device"))
@@ -63,7 +73,13 @@ def serve(config: Config, console: Console) -> int:
     check_lengths(config, model, console)
     check_port_free(config.text("host"), config.integer("port"))
     flags, rules = worker_flags(config), rules_of(config)
-    return run_plan(plan, console, name, with_text=has_tokenizer(model), flags=flags, rules=rules)
+    return run_plan(plan, console, name, with_text=has_tokenizer(tokenizer), flags=flags, rules=rules)
+
+
+def find_texts(config: Config) -> Path | None:
+    """The tokenizer's folder, if it is not the model's. What `--tokenizer` and `--chat-template` name must be there."""
+    find_template(config.optional_text("chat-template"))
+    return find_tokenizer(config.optional_text("tokenizer"))
 
 
 def check_keys(config: Config, *, for_gateway: bool) -> None:
@@ -147,6 +163,7 @@ def start_plan(launcher: Launcher, plan: Plan) -> dict[str, Mapping[str, Any]]:
 def gateway(config: Config, console: Console) -> int:
     """`baton gateway`."""
     model = find_model(config.optional_text("model"))
+    find_texts(config)
     check_keys(config, for_gateway=True)
     check_exposed(config, split_endpoint(config.text("control"), "--control")[0], "--control")
     check_context_length(model, config.optional_integer("context-length"))

@@ -17,9 +17,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.model_folder import read_object
-from protocol.errors import BadRequest, CheckpointError
+from protocol.brief import brief
+from protocol.errors import BadRequest, CheckpointError, ConfigError
 
 MAX_WHY = 300  # characters
+MAX_TEMPLATE_BYTES = 1 << 20
 RESERVED = frozenset("messages add_generation_prompt tools documents".split())
 TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -116,6 +118,24 @@ def read_template_sources(folder: Path) -> dict[str, str]:
     if (folder / "chat_template.jinja").exists():
         sources["default"] = _read(folder / "chat_template.jinja")
     return sources
+
+
+def read_template(path: Path) -> str:
+    """The template in a file that a user has named. ConfigError when it cannot be read, or is no template."""
+    where = f"--chat-template: {brief(str(path))}"
+    try:
+        size = path.stat().st_size
+        if not path.is_file() or size > MAX_TEMPLATE_BYTES:
+            raise ConfigError(f"{where}: expected a file of at most {MAX_TEMPLATE_BYTES} bytes", param="chat-template")
+        source = path.read_text(encoding="utf-8")
+        _environment().from_string(source)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: not UTF-8 at byte {error.start}", param="chat-template") from error
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}", param="chat-template") from error
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"{where}: is no Jinja template: {str(error)[:MAX_WHY]}", param="chat-template") from error
+    return source
 
 
 def _read(path: Path) -> str:

@@ -13,18 +13,19 @@ from pathlib import Path
 import uvicorn
 
 from gateway.admission import Admission
-from gateway.chat_template import ChatTemplates, read_template_sources
+from gateway.chat_template import ChatTemplates, read_template, read_template_sources
 from gateway.control import Control
 from gateway.control_metrics import ConnectionCollector, ControlCollector
 from gateway.control_socket import ControlSocket
 from gateway.http_app import Service, build_app
 from gateway.limits import Limits
 from gateway.metrics import Metrics
-from gateway.model_folder import read_model_folder
+from gateway.model_folder import ModelFolder, read_model_folder
 from gateway.retry import RetryRules
 from gateway.slow_reader import watched_http
-from gateway.tokenizer import load_tokenizer
+from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Translator
+from protocol.brief import brief
 from protocol.errors import ConfigError
 from runtime.address import listen, refuse_exposed, split_endpoint
 from runtime.clock import Clock
@@ -66,14 +67,32 @@ class Server(uvicorn.Server):
         yield
 
 
+def check_tokenizer(tokenizer: TextTokenizer | None, texts: Path, model: ModelFolder) -> None:
+    """ConfigError when the folder that `--tokenizer` names has none, or one with more tokens than the model."""
+    if tokenizer is None:
+        raise ConfigError(f"--tokenizer: folder {brief(str(texts))} has no tokenizer.json", param="tokenizer")
+    if model.vocab_size is not None and tokenizer.vocab_size > model.vocab_size:
+        raise ConfigError(
+            f"--tokenizer: {brief(str(texts))} has token ids up to {tokenizer.vocab_size - 1}, expected ids below"
+            f" {model.vocab_size}, the model's vocab_size",
+            param="tokenizer",
+        )
+
+
 class Gateway:
     """All parts of one gateway, its sockets bound. Build it, then `await serve()` once."""
 
     def __init__(self, settings: GatewaySettings, clock: Clock) -> None:
         folder = read_model_folder(Path(settings.model))
-        tokenizer = load_tokenizer(folder.path)
+        texts = folder.path if settings.tokenizer is None else Path(settings.tokenizer)
+        tokenizer = load_tokenizer(texts)
+        if settings.tokenizer is not None:
+            check_tokenizer(tokenizer, texts, folder)
         special_tokens = {} if tokenizer is None else tokenizer.special.texts
-        templates = ChatTemplates(read_template_sources(folder.path), special_tokens)
+        sources = read_template_sources(texts)
+        if settings.chat_template is not None:
+            sources["default"] = read_template(Path(settings.chat_template))
+        templates = ChatTemplates(sources, special_tokens)
         lengths = [length for length in (settings.context_length, folder.context_length) if length is not None]
         if tokenizer is None:
             log.warning("the model folder has no tokenizer.json: only token ids can be served", model=settings.model)

@@ -112,7 +112,9 @@ class GatewaySettings(Settings):
     control: str = "tcp://127.0.0.1:0"  # where workers dial
     keys: str | None = None  # folder; None: whoever reaches `control` may join
     trust_network: bool = False  # without keys: bind `control` where other machines reach it
-    model: str  # folder with tokenizer and generation_config.json
+    model: str  # folder with generation_config.json
+    tokenizer: str | None = None  # folder with tokenizer.json; None: the model's
+    chat_template: str | None = None  # file; None: the one beside the tokenizer
     served_model_name: str
     context_length: Positive | None = None
     pairing: Pairing = "least_loaded"

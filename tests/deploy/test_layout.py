@@ -205,3 +205,12 @@ def test_a_worker_comes_back_with_the_kv_that_it_had(typed: str | None) -> None:
     assert (again.name, again.environment, again.command[:-1]) == (spec.name, spec.environment, spec.command[:-1])
     if typed is None:
         assert size(before, available - others // 4).num_pages < first.num_pages
+
+
+def test_tokenizer_and_template_of_the_gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = config("gateway", tokenizer="texts", chat_template="/x/chat.jinja")
+    settings = GatewaySettings.from_json(gateway_plan(found, MODEL, "story").command[-1])
+    assert (settings.tokenizer, settings.chat_template) == (str(tmp_path / "texts"), "/x/chat.jinja")
+    bare = GatewaySettings.from_json(gateway_plan(config("gateway"), MODEL, "story").command[-1])
+    assert (bare.tokenizer, bare.chat_template) == (None, None)

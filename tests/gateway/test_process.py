@@ -20,7 +20,7 @@ from protocol.messages_gateway import Role
 from runtime.clock import MonotonicClock
 from runtime.settings import GatewaySettings
 from tests.gateway.conftest import running, wait_until
-from tests.gateway.folders import write_folder
+from tests.gateway.folders import BOS, byte_tokenizer, write_folder
 
 
 def settings(folder: Path, **fields: Any) -> GatewaySettings:
@@ -120,3 +120,58 @@ async def test_what_other_machines_reach_needs_keys(folder: Path, tmp_path: Path
         async with running(folder, control="tcp://0.0.0.0:0", **fields) as setting:
             counted = "baton_connections_refused_total" in (await setting.client.get("/metrics")).text
             assert counted == ("keys" in fields)
+
+
+async def test_tokenizer_and_template_may_be_elsewhere(tmp_path: Path) -> None:
+    """The model's folder has neither."""
+    tokenizer = write_folder(tmp_path / "texts", byte_tokenizer(), template="not this one")
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for message in messages %}[{{ message.content }}]{% endfor %}")
+    elsewhere = {"tokenizer": str(tokenizer), "chat_template": str(template)}
+    async with running(write_folder(tmp_path / "story"), **elsewhere) as setting:
+        worker = await setting.add_pair()
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        response = await setting.client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        assert [bytes(assign.prompt_ids) for assign in worker.assigned] == [b"[Hi]"]
+
+
+async def test_a_template_of_its_own_leaves_the_tokenizer_where_it_is(folder: Path, tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ bos_token }}{{ messages[0].content }}")
+    async with running(folder, chat_template=str(template)) as setting:
+        worker = await setting.add_pair()
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        assert (await setting.client.post("/v1/chat/completions", json=body)).status_code == 200
+        assert [assign.prompt_ids for assign in worker.assigned] == [(BOS, *b"Hi")]
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
+    small = write_folder(tmp_path / "small", config={"vocab_size": 200})
+    for fields, says in (
+        ({"tokenizer": str(small)}, "--tokenizer: .* has no tokenizer.json"),
+        (
+            {"model": str(small), "tokenizer": str(folder)},
+            "has token ids up to 261, expected ids below 200, the model's",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            Gateway(settings(folder, **fields), MonotonicClock())
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"{% if %}", "is no Jinja template: Expected an expression"),
+        (b"\xff", "not UTF-8 at byte 0"),
+        (b" " * (1 << 20) + b" ", "expected a file of at most 1048576 bytes"),
+    ],
+)
+def test_a_template_that_is_none_is_refused(folder: Path, tmp_path: Path, content: bytes | None, says: str) -> None:
+    template = tmp_path / "chat.jinja"
+    if content is not None:
+        template.write_bytes(content)
+    with pytest.raises(ConfigError, match="--chat-template: ") as caught:
+        Gateway(settings(folder, chat_template=str(template)), MonotonicClock())
+    assert says in caught.value.message
