@@ -35,6 +35,7 @@ def choose_attention(
     layout: KvLayout,
     num_heads: int,
     query_dtype: torch.dtype,
+    max_context: int,
     kernels: CpuKernels | None = None,
 ) -> AttentionBackend:
     """The backend `name` (auto, cpu, triton or varlen) for a device. Only cpu takes queries wider than the pages, and
@@ -48,19 +49,20 @@ def choose_attention(
     if name == "cpu" and device.type == "cpu":
         return CpuAttention(query_dtype, kernels)
     if name == "triton" and device.type == "cuda":
-        return _triton(layout, num_heads)
+        return _triton(device, layout, num_heads, max_context)
     if name == "varlen" and device.type == "cuda":
         return _varlen(device, layout, num_heads)
     possible = "auto or cpu" if device.type == "cpu" else "auto, triton or varlen"
     raise ConfigError(f"attention: got {name!r} on {device}, expected {possible}", param="attention")
 
 
-def _triton(layout: KvLayout, num_heads: int) -> AttentionBackend:
+def _triton(device: torch.device, layout: KvLayout, num_heads: int, max_context: int) -> AttentionBackend:
     try:
         from model.attention_triton import TritonAttention  # noqa: PLC0415 - an optional package, for GPUs
     except ImportError:
         raise ConfigError("attention on a GPU needs the package triton, which is not installed") from None
-    return TritonAttention(num_heads, layout.num_kv_heads)
+    whole_pages = layout.num_pages(max_context) * layout.page_size  # a graph's bound of lengths
+    return TritonAttention(num_heads, layout.num_kv_heads, layout.head_dim, whole_pages, device)
 
 
 def _varlen(device: torch.device, layout: KvLayout, num_heads: int) -> AttentionBackend:

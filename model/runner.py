@@ -129,7 +129,7 @@ class ModelRunner:
         passes = kernels or TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
         decoder = load_decoder(checkpoint, config, passes, to_dtype=compute, to_device=on, packed=packed)
         layout = _kv_layout(config, page_size, name)
-        backend = choose_attention(attention, on, layout, config.num_heads, compute, kernels)
+        backend = choose_attention(attention, on, layout, config.num_heads, compute, config.context_length, kernels)
         return cls(config, on, name, decoder, backend, checkpoint, packed, widened, check_weights)
 
     def kv_layout(self, page_size: int) -> KvLayout:

@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.attention import AttentionBackend
-from model.attention_cpu import CpuAttention
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from protocol.kv_layout import KvLayout
@@ -39,11 +36,12 @@ def make_case(
     layout = KvLayout(1, num_kv_heads, head_dim, page_size, dtype)
     lens = [(chunk, context) for chunk, context in extends] + [(1, context) for context in decodes]
     counts = [layout.num_pages(context) for _, context in lens]
-    kv = PagedKv(layout, sum(counts) + 1)
+    kv = PagedKv(layout, sum(counts) + 2)
     kv_layer = kv.layer(0).fill_(float("nan"))
     pages: list[int] = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
-    table = torch.zeros(len(lens), max(counts), dtype=torch.int64)
-    queries, expected = [], []
+    table = torch.zeros(len(lens), max(counts, default=0), dtype=torch.int64)
+    queries = [torch.zeros((0, num_heads, head_dim), dtype=kv_layer.dtype)]
+    expected = [torch.zeros((0, num_heads, head_dim), dtype=torch.float64)]
     positions: list[int] = []
     slots: list[int] = []
     for request, (chunk, context) in enumerate(lens):
@@ -61,10 +59,10 @@ def make_case(
         slots += [own[p // page_size] * page_size + p % page_size for p in span]
     inp = ModelInput(
         input_ids_T=torch.zeros(len(positions), dtype=torch.int64),
-        positions_T=torch.tensor(positions),
-        slots_T=torch.tensor(slots),
+        positions_T=torch.tensor(positions, dtype=torch.int64),
+        slots_T=torch.tensor(slots, dtype=torch.int64),
         page_table_BP=table,
-        seq_lens_B=torch.tensor([context for _, context in lens]),
+        seq_lens_B=torch.tensor([context for _, context in lens], dtype=torch.int64),
         extend_lens=tuple(chunk for chunk, _ in extends),
         extend_seq_lens=tuple(context for _, context in extends),
         num_decodes=len(decodes),
@@ -72,17 +70,6 @@ def make_case(
         logit_indices_L=torch.zeros(0, dtype=torch.int64),
     )
     return Case(inp, layout, torch.cat(queries), kv_layer, torch.cat(expected))
-
-
-def worst_difference(backend: AttentionBackend, case: Case, device: str = "cpu") -> float:
-    """The largest difference between a backend on a device and the CPU backend."""
-    cpu = CpuAttention()
-    expected_THD = cpu.attend(case.q_THD, case.kv_layer, cpu.plan(case.inp, case.layout))
-    moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(case.inp).items()}
-    plan = backend.plan(ModelInput(**moved), case.layout)
-    out_THD = backend.attend(case.q_THD.to(device), case.kv_layer.to(device), plan).cpu()
-    assert out_THD.shape == expected_THD.shape and out_THD.dtype == expected_THD.dtype
-    return float((out_THD.float() - expected_THD.float()).abs().max())
 
 
 def plain_attention(q_CHD: Tensor, k_SKD: Tensor, v_SKD: Tensor) -> Tensor:
@@ -94,14 +81,3 @@ def plain_attention(q_CHD: Tensor, k_SKD: Tensor, v_SKD: Tensor) -> Tensor:
     allowed_CS = torch.arange(context)[None] <= torch.arange(context - chunk, context)[:, None]
     weights_HCS = scores_HCS.masked_fill(~allowed_CS, float("-inf")).softmax(-1)
     return torch.einsum("hcs,shd->chd", weights_HCS, v_SHD)
-
-
-# (extends, decodes): every mixture of whole prompts, chunks after a prefix, one-token chunks, short and long decodes.
-BATCHES: tuple[tuple[tuple[tuple[int, int], ...], tuple[int, ...]], ...] = (
-    (((1, 1),), ()),
-    (((37, 37),), ()),
-    (((5, 20), (16, 16), (1, 33)), ()),
-    ((), (1,)),
-    ((), (1, 16, 17, 90, 3)),
-    (((9, 9), (12, 40)), (31, 2, 64)),
-)

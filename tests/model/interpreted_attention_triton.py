@@ -1,48 +1,73 @@
-"""The Triton kernel, interpreted, against the CPU backend. Run by test_attention_triton.py in a process of its own.
+"""The Triton kernels, interpreted, against attention in float64. Run by test_attention_triton.py in a process of its
+own.
 
 Triton decides when it is imported whether kernels are interpreted, so TRITON_INTERPRET=1 must be there from the start.
+float16 stands for half precision: the interpreter multiplies the raw bits of bfloat16 (a GPU test has that).
 """
 
 import pytest
 import torch
 
-from model.attention_triton import TritonAttention, extend_tiles
-from model.inputs import ModelInput
-from tests.model.attention_cases import BATCHES, make_case, worst_difference
+from model import attention_triton
+from model.attention_triton import SPLIT, TritonAttention, extend_tiles
+from protocol.kv_layout import KvLayout
+from tests.model.attention_cases import make_case
+from tests.model.attention_contract import CASES, ContractCase, check_alone_or_together, check_case
+
+CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("extends, decodes", BATCHES)
-def test_equals_the_cpu_backend(extends: tuple[tuple[int, int], ...], decodes: tuple[int, ...], page_size: int) -> None:
-    assert worst_difference(TritonAttention(4, 2), make_case(extends, decodes, page_size=page_size)) < 1e-5
+def make(num_heads: int, layout: KvLayout, max_context: int = 6000) -> TritonAttention:
+    return TritonAttention(num_heads, layout.num_kv_heads, layout.head_dim, max_context, CPU)
 
 
-@pytest.mark.parametrize("heads, head_dim", [((3, 3), 12), ((10, 2), 40), ((20, 1), 8)])
-def test_odd_sizes(heads: tuple[int, int], head_dim: int) -> None:
-    case = make_case(((12, 40), (7, 7)), (70, 5), page_size=4, heads=heads, head_dim=head_dim)
-    assert worst_difference(TritonAttention(*heads), case) < 1e-5
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_contract(case: ContractCase) -> None:
+    check_case(make, case, page_size=16)
+
+
+@pytest.mark.parametrize("case", CASES[::3], ids=str)
+def test_the_contract_with_pages_of_one_token(case: ContractCase) -> None:
+    check_case(make, case, page_size=1)
 
 
 def test_half_precision() -> None:
-    """float16 only: the interpreter multiplies the raw bits of bfloat16 (a GPU test has that)."""
-    case = make_case(((12, 40),), (30,), page_size=4, dtype="float16")
-    assert worst_difference(TritonAttention(4, 2), case) < 0.005
+    check_case(make, ContractCase("mixed", ((12, 40),), (30, 300)), 4, dtype="float16")
 
 
-def test_a_request_does_not_depend_on_its_neighbours() -> None:
-    case = make_case((), (40, 7, 90), page_size=4)
-    backend = TritonAttention(4, 2)
-    together = backend.attend(case.q_THD, case.kv_layer, backend.plan(case.inp, case.layout))
-    for row in range(3):
-        own = {
-            "positions_T": case.inp.positions_T[row : row + 1],
-            "page_table_BP": case.inp.page_table_BP[row : row + 1],
-            "seq_lens_B": case.inp.seq_lens_B[row : row + 1],
-            "num_decodes": 1,
-        }
-        plan = backend.plan(ModelInput(**{**vars(case.inp), **own}), case.layout)
-        alone = backend.attend(case.q_THD[row : row + 1], case.kv_layer, plan)
-        assert torch.equal(alone[0], together[row])
+@pytest.mark.parametrize("page_size, dtype", [(1, "float32"), (16, "float32"), (16, "float16")])
+def test_a_request_does_not_depend_on_its_neighbours(page_size: int, dtype: str) -> None:
+    check_alone_or_together(make, page_size, dtype=dtype)
+
+
+@pytest.mark.parametrize("num_programs, at_once", [(1, 1), (3, 2), (100, 100)])
+def test_the_number_of_programs_and_of_launches_changes_no_bit(num_programs: int, at_once: int) -> None:
+    case = make_case((), (700, 40, 256, 1, 513), page_size=16)
+    few, many = make(4, case.layout), make(4, case.layout)
+    few.num_programs, few.max_splits = num_programs, at_once * 3  # 3 splits make the longest of these contexts
+    plan = few.plan(case.inp, case.layout)
+    assert len(plan.decodes) == -(-5 // at_once)
+    assert torch.equal(
+        few.attend(case.q_THD, case.kv_layer, plan),
+        many.attend(case.q_THD, case.kv_layer, many.plan(case.inp, case.layout)),
+    )
+
+
+def test_a_long_context_is_the_work_of_many_programs() -> None:
+    case = make_case((), (3000,), page_size=16)
+    backend = make(4, case.layout)
+    [decodes] = backend.plan(case.inp, case.layout).decodes
+    assert decodes.starts_R.tolist() == [0, -(-3000 // SPLIT)]
+    assert decodes.row_X.tolist() == [0] * -(-3000 // SPLIT)
+
+
+def test_memory_of_partial_results_is_bounded_and_holds_the_longest_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = KvLayout(1, 2, 16, 16, "float32")
+    split_bytes = 4 * (16 + 2) * 4
+    monkeypatch.setattr(attention_triton, "SCRATCH_BYTES", 1000 * split_bytes)
+    assert make(4, layout, 10 * SPLIT).max_splits == 1000
+    assert make(4, layout, SPLIT).max_splits == attention_triton.SCRATCH_ROWS
+    assert make(4, layout, 5000 * SPLIT + 1).max_splits == 5001
 
 
 def test_tiles_cover_every_token_once() -> None:

@@ -7,28 +7,30 @@ from hypothesis import strategies as st
 
 from model import attention_cpu
 from model.attention_cpu import CpuAttention, group_by_length
-from tests.model.attention_cases import BATCHES, Case, make_case
+from protocol.kv_layout import KvLayout
+from tests.model.attention_cases import Case, make_case
+from tests.model.attention_contract import CASES, ContractCase, check_case
+
+
+def make(num_heads: int, layout: KvLayout) -> CpuAttention:
+    return CpuAttention()
 
 
 def worst(case: Case) -> float:
     backend = CpuAttention()
     out = backend.attend(case.q_THD, case.kv_layer, backend.plan(case.inp, case.layout))
-    assert out.shape == case.q_THD.shape and out.dtype == case.q_THD.dtype
     return float((out.double() - case.expected_THD).abs().max())
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("heads", [(4, 2), (3, 3), (8, 1)])
-@pytest.mark.parametrize("extends, decodes", BATCHES)
-def test_equals_the_formula(
-    extends: tuple[tuple[int, int], ...], decodes: tuple[int, ...], heads: tuple[int, int], page_size: int
-) -> None:
-    assert worst(make_case(extends, decodes, page_size=page_size, heads=heads)) < 1e-5
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_contract(case: ContractCase, page_size: int) -> None:
+    check_case(make, case, page_size)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [("bfloat16", 0.03), ("float16", 0.004)])
-def test_half_precision(dtype: str, tolerance: float) -> None:
-    assert worst(make_case(((9, 9), (12, 40)), (31, 2), page_size=16, dtype=dtype)) < tolerance
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(dtype: str) -> None:
+    check_case(make, ContractCase("mixed", ((9, 9), (12, 40)), (31, 2)), 16, dtype=dtype)
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 24])

@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from model.attention import AttentionBackend
+from protocol.kv_layout import KvLayout
 from tests.compiled import cubin_bytes
-from tests.model.attention_cases import BATCHES, make_case, worst_difference
+from tests.model.attention_contract import CASES, ContractCase, check_alone_or_together, check_case
 
 ROOT = Path(__file__).resolve().parents[2]
+REAL_SIZES = tuple(
+    ContractCase(f"{heads} heads of {head_dim}", ((300, 500),), (700, 20, 5000), heads=heads, head_dim=head_dim)
+    for heads, head_dim in (((4, 2), 64), ((8, 8), 128), ((28, 4), 128), ((32, 8), 128))
+)
 
 
 @pytest.mark.slow
@@ -27,43 +33,76 @@ def test_interpreted_cases() -> None:
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert " passed" in done.stdout
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-4), ("bfloat16", 0.03), ("float16", 0.005)])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("heads, head_dim", [((4, 2), 64), ((8, 8), 128), ((28, 4), 128)])
-def test_on_the_device(heads: tuple[int, int], head_dim: int, page_size: int, dtype: str, tolerance: float) -> None:
+def make_on_the_device(num_heads: int, layout: KvLayout) -> AttentionBackend:
     from model.attention_triton import TritonAttention  # noqa: PLC0415 - must not be imported where it is interpreted
 
-    for extends, decodes in (*BATCHES, (((300, 500),), (700, 20))):
-        case = make_case(extends, decodes, page_size=page_size, heads=heads, head_dim=head_dim, dtype=dtype)
-        assert worst_difference(TritonAttention(*heads), case, "cuda") < tolerance
+    return TritonAttention(num_heads, layout.num_kv_heads, layout.head_dim, 10_000, torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("case", (*CASES, *REAL_SIZES), ids=str)
+def test_the_contract_on_the_device(case: ContractCase, page_size: int, dtype: str) -> None:
+    check_case(make_on_the_device, case, page_size, "cuda", dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_request_does_not_depend_on_its_neighbours_on_the_device(page_size: int, dtype: str) -> None:
+    check_alone_or_together(make_on_the_device, page_size, "cuda", dtype)
 
 
 @pytest.mark.slow
-def test_a_wider_page_table_needs_no_other_kernel() -> None:
+def test_numbers_that_change_while_serving_need_no_other_kernel() -> None:
     """Triton compiles anew for an integer that is 1, or divisible by 16, unless told not to."""
     pytest.importorskip("triton")
-    from model.attention_triton import _kernel  # noqa: PLC0415 - an optional package
+    from model import attention_kernels as kernels  # noqa: PLC0415 - an optional package
 
-    varying = [each.name for each in getattr(_kernel, "params", ()) if each.do_not_specialize]
-    assert varying == ["table_stride"]
+    varying = {"num_decodes", "first_request", "first_token", "table_stride"}
+    for kernel in (kernels.tiles_kernel, kernels.number_kernel, kernels.splits_kernel, kernels.combine_kernel):
+        named = {each.name for each in kernel.params}
+        assert {each.name for each in kernel.params if each.do_not_specialize} == varying & named
+
+
+STRIDES = ("table_stride", "page_stride", "side_stride", "token_stride")
+SHAPE = {"HEADS": 32, "HEAD_DIM": 128, "PADDED_DIM": 128}
+ATTENDS = {**SHAPE, "GROUPS": 4, "PAGE_SIZE": 16}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_compiles_for_a_gpu_that_is_not_there(dtype: str) -> None:
+def test_chunks_compile_for_a_gpu_that_is_not_there(dtype: str) -> None:
     pytest.importorskip("triton")
-    from model.attention_triton import _kernel  # noqa: PLC0415 - an optional package
+    from model.attention_kernels import tiles_kernel  # noqa: PLC0415 - an optional package
 
-    types = dict.fromkeys(("table_stride", "page_stride", "side_stride", "token_stride"), "i32")
-    types |= dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}") | {"scale": "fp32"}
-    types |= dict.fromkeys(("tiles_ptr", "page_table_ptr"), "*i64")
-    sizes = {"HEADS": 32, "GROUPS": 4, "HEAD_DIM": 128, "PAGE_SIZE": 16, "ROWS": 64, "STEP": 32, "PADDED_DIM": 128}
-    assert cubin_bytes(_kernel, types, sizes) > 1000
+    types = dict.fromkeys(STRIDES, "i32") | dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}")
+    types |= dict.fromkeys(("tiles_ptr", "page_table_ptr"), "*i64") | {"scale": "fp32"}
+    assert cubin_bytes(tiles_kernel, types, {**ATTENDS, "ROWS": 64, "STEP": 32}) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype, step", [("bf16", 64), ("fp32", 32)])
+def test_decodes_compile_for_a_gpu_that_is_not_there(dtype: str, step: int) -> None:
+    pytest.importorskip("triton")
+    from model import attention_kernels as kernels  # noqa: PLC0415 - an optional package
+
+    integers = ("num_decodes", "first_request", "first_token", *STRIDES)
+    types = dict.fromkeys(integers, "i32") | dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}")
+    types |= dict.fromkeys(("seq_lens_ptr", "starts_ptr", "page_table_ptr"), "*i64") | {"rows_ptr": "*i32"}
+    types |= dict.fromkeys(("sums_ptr", "scales_ptr"), "*fp32") | {"scale": "fp32"}
+    for kernel, sizes in (
+        (kernels.number_kernel, {"SPLIT": 256, "BLOCK": 128}),
+        (kernels.splits_kernel, {**ATTENDS, "ROWS": 16, "SPLIT": 256, "STEP": step}),
+        (kernels.combine_kernel, {**SHAPE, "COMBINED": 16}),
+    ):
+        own = {each.name: types[each.name] for each in kernel.params if each.name in types}
+        assert cubin_bytes(kernel, own, sizes) > 1000

@@ -11,7 +11,8 @@ from model.attention_cpu import CpuAttention
 from model.attention_varlen import VarlenAttention, find_kernel, reads_block_tables, trial
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
-from tests.model.attention_cases import BATCHES, make_case, plain_attention
+from tests.model.attention_cases import plain_attention
+from tests.model.attention_contract import CASES, ContractCase, check_case
 
 LAYOUT = KvLayout(1, 2, 16, 4, "float32")
 
@@ -44,15 +45,14 @@ def paged_kernel(
     return torch.cat(outs)
 
 
+def make(num_heads: int, layout: KvLayout) -> VarlenAttention:
+    return VarlenAttention(paged_kernel)
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("extends, decodes", BATCHES)
-def test_arguments_mean_what_the_cpu_backend_computes(
-    extends: tuple[tuple[int, int], ...], decodes: tuple[int, ...], page_size: int
-) -> None:
-    case = make_case(extends, decodes, page_size=page_size)
-    backend = VarlenAttention(paged_kernel)
-    out = backend.attend(case.q_THD, case.kv_layer, backend.plan(case.inp, case.layout))
-    assert float((out.double() - case.expected_THD).abs().max()) < 1e-5
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_contract(case: ContractCase, page_size: int) -> None:
+    check_case(make, case, page_size)
 
 
 def test_probe_reads_the_signature() -> None:
@@ -80,8 +80,8 @@ def test_trial_believes_a_right_kernel_only() -> None:
 @pytest.mark.parametrize("name", ["triton", "varlen", "flash"])
 def test_a_backend_that_cannot_run_here_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"attention: got '{name}' on cpu, expected auto or cpu"):
-        choose_attention(name, torch.device("cpu"), LAYOUT, 4, torch.float32)
-    assert isinstance(choose_attention("auto", torch.device("cpu"), LAYOUT, 4, torch.float32), CpuAttention)
+        choose_attention(name, torch.device("cpu"), LAYOUT, 4, torch.float32, 100)
+    assert isinstance(choose_attention("auto", torch.device("cpu"), LAYOUT, 4, torch.float32, 100), CpuAttention)
 
 
 @pytest.mark.gpu

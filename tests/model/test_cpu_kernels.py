@@ -20,7 +20,8 @@ from model.rope import RopeConfig, inverse_frequencies
 from model.runner import ModelRunner
 from protocol.kv_layout import KvLayout
 from tests.checkpoints import make_checkpoint
-from tests.model.attention_cases import BATCHES, Case, make_case
+from tests.model.attention_cases import Case, make_case
+from tests.model.attention_contract import CASES, ContractCase, check_case
 from tests.model.driving import Lanes
 
 EPS = 1e-6
@@ -52,12 +53,18 @@ def worst(case: Case, kernels: CpuKernels) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page_size", [1, 4, 16, 48])
-@pytest.mark.parametrize("heads", [(4, 2), (3, 3), (8, 1), (18, 2)])
-@pytest.mark.parametrize("extends, decodes", BATCHES)
-def test_attention_equals_the_formula(
-    extends: tuple[tuple[int, int], ...], decodes: tuple[int, ...], heads: tuple[int, int], page_size: int
-) -> None:
-    case = make_case(extends, decodes, page_size=page_size, heads=heads)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_contract_of_attention(case: ContractCase, page_size: int) -> None:
+    def make(num_heads: int, layout: KvLayout) -> CpuAttention:
+        kernels = kernels_for(heads=(num_heads, layout.num_kv_heads), head_dim=layout.head_dim)
+        return CpuAttention(torch.float32, kernels)
+
+    check_case(make, case, page_size)
+
+
+@pytest.mark.parametrize("heads", [(8, 1), (18, 2)])
+def test_numbers_of_heads(heads: tuple[int, int]) -> None:
+    case = make_case(((9, 9), (12, 40)), (31, 2, 64), page_size=16, heads=heads)
     assert worst(case, kernels_for(heads=heads)) < 1e-5
 
 

@@ -1,0 +1,232 @@
+"""The Triton kernels of attention_triton.py, as a GPU runs them.
+
+Page numbers are int64, and so is every offset into KV: a layer may have more than 2^31 numbers.
+Shapes: H query heads, K kv heads, G = H / K, D head_dim, M rows of a tile, N tokens of a kv step, S splits that are
+combined at once.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+def _attend_context(
+    q_MD: tl.tensor,
+    position_M: tl.tensor,
+    kv_ptr: tl.tensor,
+    pages_ptr: tl.tensor,
+    kv_head: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    scale: tl.tensor,
+    page_stride: tl.tensor,
+    side_stride: tl.tensor,
+    token_stride: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+) -> Any:
+    """Tokens [begin, end) of one request: each row's largest score, its sum of weights, and the weighted sum of V."""
+    dim_D = tl.arange(0, PADDED_DIM)
+    is_dim_D = dim_D < HEAD_DIM
+    largest_M = tl.full((ROWS,), -1e30, tl.float32)
+    total_M = tl.zeros((ROWS,), tl.float32)
+    sum_MD = tl.zeros((ROWS, PADDED_DIM), tl.float32)
+    for start in range(begin, end, STEP):
+        token_N = start + tl.arange(0, STEP)
+        is_token_N = token_N < end
+        page_N = tl.load(pages_ptr + token_N // PAGE_SIZE, mask=is_token_N, other=0)
+        k_offsets_N = page_N * page_stride + (token_N % PAGE_SIZE) * token_stride + kv_head * HEAD_DIM
+        kv_mask_ND = is_token_N[:, None] & is_dim_D[None, :]
+        k_pointers_ND = kv_ptr + k_offsets_N[:, None] + dim_D[None, :]
+        k_ND = tl.load(k_pointers_ND, mask=kv_mask_ND, other=0.0)
+        v_ND = tl.load(k_pointers_ND + side_stride, mask=kv_mask_ND, other=0.0)
+        scores_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee") * scale
+        is_seen_MN = (token_N[None, :] <= position_M[:, None]) & is_token_N[None, :]
+        scores_MN = tl.where(is_seen_MN, scores_MN, -1e30)
+        new_largest_M = tl.maximum(largest_M, tl.max(scores_MN, 1))
+        shrink_M = tl.exp(largest_M - new_largest_M)
+        weights_MN = tl.exp(scores_MN - new_largest_M[:, None])
+        total_M = total_M * shrink_M + tl.sum(weights_MN, 1)
+        sum_MD = sum_MD * shrink_M[:, None] + tl.dot(weights_MN.to(v_ND.dtype), v_ND, input_precision="ieee")
+        largest_M = new_largest_M
+    return largest_M, total_M, sum_MD
+
+
+_attended: Any = triton.jit(_attend_context)
+
+
+def _attend_tile(
+    q_ptr: tl.tensor,
+    kv_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    tiles_ptr: tl.tensor,
+    page_table_ptr: tl.tensor,
+    scale: tl.tensor,
+    table_stride: tl.tensor,
+    page_stride: tl.tensor,
+    side_stride: tl.tensor,
+    token_stride: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+) -> None:
+    """One tile of query rows (tokens times the query heads of a kv head) against the pages of its request."""
+    tile = tiles_ptr + tl.program_id(0) * 4
+    kv_head = tl.program_id(1)
+    request = tl.load(tile)
+    first_token = tl.load(tile + 1)
+    num_tokens = tl.load(tile + 2)
+    first_position = tl.load(tile + 3)
+
+    row_M = tl.arange(0, ROWS)
+    dim_D = tl.arange(0, PADDED_DIM)
+    head_M = kv_head * GROUPS + row_M % GROUPS
+    q_offsets_MD = ((first_token + row_M // GROUPS) * HEADS + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
+    mask_MD = (row_M < num_tokens * GROUPS)[:, None] & (dim_D < HEAD_DIM)[None, :]
+    q_MD = tl.load(q_ptr + q_offsets_MD, mask=mask_MD, other=0.0)
+    position_M = first_position + row_M // GROUPS
+
+    pages_ptr = page_table_ptr + request * table_stride
+    end = first_position + num_tokens  # of the context of the tile's last token
+    _largest_M, total_M, sum_MD = _attended(
+        q_MD, position_M, kv_ptr, pages_ptr, kv_head, 0, end, scale, page_stride, side_stride, token_stride,
+        HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM,
+    )  # fmt: skip
+    # Token 0 is within every row's context, so a row that is wanted has a total of at least one weight.
+    out_MD = sum_MD / tl.where(total_M > 0, total_M, 1.0)[:, None]
+    tl.store(out_ptr + q_offsets_MD, out_MD.to(out_ptr.dtype.element_ty), mask=mask_MD)
+
+
+def _number_splits(
+    seq_lens_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    first_request: tl.tensor,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Program r: where the splits of decode r begin and end, and whose they are."""
+    row = tl.program_id(0)
+    seq_lens_ptr += first_request
+    before = tl.zeros((BLOCK,), tl.int64)
+    for at in range(0, row, BLOCK):
+        each = at + tl.arange(0, BLOCK)
+        context = tl.load(seq_lens_ptr + each, mask=each < row, other=0)
+        before += (context + SPLIT - 1) // SPLIT
+    start = tl.sum(before, 0)
+    end = start + (tl.load(seq_lens_ptr + row) + SPLIT - 1) // SPLIT
+    tl.store(starts_ptr, 0, mask=row == 0)
+    tl.store(starts_ptr + row + 1, end)
+    for at in range(start, end, BLOCK):
+        split = at + tl.arange(0, BLOCK)
+        tl.store(rows_ptr + split, tl.zeros((BLOCK,), tl.int32) + row, mask=split < end)
+
+
+def _attend_splits(
+    q_ptr: tl.tensor,
+    kv_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    page_table_ptr: tl.tensor,
+    scale: tl.tensor,
+    num_decodes: tl.tensor,
+    first_request: tl.tensor,
+    first_token: tl.tensor,
+    table_stride: tl.tensor,
+    page_stride: tl.tensor,
+    side_stride: tl.tensor,
+    token_stride: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STEP: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+) -> None:
+    """Program (kv_head, p) attends to splits p, p + P, ... for one kv head. A split has the same result whoever takes
+    it."""
+    kv_head = tl.program_id(0)
+    num_splits = tl.load(starts_ptr + num_decodes).to(tl.int32)
+    row_M = tl.arange(0, ROWS)
+    dim_D = tl.arange(0, PADDED_DIM)
+    head_M = (kv_head * GROUPS + row_M).to(tl.int64)
+    is_row_M = row_M < GROUPS
+    mask_MD = is_row_M[:, None] & (dim_D < HEAD_DIM)[None, :]
+    for split in range(tl.program_id(1), num_splits, tl.num_programs(1)):
+        row = tl.load(rows_ptr + split)
+        context = tl.load(seq_lens_ptr + first_request + row)
+        begin = (split - tl.load(starts_ptr + row)) * SPLIT
+        end = tl.minimum(begin + SPLIT, context)
+        q_offsets_MD = ((first_token + row) * HEADS + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
+        q_MD = tl.load(q_ptr + q_offsets_MD, mask=mask_MD, other=0.0)
+        position_M = tl.zeros((ROWS,), tl.int64) + context - 1
+        pages_ptr = page_table_ptr + (first_request + row).to(tl.int64) * table_stride
+        largest_M, total_M, sum_MD = _attended(
+            q_MD, position_M, kv_ptr, pages_ptr, kv_head, begin, end, scale, page_stride, side_stride, token_stride,
+            HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM,
+        )  # fmt: skip
+        heads_M = split * HEADS + head_M
+        tl.store(scales_ptr + heads_M * 2, largest_M, mask=is_row_M)
+        tl.store(scales_ptr + heads_M * 2 + 1, total_M, mask=is_row_M)
+        tl.store(sums_ptr + heads_M[:, None] * HEAD_DIM + dim_D[None, :], sum_MD, mask=mask_MD)
+
+
+def _combine_splits(
+    sums_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    first_token: tl.tensor,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    COMBINED: tl.constexpr,
+) -> None:
+    """Program (r, head): the splits of decode r in their order, `COMBINED` at a time."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    dim_D = tl.arange(0, PADDED_DIM)
+    is_dim_D = dim_D < HEAD_DIM
+    end = tl.load(starts_ptr + row + 1)
+    largest = tl.full((1,), -1e30, tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    sum_D = tl.zeros((PADDED_DIM,), tl.float32)
+    for start in range(tl.load(starts_ptr + row), end, COMBINED):
+        split_S = start + tl.arange(0, COMBINED)
+        is_split_S = split_S < end
+        head_S = split_S * HEADS + head
+        largest_S = tl.load(scales_ptr + head_S * 2, mask=is_split_S, other=-1e30)
+        total_S = tl.load(scales_ptr + head_S * 2 + 1, mask=is_split_S, other=0.0)
+        sums_ptr_SD = sums_ptr + head_S[:, None] * HEAD_DIM + dim_D[None, :]
+        sum_SD = tl.load(sums_ptr_SD, mask=is_split_S[:, None] & is_dim_D[None, :], other=0.0)
+        new_largest = tl.maximum(largest, tl.max(largest_S, 0))
+        shrink = tl.exp(largest - new_largest)
+        weight_S = tl.exp(largest_S - new_largest)
+        total = total * shrink + tl.sum(total_S * weight_S, 0)
+        sum_D = sum_D * shrink + tl.sum(sum_SD * weight_S[:, None], 0)
+        largest = new_largest
+    out_offsets_D = ((first_token + row).to(tl.int64) * HEADS + head) * HEAD_DIM + dim_D
+    tl.store(out_ptr + out_offsets_D, (sum_D / total).to(out_ptr.dtype.element_ty), mask=is_dim_D)
+
+
+# Numbers that change while a worker serves: Triton would compile anew for 1 and for multiples of 16, which takes
+# seconds.
+tiles_kernel: Any = triton.jit(_attend_tile, do_not_specialize=["table_stride"])
+number_kernel: Any = triton.jit(_number_splits, do_not_specialize=["first_request"])
+splits_kernel: Any = triton.jit(
+    _attend_splits, do_not_specialize=["num_decodes", "first_request", "first_token", "table_stride"]
+)
+combine_kernel: Any = triton.jit(_combine_splits, do_not_specialize=["first_token"])

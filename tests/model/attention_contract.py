@@ -1,0 +1,147 @@
+"""What every attention backend must do, whatever computes it: the same cases, against attention in float64.
+
+A backend's own test file calls `check_case` for each of CASES, and `check_alone_or_together` if the backend says that a
+request's result does not depend on its neighbours.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.attention import AttentionBackend
+from model.inputs import ModelInput
+from protocol.kv_layout import KvLayout
+from tests.model.attention_cases import Case, make_case
+
+MakeBackend = Callable[[int, KvLayout], AttentionBackend]  # of a number of query heads and a layout of pages
+TOLERANCE = {"float32": 1e-4, "float16": 0.005, "bfloat16": 0.03}
+
+
+@dataclass(frozen=True)
+class ContractCase:
+    """`extends` are (chunk, context with it), `decodes` contexts. `padding`: lanes of a graph that nobody has."""
+
+    name: str
+    extends: tuple[tuple[int, int], ...] = ()
+    decodes: tuple[int, ...] = ()
+    heads: tuple[int, int] = (4, 2)
+    head_dim: int = 16
+    padding: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CASES = (
+    ContractCase("a prompt of one token", ((1, 1),)),
+    ContractCase("a whole prompt", ((37, 37),)),
+    ContractCase("chunks with and without a history", ((5, 20), (16, 16), (1, 33))),
+    ContractCase("a decode of one token", (), (1,)),
+    ContractCase("decodes of all lengths", (), (1, 16, 17, 90, 3)),
+    ContractCase("decodes about the end of a split", (), (255, 256, 257, 511, 512, 513)),
+    ContractCase("a decode of many splits", (), (2100, 3)),
+    ContractCase("chunks and decodes", ((9, 9), (12, 40)), (31, 2, 300)),
+    ContractCase("padded lanes", (), (31, 2, 64), padding=5),
+    ContractCase("no rows at all"),
+    ContractCase("a kv head for each query head", ((12, 40),), (70, 5), heads=(3, 3), head_dim=12),
+    ContractCase("one kv head for all", ((12, 40), (7, 7)), (70, 5), heads=(20, 1), head_dim=8),
+    ContractCase("an odd head size", ((12, 40),), (70, 300), heads=(10, 2), head_dim=40),
+    ContractCase("heads of a real model", ((64, 100),), (257, 33), heads=(8, 2), head_dim=128),
+)
+
+
+def check_case(
+    make: MakeBackend, case: ContractCase, page_size: int, device: str = "cpu", dtype: str = "float32"
+) -> None:
+    """A backend computes what the formula says, in the dtype and shape of the queries. Slots that nobody wrote hold
+    NaN, and must not be seen."""
+    made = make_case(
+        case.extends, case.decodes, page_size=page_size, heads=case.heads, head_dim=case.head_dim, dtype=dtype
+    )
+    made = _padded(made, case.padding) if case.padding else made
+    backend = make(case.heads[0], made.layout)
+    out_THD = _attended(backend, made, device)
+    assert out_THD.shape == made.q_THD.shape and out_THD.dtype == made.q_THD.dtype
+    wanted = slice(0, made.expected_THD.shape[0])
+    difference_THD = (out_THD[wanted].double() - made.expected_THD).abs()
+    assert not difference_THD.numel() or float(difference_THD.max()) < TOLERANCE[dtype]  # NaN is not less
+
+
+def check_alone_or_together(make: MakeBackend, page_size: int, device: str = "cpu", dtype: str = "float32") -> None:
+    """Every decode has the same bits alone, in a batch, in another order, and beside chunks and padding."""
+    lengths = (700, 40, 256, 1, 513, 90)
+    together = make_case((), lengths, page_size=page_size, dtype=dtype)
+    backend = make(4, together.layout)
+    expected_THD = _attended(backend, together, device)
+    orders = [[row] for row in range(len(lengths))] + [[5, 4, 3, 2, 1, 0], [0, 3]]
+    for rows in orders:
+        out_THD = _attended(backend, _decodes_of(together, rows), device)
+        assert torch.equal(out_THD, expected_THD[rows]), rows
+    out_THD = _attended(backend, _padded(together, 3), device)
+    assert torch.equal(out_THD[: len(lengths)], expected_THD)
+    out_THD = _attended(backend, _after_a_chunk(together), device)
+    assert torch.equal(out_THD[-len(lengths) :], expected_THD)
+
+
+def _attended(backend: AttentionBackend, case: Case, device: str) -> Tensor:
+    moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(case.inp).items()}
+    plan = backend.plan(ModelInput(**moved), case.layout)
+    return backend.attend(case.q_THD.to(device), case.kv_layer.to(device), plan).cpu()
+
+
+def _decodes_of(case: Case, rows: list[int]) -> Case:
+    """Some of the decodes of a case, in that order."""
+    inp = case.inp
+    own = replace(
+        inp,
+        input_ids_T=inp.input_ids_T[rows],
+        positions_T=inp.positions_T[rows],
+        slots_T=inp.slots_T[rows],
+        page_table_BP=inp.page_table_BP[rows],
+        seq_lens_B=inp.seq_lens_B[rows],
+        num_decodes=len(rows),
+        max_decode_seq_len=int(inp.seq_lens_B[rows].max()),
+    )
+    return replace(case, inp=own, q_THD=case.q_THD[rows])
+
+
+def _padded(case: Case, count: int) -> Case:
+    """The decodes as a graph has them: `count` lanes of one token on page 0, a page table wider than any context that
+    names anybody's pages there, and a bound of lengths that nobody reaches."""
+    inp = case.inp
+    last_page = int(inp.page_table_BP.max())
+    table_BP = inp.page_table_BP.clone()
+    for row, seq_len in enumerate(inp.seq_lens_B.tolist()):
+        table_BP[row, case.layout.num_pages(seq_len) :] = last_page
+    table_BP = F.pad(table_BP, (0, 7), value=last_page)
+    own = replace(
+        inp,
+        input_ids_T=F.pad(inp.input_ids_T, (0, count)),
+        positions_T=F.pad(inp.positions_T, (0, count)),
+        slots_T=F.pad(inp.slots_T, (0, count)),
+        page_table_BP=F.pad(table_BP, (0, 0, 0, count)),
+        seq_lens_B=F.pad(inp.seq_lens_B, (0, count), value=1),
+        num_decodes=inp.num_decodes + count,
+        max_decode_seq_len=table_BP.shape[1] * case.layout.page_size,
+    )
+    return replace(case, inp=own, q_THD=F.pad(case.q_THD, (0, 0, 0, 0, 0, count), value=1.0))
+
+
+def _after_a_chunk(case: Case) -> Case:
+    """The decodes of a case behind a chunk of 5 tokens that has the pages of the first of them."""
+    inp = case.inp
+    own = replace(
+        inp,
+        input_ids_T=F.pad(inp.input_ids_T, (5, 0)),
+        positions_T=torch.cat((torch.arange(5), inp.positions_T)),
+        slots_T=F.pad(inp.slots_T, (5, 0)),
+        page_table_BP=torch.cat((inp.page_table_BP[:1], inp.page_table_BP)),
+        seq_lens_B=F.pad(inp.seq_lens_B, (1, 0), value=5),
+        extend_lens=(5,),
+        extend_seq_lens=(5,),
+    )
+    return replace(case, inp=own, q_THD=torch.cat((case.q_THD[:1].expand(5, -1, -1), case.q_THD)))
