@@ -1,9 +1,9 @@
 """Decodes as CUDA graphs: a forward of a few hundred kernels becomes one call, for batches of a few sizes.
 
 A batch is copied into buffers that stay where they are, padded to the next captured size with lanes that read and write
-page 0 only, and its logits are copied out before the next replay overwrites them. Everything else (chunks of prompts,
-larger batches, what could not be captured) runs as it did. What it does not know: streams, pools, sampling.
-Shapes: B lanes, P pages of the longest context, n <= B requests.
+page 0 only. The graphs of all sizes write their logits into one buffer. Everything else (chunks of prompts, larger
+batches, what could not be captured) runs as it did. What it does not know: streams, pools, sampling.
+Shapes: B lanes, P pages of the longest context, n <= B requests, L rows of logits, V vocabulary.
 """
 
 from bisect import bisect_left
@@ -26,8 +26,8 @@ log = get_log("graphs")
 
 TOLERANCE: Final = 0.01  # of the largest logit, between a graph and what it was captured from
 
-Captured = tuple[Callable[[], None], Tensor]  # replays what was captured; where its result is afterwards
-Capture = Callable[[Callable[[], Tensor]], Captured]
+Run = Callable[[], None]
+Capture = Callable[[Run], Run]  # from what shall be captured to what replays it
 
 
 def bucket_sizes(max_batch: int) -> tuple[int, ...]:
@@ -90,18 +90,19 @@ class Lanes:
 
 
 class CudaCapture:
-    """Makes CUDA graphs that share their memory: none runs beside another, and a result is copied out at once."""
+    """Makes CUDA graphs that share their memory: none runs beside another, and what one leaves there is not read."""
 
     def __init__(self) -> None:
         self._pool: Any = None
 
-    def __call__(self, run: Callable[[], Tensor]) -> Captured:
+    def __call__(self, run: Run) -> Run:
         """A graph of `run`, which has run before. Raises what torch raises."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            out = run()
+            run()
         self._pool = graph.pool()
-        return graph.replay, out
+        replay: Run = graph.replay
+        return replay
 
 
 @dataclass
@@ -113,7 +114,8 @@ class GraphedRunner:
     num_replays: int = 0
     _kv: PagedKv | None = None
     _lanes: Lanes | None = None
-    _graphs: dict[int, Captured] = field(default_factory=dict)
+    _logits_LV: Tensor | None = None
+    _graphs: dict[int, Run] = field(default_factory=dict)
     _sizes: tuple[int, ...] = ()
 
     @property
@@ -155,34 +157,40 @@ class GraphedRunner:
         captured, a line in the log says so and decodes run without graphs."""
         sizes = bucket_sizes(max_batch)
         lanes = Lanes(sizes[-1], max_pages, kv.layout.page_size, self.device)
-        graphs: dict[int, Captured] = {}
+        graphs: dict[int, Run] = {}
         try:
+            logits_LV = torch.empty((sizes[-1], self.config.vocab_size), dtype=torch.float32, device=self.device)
             for size in reversed(sizes):
-                graphs[size] = self._captured(lanes.first(size), kv)
+                graphs[size] = self._captured(lanes.first(size), kv, logits_LV[:size])
         except Exception as error:  # noqa: BLE001 - whatever a driver, an allocator or a kernel has to say
-            log.warning("decoding without graphs", why=str(error)[:200], batch=size)
+            log.warning("decoding without graphs", why=str(error)[:200], captured=len(graphs))
             return
-        self._kv, self._lanes, self._graphs, self._sizes = kv, lanes, graphs, sizes
+        self._kv, self._lanes, self._logits_LV, self._graphs, self._sizes = kv, lanes, logits_LV, graphs, sizes
         log.info("decode graphs", sizes=len(sizes), largest=sizes[-1])
 
-    def _captured(self, inp: ModelInput, kv: PagedKv) -> Captured:
-        expected = self.runner.forward(inp, kv).clone()
-        replay, out = self.make_graph(lambda: self.runner.forward(inp, kv))
+    def _captured(self, inp: ModelInput, kv: PagedKv, logits_LV: Tensor) -> Run:
+        def run() -> None:
+            logits_LV.copy_(self.runner.forward(inp, kv))
+
+        run()
+        expected_LV = logits_LV.clone()
+        replay = self.make_graph(run)
+        logits_LV.fill_(float("nan"))
         replay()
-        if not torch.allclose(out, expected, rtol=0.0, atol=TOLERANCE * max(1.0, float(expected.abs().max()))):
+        largest = max(1.0, float(expected_LV.abs().max()))
+        if not torch.allclose(logits_LV, expected_LV, rtol=0.0, atol=TOLERANCE * largest):
             raise RuntimeError("a graph computes something else than what was captured")
-        return replay, out
+        return replay
 
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
-        """See Runner.forward. The logits are the caller's own."""
+        """See Runner.forward."""
         num = inp.num_decodes
-        lanes = self._lanes
+        lanes, logits_LV = self._lanes, self._logits_LV
         only_decodes = num > 0 and not inp.extend_lens and on_layer is None
-        if lanes is None or kv is not self._kv or not only_decodes or num > self._sizes[-1]:
+        if lanes is None or logits_LV is None or kv is not self._kv or not only_decodes or num > self._sizes[-1]:
             return self.runner.forward(inp, kv, on_layer)
         size = self._sizes[bisect_left(self._sizes, num)]
         lanes.fill(inp, size)
-        replay, out = self._graphs[size]
-        replay()
+        self._graphs[size]()
         self.num_replays += 1
-        return out[:num].clone()
+        return logits_LV[:num]

@@ -85,17 +85,26 @@ def choose_kv_size(
 def activation_bytes(config: ModelConfig, dtype: str, *, tokens_per_forward: int, logit_rows: int) -> int:
     """An upper estimate of what one forward and its sampling hold at once, besides weights and KV."""
     item_bytes = ITEM_BYTES[dtype]
-    heads_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    # Norms and rope hold float32 twins; gate, up and their product live together.
-    per_token = (4 * config.hidden_size + 3 * heads_width) * (
-        item_bytes + 4
-    ) + 3 * config.intermediate_size * item_bytes
     # One context of K and V is gathered at a time, and the mask of a chunk over it.
     gathered = 2 * config.context_length * config.num_kv_heads * config.head_dim * item_bytes
     mask = min(tokens_per_forward, 512) * config.context_length * 4
     # Logits, their sorted copy and order, probabilities, and the cumulative sum in float64.
     per_row = config.vocab_size * (4 * 4 + 3 * 8)
-    return tokens_per_forward * per_token + gathered + mask + logit_rows * per_row
+    return tokens_per_forward * _token_bytes(config, item_bytes) + gathered + mask + logit_rows * per_row
+
+
+def graph_bytes(config: ModelConfig, dtype: str, *, lanes: int) -> int:
+    """An upper estimate of what graphs of decodes keep for good, `lanes` in the largest: the memory of one forward,
+    which they share, and one buffer of logits. A forward has logits in the dtype of the model and in float32."""
+    item_bytes = ITEM_BYTES[dtype]
+    return lanes * (_token_bytes(config, item_bytes) + config.vocab_size * (item_bytes + 4 + 4))
+
+
+def _token_bytes(config: ModelConfig, item_bytes: int) -> int:
+    """Of one token in a forward. Norms and rope hold float32 twins; gate, up and their product live together."""
+    heads_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    attention = (4 * config.hidden_size + 3 * heads_width) * (item_bytes + 4)
+    return attention + 3 * config.intermediate_size * item_bytes
 
 
 def worth_packing(weight_bytes: int, available_bytes: int, workers_on_host: int, share: float = PACKED_SHARE) -> bool:

@@ -69,6 +69,7 @@ class Runner(Protocol):
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """Logits (L, V) float32 of the wanted rows; K and V of all T tokens are written at their slots.
 
+        The next forward may overwrite the logits: what is enqueued behind it must not read them.
         on_layer(l) is called on this thread when layer l's K and V are written (on a device: enqueued), before the
         attention of layer l, so that a sender can ship layer l while later layers compute.
         """

@@ -15,9 +15,9 @@ import torch
 import zmq
 
 from model.fake import FakeRunner
-from model.graphs import GraphedRunner
+from model.graphs import GraphedRunner, bucket_sizes
 from model.host_memory import available_bytes
-from model.kv_sizing import KvBudget, activation_bytes, choose_kv_size
+from model.kv_sizing import KvBudget, activation_bytes, choose_kv_size, graph_bytes
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner, Runner
@@ -192,16 +192,19 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
     available = available_bytes(runner.device)
     if is_mirrored:  # the transport reads and writes host memory, so the pool has a twin there
         available = min(available, available_bytes(torch.device("cpu")))
+    activations = activation_bytes(
+        config,
+        layout.dtype,
+        tokens_per_forward=settings.chunked_prefill_size or longest,
+        logit_rows=settings.max_running_requests,
+    )
+    if isinstance(runner, GraphedRunner):
+        activations += graph_bytes(config, layout.dtype, lanes=bucket_sizes(settings.max_running_requests)[-1])
     budget = KvBudget(
         available_bytes=available,
         workers_on_host=settings.workers_on_host,
         weight_bytes=runner.mapped_weight_bytes + (settings.workers_on_host - 1) * runner.private_weight_bytes,
-        activation_bytes=activation_bytes(
-            config,
-            layout.dtype,
-            tokens_per_forward=settings.chunked_prefill_size or longest,
-            logit_rows=settings.max_running_requests,
-        ),
+        activation_bytes=activations,
     )
     size = choose_kv_size(
         layout,

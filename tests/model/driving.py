@@ -84,7 +84,7 @@ class Lanes:
         for lane, count in [*extends, *((lane, 1) for lane in decodes)]:
             lane.done += count
             if lane.done == len(lane.tokens):
-                lane.logits.append(logits_LV[row])
+                lane.logits.append(logits_LV[row].clone())
                 lane.tokens.append(int(logits_LV[row].argmax()))
                 row += 1
         assert row == logits_LV.shape[0]

@@ -3,17 +3,16 @@
 On a CPU a "graph" runs what was captured again, on the same memory; on a GPU it is one.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from model.fake import FakeRunner
-from model.graphs import Captured, GraphedRunner, bucket_sizes
+from model.graphs import GraphedRunner, Run, bucket_sizes
 from model.graphs import Lanes as GraphLanes
 from model.inputs import ModelInput
+from model.kv_sizing import graph_bytes
 from model.runner import ModelRunner, Runner
 from tests.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
 from tests.model.driving import Lane, Lanes, random_prompt
@@ -21,14 +20,9 @@ from tests.model.driving import Lane, Lanes, random_prompt
 MAX_PAGES = 40
 
 
-def again(run: Callable[[], Tensor]) -> Captured:
-    """Like a graph: one result, in memory that every replay overwrites."""
-    out = run().clone()
-
-    def replay() -> None:
-        out.copy_(run())
-
-    return replay, out
+def again(run: Run) -> Run:
+    """Like a graph: the same work, on memory that stays where it is."""
+    return run
 
 
 def graphed(runner: Runner, page_size: int, max_batch: int = 20) -> tuple[GraphedRunner, Lanes]:
@@ -117,15 +111,28 @@ def test_a_lane_that_somebody_has_left_is_padding() -> None:
         assert filled.page_table_BP[count:, 0].tolist() == [0] * (4 - count)
 
 
-def test_results_are_there_after_the_next_replay() -> None:
+def test_graphs_of_all_sizes_share_one_buffer_of_logits() -> None:
+    """A buffer for each would take 34 GB for 1,024 requests and a vocabulary of 128k."""
     runner, lanes = graphed(FakeRunner(vocab_size=97, context_length=64), 4)
-    a, b = (lanes.lane(random_prompt(5, 97, seed), 4) for seed in (1, 2))
-    for each in (a, b):
+    many = [lanes.lane(random_prompt(5, 97, seed), 4) for seed in range(20)]
+    for each in many:
         lanes.step([(each, 5)])
-    first = runner.forward(lanes.model_input([], [a]), lanes.kv)
-    kept = first.clone()
-    second = runner.forward(lanes.model_input([], [b]), lanes.kv)
-    assert runner.num_replays == 2 and torch.equal(first, kept) and not torch.equal(first, second)
+    buffers = set()
+    for count in (20, 9, 3, 1):
+        logits_LV = runner.forward(lanes.model_input([], many[:count]), lanes.kv)
+        alone_LV = runner.runner.forward(lanes.model_input([], many[:count]), lanes.kv)
+        assert torch.equal(logits_LV, alone_LV)
+        buffers.add((logits_LV.untyped_storage().data_ptr(), logits_LV.untyped_storage().nbytes()))
+    assert runner.num_replays == 4 and len(buffers) == 1
+    [(_, num_bytes)] = buffers
+    assert num_bytes == bucket_sizes(20)[-1] * 97 * 4
+
+
+def test_the_buffer_of_logits_is_no_larger_than_what_was_counted() -> None:
+    config = FakeRunner(vocab_size=128_000, context_length=64).config
+    lanes = bucket_sizes(1024)[-1]
+    counted = graph_bytes(config, "bfloat16", lanes=lanes)
+    assert lanes * 128_000 * (2 + 4 + 4) < counted < 2 << 30
 
 
 def test_what_has_no_graph_runs_as_ever() -> None:
@@ -149,14 +156,14 @@ def test_what_has_no_graph_runs_as_ever() -> None:
 
 
 def test_without_a_graph_when_one_cannot_be_captured_or_computes_something_else() -> None:
-    def fail(run: Callable[[], Tensor]) -> Captured:
+    def fail(run: Run) -> Run:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    def wrong(run: Callable[[], Tensor]) -> Captured:
-        return (lambda: None), run().roll(1, dims=-1)
+    def empty(run: Run) -> Run:
+        return lambda: None
 
     fake = FakeRunner(vocab_size=97, context_length=64)
-    for make_graph in (fail, wrong):
+    for make_graph in (fail, empty):
         runner = GraphedRunner(fake, make_graph)
         lanes = Lanes(runner, 4)
         runner.capture(lanes.kv, 4, MAX_PAGES)

@@ -1,5 +1,6 @@
 """What a worker makes of its settings: keys, before it loads anything, and where its KV is."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,14 @@ import pytest
 import torch
 
 from deploy.keys import new
+from model.fake import FakeRunner
+from model.graphs import GraphedRunner
+from model.kv_sizing import KvBudget, KvSize, choose_kv_size, graph_bytes
 from protocol.errors import ConfigError
+from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
-from scheduler.boot import has_twin, read_trust
+from scheduler.boot import build_engine, has_twin, read_trust
 
 
 def settings(role: Role, **fields: Any) -> WorkerSettings:
@@ -67,3 +72,19 @@ def test_kv_on_a_device_has_a_twin_where_it_may_leave_by_the_host(
     device: str, role: Role, backend: Any, expected: bool
 ) -> None:
     assert has_twin(torch.device(device), settings(role, transfer_backend=backend)) == expected
+
+
+def test_memory_that_graphs_keep_is_not_given_to_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits of 1,024 rows of a large vocabulary and the memory of the largest graph are there for good."""
+    fake = FakeRunner(vocab_size=128_000, context_length=64)
+    budgets: list[KvBudget] = []
+
+    def note(layout: KvLayout, budget: KvBudget, **wanted: Any) -> KvSize:
+        budgets.append(budget)
+        return choose_kv_size(layout, replace(budget, available_bytes=1 << 40), **wanted)
+
+    monkeypatch.setattr("scheduler.boot.choose_kv_size", note)
+    for runner in (fake, GraphedRunner(fake)):
+        build_engine(runner, settings(Role.UNIFIED, max_running_requests=1020), lambda: None).close()
+    plain, graphed = (budget.activation_bytes for budget in budgets)
+    assert graphed - plain == graph_bytes(fake.config, "float32", lanes=1024) > 1024 * 128_000 * 4
