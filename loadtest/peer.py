@@ -5,7 +5,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from typing import IO
 import psutil
 
 from loadtest.http_exchange import Broken, Server, get
+from loadtest.ports import held_port
 from loadtest.tied import tied
 from protocol.errors import ConfigError
 from runtime.clock import Clock
@@ -90,10 +90,10 @@ def vllm_command(executable: str, model: Path, port: int) -> tuple[str, ...]:
 @asynccontextmanager
 async def peer_running(clock: Clock, executable: str, model: Path) -> AsyncIterator[Peer]:
     """vLLM once it is healthy, ended afterwards."""
-    port = _free_port()
-    command = vllm_command(executable, model, port)
-    async with started(clock, command, Server("127.0.0.1", port), {**os.environ, **_KV_GIB}) as peer:
-        yield peer
+    with held_port() as port:
+        command = vllm_command(executable, model, port)
+        async with started(clock, command, Server("127.0.0.1", port), {**os.environ, **_KV_GIB}) as peer:
+            yield peer
 
 
 @asynccontextmanager
@@ -133,13 +133,6 @@ async def _healthy(clock: Clock, child: asyncio.subprocess.Process, server: Serv
 def _tail(log: IO[bytes]) -> str:
     log.seek(0)
     return b"\n".join(log.read().splitlines()[-_LOG_LINES:]).decode(errors="replace")
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-    return port
 
 
 async def version_of(executable: str) -> str:

@@ -6,6 +6,7 @@ It runs before any test module is imported, and so before torch reads its enviro
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -16,6 +17,17 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # A shell starts what it runs in the background with SIGINT ignored, and children inherit that: servers that tests end
 # as Ctrl-C does would never hear of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+HANG_S = 900  # of a test with real processes: beside other load it may take many times as long as alone
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A slow test that hangs is ended later than others."""
+    for item in items:
+        is_slow = any(item.get_closest_marker(name) for name in ("slow", "faults", "full"))
+        if is_slow and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(HANG_S))
+
 
 # Timings never decide a test (no deadline, no check of speed), and workers share no files (no example database).
 UNHURRIED = [HealthCheck.too_slow]

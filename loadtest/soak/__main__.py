@@ -6,7 +6,6 @@ grown, none left behind. The last line is one JSON object. What it does not know
 
 import argparse
 import json
-import socket
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from rich.console import Console
 
 from loadtest.__main__ import WIDTH, guarded_run
 from loadtest.deployment import SERVE, deployment
+from loadtest.ports import held_port
 from loadtest.report import new_table
 from loadtest.soak.run import Findings, Plan, Soak
 from loadtest.soak.watch import Growth, Watch
@@ -26,7 +26,7 @@ from loadtest.soak.work import Verdict
 from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
-ORPHANS_S = 5.0
+ORPHANS_S = 30.0
 # the faults are ours, and may hit one process again and again
 _FIXED = ("--dtype", "float32", "--max-total-tokens", "16384", "--max-restarts", "1000")
 _LOG_LINES = 40
@@ -50,16 +50,19 @@ class Outcome:
 async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Console) -> Outcome:
     """Starts a deployment, runs the plan on it, ends it."""
     said: Sequence[bytes] = ()
-    async with deployment(arguments, (*SERVE[:-2], "--port", str(_free_port()))) as running:
-        watch = Watch(running.pid)
-        watch.look(clock.now())
-        run = Soak(plan, running, clock, watch, tell=lambda line: console.print(line, markup=False))
-        console.print("the known answers, undisturbed")
-        await run.learn()
-        console.print(f"{plan.seconds:g} s of load from {plan.clients} clients, a fault every {plan.fault_every_s:g} s")
-        await run.run()
-        watch.look(clock.now())
-        said = running.said
+    with held_port() as port:  # a gateway that is started again must come back to it
+        async with deployment(arguments, (*SERVE[:-2], "--port", str(port))) as running:
+            watch = Watch(running.pid)
+            watch.look(clock.now())
+            run = Soak(plan, running, clock, watch, tell=lambda line: console.print(line, markup=False))
+            console.print("the known answers, undisturbed")
+            await run.learn()
+            console.print(
+                f"{plan.seconds:g} s of load from {plan.clients} clients, a fault every {plan.fault_every_s:g} s"
+            )
+            await run.run()
+            watch.look(clock.now())
+            said = running.said
     _, alive = psutil.wait_procs(watch.processes(), ORPHANS_S)
     left = {process.pid for process in alive} & {process.pid for process in watch.processes()}
     orphans = [f"process {pid}" for pid in sorted(left)]
@@ -176,14 +179,6 @@ def _share(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"got {text}, expected 0 to 1")
     return value
-
-
-def _free_port() -> int:
-    """A gateway that is started again must come back to the same port."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-    return port
 
 
 if __name__ == "__main__":

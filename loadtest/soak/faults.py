@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import psutil
 
-GONE_S = 15.0  # from a signal to the end of the process: SIGTERM has a grace
+GONE_S = 60.0  # from a signal to the end of the process: SIGTERM has a grace
 STOPPED_S = 5.0  # how long SIGSTOP holds a process: more than the 2 s after which a silent worker is lost
 _LOOK_S = 0.02
 

@@ -25,7 +25,7 @@ from runtime.clock import Clock
 
 REQUEST_S = 90.0  # an answer that is not there by then is lost
 RECOVER_S = 120.0
-REST_S = 20.0
+REST_S = 60.0
 _LOOK_S = 0.2
 _BREATH_S = 0.5  # of a client that got no answer
 _AFTER_OUTAGE_S = 1.0

@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import make_checkpoint
+from tests.e2e.baton_process import PATIENCE_S
 from tests.gateway.folders import byte_tokenizer
+from tests.processes import command_line
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).resolve().parents[2]
@@ -56,10 +58,9 @@ def test_a_damaged_folder_ends_baton_serve(damage: object, flags: list[str], say
         stderr=subprocess.STDOUT,
         text=True,
     )
-    said, _ = process.communicate(timeout=110)
+    said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2, said
     assert says in said.splitlines()[-1]
     assert "Traceback" not in said
-    commands = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
-    left = [command for command in commands if str(folder) in command]
+    left = [each for each in psutil.process_iter() if str(folder) in " ".join(command_line(each))]
     assert left == []

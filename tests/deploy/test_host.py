@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from deploy.host import address_facing, check_device, check_port_free, count_cores, cpu_quota
+from loadtest.ports import held_port
 from protocol.errors import ConfigError
 from runtime.address import split_endpoint
 
@@ -45,11 +46,10 @@ def test_a_port_in_use_is_named() -> None:
 
 def test_a_free_port_stays_free() -> None:
     check_port_free("127.0.0.1", 0)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    check_port_free("127.0.0.1", port)
-    with socket.create_server(("127.0.0.1", port)) as server:
-        assert server.getsockname()[1] == port
+    with held_port() as port:
+        check_port_free("127.0.0.1", port)
+        with socket.create_server(("127.0.0.1", port)) as server:
+            assert server.getsockname()[1] == port
 
 
 def test_an_address_of_another_machine_is_refused() -> None:

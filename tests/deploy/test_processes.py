@@ -9,6 +9,7 @@ import pytest
 
 from deploy.layout import ProcessSpec
 from deploy.processes import MAX_LINE_BYTES, ChildProcess, LineReader, StatusEvent, describe_exit, parse_status
+from tests.processes import command_line, num_open_files
 
 
 def test_lines_arrive_whole() -> None:
@@ -61,7 +62,7 @@ def test_a_child_finds_the_project_and_says_its_last_words(tmp_path: Path, monke
     spec = ProcessSpec("x", (sys.executable, "-P", "-c", program), {"MARK": "here"})
     project = Path(__file__).resolve().parents[2]
     child = ChildProcess(spec, project)
-    assert select.select([child.exit_fd], [], [], 30.0)[0]
+    assert select.select([child.exit_fd], [], [], 60.0)[0]
     assert child.exit_code() == 3
     assert child.exit_fd not in child.descriptors()
     assert child.log_lines() == [f"here {project / 'protocol'}"]
@@ -74,7 +75,7 @@ def test_a_child_finds_the_project_and_says_its_last_words(tmp_path: Path, monke
 def test_what_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither a program that is not there, nor a process that there is no descriptor to watch with."""
     sleeper = (sys.executable, "-c", "import select; select.select([], [], [])")
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_open_files()
     with pytest.raises(FileNotFoundError):
         ChildProcess(ProcessSpec("x", (str(tmp_path / "none"),), {}), tmp_path)
 
@@ -84,5 +85,5 @@ def test_what_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(os, "pidfd_open", full)
     with pytest.raises(OSError, match="Too many open files"):
         ChildProcess(ProcessSpec("x", sleeper, {}), tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert [child for child in psutil.Process().children() if sleeper[2] in child.cmdline()] == []
+    assert num_open_files() == before
+    assert [child for child in psutil.Process().children() if sleeper[2] in command_line(child)] == []

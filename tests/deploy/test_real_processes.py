@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.e2e.baton_process import PATIENCE_S
 from tests.gateway.folders import byte_tokenizer
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 100.0
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from runtime.clock import MonotonicClock
 
 PROJECT = Path(__file__).resolve().parents[2]
 SERVE_FAKE = str(Path(__file__).with_name("serve_fake.py"))
-PATIENCE_S = 60.0  # for what should take moments; only a failure takes so long
+PATIENCE_S = 180.0  # for what should take moments, also beside other load; only a failure takes so long
 BATON = ("-P", "-m", "deploy")
 FAKE = (SERVE_FAKE,)  # the same flags, with workers that serve the model of hashes
 
@@ -127,11 +127,15 @@ class BatonProcess:
         found: list[dict[str, Any]] = self.get("/workers")
         return found
 
-    def wait_until(self, what: Callable[[], bool]) -> bool:
+    def wait_until(self, what: Callable[[], object]) -> bool:
         """Asks again and again, without hurry; False when patience is over."""
         tries = int(PATIENCE_S / 0.02)
         # A poll of the process's end doubles as the pause between two looks.
         return any(what() or not self._pause() for _ in range(tries))
+
+    def wait_for_return(self, worker_id: str, pid: int) -> bool:
+        """Whether the worker that was the process `pid` comes to be a member as another process."""
+        return self.wait_until(lambda: any(each["id"] == worker_id and each["pid"] != pid for each in self.workers()))
 
     def wait_for_rest(self) -> bool:
         """Whether every worker comes to hold nothing, by its own word of after this call."""

@@ -11,6 +11,7 @@ import pytest
 from deploy.host import count_cores
 from model.fake import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
+from tests.processes import command_line
 
 pytestmark = pytest.mark.slow
 RUNNER = FakeRunner()
@@ -69,7 +70,7 @@ def test_each_worker_gets_its_share_of_the_cores(fake: BatonProcess) -> None:
     for worker in fake.workers():
         environment = psutil.Process(worker["pid"]).environ()
         assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == share
-    gateway = next(child for child in fake.children() if "gateway" in child.cmdline())
+    gateway = next(child for child in fake.children() if "gateway" in command_line(child))
     assert gateway.environ()["OMP_NUM_THREADS"] == "1"
 
 

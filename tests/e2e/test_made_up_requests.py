@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.e2e.baton_process import BatonProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 FLAGS = "--port 0 --max-total-tokens 8192 --dtype float32 --context-length 64"
 KNOWN: dict[str, Any] = {"prompt": [70, 300, 22], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -80,9 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatonProcess]:
         yield baton
 
 
-@pytest.mark.parametrize(
-    "number", [60, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(900)])], ids=["share", "all"]
-)
+@pytest.mark.parametrize("number", [60, pytest.param(500, marks=pytest.mark.full)], ids=["share", "all"])
 def test_made_up_requests(server: BatonProcess, number: int) -> None:
     """`number` for each of two routes, valid and not."""
     load_all_checks()

@@ -1,6 +1,5 @@
 """`baton serve` whose KV travels over Ray."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +10,10 @@ pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
 from tests.e2e.test_transfer import FLAGS, RUNNER, answers_of, draw_prompts, right_or_unavailable
+from tests.processes import command_line
 from tests.transfer.ray_cluster import ray_cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # nodes of a cluster take long to start on a busy machine
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +23,8 @@ def cluster() -> Iterator[str]:
 
 
 def porters() -> set[psutil.Process]:
-    """Those that run: a process that is ending, or a zombie, has no command line any more."""
-    found = set()
-    for each in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "ray::Porter" in " ".join(each.cmdline()):
-                found.add(each)
-    return found
+    children = psutil.Process().children(recursive=True)
+    return {each for each in children if "ray::Porter" in " ".join(command_line(each))}
 
 
 def test_every_token_is_right_also_after_a_worker_was_killed(cluster: str, fake_folder: Path, tmp_path: Path) -> None:
@@ -42,11 +37,11 @@ def test_every_token_is_right_also_after_a_worker_was_killed(cluster: str, fake_
         assert baton.wait_for_rest()
         before = porters()
         assert len(before) == 1
-        baton.worker("decode-0").kill()
-        assert baton.wait_until(lambda: len(baton.workers()) == 2)
+        victim = baton.worker("decode-0")
+        victim.kill()
         assert all(right_or_unavailable(baton, prompt) for prompt in prompts[:4])
         assert baton.wait_until(lambda: len(porters()) == 1 and not porters() & before)
-        assert baton.wait_until(lambda: len(baton.workers()) == 2)
+        assert baton.wait_for_return("decode-0", victim.pid)
         assert answers_of(baton, prompts[:4], 20) == [RUNNER.expected_tokens(prompt, 20) for prompt in prompts[:4]]
     psutil.wait_procs(porters(), timeout=PATIENCE_S)
     assert porters() == set()

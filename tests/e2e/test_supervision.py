@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from model.fake import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
+from tests.processes import command_line
 
 pytestmark = pytest.mark.slow
 RUNNER = FakeRunner()
@@ -30,10 +30,7 @@ def baton(fake_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def pid_of(baton: BatonProcess, name: str) -> int:
     """The process of a worker, or of the "gateway"; 0 when there is none now."""
     for child in baton.children():
-        try:
-            argv = child.cmdline()
-        except psutil.Error:
-            continue
+        argv = command_line(child)
         if name in argv or f'"worker_id": "{name}"' in " ".join(argv):
             return child.pid
     return 0
@@ -66,9 +63,9 @@ def test_a_worker_that_ends_is_started_again(baton: BatonProcess, name: str, num
     assert baton.wait_until(lambda: pid_of(baton, name) not in (0, old))
     expect_exact_again(baton)
     assert pid_of(baton, "gateway") == control
+    assert baton.wait_until(lambda: re.search(rf"Z info baton {name} serves again after \d+\.\d s", baton.log_text()))
     how = "was killed by SIGKILL" if number == signal.SIGKILL else "ended with exit status 0"
     assert re.search(rf"Z error baton {name} {how}(; its last line: .*)?; it is started again", baton.log_text())
-    assert re.search(rf"Z info baton {name} serves again after \d+\.\d s", baton.log_text())
 
 
 def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> None:
@@ -143,15 +140,20 @@ def test_what_cannot_stay_is_given_up_and_the_rest_answers_503(fake_folder: Path
         assert len(baton.children()) == 2
 
 
+def is_caught_starting(baton: BatonProcess, name: str) -> bool:
+    """Kills a worker; whether the next one was seen before it served."""
+    old, said = pid_of(baton, name), baton.log_text().count("serves again")
+    os.kill(old, signal.SIGKILL)
+    assert baton.wait_until(lambda: pid_of(baton, name) not in (0, old))
+    return baton.log_text().count("serves again") == said
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_while_something_starts_again_leaves_nothing(
     fake_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     with BatonProcess(str(fake_folder), "--port", "0", log=tmp_path / "log", program=FAKE) as baton:
-        old = pid_of(baton, "decode-0")
-        os.kill(old, signal.SIGKILL)
-        assert baton.wait_until(lambda: pid_of(baton, "decode-0") not in (0, old))
-        assert "serves again" not in baton.log_text()
+        assert any(is_caught_starting(baton, "decode-0") for _ in range(3))
         assert baton.end(number) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
 
 

@@ -19,6 +19,7 @@ from model.fake import FakeRunner
 from runtime.clock import MonotonicClock
 from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
 from tests.faults.client import Client
+from tests.processes import command_line
 
 HOOKED = Path(__file__).with_name("hooked")
 RUNNER = FakeRunner()
@@ -206,10 +207,7 @@ class Deployment:
 
 def process_name(process: psutil.Process) -> str | None:
     """ "gateway" or the worker id, by its command line; None for what is neither or has ended."""
-    try:
-        argv = process.cmdline()
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return None
+    argv = command_line(process)
     if "--settings" not in argv:
         return None
     settings = json.loads(argv[argv.index("--settings") + 1])

@@ -22,7 +22,7 @@ PROMPT_LEN = 301
 MAX_TOKENS = 40
 COMPANY_TOKENS = 400  # still decoding when the fault comes
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.faults
 
 
 CELLS = [

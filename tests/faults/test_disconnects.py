@@ -15,7 +15,6 @@ from tests.faults.conftest import Lender
 from tests.faults.deployment import CONTEXT, RUNNER
 from tests.faults.grid import PHASES, stretched
 
-pytestmark = pytest.mark.timeout(300)
 LIMIT_S = 3.0  # a second for the request, the rest for the next heartbeat
 PROMPT_LEN = 301
 ENDLESS = CONTEXT - PROMPT_LEN  # tokens: they would take minutes

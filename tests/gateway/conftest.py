@@ -13,7 +13,7 @@ from gateway.process import Gateway
 from protocol.messages_gateway import Role
 from runtime.clock import MonotonicClock
 from runtime.settings import GatewaySettings
-from tests.gateway.fake_worker import Behaviour, FakeWorker
+from tests.gateway.fake_worker import PATIENCE_S, Behaviour, FakeWorker
 from tests.gateway.folders import byte_tokenizer, write_folder
 
 
@@ -44,7 +44,7 @@ class Setting:
 
 async def wait_until(happened: Callable[[], bool]) -> None:
     """Lets the loop turn until `happened()`."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not happened():  # noqa: ASYNC110  # what is waited for has no event
             await asyncio.sleep(0.005)
 
@@ -58,7 +58,7 @@ async def running(folder: Path, **options: Any) -> AsyncIterator[Setting]:
     serving = asyncio.create_task(gateway.serve())
     workers: list[FakeWorker] = []
     try:
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=20, verify=False) as client:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE_S, verify=False) as client:
             setting = Setting(gateway, client)
             workers = setting.workers
             yield setting

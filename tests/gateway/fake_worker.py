@@ -37,6 +37,7 @@ from protocol.messages_gateway import (
 )
 from protocol.request import finish_reason
 
+PATIENCE_S = 60.0  # for what takes moments; only a failure takes so long
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
 MODEL = Fingerprint("story")
 STATS = WorkerStats(KvPages(total=256, free=250, owned=6), running=1, waiting=0, counters={"bytes_sent_total": 5.0})
@@ -132,7 +133,7 @@ class FakeWorker:
         await self.send(self.registration())
         self._spawn(self._receive())
         self._spawn(self._beat())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await self.welcomed.wait()
         return self
 
@@ -160,7 +161,7 @@ class FakeWorker:
 
     async def until(self, happened: Callable[[], bool]) -> None:
         """Waits until `happened()`, looked at after each message from the gateway."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not happened():
                 self._news.clear()
                 await self._news.wait()

@@ -22,6 +22,7 @@ from gateway.whole_answer import WholeAnswer
 from protocol.messages_gateway import TO_GATEWAY, TO_WORKER, CancelRequest, ChoiceTokens, Role, Tokens, ToWorker
 from protocol.request import SamplingParams
 from runtime.clock import MonotonicClock
+from tests.gateway.fake_worker import PATIENCE_S
 from tests.gateway.test_membership import register
 
 HEAD = ResponseHead("r", 7, "m", is_chat=False, with_token_ids=True)
@@ -119,7 +120,7 @@ async def test_leaving_at_any_token_cancels(
     await call.tokens(num_before)
     assert not call.wire.cancelled
     end(call, task)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(task, return_exceptions=True)
     assert [(each.request_id, each.choice) for each in call.wire.cancelled] == [("r-0", -1)]
     assert call.is_at_rest()
@@ -146,7 +147,7 @@ async def test_leaving_at_the_end_cancels_nothing(is_stream: bool) -> None:
     task = call.answer(is_stream)
     await call.tokens(MAX_TOKENS)
     call.has_left.set()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await task
     assert not call.wire.cancelled and call.is_at_rest()
     assert 'outcome="ok"} 1.0' in call.metrics.render().decode()
@@ -187,7 +188,7 @@ async def test_a_backlog_is_bounded_from_the_first_write_on(stuck_at: int, num_t
     await call.tokens(1)
     assert is_full.is_set() and call.is_at_rest()
     go_on.set()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await task
     assert not any(b"[DONE]" in message.get("body", b"") for message in call.messages)
     page = call.metrics.render().decode()

@@ -21,7 +21,7 @@ from protocol.messages_gateway import (
     Welcome,
 )
 from tests.gateway.conftest import Setting, wait_until
-from tests.gateway.fake_worker import STATS, Behaviour, FakeWorker
+from tests.gateway.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
 
 pytestmark = pytest.mark.slow
 
@@ -125,7 +125,7 @@ async def test_a_client_that_leaves_in_mid_request_is_no_fault(setting: Setting)
     async def counted() -> bool:
         return 'baton_requests_total{outcome="cancelled"} 1.0' in (await setting.client.get("/metrics")).text
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not await counted():  # noqa: ASYNC110  # a metric has no event
             await asyncio.sleep(0)
     assert (await setting.client.get("/")).status_code == 200

@@ -13,7 +13,7 @@ from gateway.http_protocol import FRAMING_BYTES, MAX_PIPELINED
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from tests.gateway.conftest import Setting, running, wait_until
-from tests.gateway.fake_worker import Behaviour
+from tests.gateway.fake_worker import PATIENCE_S, Behaviour
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ async def exchange(setting: Setting, *parts: bytes) -> bytes:
         for part in parts:
             writer.write(part)
             await writer.drain()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return await reader.read()
     finally:
         writer.close()
@@ -254,7 +254,7 @@ async def test_an_idle_connection_is_kept_as_long_as_told_and_no_longer(folder: 
             writer.write(GET)
             await reader.readuntil(b"]}")
             began = loop.time()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert await reader.read() == b""
         assert loop.time() - began >= 0.25
         writer.close()

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.messages_gateway import Heartbeat, Leaving, Role
 from tests.gateway.conftest import Setting
-from tests.gateway.fake_worker import STATS, Behaviour, FakeWorker
+from tests.gateway.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 COUNTERS = {
@@ -54,7 +54,7 @@ async def page(setting: Setting) -> list[str]:
     await second.send(Heartbeat("somebody-else", 1, STATS))
     stats = replace(STATS, counters=COUNTERS)
     await second.send(Heartbeat(second.worker_id, second.instance, stats))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while "baton_kv_transfer_frames_total{" not in (text := (await setting.client.get("/metrics")).text):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     return text.splitlines()

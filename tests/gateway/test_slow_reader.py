@@ -17,7 +17,7 @@ from loadtest.gateway_bench import gateway_process
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from tests.gateway.conftest import Setting, running, wait_until
-from tests.gateway.fake_worker import Behaviour, FakeWorker, letters
+from tests.gateway.fake_worker import PATIENCE_S, Behaviour, FakeWorker, letters
 from tests.gateway.folders import byte_tokenizer, write_folder
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def stuck_client(url: str, body: dict[str, Any], connection: str = "keep-alive")
 def rest_of(client: socket.socket) -> bytes:
     """What the connection still holds, until it ends: by a reset, because what waited was dropped."""
     found = b""
-    client.settimeout(10)
+    client.settimeout(PATIENCE_S)
     try:
         while part := client.recv(1 << 20):
             found += part
@@ -91,7 +91,7 @@ async def test_a_stream_that_nobody_reads_is_cut(
     caplog.set_level(logging.WARNING, "baton")
     async with served(folder, limits, pause_s=0.005) as (setting, worker):  # 12 s: it is cut in the middle
         with stuck_client(setting.gateway.url, {"stream": True}) as client:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 other = await setting.complete("other", max_tokens=300)  # at the same time
                 assert other.json()["usage"]["completion_tokens"] == 300
                 await worker.until(lambda: bool(worker.cancelled))
@@ -115,7 +115,7 @@ async def test_a_whole_answer_that_nobody_reads_is_cut(folder: Path, num_tokens:
     async with served(folder, limits) as (setting, _):
         body = {"return_token_ids": True, "max_tokens": num_tokens}
         with stuck_client(setting.gateway.url, body, connection) as client:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while not await cut_for(setting, "stalled"):  # noqa: ASYNC110  # what is waited for has no event
                     await asyncio.sleep(0.05)
             assert len(await asyncio.to_thread(rest_of, client)) < 60_000
@@ -139,7 +139,7 @@ async def test_a_client_that_reads_late_but_reads_gets_everything(folder: Path) 
             # the worker is done long before the client reads: its tokens wait in the backlog
             await wait_until(lambda: bool(worker.assigned) and len(setting.gateway.control.requests) == 0)
             reading = asyncio.create_task(asyncio.to_thread(_until_done, client))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 read = await reading
         [assign] = worker.assigned
         ids = letters(assign, 0)
@@ -161,11 +161,11 @@ async def test_memory_stays_bounded_while_clients_do_not_read(folder: Path) -> N
         )
         await worker.start()
         try:
-            async with httpx.AsyncClient(base_url=url, timeout=60, verify=False) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=False) as client:
                 await client.post("/v1/completions", json={"prompt": "warm", "max_tokens": 5000})
                 before = await resident_bytes(client)
                 stuck = [stuck_client(url, {"stream": True}) for _ in range(8)]
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(PATIENCE_S):
                     other = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 300})
                     assert other.json()["usage"]["completion_tokens"] == 300
                 await worker.until(lambda: len({each.request_id for each in worker.cancelled}) == len(stuck))

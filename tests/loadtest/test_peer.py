@@ -9,9 +9,11 @@ import pytest
 
 from loadtest import peer as peer_module
 from loadtest.http_exchange import Server
-from loadtest.peer import _free_port, peer_executable, session_members, started
+from loadtest.peer import peer_executable, session_members, started
+from loadtest.ports import held_port
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
+from tests.processes import has_ended
 
 CLOCK = MonotonicClock()
 SERVES = """
@@ -31,15 +33,15 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 
 @pytest.mark.parametrize("how", ["willing", "stubborn"])
 async def test_it_serves_and_leaves_nothing(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_module, "STOP_S", 0.2 if how == "stubborn" else 20.0)
-    port = _free_port()
-    command = [sys.executable, "-c", SERVES, str(port), how, str(tmp_path / "asked")]
-    async with started(CLOCK, command, Server("127.0.0.1", port), os.environ) as peer:
-        own = peer.processes()
-        assert len(own) == 2, "the server and its child, which has a group of its own"
+    monkeypatch.setattr(peer_module, "STOP_S", 0.2 if how == "stubborn" else 60.0)
+    with held_port() as port:
+        command = [sys.executable, "-c", SERVES, str(port), how, str(tmp_path / "asked")]
+        async with started(CLOCK, command, Server("127.0.0.1", port), os.environ) as peer:
+            own = peer.processes()
+            assert len(own) == 2, "the server and its child, which has a group of its own"
     assert session_members(own[0].pid) == []
     assert (tmp_path / "asked").exists() == (how == "willing"), "it was asked before it was killed"
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in own)
+    assert all(map(has_ended, own))
 
 
 async def test_one_that_ends_at_the_start_is_told_in_its_own_words() -> None:
@@ -51,10 +53,11 @@ async def test_one_that_ends_at_the_start_is_told_in_its_own_words() -> None:
 
 async def test_one_that_never_serves_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_module, "START_S", 0.1)
+    others = set(psutil.Process().children())
     with pytest.raises(ConfigError, match=r"was not healthy within 0.1 s"):
         async with started(CLOCK, ["sleep", "60"], Server("127.0.0.1", 9), os.environ):
             raise AssertionError("it never served")
-    assert not [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    assert all(map(has_ended, set(psutil.Process().children()) - others))
 
 
 def test_the_variable_names_an_executable(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from loadtest.tied import tied
+from tests.processes import has_ended
 
 SERVES = "import signal; print('serving', flush=True); signal.pause()"
 MEASURES = """
@@ -34,17 +35,9 @@ async def test_it_ends_with_who_measures_also_by_kill_9() -> None:
     assert not has_ended(server)
     measuring.kill()
     await measuring.wait()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not has_ended(server):  # noqa: ASYNC110  # what is waited for has no event
             await asyncio.sleep(0.01)
-
-
-def has_ended(process: psutil.Process) -> bool:
-    """Also when nobody has asked for its status yet."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_the_command_is_kept_as_it_is() -> None:

@@ -152,7 +152,6 @@ def test_tokenizer_is_the_one_the_recipe_trains(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_training_repeats_itself() -> None:
     first, second = run_check(2), run_check(2)
     assert first == second

@@ -17,7 +17,7 @@ from tests.proxy.conftest import Lend
 from tests.proxy.deployment import RUNNER, Proxied
 from tests.proxy.proxy import Cut, Gate, Way
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.faults
 
 FIRST_BYTES = range(200)
 FEW = (0, 10, 11, 64, 91, 100, 153, 199)  # ends of what ZMQ says first, and beyond

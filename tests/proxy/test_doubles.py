@@ -9,7 +9,7 @@ from tests.proxy.deployment import RUNNER, Proxied
 from tests.proxy.faults import Doubles, Wanted, is_frame, is_kv, is_last
 from tests.proxy.proxy import Way
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.faults
 
 
 def draw_prompts(rng: random.Random, count: int) -> list[list[int]]:

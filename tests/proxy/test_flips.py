@@ -11,7 +11,7 @@ from tests.proxy.deployment import RUNNER, Proxied
 from tests.proxy.faults import Flips
 from tests.proxy.proxy import Way
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.faults
 
 WHOSE = (
     *range(6),

@@ -21,7 +21,7 @@ from tests.proxy.deployment import Proxied
 from tests.proxy.proxy import Way
 from transfer.interface import WINDOW_BYTES
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.faults
 
 RUNNER = FakeRunner(num_layers=large_worker.NUM_LAYERS, head_dim=large_worker.HEAD_DIM)
 MIB = 1024 * 1024

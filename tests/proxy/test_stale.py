@@ -15,7 +15,7 @@ from tests.proxy.deployment import POOL_TOKENS, Proxied
 from tests.proxy.faults import Holds
 from tests.proxy.proxy import Gate, Way, unchanged
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.faults
 
 PROMPT = list(range(POOL_TOKENS * 6 // 10))  # two of them have pages in common, because both do not fit
 MAX_TOKENS = 150

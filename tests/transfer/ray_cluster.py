@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -54,8 +54,11 @@ def end(cluster: Cluster, others: set[psutil.Process]) -> None:
     started = children() - others
     ray.shutdown()
     cluster.shutdown()
-    for process in psutil.wait_procs([*started], timeout=2)[1]:
-        process.kill()
+    late = psutil.wait_procs([*started], timeout=2)[1]
+    for process in late:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(late, timeout=60)  # one that still runs may write where the folder is removed
 
 
 def children() -> set[psutil.Process]:

@@ -10,6 +10,7 @@ from protocol.errors import WireError
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import PoolOffer
 from runtime.shared_memory import SharedMemory, take_seat
+from tests.processes import num_open_files
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from tests.transfer.test_backend_zmq import ZmqNetwork, ended
@@ -168,10 +169,10 @@ def test_memory_that_cannot_be_mapped_is_refused_by_name() -> None:
             f"it has {2 * 3 * LAYOUT.page_bytes} bytes, expected {3 * 3 * LAYOUT.page_bytes}",
         ),
     ]:
-        num_files = len(os.listdir("/proc/self/fd"))
+        num_files = num_open_files()
         with pytest.raises(WireError, match=why):
             map_pool(LAYOUT, wrong)
-        assert len(os.listdir("/proc/self/fd")) == num_files
+        assert num_open_files() == num_files
     os.close(read_end)
     os.close(write_end)
 
@@ -206,8 +207,8 @@ def test_where_it_is_required_the_reason_is_given() -> None:
 
 
 def test_the_descriptors_are_closed_with_the_memory() -> None:
-    num_files = len(os.listdir("/proc/self/fd"))
+    num_files = num_open_files()
     memory = SharedMemory(4096)
     take_seat(os.dup(memory.fd), 1)
     del memory
-    assert len(os.listdir("/proc/self/fd")) == num_files + 1  # the dup
+    assert num_open_files() == num_files + 1  # the dup

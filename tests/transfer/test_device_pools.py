@@ -1,7 +1,6 @@
 """The contract with pages that only a device reaches: copies that run when a test says so, and who may write for how
 long."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from protocol.frame import Check, FrameHeader, pack_header, seal, unpack_header
 from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import DeviceHandle, PoolOffer
 from runtime.shared_memory import is_taken
+from tests.processes import num_open_files
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.held_copies import HeldCopies
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
@@ -216,10 +216,10 @@ def test_what_cannot_be_mapped_is_refused_by_name_and_leaves_nothing_open() -> N
         (replace(offer, pid=2**22 + 1), "seats cannot be opened"),
         (replace(offer, device=other), "nobody exports such memory"),
     ]:
-        num_files = len(os.listdir("/proc/self/fd"))
+        num_files = num_open_files()
         with pytest.raises(WireError, match=f"transfer_backend is cuda_ipc, but .*{why}"):
             maps.attach(1, LAYOUT, wrong)
-        assert len(os.listdir("/proc/self/fd")) == num_files and not owner.is_taken(offer.seat)
+        assert num_open_files() == num_files and not owner.is_taken(offer.seat)
     assert maps.attach(1, LAYOUT, offer) and owner.is_taken(offer.seat)
     with pytest.raises(WireError, match="seat cannot be taken"):
         maps.attach(2, LAYOUT, offer)

@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.soak.__main__ import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def test_a_short_run_with_faults_has_nothing_wrong_or_lost(capsys: pytest.CaptureFixture[str]) -> None:
