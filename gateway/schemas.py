@@ -17,8 +17,9 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_MESSAGES = 10_000
 MAX_SHOWN = 80  # characters of a value in a message
-NEED_CONTENT = frozenset("user system developer".split())  # other roles are up to the chat template
+NEED_CONTENT = frozenset("user system developer".split())  # the chat template judges messages of other roles
 INT64 = 2**63
+KnownRole = Literal["system", "developer", "user", "assistant", "tool", "function"]
 CONTENT = "a string or a list of text parts"
 UNIONS = {"content": CONTENT, "stop": "a string or a list of strings"}
 PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists, none of them empty"
@@ -121,7 +122,7 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    role: Annotated[str, Field(min_length=1)]
+    role: KnownRole
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
@@ -156,9 +157,15 @@ def parse(kind: type[R], body: Any) -> R:
     if not isinstance(body, dict):
         raise BadRequest(f"the body is {_type_name(body)}, expected a JSON object")
     try:
-        return kind.model_validate(body)
+        request = kind.model_validate(body)
     except ValidationError as error:
         raise _bad_request(error) from error
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest(
+            f"stream_options: got {short(body['stream_options'])} without stream, expected it only beside stream: true",
+            param="stream_options",
+        )
+    return request
 
 
 def check_counts(request: GenerationRequest, limits: HttpLimits) -> None:

@@ -3,7 +3,6 @@
 What it does not know: any other field.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,22 +56,37 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": EMPTY,
     "prediction": EMPTY,
     "lora_path": EMPTY,
+    "input_ids": EMPTY,
+    "input_embeds": EMPTY,
+    "stop_regex": EMPTY,
+    "return_logprob": OFF,
+    "return_hidden_states": OFF,
+    "structural_tag": EMPTY,
+    "custom_logit_processor": EMPTY,
+    "thinking_token_budget": (),
+    # a router for prefill and decode servers sends these, and the same request to two gateways: both would compute it
+    "bootstrap_host": EMPTY,
+    "bootstrap_port": EMPTY,
+    "bootstrap_room": EMPTY,
+    "kv_transfer_params": EMPTY,
 }
+# a list of tools changes nothing when the same request forbids their use
+FORBIDDEN_BY = {"tools": "tool_choice", "functions": "function_call"}
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
     """BadRequest for the first field that would change the answer and is not supported."""
     for name, neutral in NEUTRAL.items():
-        _refuse_unless(body, name, neutral)
+        is_forbidden = name in FORBIDDEN_BY and body.get(FORBIDDEN_BY[name]) == "none"
+        if not is_forbidden:
+            _refuse_unless(body, name, neutral)
     _refuse_unless(body, "best_of", (1, body.get("n") or 1))
 
 
 def _refuse_unless(body: Mapping[str, Any], name: str, neutral: tuple[Any, ...]) -> None:
     value = body.get(name)
-    if value is None or any(_same(value, each) for each in neutral):
-        return
-    expected = " or ".join(dict.fromkeys(json.dumps(each) for each in (None, *neutral)))
-    raise BadRequest(f"{name}: got {short(value)}, which is not supported; expected {expected}", param=name)
+    if value is not None and not any(_same(value, each) for each in neutral):
+        raise BadRequest(f"{name}: got {short(value)}, which is not supported", param=name)
 
 
 def _same(value: Any, neutral: Any) -> bool:

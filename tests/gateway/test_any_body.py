@@ -24,8 +24,9 @@ scalars = st.none() | st.booleans() | st.integers(-(2**64), 2**64) | st.integers
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3), max_leaves=6
 )
+roles = st.sampled_from(["system", "user", "assistant", "tool"])
 messages = st.lists(
-    st.fixed_dictionaries({}, optional={"role": text | anything, "content": text | anything, "name": anything}),
+    st.fixed_dictionaries({}, optional={"role": roles | text | anything, "content": text | anything, "name": anything}),
     max_size=3,
 )
 names = [*CompletionRequest.model_fields, *ChatRequest.model_fields, *NEUTRAL, "best_of", "unheard_of"]

@@ -368,5 +368,7 @@ async def test_settings_and_workers_bound_the_context(folder: Path) -> None:
         await setting.add(Role.UNIFIED, context_length=30)
         error = (await setting.complete([1] * 20, max_tokens=11)).json()["error"]
         assert "20" in error["message"] and "11" in error["message"] and "30" in error["message"]
-        response = await setting.client.post("/v1/chat/completions", json={"messages": [{"role": "u", "content": ""}]})
+        response = await setting.client.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": ""}]}
+        )
         assert response.json()["usage"]["total_tokens"] == 30

@@ -7,6 +7,8 @@ from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse,
 from protocol.errors import BadRequest
 from runtime.settings import HttpLimits
 
+ROLES = "'system', 'developer', 'user', 'assistant', 'tool' or 'function'"
+
 
 def refusal(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> BadRequest:
     with pytest.raises(BadRequest) as caught:
@@ -89,10 +91,10 @@ def test_the_body_is_an_object(body: Any) -> None:
 
 def test_content_is_text_or_text_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "x": 1}]
-    request = parse(ChatRequest, {"messages": [{"role": "user", "content": parts, "name": "me"}, {"role": "x"}]})
+    request = parse(ChatRequest, {"messages": [{"role": "user", "content": parts, "name": "me"}, {"role": "tool"}]})
     assert [message.for_template() for message in request.messages] == [
         {"role": "user", "content": "ab", "name": "me"},
-        {"role": "x", "content": None},
+        {"role": "tool", "content": None},
     ]
 
 
@@ -119,25 +121,39 @@ def test_wrong_messages(messages: Any) -> None:
     ("fields", "message"),
     [
         ({"messages": []}, "messages: is empty, expected at least one message"),
-        ({"messages": [{"role": ""}]}, "messages.0.role: is empty, expected at least one character"),
+        ({"messages": [{"role": "wizard"}]}, f"messages.0.role: got 'wizard', expected {ROLES}"),
+        ({"messages": [{"role": 5}]}, f"messages.0.role: got 5, expected {ROLES}"),
         ({"messages": ["hi"]}, "messages.0: got 'hi', expected an object"),
         ({"stop": ["a", ""]}, "stop.1: is empty, expected at least one character"),
-        ({"messages": [{"role": "x"}] * 10_001}, "messages: has 10001 items, expected at most 10000"),
+        ({"messages": [{"role": "tool"}] * 10_001}, "messages: has 10001 items, expected at most 10000"),
         ({"stop": 5}, "stop: got 5, expected a string or a list of strings"),
         ({"temperature": 3}, "temperature: got 3, expected at most 2.0"),
         ({"temperature": float("nan")}, "temperature: got nan, expected a finite number"),
         ({"n": True}, "n: got True, expected an integer"),
         ({"stream_options": 5}, "stream_options: got 5, expected an object"),
+        (
+            {"stream_options": {"include_usage": True}},
+            "stream_options: got {'include_usage': True} without stream, expected it only beside stream: true",
+        ),
     ],
 )
 def test_messages_say_what_was_expected(fields: dict[str, Any], message: str) -> None:
     assert refusal(ChatRequest, {"messages": [{"role": "user", "content": "a"}], **fields}).message == message
 
 
+@pytest.mark.parametrize("stream", [None, False])
+def test_options_of_a_stream_need_a_stream(stream: bool | None) -> None:
+    body = {"prompt": "a", "stream_options": {"include_usage": True}}
+    assert refusal(CompletionRequest, body | {"stream": stream}).param == "stream_options"
+    options = parse(CompletionRequest, body | {"stream": True}).stream_options
+    assert options is not None and options.include_usage
+    assert parse(CompletionRequest, body | {"stream_options": None}).stream_options is None
+
+
 @pytest.mark.parametrize("role", ["user", "system", "developer"])
 @pytest.mark.parametrize("rest", [{}, {"content": None}])
 def test_who_speaks_says_something(role: str, rest: dict[str, Any]) -> None:
-    error = refusal(ChatRequest, {"messages": [{"role": "x"}, {"role": role, **rest}]})
+    error = refusal(ChatRequest, {"messages": [{"role": "tool"}, {"role": role, **rest}]})
     assert error.message == "messages.1.content: is missing, expected a string or a list of text parts"
     assert error.param == "messages"
 

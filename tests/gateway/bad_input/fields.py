@@ -75,6 +75,18 @@ UNSUPPORTED: list[tuple[str, str]] = [
     ("web_search_options", '{"a": 1}'),
     ("prediction", '{"type": "content"}'),
     ("lora_path", '"x"'),
+    ("bootstrap_host", '"10.0.0.1"'),
+    ("bootstrap_port", "8998"),
+    ("bootstrap_room", "1"),
+    ("kv_transfer_params", '{"do_remote_decode": true}'),
+    ("return_logprob", "true"),
+    ("return_hidden_states", "true"),
+    ("structural_tag", '"{}"'),
+    ("custom_logit_processor", '"{}"'),
+    ("thinking_token_budget", "5"),
+    ("stop_regex", '"a+"'),
+    ("input_ids", "[1]"),
+    ("input_embeds", "[[0.5]]"),
     ("best_of", "3"),
     ("best_of", "true"),
 ]
@@ -138,6 +150,9 @@ OTHERS: list[Case] = [
     ),
     refused(COMPLETIONS, '{"prompt": [' + '"",' * 1_000_000 + '""]}', None, "1000002 strings, expected at most 100000"),
     refused(COMPLETIONS, '{"prompt": "a", "stream_options": {"include_usage": 1}}', "stream_options", "include_usage"),
+    refused(
+        COMPLETIONS, '{"prompt": "a", "stream_options": {"include_usage": true}}', "stream_options", "without stream"
+    ),
     refused(COMPLETIONS, '{"prompt": "a", "add_special_tokens": 1}', "add_special_tokens", "true or false"),
     refused(COMPLETIONS, '{"prompt": "a", "stream": true, "n": 0}', "n", "at least 1"),
     served(COMPLETIONS, prompt="a\0b\0"),
