@@ -8,7 +8,6 @@ What it does not know: what the commands do.
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.console import Console as RichConsole
@@ -25,6 +24,7 @@ from protocol.errors import ConfigError
 from runtime.layered_config import Config, ConfigFile, parse_file, resolve
 from runtime.name_check import check_distributions, check_imports
 from runtime.process_life import EXIT_CONFIG
+from runtime.version import baton_version
 
 MAX_FILE_BYTES = 1 << 20
 # what `baton demo` starts, whatever environment and file say of servers
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs `baton`; the exit status."""
     typed = list(sys.argv[1:] if argv is None else argv)
     try:
-        line = parse(typed or ["--help"], _version())
+        line = parse(typed or ["--help"], baton_version())
         return _run(line, find_config(line, os.environ))
     except ConfigError as error:
         print(f"baton: error: {error.message}", file=sys.stderr)
@@ -99,10 +99,3 @@ def read_file(path: str) -> ConfigFile:
 
 def _unreadable(path: str, reason: str) -> ConfigError:
     return ConfigError(f"--config: cannot read {brief(path)}: {reason}", param="config")
-
-
-def _version() -> str:
-    try:
-        return version("baton-llm")
-    except PackageNotFoundError:
-        return "(not installed)"

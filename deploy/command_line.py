@@ -13,7 +13,7 @@ from deploy.foreign_flags import FOREIGN, ForeignFlag
 from deploy.options import COMMANDS, EXAMPLES, MODEL_FLAG, options_for
 from protocol.brief import SHOWN_CHARS, brief
 from protocol.errors import ConfigError
-from runtime.layered_config import Kind, Option
+from runtime.layered_config import LIST_MARK, Kind, Option
 from runtime.nearest_name import nearest_name
 
 _FOOTER = """\
@@ -55,7 +55,7 @@ class _Once(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        _keep(namespace, self.dest, values)
+        _keep(namespace, self.dest, LIST_MARK.join(values) if isinstance(values, list) else values)
 
 
 class _Foreign(argparse.Action):
@@ -180,7 +180,8 @@ def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
         if option.kind is Kind.SWITCH:
             group.add_argument(f"--{name}", nargs="?", const="true", metavar="true|false", **common)
         else:
-            group.add_argument(f"--{name}", metavar=option.metavar, **common)
+            nargs = "+" if option.kind is Kind.LIST else None
+            group.add_argument(f"--{name}", nargs=nargs, metavar=option.metavar, **common)
 
 
 def _add_foreign(parser: argparse.ArgumentParser, command: str) -> None:

@@ -21,11 +21,12 @@ from deploy.endings import describe_end
 from deploy.host import check_device, count_cores
 from deploy.invitation import count_roles
 from deploy.launcher import Launcher, StartFailed, Stopped
-from deploy.layout import GATEWAY, serve_plan
+from deploy.layout import GATEWAY, api_key_file, serve_plan
 from deploy.model_folder import PROJECT, find_model, model_name
 from deploy.serve import check_lengths, start_plan
 from deploy.timeline import NOTE, Moment, read_moments, timeline_table
 from protocol.errors import BatonError
+from runtime.api_keys import read_api_keys
 from runtime.clock import Clock, MonotonicClock
 from runtime.layered_config import Config
 from runtime.process_life import StopSignal
@@ -56,6 +57,8 @@ def demo(config: Config, console: Console) -> int:
     check_lengths(config, model, console)
     name = model_name(model)
     plan = serve_plan(config, model, name, count_cores())
+    keys_file = api_key_file(config)
+    api_key = "" if keys_file is None else read_api_keys(keys_file)[0]
     prompt, max_tokens = config.text("prompt"), config.integer("max-tokens")
     clock = MonotonicClock()
     began = clock.now()
@@ -64,7 +67,7 @@ def demo(config: Config, console: Console) -> int:
             url = str(start_plan(launcher, plan)[GATEWAY]["http"])
             roles = [settings.role.value for settings in plan.worker_settings]
             console.serving([f"{name} on {count_roles(roles)}, up in {clock.now() - began:.1f} s", ""])
-            request = Request(url, {"model": name, "prompt": prompt, "max_tokens": max_tokens}, clock)
+            request = Request(url, {"model": name, "prompt": prompt, "max_tokens": max_tokens}, clock, api_key)
             answer = _watch_request(launcher, stop, request)
         except (StartFailed, DemoFailed) as error:
             console.close()
@@ -103,12 +106,13 @@ def _show(answer: Answer) -> None:
 class Request(threading.Thread):
     """Streams one completion to stdout. `finished` is set when it is over, `answer()` then returns or raises."""
 
-    def __init__(self, url: str, body: dict[str, Any], clock: Clock) -> None:
+    def __init__(self, url: str, body: dict[str, Any], clock: Clock, api_key: str = "") -> None:
         super().__init__(name="demo-request", daemon=True)
         self.finished = threading.Event()
         self._url = url
         self._body = {**body, "stream": True, "stream_options": {"include_usage": True}, "timeline": True}
         self._clock = clock
+        self._api_key = api_key
         self._answer: Answer | None = None
         self._error: DemoFailed | None = None
 
@@ -135,7 +139,7 @@ class Request(threading.Thread):
         pieces: list[str] = []
         moments: tuple[Moment, ...] = ()
         num_tokens = 0
-        for chunk in completion_chunks(self._url, self._body):
+        for chunk in completion_chunks(self._url, self._body, self._api_key):
             if "error" in chunk:
                 raise DemoFailed(str(chunk["error"].get("message", chunk["error"])))
             moments = read_moments(chunk) or moments
@@ -152,12 +156,13 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def completion_chunks(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def completion_chunks(url: str, body: dict[str, Any], api_key: str = "") -> Iterator[dict[str, Any]]:
     """The JSON chunks of a streamed completion, without `[DONE]`. An answer that is no stream is one chunk."""
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "127.0.0.1", where.port, timeout=_TIMEOUT_S)
     try:
-        connection.request("POST", "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        connection.request("POST", "/v1/completions", json.dumps(body).encode(), headers)
         response = connection.getresponse()
         if response.status != 200:
             yield _error_chunk(response.status, response.read())

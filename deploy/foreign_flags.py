@@ -125,7 +125,7 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     # this machine
     _flag("--watchdog-timeout", "--launch-deadline limits one batch, --hang-limit the silence of a process"),
     # HTTP
-    _flag("--api-key", "Baton's HTTP asks for no key; put a proxy in front (docs/security.md)"),
+    _flag("--api-key", "say --api-key-file FILE: every user of a machine can read its command lines"),
     _flag("--ssl-keyfile", _NO_TLS),
     _flag("--ssl-certfile", _NO_TLS),
     _flag("--root-path", "a proxy in front can add a path"),

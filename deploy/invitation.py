@@ -11,7 +11,13 @@ PROMPT = "Once upon a time"
 
 
 def serve_lines(
-    http: str, served_model_name: str, workers: Sequence[str], seconds: float, *, with_text: bool
+    http: str,
+    served_model_name: str,
+    workers: Sequence[str],
+    seconds: float,
+    *,
+    with_text: bool,
+    api_key_file: str | None = None,
 ) -> list[str]:
     """The ready line of `baton serve` and a curl that works. `workers` are roles."""
     url = local_url(http)
@@ -20,7 +26,7 @@ def serve_lines(
         body |= {"prompt": [1, 2, 3], "return_token_ids": True}
     return [
         f"Ready: {served_model_name} at {url} with {count_roles(workers)}, in {seconds:.1f} s. Ctrl-C ends it. Try:",
-        curl(url, body),
+        curl(url, body, api_key_file),
     ]
 
 
@@ -46,10 +52,13 @@ def count_roles(workers: Sequence[str]) -> str:
     return " + ".join(f"{count} {role} worker{'' if count == 1 else 's'}" for role, count in counts.items())
 
 
-def curl(url: str, body: dict[str, object]) -> str:
-    """A shell command that posts `body` to /v1/completions."""
+def curl(url: str, body: dict[str, object], api_key_file: str | None = None) -> str:
+    """A shell command that posts `body` to /v1/completions, with the first key of the file if there is one."""
     written = shlex.quote(json.dumps(body, ensure_ascii=False))
-    return f"curl -N -s {url}/v1/completions -H 'Content-Type: application/json' -d {written}"
+    key = ""
+    if api_key_file is not None:  # the key itself does not stand in the terminal
+        key = f""" -H "Authorization: Bearer $(grep -m1 '^[^#]' {shlex.quote(api_key_file)})\""""
+    return f"curl -N -s {url}/v1/completions -H 'Content-Type: application/json'{key} -d {written}"
 
 
 def local_url(http: str) -> str:

@@ -7,6 +7,7 @@ What it does not know: how processes are started and watched (processes.py, laun
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Final, cast
 from urllib.parse import urlsplit
 
 from deploy.cpus import share_cpus
+from protocol.brief import brief
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.address import is_loopback
@@ -33,6 +35,7 @@ from runtime.settings import (
 )
 
 GATEWAY = "gateway"
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _UCX_DEVICES: Final = "UCX_NET_DEVICES"
 
 
@@ -161,6 +164,25 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().absolute())
 
 
+def api_key_file(config: Config) -> str | None:
+    """Where the API keys are, wherever the gateway is started; None without keys."""
+    path = config.optional_text("api-key-file")
+    return None if path is None else str(Path(path).expanduser().absolute())
+
+
+def allowed_origins(config: Config) -> tuple[str, ...]:
+    """Origins as browsers send them; ConfigError for what is none."""
+    found = config.items("allowed-origins")
+    for origin in found:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"--allowed-origins: got {brief(origin)}, expected * or an origin such as https://app.example.com,"
+                " without a path",
+                param="allowed-origins",
+            )
+    return found
+
+
 def _python(room: str, settings: Settings) -> tuple[str, ...]:
     # -P: a folder named like one of our rooms in the user's working directory must not be imported instead
     return (sys.executable, "-P", "-m", room, "--settings", settings.to_json())
@@ -176,6 +198,10 @@ def _gateway_settings(config: Config, model: Path, served_model_name: str, contr
         tokenizer=_absolute(config.optional_text("tokenizer")),
         chat_template=_absolute(config.optional_text("chat-template")),
         served_model_name=served_model_name,
+        more_model_names=tuple(name for name in config.items("served-model-name") if name != served_model_name),
+        model_as_typed=config.optional_text("model"),
+        api_key_file=api_key_file(config),
+        allowed_origins=allowed_origins(config),
         context_length=config.optional_integer("context-length"),
         pairing=cast(Pairing, config.text("pairing")),
         max_attempts=config.integer("max-attempts"),

@@ -67,8 +67,9 @@ OPTIONS: tuple[Option, ...] = (
         help="folder with config.json and safetensors weights",
     ),
     Option(
-        name="served-model-name", metavar="NAME", group=MODEL, commands=_FRONT, unset="the folder's name",
-        help="name that clients ask for",
+        name="served-model-name", kind=Kind.LIST, metavar="NAME", group=MODEL, commands=_FRONT,
+        unset="the folder's name",
+        help="names that clients may ask for; answers tell the first. What --model was given is understood, too",
     ),
     Option(
         name="tokenizer", metavar="DIR", group=MODEL, commands=_FRONT, aliases=("tokenizer-path",),
@@ -128,6 +129,15 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="trust-network", kind=Kind.SWITCH, default=False, group=TRUST, commands=("gateway", "worker"),
         help="without --keys, bind an address that other machines reach: whoever reaches it may pose as a worker",
+    ),
+    Option(
+        name="api-key-file", metavar="FILE", group=TRUST, commands=_FRONT, unset="none: whoever reaches HTTP is served",
+        help="file with one API key a line, readable by its owner alone: clients send one as"
+        " `Authorization: Bearer KEY`, everywhere but to /health",
+    ),
+    Option(
+        name="allowed-origins", kind=Kind.LIST, metavar="ORIGIN", group=TRUST, commands=_FRONT, unset="none",
+        help="origins of web pages whose scripts may use the gateway (CORS), such as https://app.example.com; *: any",
     ),
     Option(
         name="page-size", kind=Kind.INTEGER, default=16, minimum=1, maximum=4096, metavar="N", group=MEMORY,

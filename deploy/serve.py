@@ -22,6 +22,7 @@ from deploy.layout import (
     GATEWAY,
     Plan,
     ProcessSpec,
+    api_key_file,
     as_large,
     at_addresses,
     check_counts,
@@ -44,6 +45,7 @@ from deploy.supervisor import GivenUp, Rules, Supervisor
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.address import is_loopback, refuse_exposed, split_endpoint
+from runtime.api_keys import read_api_keys
 from runtime.clock import MonotonicClock
 from runtime.keys import read_keys
 from runtime.layered_config import Config
@@ -66,14 +68,16 @@ def serve(config: Config, console: Console) -> int:
     check_counts(*(config.integer(role) for role in ("prefill", "decode", "unified")))
     model = find_model(config.optional_text("model"))
     tokenizer = find_texts(config) or model
-    name = config.optional_text("served-model-name") or model_name(model)
+    name = first_name(config, model)
     plan = serve_plan(config, model, name, count_cores(), read_cpus(config.text("cpus"), available_cpus()))
     check_device(config.text("device"))
     check_keys(config, for_gateway=True)
+    check_api_keys(config)
     check_lengths(config, model, console)
     check_port_free(config.text("host"), config.integer("port"))
     flags, rules = worker_flags(config), rules_of(config)
-    return run_plan(plan, console, name, with_text=has_tokenizer(tokenizer), flags=flags, rules=rules)
+    with_text, keys_file = has_tokenizer(tokenizer), api_key_file(config)
+    return run_plan(plan, console, name, with_text=with_text, flags=flags, rules=rules, api_key_file=keys_file)
 
 
 def find_texts(config: Config) -> Path | None:
@@ -89,6 +93,18 @@ def check_keys(config: Config, *, for_gateway: bool) -> None:
         read_keys(folder, for_gateway=for_gateway)
     elif "encrypt-data" in config.settings and config.switch("encrypt-data"):
         raise ConfigError("--encrypt-data needs --keys DIR: `baton keys new` makes one", param="encrypt-data")
+
+
+def first_name(config: Config, model: Path) -> str:
+    """The name that answers tell."""
+    return (*config.items("served-model-name"), model_name(model))[0]
+
+
+def check_api_keys(config: Config) -> None:
+    """The file of API keys, if there is to be one, must be right, before anything is started."""
+    path = api_key_file(config)
+    if path is not None:
+        read_api_keys(path)
 
 
 def check_exposed(config: Config, host: str, name: str) -> None:
@@ -126,6 +142,7 @@ def run_plan(
     with_text: bool,
     rules: Rules,
     flags: Sequence[str] = (),
+    api_key_file: str | None = None,
 ) -> int:
     """Starts gateway and workers, invites to a first request, serves. `flags` start another such worker."""
     clock = MonotonicClock()
@@ -138,7 +155,14 @@ def run_plan(
         ready = start_plan(launcher, plan)
         http, control = str(ready[GATEWAY]["http"]), str(ready[GATEWAY]["control"])
         seconds = clock.now() - began
-        lines = serve_lines(http, served_model_name, list(roles.values()), seconds, with_text=with_text)
+        lines = serve_lines(
+            http,
+            served_model_name,
+            list(roles.values()),
+            seconds,
+            with_text=with_text,
+            api_key_file=api_key_file,
+        )
         workers = [as_large(spec, int(ready[spec.name]["kv_pages"])) for spec in plan.workers(control)]
         return Up([at_addresses(plan.gateway, http, control), *workers], lines)
 
@@ -165,9 +189,10 @@ def gateway(config: Config, console: Console) -> int:
     model = find_model(config.optional_text("model"))
     find_texts(config)
     check_keys(config, for_gateway=True)
+    check_api_keys(config)
     check_exposed(config, split_endpoint(config.text("control"), "--control")[0], "--control")
     check_context_length(model, config.optional_integer("context-length"))
-    name = config.optional_text("served-model-name") or model_name(model)
+    name = first_name(config, model)
     check_port_free(config.text("host"), config.integer("port"))
     spec = gateway_plan(config, model, name)
 

@@ -15,7 +15,7 @@ from protocol.errors import BadRequest, BatonError, Overloaded, Unavailable, Unk
 RETRY_AFTER_S = {429: "1", 503: "2"}
 TYPES = {
     400: "invalid_request_error",
-    401: "authentication_error",
+    401: "invalid_request_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
@@ -27,6 +27,7 @@ TYPES = {
 }
 CODES = {
     400: "bad_request",
+    401: "invalid_api_key",
     404: "not_found",
     405: "method_not_allowed",
     408: "request_timeout",

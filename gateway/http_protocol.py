@@ -10,7 +10,8 @@ from enum import StrEnum
 from typing import Any
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.http_errors import RETRY_AFTER_S, status_object
 from gateway.request_id import HEADER, new_request_id
@@ -35,6 +36,17 @@ class Phase(StrEnum):
 
     HEADERS = "headers"
     BODY = "body"
+
+
+class UnframedCycle(RequestResponseCycle):
+    """An answer to HTTP/1.0, which knows no chunks: it ends with the connection."""
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Writes each part as it is. uvicorn ends such a connection after the answer."""
+        self.chunked_encoding = False
+        if message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -126,6 +138,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse_body(f"has {declared} bytes")
             return
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0" and self.cycle is not None:
+            self.cycle.__class__ = UnframedCycle
         self._phase = Phase.BODY
         self._framing_bytes = 0
         self._arm()

@@ -20,7 +20,7 @@ OUTCOMES = (
     "ok", "cancelled", "bad_request", "context_length_exceeded", "model_not_found", "overloaded", "unavailable",
     "worker_lost", "kv_not_delivered", "layout_mismatch", "wire_error", "internal_error",
 )  # fmt: skip
-STATUSES = ("200", "400", "404", "405", "408", "413", "415", "429", "431", "500", "503")
+STATUSES = ("200", "400", "401", "404", "405", "408", "413", "415", "429", "431", "500", "503")
 
 
 class Metrics:

@@ -53,6 +53,7 @@ EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type":
 SCHEMAS = {"Error": ERROR, "Usage": USAGE, "Choice": CHOICE, "Answer": ANSWER}
 EVERYWHERE = {  # whatever the route: HTTP itself went wrong, or there are too many connections
     400: "the request makes no sense; `param` names the field",
+    401: "with --api-key-file: the key is missing or wrong",
     408: "headers or body did not arrive in time",
     413: "the body is too long",
     431: "the headers are too long or too many",

@@ -17,17 +17,20 @@ from gateway.chat_template import ChatTemplates, read_template, read_template_so
 from gateway.control import Control
 from gateway.control_metrics import ConnectionCollector, ControlCollector
 from gateway.control_socket import ControlSocket
-from gateway.http_app import Service, build_app
+from gateway.http_app import build_app
 from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.model_folder import ModelFolder, read_model_folder
+from gateway.model_names import ModelNames
 from gateway.retry import RetryRules
+from gateway.service import Service
 from gateway.slow_reader import watched_http
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Translator
 from protocol.brief import brief
 from protocol.errors import ConfigError
 from runtime.address import listen, refuse_exposed, split_endpoint
+from runtime.api_keys import read_api_keys
 from runtime.clock import Clock
 from runtime.keys import read_keys
 from runtime.log import get_log
@@ -125,9 +128,10 @@ class Gateway:
             lambda: self.control.requests.num_choices,
         )
         self.service = Service(
-            served_name=settings.served_model_name,
+            names=ModelNames((settings.served_model_name, *settings.more_model_names), settings.model_as_typed),
+            model=str(folder.path),
             control=self.control,
-            translator=Translator(settings.served_model_name, folder, tokenizer, templates),
+            translator=Translator(folder, tokenizer, templates),
             tokenizer=tokenizer,
             metrics=metrics,
             clock=clock,
@@ -135,6 +139,8 @@ class Gateway:
             started_at=int(datetime.now(UTC).timestamp()),
             http_limits=settings.limits,
             admission=admission,
+            api_keys=() if settings.api_key_file is None else read_api_keys(settings.api_key_file),
+            allowed_origins=settings.allowed_origins,
         )
         config = uvicorn.Config(
             build_app(self.service),

@@ -14,7 +14,7 @@ from gateway.model_folder import ModelFolder
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from gateway.stop_strings import StopSet
 from gateway.tokenizer import TextTokenizer
-from protocol.errors import BadRequest, UnknownModel
+from protocol.errors import BadRequest
 from protocol.request import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -42,21 +42,10 @@ class TextRules:
 class Translator:
     """Translates requests for one model. Methods are safe in threads: they change nothing."""
 
-    def __init__(
-        self, served_name: str, folder: ModelFolder, tokenizer: TextTokenizer | None, templates: ChatTemplates
-    ) -> None:
-        self._served_name = served_name
+    def __init__(self, folder: ModelFolder, tokenizer: TextTokenizer | None, templates: ChatTemplates) -> None:
         self._folder = folder
         self._tokenizer = tokenizer
         self._templates = templates
-
-    def check_name(self, model: str | None) -> None:
-        """UnknownModel unless `model` is the one served here, or None."""
-        if model is not None and model != self._served_name:
-            raise UnknownModel(
-                f"model: got {model[:200]!r}, expected {self._served_name!r}, which is served here",
-                param="model",
-            )
 
     def completion_prompts(self, request: CompletionRequest, limits: Limits) -> list[list[int]]:
         """Token ids of each prompt. BadRequest for text without a tokenizer, or far too long."""

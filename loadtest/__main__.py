@@ -19,13 +19,14 @@ import uvloop
 from rich.console import Console
 
 from loadtest.against_peer import compare_with_peer, show_comparison
-from loadtest.http_exchange import KEY_VARIABLE, Server
+from loadtest.http_exchange import KEY_VARIABLE, KEYS_VARIABLE, Server
 from loadtest.load import Load, run_load
 from loadtest.peer import VARIABLE
 from loadtest.report import Figures, figures_table, median_figures
 from loadtest.scenarios import SCENARIOS
 from loadtest.sides import COMPARISONS, compare_sides, show_sides
 from protocol.errors import ConfigError
+from runtime.api_keys import read_api_keys
 from runtime.clock import MonotonicClock
 
 T = TypeVar("T")
@@ -98,10 +99,12 @@ def _drive(typed: Sequence[str], console: Console) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest drive",
         description="Drives POST /v1/completions of any OpenAI server with prompts of random token ids.",
-        epilog=f"A key is taken from {KEY_VARIABLE}. Ends with status 1 if any request failed.",
+        epilog=f"A key comes from --api-key-file, {KEY_VARIABLE}, or the file that {KEYS_VARIABLE} names. "
+        "Ends with status 1 if any request failed.",
     )
     parser.add_argument("--url", required=True, help="for example http://127.0.0.1:8000")
     parser.add_argument("--model", help="the model's name (default: the first one that the server names)")
+    parser.add_argument("--api-key-file", metavar="FILE", help="file of keys as of baton serve; the first is sent")
     _add_load(parser, "")
     parser.add_argument(
         "--rate", type=_rate, default=0.0, help="open loop: requests a second, instead of --concurrency"
@@ -112,7 +115,8 @@ def _drive(typed: Sequence[str], console: Console) -> int:
     if asked.rate and asked.concurrency is not None:
         parser.error("--rate sends however many requests still run; got --concurrency too")
     load = _load(asked, asked.rate, asked.intruder_rate, asked.intruder_inp)
-    found: Figures = guarded_run(run_load(Server.at(asked.url), MonotonicClock(), load, asked.model))
+    key = None if asked.api_key_file is None else read_api_keys(asked.api_key_file)[0]
+    found: Figures = guarded_run(run_load(Server.at(asked.url, key), MonotonicClock(), load, asked.model))
     console.print(load.words())
     console.print(figures_table({"figure": [found]}, {}, asked.markdown))
     if found.first_error:

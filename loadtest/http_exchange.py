@@ -15,10 +15,12 @@ from urllib.parse import urlsplit
 import httptools
 
 from protocol.errors import ConfigError
+from runtime.api_keys import read_api_keys
 from runtime.clock import Clock
 
 OnLine = Callable[[float, bytes], bool]  # the moment in seconds and the line without its end; False: hang up
 KEY_VARIABLE = "OPENAI_API_KEY"
+KEYS_VARIABLE = "BATON_API_KEY_FILE"  # a Baton that is started here reads it, too
 TIMEOUT_S = 600.0
 _PORTS = {"http": 80, "https": 443}
 
@@ -35,7 +37,7 @@ class Server:
 
     @classmethod
     def at(cls, url: str, key: str | None = None) -> "Server":
-        """The server at `url`, which may end in /v1; without `key`, the environment's. ConfigError for no URL."""
+        """The server at `url`, which may end in /v1; without `key`, the environment says it. ConfigError for no URL."""
         try:
             parts = urlsplit(url)
             port = parts.port or _PORTS.get(parts.scheme)
@@ -44,8 +46,13 @@ class Server:
         if not parts.hostname or port is None or parts.query or parts.fragment:
             raise ConfigError(f"--url: got {url!r}, expected something like http://127.0.0.1:8000", param="url")
         path = parts.path.rstrip("/").removesuffix("/v1")
-        key = os.environ.get(KEY_VARIABLE, "") if key is None else key
+        key = _key_of_environment() if key is None else key
         return cls(parts.hostname, port, parts.scheme == "https", path, key)
+
+
+def _key_of_environment() -> str:
+    key, file = os.environ.get(KEY_VARIABLE), os.environ.get(KEYS_VARIABLE)
+    return key or (read_api_keys(file)[0] if file else "")
 
 
 class Broken(Exception):

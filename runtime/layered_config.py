@@ -16,6 +16,7 @@ from protocol.errors import ConfigError
 from runtime.nearest_name import nearest_name
 
 PREFIX = "BATON_"
+LIST_MARK = ","  # between the items of a list
 MAX_INTEGER = 2**31 - 1  # of an option that names no maximum of its own
 Value = str | int | bool | None
 _TRUE = ("1", "true", "yes", "on")
@@ -29,6 +30,7 @@ class Kind(StrEnum):
 
     TEXT = "text"  # one line of it: a name, an address, a path
     PROSE = "prose"  # text of any kind, also none
+    LIST = "list"  # several texts; written and kept with commas between them
     INTEGER = "integer"
     SWITCH = "switch"
 
@@ -86,6 +88,8 @@ class Option:
             return "true or false"
         if self.kind is Kind.TEXT:
             return "a string of printable characters"
+        if self.kind is Kind.LIST:
+            return "strings of printable characters, with commas between them"
         if self.kind is Kind.PROSE:
             return "a string"
         if self.maximum is not None:
@@ -106,7 +110,9 @@ class Option:
 
     def from_toml(self, value: Any, where: str) -> Value:
         """The value of a key in the file, whose type must be right already; ConfigError names `where`."""
-        wanted = {Kind.TEXT: str, Kind.PROSE: str, Kind.INTEGER: int, Kind.SWITCH: bool}[self.kind]
+        if self.kind is Kind.LIST and type(value) is list and all(type(each) is str for each in value):
+            value = LIST_MARK.join(value)
+        wanted = {Kind.INTEGER: int, Kind.SWITCH: bool}.get(self.kind, str)
         if type(value) is not wanted:
             kind = _TOML_TYPES.get(type(value), "another type")
             raise ConfigError(f"{where}: got {brief(value)} ({kind}), expected {self.expected}", param=self.name)
@@ -122,6 +128,8 @@ class Option:
         if self.choices and value not in self.choices:
             raise self._wrong(value, where, nearest_name(value, self.choices))
         if self.kind is Kind.TEXT and not (value and value.isprintable()):
+            raise self._wrong(value, where)
+        if self.kind is Kind.LIST and not (value and all(each and each.isprintable() for each in listed(value))):
             raise self._wrong(value, where)
         if any("\ud800" <= character <= "\udfff" for character in value):
             raise ConfigError(f"{where}: got {brief(value)}, expected text in UTF-8", param=self.name)
@@ -176,6 +184,10 @@ class Config:
         """The value of a text option, None when it is not set."""
         return None if self.settings[name].value is None else self.text(name)
 
+    def items(self, name: str) -> tuple[str, ...]:
+        """The values of a list option, each once; none when it is not set."""
+        return tuple(dict.fromkeys(listed(self.optional_text(name) or "")))
+
     def integer(self, name: str) -> int:
         """The value of an integer option that is set."""
         value = self.settings[name].value
@@ -189,6 +201,11 @@ class Config:
     def switch(self, name: str) -> bool:
         """The value of a switch."""
         return self.settings[name].value is True
+
+
+def listed(text: str) -> list[str]:
+    """The items of a list option, without the space around them."""
+    return [each.strip() for each in text.split(LIST_MARK)] if text else []
 
 
 def parse_file(path: str, text: str) -> ConfigFile:

@@ -115,7 +115,11 @@ class GatewaySettings(Settings):
     model: str  # folder with generation_config.json
     tokenizer: str | None = None  # folder with tokenizer.json; None: the model's
     chat_template: str | None = None  # file; None: the one beside the tokenizer
-    served_model_name: str
+    served_model_name: str  # the one in every answer
+    more_model_names: tuple[str, ...] = ()  # that are served and listed, too
+    model_as_typed: str | None = None  # what --model was given; understood, not listed
+    api_key_file: str | None = None  # None: whoever reaches HTTP is served
+    allowed_origins: tuple[str, ...] = ()  # of pages in browsers; "*": of any
     context_length: Positive | None = None
     pairing: Pairing = "least_loaded"
     max_attempts: Positive = 3  # of a request on a pair, the first one among them

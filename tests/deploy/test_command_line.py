@@ -46,6 +46,12 @@ def test_a_foreign_flag_that_changes_nothing_is_taken() -> None:
     assert parse(["serve", *typed.split()], "1").flags == {"model": "DIR"}
 
 
+@pytest.mark.parametrize("typed", ["a b", "a,b", "a --port 1 --served-model-name a"])
+def test_a_list_is_typed_with_spaces_or_commas(typed: str) -> None:
+    line = parse(["serve", "--served-model-name", *typed.split()], "1")
+    assert line.flags["served-model-name"] == ("a" if "--port" in typed else "a,b")
+
+
 def test_config_takes_the_flags_of_every_server_and_json() -> None:
     line = parse(["config", "--port", "1", "--role", "decode", "--json"], "1")
     assert line.flags == {"port": "1", "role": "decode"}

@@ -29,6 +29,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert asked["timeline"] is True
+        assert self.headers["Authorization"] == ("Bearer sk-1" if asked["model"] == "locked" else None)
         refused = asked["model"] == "unknown"
         self.send_response(404 if refused else 200)
         self.end_headers()
@@ -56,7 +57,8 @@ def url() -> Iterator[str]:
 
 
 def ask(url: str, model: str) -> Request:
-    request = Request(url, {"model": model, "prompt": "Once"}, VirtualClock())
+    api_key = "sk-1" if model == "locked" else ""
+    request = Request(url, {"model": model, "prompt": "Once"}, VirtualClock(), api_key)
     request.start()
     assert request.finished.wait(30.0)
     return request
@@ -68,6 +70,10 @@ def test_the_answer_streams_to_the_terminal(url: str, capsys: pytest.CaptureFixt
     assert answer.text == ", a fox ran."
     assert answer.num_tokens == 5
     assert answer.moments == (Moment("done", 3.5, "decode-0"),)
+
+
+def test_a_key_is_sent(url: str) -> None:
+    assert ask(url, "locked").answer().num_tokens == 5
 
 
 @pytest.mark.parametrize("model, says", [("unknown", "HTTP 404: no such model"), ("breaks", "worker lost")])

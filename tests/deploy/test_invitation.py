@@ -1,5 +1,7 @@
 import json
 import shlex
+import subprocess
+from pathlib import Path
 
 from deploy.invitation import count_roles, curl, dialable, gateway_lines, local_url, serve_lines, worker_lines
 from deploy.model_folder import PROJECT
@@ -28,6 +30,14 @@ def test_a_model_without_tokenizer_is_asked_with_token_ids() -> None:
 def test_a_name_with_quotes_survives_the_shell() -> None:
     body: dict[str, object] = {"model": 'it\'s a "model" $HOME'}
     assert json.loads(shlex.split(curl("http://h:1", body))[-1]) == body
+
+
+def test_with_keys_the_command_reads_the_first_one_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "our keys"
+    path.write_text("# ours\n\nsk-1\nsk-2\n")
+    command = serve_lines("http://h:1", "m", ["unified"], 1.0, with_text=True, api_key_file=str(path))[1]
+    said = subprocess.run(["bash", "-c", command.replace("curl", "printf '%s\\n'", 1)], capture_output=True, check=True)
+    assert "Authorization: Bearer sk-1" in said.stdout.decode().splitlines() and "sk-1" not in command
 
 
 def test_counts_of_roles() -> None:

@@ -15,7 +15,7 @@ from deploy.layout import (
     worker_plan,
 )
 from deploy.options import LIMITS, OPTIONS, options_for
-from deploy.serve import check_exposed
+from deploy.serve import check_api_keys, check_exposed, first_name
 from model.kv_sizing import KvBudget, KvSize, choose_kv_size
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
@@ -40,6 +40,12 @@ def test_keys_do_not_make_nixl_safe_where_others_reach_it() -> None:
         ConfigError, match=r"--host: '10.0.0.5' can be reached .* nixl opens ports there that know no keys"
     ):
         check_exposed(config("worker", **flags), "10.0.0.5", "--host")
+
+
+def test_the_file_of_keys_is_read_before_anything_starts(tmp_path: Path) -> None:
+    check_api_keys(config("gateway"))
+    with pytest.raises(ConfigError, match=r"--api-key-file .*No such file"):
+        check_api_keys(config("gateway", api_key_file=str(tmp_path / "none")))
 
 
 def test_one_prefill_and_one_decode_by_default() -> None:
@@ -74,6 +80,32 @@ def test_settings_follow_the_flags() -> None:
         page_size=1, max_total_tokens=512, max_running_requests=3, chunked_prefill_size=0, context_length=128,
         overlap=False, host="127.0.0.1", workers_on_host=2, num_threads=4, log_level="debug",
     )  # fmt: skip
+
+
+def test_names_keys_and_origins_reach_the_gateway_and_no_key_does() -> None:
+    found = config(
+        "serve", served_model_name="tale,fable", model="some/folder", api_key_file="keys.txt",
+        allowed_origins="https://a.example,http://localhost:3000",
+    )  # fmt: skip
+    settings = GatewaySettings.from_json(serve_plan(found, MODEL, "tale", cores=2).gateway.command[-1])
+    assert (settings.served_model_name, settings.more_model_names) == ("tale", ("fable",))
+    assert settings.model_as_typed == "some/folder" and settings.model == "/models/story"
+    assert settings.api_key_file == str(Path("keys.txt").absolute())
+    assert settings.allowed_origins == ("https://a.example", "http://localhost:3000")
+    assert config("serve", allowed_origins="*").items("allowed-origins") == ("*",)
+
+
+@pytest.mark.parametrize(
+    "origin", ["example.com", "https://a.example/", "https://a.example/x", "https://", "null", "HTTPS://a"]
+)
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match=r"--allowed-origins: got .*, expected \* or an origin such as https"):
+        gateway_plan(config("gateway", allowed_origins=f"*,{origin}"), MODEL, "story")
+
+
+def test_the_first_name_is_told() -> None:
+    assert first_name(config("serve", served_model_name="tale,fable"), MODEL) == "tale"
+    assert first_name(config("serve"), MODEL) == "story"
 
 
 def test_every_limit_has_a_flag_of_its_own() -> None:

@@ -24,7 +24,7 @@ def test_an_option_is_complete(option: object) -> None:
     assert found.default is not None or found.unset
     assert found.metavar or found.kind is Kind.SWITCH
     if found.default is not None:
-        wanted = {Kind.TEXT: str, Kind.PROSE: str, Kind.INTEGER: int, Kind.SWITCH: bool}[found.kind]
+        wanted = {Kind.INTEGER: int, Kind.SWITCH: bool}.get(found.kind, str)
         assert type(found.default) is wanted
         assert not found.choices or found.default in found.choices
 

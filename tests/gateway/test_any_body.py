@@ -41,7 +41,7 @@ def need_of(job: Job) -> Need:
 def translator() -> Translator:
     tokenizer = TextTokenizer(byte_tokenizer(), SpecialTokens({"eos_token": "<|eos|>"}, None, None))
     folder = ModelFolder(Path("story"), 64, 300, (EOS,), SamplingDefaults())
-    return Translator("story", folder, tokenizer, ChatTemplates({"default": TEMPLATE}, {}))
+    return Translator(folder, tokenizer, ChatTemplates({"default": TEMPLATE}, {}))
 
 
 def jobs_of(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> list[Job]:
@@ -49,7 +49,6 @@ def jobs_of(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> lis
     try:
         refuse_unsupported(body)
         request = parse(kind, body)
-        translator().check_name(request.model)
         translator().text_rules(request)
         if isinstance(request, ChatRequest):
             prompts = [translator().chat_prompt(request, LIMITS)]

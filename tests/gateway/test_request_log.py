@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http_app import Service
+from gateway.service import Service
 from protocol.messages_gateway import Leaving, Role
 from tests.gateway.conftest import Setting
 from tests.gateway.fake_worker import Behaviour

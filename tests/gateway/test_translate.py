@@ -9,7 +9,7 @@ from gateway.model_folder import read_model_folder
 from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Job, Translator
-from protocol.errors import BadRequest, UnknownModel
+from protocol.errors import BadRequest
 from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, write_folder
 
 LIMITS = Limits(context_length=64, vocab_size=300)
@@ -18,7 +18,7 @@ LIMITS = Limits(context_length=64, vocab_size=300)
 def translator(path: Path) -> Translator:
     tokenizer = load_tokenizer(path)
     texts = {} if tokenizer is None else tokenizer.special.texts
-    return Translator("story", read_model_folder(path), tokenizer, ChatTemplates(read_template_sources(path), texts))
+    return Translator(read_model_folder(path), tokenizer, ChatTemplates(read_template_sources(path), texts))
 
 
 def completion(**fields: Any) -> CompletionRequest:
@@ -76,14 +76,6 @@ def test_without_tokenizer_only_ids(tmp_path: Path) -> None:
         found.chat_prompt(chat(), Limits())
     with pytest.raises(BadRequest, match="stop_token_ids"):
         found.text_rules(completion(stop="a"))
-
-
-def test_the_model_must_be_the_one_served(folder: Path) -> None:
-    found = translator(folder)
-    found.check_name("story")
-    found.check_name(None)
-    with pytest.raises(UnknownModel, match=r"'other'.*'story'"):
-        found.check_name("other")
 
 
 def test_plain_defaults(folder: Path) -> None:

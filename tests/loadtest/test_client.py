@@ -1,6 +1,7 @@
 """What a timed client makes of answers, good and bad."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -109,7 +110,13 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         Server.at(url)
 
 
-def test_without_a_key_that_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_key_that_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    path = tmp_path / "keys"
+    path.write_text("# ours\nfirst\nsecond\n")
+    path.chmod(0o600)
+    monkeypatch.setenv("BATON_API_KEY_FILE", str(path))
+    assert Server.at("http://127.0.0.1:1").key == "first"
     monkeypatch.setenv("OPENAI_API_KEY", "mine")
     assert Server.at("https://api.example").key == "mine"
     assert Server.at("https://api.example") == Server("api.example", 443, True, "", "mine")

@@ -11,7 +11,8 @@ PORT = Option(name="port", kind=Kind.INTEGER, default=80, maximum=65535, help=""
 HOST = Option(name="host", help="", group="g", commands=("serve",))
 OFF = Option(name="disable-overlap", kind=Kind.SWITCH, default=False, help="", group="g", commands=("serve",))
 ROLE = Option(name="role", choices=("a", "unified"), synonyms={"null": "unified"}, help="", group="g", commands=("x",))
-ALL = (PAGE, PORT, HOST, OFF, ROLE)
+NAMES = Option(name="names", kind=Kind.LIST, help="", group="g", commands=("serve",))
+ALL = (PAGE, PORT, HOST, OFF, ROLE, NAMES)
 
 
 def values(
@@ -46,6 +47,21 @@ def test_kinds() -> None:
     assert found.switch("disable-overlap") is True
     assert found.integer("port") == 0
     assert values().optional_text("host") is None
+
+
+@pytest.mark.parametrize("found", [
+    values({"names": "a, b,a"}), values(environment={"BATON_NAMES": "a,b"}), values(toml='names = "a,b"'),
+    values(toml='names = ["a", "b"]'),
+])  # fmt: skip
+def test_lists(found: Config) -> None:
+    assert found.items("names") == ("a", "b")
+    assert values().items("names") == ()
+
+
+@pytest.mark.parametrize("toml", ["names = []", "names = ['a', 5]", "names = 'a,,b'", "names = ''", "names = ['']"])
+def test_wrong_lists(toml: str) -> None:
+    with pytest.raises(ConfigError, match=r"names in b.toml: got .*expected strings of printable characters, with"):
+        values(toml=toml)
 
 
 def test_a_flag_can_switch_off_what_the_environment_switched_on() -> None:

@@ -42,7 +42,7 @@ PATHS: list[tuple[str, str, int]] = [
     ("GET", "/v1", 404),
     ("GET", "/v1/", 404),
     ("POST", "/v1/embeddings", 404),
-    ("POST", "/v1/completions/", 404),
+    ("POST", "/v1/completions/x", 404),
     ("POST", "//v1/completions", 404),
     ("POST", "/V1/COMPLETIONS", 404),
     ("GET", "/v1/models/gpt-9", 404),

@@ -1,0 +1,59 @@
+"""What the routes of one gateway share. What it does not know: HTTP."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.admission import Admission
+from gateway.control import Control
+from gateway.detokenizer import Detokenizer, NoText
+from gateway.limits import Limits
+from gateway.metrics import Metrics
+from gateway.model_names import ModelNames
+from gateway.tokenizer import TextTokenizer
+from gateway.translate import Translator
+from runtime.clock import Clock
+from runtime.settings import HttpLimits
+
+
+@dataclass(frozen=True)
+class Service:
+    """Everything that routes need."""
+
+    names: ModelNames
+    model: str  # its folder
+    control: Control
+    translator: Translator
+    tokenizer: TextTokenizer | None
+    metrics: Metrics
+    clock: Clock
+    model_limits: Limits  # of the model folder and the settings; workers add theirs
+    started_at: int  # seconds since 1970
+    http_limits: HttpLimits
+    admission: Admission
+    api_keys: tuple[str, ...] = ()  # none: whoever connects is served
+    allowed_origins: tuple[str, ...] = ()
+    one_long_body: asyncio.Lock = field(default_factory=asyncio.Lock)  # parsed at a time: parsing lets nothing else run
+
+    @property
+    def limits(self) -> Limits:
+        """The model's limits and those of the workers that are there now."""
+        return merged(self.model_limits, self.control.limits)
+
+    def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
+        """For one choice of this prompt."""
+        return NoText() if self.tokenizer is None else self.tokenizer.detokenizer(prompt_ids, skip_special)
+
+
+def merged(model: Limits, workers: Limits) -> Limits:
+    """The workers' limits, none above the model's; the workers know the vocabulary better."""
+    known = [length for length in (model.context_length, workers.context_length) if length is not None]
+    return Limits(
+        context_length=min(known, default=None),
+        vocab_size=workers.vocab_size if workers.vocab_size is not None else model.vocab_size,
+        pool_tokens=workers.pool_tokens,
+        prefill_pool_tokens=workers.prefill_pool_tokens,
+        page_size=workers.page_size,
+        prefill_page_size=workers.prefill_page_size,
+        max_choices=workers.max_choices,
+    )

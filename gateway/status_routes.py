@@ -1,0 +1,173 @@
+"""Routes that say what is served, by whom and how it goes; they generate nothing.
+
+Routers in front read `/server_info` and `/model_info`, as SGLang's does under these names and the older ones. What it
+does not know: requests for tokens (http_app.py).
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import FastAPI, Response
+from starlette.responses import PlainTextResponse
+
+from gateway.http_errors import json_response
+from gateway.membership import Member
+from gateway.openapi import NOT_FOUND, add_schemas, errors, text_response
+from gateway.service import Service
+from protocol.errors import Unavailable
+from protocol.messages_gateway import Role
+from runtime.version import baton_version
+
+
+def add_status(app: FastAPI, service: Service) -> None:
+    """Adds the routes."""
+    _add_health(app, service)
+    _add_models(app, service)
+    _add_facts(app, service)
+
+
+def _add_health(app: FastAPI, service: Service) -> None:
+    @app.get("/", include_in_schema=False)
+    async def root() -> Response:
+        return PlainTextResponse(
+            f"Baton serves {service.names.first}: POST /v1/completions or /v1/chat/completions; "
+            f"see /health, /workers, /metrics, /openapi.json\n"
+        )
+
+    @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
+    @app.get("/health", responses=errors())
+    async def health() -> Response:
+        """200 when requests can be served: a prefill and a decode worker, or a unified one, are ready."""
+        missing = service.control.membership.missing
+        if missing is None:
+            return json_response({"status": "ok"})
+        raise Unavailable(missing)
+
+    @app.get("/workers", responses=errors())
+    async def workers() -> Response:
+        """The workers that serve, their load and their page ledger."""
+        now = service.clock.now()
+        return json_response([worker_row(member, now) for member in service.control.membership.members])
+
+    @app.get("/metrics", responses=text_response(), response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.post("/flush_cache", operation_id="flush_cache", responses=errors())
+    @app.post("/reset_prefix_cache", operation_id="reset_prefix_cache", responses=errors())
+    async def flush_cache() -> Response:
+        """Benchmarks call this before a run. No prefix is cached, so there is nothing to drop."""
+        return json_response({"status": "ok"})
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models", responses=errors())
+    async def models() -> Response:
+        """The one model that is served, under each of its names."""
+        data = [_model(service, name) for name in service.names.served]
+        return json_response({"object": "list", "data": data})
+
+    @app.get("/v1/models/{name:path}", responses=errors(NOT_FOUND))
+    async def model(name: str) -> Response:
+        """The model by one of its names."""
+        service.names.check(name)
+        return json_response(_model(service, name if name in service.names.served else service.names.first))
+
+
+def _add_facts(app: FastAPI, service: Service) -> None:
+    @app.get("/version", responses=errors())
+    async def version() -> Response:
+        """Baton's own version."""
+        return json_response({"version": baton_version()})
+
+    @app.get("/server_info", operation_id="server_info", responses=errors())
+    @app.get("/get_server_info", operation_id="get_server_info", responses=errors())
+    async def server_info() -> Response:
+        """What routers and benchmarks ask a server. Gateway and workers together are one server."""
+        return json_response(_server_info(service))
+
+    @app.get("/model_info", operation_id="model_info", responses=errors())
+    @app.get("/get_model_info", operation_id="get_model_info", responses=errors())
+    async def model_info() -> Response:
+        """What routers ask of the model."""
+        return json_response(_model_info(service))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return json_response(add_schemas(app.openapi()))
+
+
+def worker_row(member: Member, now: float) -> dict[str, Any]:
+    """What `/workers` says of one worker."""
+    registered, stats = member.registered, member.stats
+    return {
+        "id": member.key.worker_id,
+        "role": str(member.role),
+        "pid": registered.pid,
+        "state": "ready",  # whoever cannot serve yet, or no longer, is no member
+        "instance": str(member.key.instance),  # above 2**53: JSON readers would round it
+        "host": registered.host,
+        "peer": registered.address.peer,
+        "data": registered.address.data,
+        "kv_pages": asdict(stats.kv_pages),
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "queued_prompt_tokens": stats.queued_prompt_tokens,
+        "page_size": registered.layout.page_size,
+        "transfer": stats.transfer,
+        "max_running_requests": registered.max_running_requests,
+        "max_total_tokens": registered.max_total_tokens,
+        "context_length": registered.context_length,
+        "launch_age_s": round(member.launch_age_s, 3),
+        "heartbeat_age_s": round(now - member.last_seen, 3),
+    }
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "baton",
+        "root": service.model,
+        "parent": None,
+        "max_model_len": service.limits.context_length,
+    }
+
+
+def _server_info(service: Service) -> dict[str, Any]:
+    """Sums over the workers that decode, because each request runs on one of them."""
+    decodes = [each.registered for each in service.control.membership.members if each.role is not Role.PREFILL]
+    return {
+        "model_id": service.names.first,
+        "served_model_name": service.names.first,
+        "model_path": service.model,
+        "tokenizer_path": service.model,
+        "version": baton_version(),
+        "max_running_requests": sum(each.max_running_requests for each in decodes),
+        "max_total_tokens": sum(each.max_total_tokens for each in decodes),
+        "max_total_num_tokens": sum(each.max_total_tokens for each in decodes),
+        "context_length": service.limits.context_length,
+        "page_size": service.limits.page_size,
+        "tp_size": 1,
+        "dp_size": 1,
+        "disaggregation_mode": "null",  # to a router this is a plain server: it pairs its workers by itself
+        "internal_states": [{}],  # benchmarks look into the first one
+    }
+
+
+def _model_info(service: Service) -> dict[str, Any]:
+    limits = service.limits
+    return {
+        "model_path": service.model,
+        "tokenizer_path": service.model,
+        "served_model_name": service.names.first,
+        "is_generation": True,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "preferred_sampling_params": None,
+        "weight_version": "default",
+        "max_context_length": limits.context_length,
+        "vocab_size": limits.vocab_size,
+    }

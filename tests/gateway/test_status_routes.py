@@ -1,0 +1,103 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.http_app import build_app
+from protocol.messages_gateway import Role
+from runtime.version import baton_version
+from tests.gateway.conftest import Setting, running
+
+
+def routes(setting: Setting) -> list[tuple[str, set[str]]]:
+    """Path and methods of every route."""
+    app = build_app(setting.gateway.service)
+    return [(route.path.replace("{name:path}", "story"), route.methods) for route in app.routes]  # type: ignore[attr-defined]
+
+
+async def test_head_is_answered_wherever_get_is(setting: Setting) -> None:
+    await setting.add_pair()
+    paths = [path for path, methods in routes(setting) if "GET" in methods]
+    assert len(paths) >= 12
+    for path in paths:
+        found, head = await setting.client.get(path), await setting.client.head(path)
+        assert (head.status_code, head.content) == (200, b""), path
+        assert head.headers["content-type"] == found.headers["content-type"]
+        refused = await setting.client.delete(path)
+        assert refused.status_code == 405 and "HEAD" in refused.headers["allow"].split(", "), path
+    assert (await setting.client.head("/v1/completions")).status_code == 405
+    assert (await setting.client.head("/nowhere")).status_code == 404
+
+
+async def test_a_slash_at_the_end_changes_nothing(setting: Setting) -> None:
+    await setting.add_pair()
+    for path, methods in routes(setting):
+        for method in methods:
+            plain, slashed = [await setting.client.request(method, path + end) for end in ("", "/")]
+            assert slashed.status_code == plain.status_code != 404, (method, path)
+    response = await setting.client.post("/v1/completions/", json={"prompt": [1, 2], "max_tokens": 3})
+    assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 3
+
+
+async def test_ping_is_health(setting: Setting) -> None:
+    for method in ("GET", "POST"):
+        assert (await setting.client.request(method, "/ping")).status_code == 503
+    await setting.add_pair()
+    for method in ("GET", "POST"):
+        assert (await setting.client.request(method, "/ping")).json() == {"status": "ok"}
+
+
+async def test_version(setting: Setting) -> None:
+    assert (await setting.client.get("/version")).json() == {"version": baton_version()}
+    assert baton_version()[0].isdigit()
+
+
+async def facts(setting: Setting, *paths: str) -> dict[str, Any]:
+    """What all of the paths say alike."""
+    first, second = [(await setting.client.get(path)).json() for path in paths]
+    assert first == second
+    found: dict[str, Any] = first
+    return found
+
+
+async def test_server_info_counts_what_decodes(setting: Setting) -> None:
+    before = await facts(setting, "/server_info", "/get_server_info")
+    assert (before["max_running_requests"], before["max_total_tokens"]) == (0, 0)
+    await setting.add(Role.PREFILL)
+    [first, second] = [await setting.add(role) for role in (Role.DECODE, Role.UNIFIED)]
+    found = await facts(setting, "/server_info", "/get_server_info")
+    rows = {row["id"]: row for row in (await setting.client.get("/workers")).json()}
+    decodes = [rows[worker.worker_id] for worker in (first, second)]
+    for name in ("max_running_requests", "max_total_tokens"):
+        assert found[name] == sum(row[name] for row in decodes) > 0
+    assert found["model_id"] == found["served_model_name"] == "story" and "model" not in found
+    assert (found["tp_size"], found["dp_size"], found["disaggregation_mode"]) == (1, 1, "null")
+    assert found["internal_states"][0].get("avg_spec_accept_length") is None
+    assert found["version"] == baton_version() and found["context_length"] == 512
+
+
+async def test_model_info(setting: Setting, folder: Path) -> None:
+    found = await facts(setting, "/model_info", "/get_model_info")
+    assert found["is_generation"] is True and found["model_path"] == str(folder)
+    assert (found["served_model_name"], found["max_context_length"]) == ("story", 512)
+
+
+@pytest.mark.parametrize("asked", ["tale", "fable", "models/story", "./models/story/"])
+async def test_every_name_is_served_and_the_first_is_told(folder: Path, asked: str) -> None:
+    typed = "./models/story/" if asked.startswith(".") else "models/story"
+    names: dict[str, Any] = {"served_model_name": "tale", "more_model_names": ("fable",), "model_as_typed": typed}
+    async with running(folder, **names) as setting:
+        await setting.add_pair()
+        response = await setting.complete([1], max_tokens=2, model=asked)
+        assert response.status_code == 200 and response.json()["model"] == "tale"
+        assert '"model":"tale"' in (await setting.complete([1], max_tokens=2, model=asked, stream=True)).text
+        listed = (await setting.client.get("/v1/models")).json()["data"]
+        assert [each["id"] for each in listed] == ["tale", "fable"]
+        assert {each["root"] for each in listed} == {str(folder)}
+        one = (await setting.client.get(f"/v1/models/{asked.removeprefix('./')}")).json()
+        if asked.startswith("."):  # a client that tidies the URL asks for another name
+            assert one["error"]["code"] == "model_not_found"
+        else:
+            assert one["id"] == (asked if asked in ("tale", "fable") else "tale")
+        refused = await setting.complete([1], model="story")
+        assert refused.status_code == 404 and "'tale' or 'fable'" in refused.json()["error"]["message"]
