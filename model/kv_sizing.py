@@ -88,8 +88,8 @@ def activation_bytes(config: ModelConfig, dtype: str, *, tokens_per_forward: int
     # One context of K and V is gathered at a time, and the mask of a chunk over it.
     gathered = 2 * config.context_length * config.num_kv_heads * config.head_dim * item_bytes
     mask = min(tokens_per_forward, 512) * config.context_length * 4
-    # Logits, their sorted copy and order, probabilities, and the cumulative sum in float64.
-    per_row = config.vocab_size * (4 * 4 + 3 * 8)
+    # Logits, scaled and without banned tokens; keys and digits of top-p in 4 bytes, weights and places in 8.
+    per_row = config.vocab_size * (7 * 4 + 3 * 8)
     return tokens_per_forward * _token_bytes(config, item_bytes) + gathered + mask + logit_rows * per_row
 
 

@@ -1,10 +1,16 @@
 """Batched sampling: a token per row of logits, with noise that depends on (seed, choice, position) and nothing else.
 
-Masks follow transformers: temperature, then top-k, top-p, min-p, each on what the one before left. The draw is the
-inverse of the cumulative distribution, in vocabulary order, at one uniform number per row, so that a row's token does
-not depend on its neighbours. What it does not know: requests, text, or when to stop. Shapes: L rows, V vocabulary.
+Masks follow transformers: temperature, then top-k, top-p, min-p, each on what the one before left. A mask is computed
+for the rows that ask for it, and for no other. The draw is the inverse of the cumulative distribution, in vocabulary
+order, at one uniform number per row, so that a row's token does not depend on its neighbours. Nothing here waits for
+the device.
+
+Equal logits: top-k keeps every token that equals the k-th largest. Top-p keeps no more tokens than it needs, and of
+equal ones those with the higher ids. What it does not know: requests, text, or when to stop. Shapes: L rows, N of them
+that ask for something, E token ids, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,11 +22,24 @@ from model.splitmix import mix, shift_right
 NOT_A_TOKEN: Final = -1  # drawn from logits that are not finite
 GREEDY_BELOW: Final = 1e-30  # a temperature so low that logits divided by it would leave float32
 _NEG_INF: Final = float("-inf")
+_DIGITS: Final = ((22, 2**10), (11, 2**11), (0, 2**11))  # of a 32-bit key, highest first: (shift, number of values)
+
+
+@dataclass(frozen=True)
+class Banned:
+    """Tokens that N of the rows may not draw yet."""
+
+    rows_N: Tensor  # int64
+    ids_NE: Tensor  # int64; an id outside the vocabulary bans nothing, and -1 fills up a shorter list
+    until_N: Tensor  # int64; a row is bound while its position is below
 
 
 @dataclass(frozen=True)
 class SamplingInput:
-    """Sampling parameters of L rows. Tensors are on the model's device; the rest is on the host."""
+    """Sampling parameters of L rows. Tensors are on the model's device; the rest is on the host.
+
+    `top_k_N`, `top_p_N` and `min_p_N` name the rows (int64) that ask for that mask; None: no row does.
+    """
 
     temperature_L: Tensor  # float32; 0: greedy
     top_k_L: Tensor  # int64; 0: off
@@ -29,17 +48,19 @@ class SamplingInput:
     seed_L: Tensor  # int64
     choice_L: Tensor  # int64
     position_L: Tensor  # int64: tokens before the sampled one, prompt included
-    banned: tuple[tuple[int, tuple[int, ...]], ...]  # (row, token ids that may not be sampled)
     all_greedy: bool
-    any_top_k: bool
-    any_top_p: bool
-    any_min_p: bool
+    top_k_N: Tensor | None
+    top_p_N: Tensor | None
+    min_p_N: Tensor | None
+    banned: Banned | None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The columns."""
+        """Every tensor in it."""
         columns = (self.temperature_L, self.top_k_L, self.top_p_L, self.min_p_L, self.seed_L, self.choice_L)
-        return (*columns, self.position_L)
+        asked = [rows_N for rows_N in (self.top_k_N, self.top_p_N, self.min_p_N) if rows_N is not None]
+        banned = () if self.banned is None else (self.banned.rows_N, self.banned.ids_NE, self.banned.until_N)
+        return (*columns, self.position_L, *asked, *banned)
 
 
 @torch.no_grad()
@@ -50,7 +71,9 @@ def sample(logits_LV: Tensor, s: SamplingInput) -> Tensor:
     """
     if logits_LV.shape[0] == 0:
         return torch.empty(0, dtype=torch.int64, device=logits_LV.device)
-    logits_LV = _without_banned(logits_LV.float(), s.banned)
+    logits_LV = logits_LV.float()
+    if s.banned is not None:
+        logits_LV = _without_banned(logits_LV, s.position_L, s.banned)
     greedy_L = logits_LV.argmax(dim=-1)
     largest_L = logits_LV.gather(1, greedy_L[:, None])[:, 0]  # NaN, if there is one anywhere in the row
     has_none_L = largest_L - largest_L != 0  # not finite; isfinite() takes ten times as long
@@ -65,15 +88,14 @@ def sample(logits_LV: Tensor, s: SamplingInput) -> Tensor:
 
 
 def mask_logits(scaled_LV: Tensor, s: SamplingInput) -> Tensor:
-    """Temperature-scaled logits with -inf where top-k, top-p or min-p excludes a token."""
-    if s.any_top_k or s.any_top_p:
-        scaled_LV = _mask_top(scaled_LV, s)
-    if s.any_min_p:
-        probs_LV = torch.softmax(scaled_LV, dim=-1)
-        floor_L1 = s.min_p_L[:, None] * probs_LV.amax(dim=-1, keepdim=True)
-        # The largest always stays, also with min_p above 1 or rounding.
-        is_largest_LV = scaled_LV == scaled_LV.amax(dim=-1, keepdim=True)
-        scaled_LV = scaled_LV.masked_fill((probs_LV < floor_L1) & ~is_largest_LV, _NEG_INF)
+    """Temperature-scaled logits with -inf where top-k, top-p or min-p excludes a token. `scaled_LV` is changed."""
+    for mask, rows_N, column_L in (
+        (_mask_top_k, s.top_k_N, s.top_k_L),
+        (_mask_top_p, s.top_p_N, s.top_p_L),
+        (_mask_min_p, s.min_p_N, s.min_p_L),
+    ):
+        if rows_N is not None:
+            _mask_rows(scaled_LV, mask, rows_N, column_L)
     return scaled_LV
 
 
@@ -85,30 +107,84 @@ def uniform(seed_L: Tensor, choice_L: Tensor, position_L: Tensor) -> Tensor:
     return shift_right(mixed_L, 11).to(torch.float64) * 2.0**-53
 
 
-def _without_banned(logits_LV: Tensor, banned: tuple[tuple[int, tuple[int, ...]], ...]) -> Tensor:
-    if not banned:
-        return logits_LV
-    known = range(logits_LV.shape[-1])  # a folder may name an ending that its model does not have
-    pairs = [(row, token) for row, tokens in banned for token in tokens if token in known]
-    rows_N, tokens_N = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).to(logits_LV.device).unbind(1)
-    return logits_LV.index_put((rows_N, tokens_N), torch.tensor(_NEG_INF, device=logits_LV.device))
+def _without_banned(logits_LV: Tensor, position_L: Tensor, banned: Banned) -> Tensor:
+    """A copy with -inf at the banned tokens of the rows that are still bound."""
+    vocab_size = logits_LV.shape[-1]
+    ids_NE, rows_N1 = banned.ids_NE, banned.rows_N[:, None]
+    is_bound_N1 = (position_L.index_select(0, banned.rows_N) < banned.until_N)[:, None]
+    bans_NE = is_bound_N1 & (ids_NE >= 0) & (ids_NE < vocab_size)
+    # The lower of the two values is kept, so that an id which bans nothing leaves the logit as it is.
+    values_NE = torch.where(bans_NE, _NEG_INF, float("inf"))
+    places_NE = rows_N1 * vocab_size + ids_NE.clamp(0, vocab_size - 1)
+    flat = logits_LV.reshape(-1).scatter_reduce(0, places_NE.view(-1), values_NE.view(-1), "amin")
+    return flat.view_as(logits_LV)
 
 
-def _mask_top(scaled_LV: Tensor, s: SamplingInput) -> Tensor:
-    """top-k then top-p. Both need the order of the row: sorted once, ascending."""
-    vocab_size = scaled_LV.shape[-1]
-    sorted_LV, order_LV = torch.sort(scaled_LV, dim=-1, stable=True)
-    if s.any_top_k:
-        k_L = torch.where(s.top_k_L <= 0, vocab_size, s.top_k_L).clamp(max=vocab_size)
-        kth_L1 = sorted_LV.gather(1, (vocab_size - k_L)[:, None])
-        scaled_LV = scaled_LV.masked_fill(scaled_LV < kth_L1, _NEG_INF)
-        sorted_LV = sorted_LV.masked_fill(sorted_LV < kth_L1, _NEG_INF)
-    if s.any_top_p:
-        cumulative_LV = torch.softmax(sorted_LV, dim=-1).cumsum(dim=-1)
-        remove_LV = (cumulative_LV <= 1 - s.top_p_L[:, None]) & (s.top_p_L < 1)[:, None]
-        remove_LV[:, -1] = False
-        scaled_LV = scaled_LV.masked_fill(torch.zeros_like(remove_LV).scatter(1, order_LV, remove_LV), _NEG_INF)
-    return scaled_LV
+def _mask_rows(scaled_LV: Tensor, mask: Callable[[Tensor, Tensor], Tensor], rows_N: Tensor, column_L: Tensor) -> None:
+    """Replaces the rows that ask for a mask. The others are not looked at."""
+    scaled_NV = scaled_LV.index_select(0, rows_N)
+    cut_NV = mask(scaled_NV, column_L.index_select(0, rows_N)[:, None])
+    scaled_LV.index_copy_(0, rows_N, scaled_NV.masked_fill_(cut_NV, _NEG_INF))
+
+
+def _mask_top_k(scaled_NV: Tensor, k_N1: Tensor) -> Tensor:
+    """Where a token is below the k-th largest."""
+    key_NV = _keys(scaled_NV)
+    vocab_size = key_NV.shape[-1]
+    one_NV = torch.ones((), dtype=torch.int64, device=key_NV.device).expand_as(key_NV)
+    limit_N1, _, _ = _first_that_stays(key_NV, one_NV, vocab_size - k_N1.clamp(max=vocab_size))
+    return key_NV < limit_N1
+
+
+def _mask_top_p(scaled_NV: Tensor, top_p_N1: Tensor) -> Tensor:
+    """Where a token is not needed to reach a probability of top_p: the first tokens in ascending order (equal ones by
+    id) that together have no more than the rest."""
+    vocab_size = scaled_NV.shape[-1]
+    # Weights are integers: their sums are exact, in whatever order a device takes them. All together stay below 2^63.
+    scale = 2.0 ** (62 - (vocab_size - 1).bit_length())
+    weight_NV = (scaled_NV - scaled_NV.amax(dim=-1, keepdim=True)).exp_().mul_(scale).long()
+    total_N1 = weight_NV.sum(dim=-1, keepdim=True)
+    kept_N1 = (top_p_N1.double() * total_N1.double()).ceil().long()
+    rest_N1 = total_N1 - kept_N1.clamp(min=1)  # at least the largest stays
+    key_NV = _keys(scaled_NV)
+    limit_N1, weight_NV, rest_N1 = _first_that_stays(key_NV, weight_NV, rest_N1)
+    return (key_NV < limit_N1) | ((key_NV == limit_N1) & (weight_NV.cumsum(dim=-1) <= rest_N1))
+
+
+def _mask_min_p(scaled_NV: Tensor, min_p_N1: Tensor) -> Tensor:
+    """Where a token is less probable than min_p times the largest."""
+    probs_NV = torch.softmax(scaled_NV, dim=-1)
+    floor_N1 = min_p_N1 * probs_NV.amax(dim=-1, keepdim=True)
+    # The largest always stays, also with min_p above 1 or rounding.
+    is_largest_NV = scaled_NV == scaled_NV.amax(dim=-1, keepdim=True)
+    return (probs_NV < floor_N1) & ~is_largest_NV
+
+
+def _keys(scaled_NV: Tensor) -> Tensor:
+    """int32 that are ordered as the numbers are. Minus zero becomes zero first."""
+    bits_NV = (scaled_NV + 0.0).view(torch.int32)
+    return bits_NV ^ ((bits_NV >> 31) & 0x7FFF_FFFF)
+
+
+def _first_that_stays(key_NV: Tensor, weight_NV: Tensor, rest_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The smallest key such that all weights up to it are more than `rest`; the weights at that key, 0 elsewhere; and
+    `rest` less the weights below it.
+
+    Radix selection: each round sums the weights by one digit of the key. What it costs depends on V alone.
+    """
+    unsigned_NV = key_NV ^ -(2**31)
+    limit_N1 = torch.full_like(rest_N1, -(2**31))
+    for shift, num_values in _DIGITS:
+        digit_NV = (unsigned_NV >> shift) & (num_values - 1)
+        sums = torch.zeros((key_NV.shape[0], num_values), dtype=torch.int64, device=key_NV.device)
+        up_to = sums.scatter_add_(1, digit_NV.long(), weight_NV).cumsum(dim=-1)
+
+        # A row of NaN has no right digit, but it needs one that exists.
+        digit_N1 = torch.searchsorted(up_to, rest_N1, right=True).clamp_(max=num_values - 1)
+        rest_N1 = rest_N1 - up_to.gather(1, digit_N1) + sums.gather(1, digit_N1)
+        weight_NV = torch.where(digit_NV == digit_N1.int(), weight_NV, 0)
+        limit_N1 = limit_N1 + (digit_N1 << shift)
+    return limit_N1.int(), weight_NV, rest_N1
 
 
 def _draw(masked_LV: Tensor, uniform_L: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from model.inputs import ModelInput
 from model.sampler import SamplingInput
 from scheduler.req import Req
 from scheduler.row_pool import RowPool
-from scheduler.sampling_columns import SamplingColumns, SamplingFlags
+from scheduler.sampling_columns import SamplingColumns
 from scheduler.schedule_batch import IntArray, Members, ScheduleBatch
 
 
@@ -189,12 +189,12 @@ def _sampling(
     if not firsts:
         if running is None or not len(running):
             return None
-        return running.sampling.input(running.reqs, running.flags, running.seq_lens_B)
+        return running.sampling.input(running.reqs, running.seq_lens_B)
     columns = SamplingColumns.of(firsts, device)
     ends = [chunk.end for chunk in chunks for _ in chunk.samples]
     position_L = _column(ends, device)
     if running is None:
-        return columns.input(firsts, SamplingFlags.of(firsts), position_L)
+        return columns.input(firsts, position_L)
     reqs = [*firsts, *running.reqs]
     position_L = torch.cat((position_L, running.seq_lens_B))
-    return columns.concat(running.sampling).input(reqs, SamplingFlags.of(reqs), position_L)
+    return columns.concat(running.sampling, reqs).input(reqs, position_L)

@@ -1,47 +1,112 @@
-"""Sampling parameters of the rows of a batch, as device columns kept from step to step.
+"""Sampling parameters of the rows of a batch, as device columns kept from step to step, and which rows ask for what.
 
-What it does not know: logits, or which request a row is.
+All of it is made when somebody joins or leaves, and none of it for a step. What it does not know: logits, or which
+request a row is.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from model.sampler import SamplingInput
+from model.sampler import Banned, SamplingInput
 from scheduler.req import Req
 
-Banned = tuple[tuple[int, tuple[int, ...]], ...]
+_NO_ID = -1  # bans nothing
+_MAX_ID = 2**31  # no vocabulary is larger
 
 
 @dataclass(frozen=True)
-class SamplingFlags:
-    """What at least one row (or every row) of a batch asks for, known on the host: lets the sampler skip work."""
+class AskingRows:
+    """Which rows of a batch ask for what. The host knows who asks, so that the sampler never has to look for them."""
 
     all_greedy: bool
-    any_top_k: bool
-    any_top_p: bool
-    any_min_p: bool
-    any_min_tokens: bool
+    top_k_N: Tensor | None  # int64 rows on the device; None when no row asks
+    top_p_N: Tensor | None
+    min_p_N: Tensor | None
 
     @staticmethod
-    def of(reqs: Sequence[Req]) -> "SamplingFlags":
-        """Flags of `reqs` together."""
+    def of(reqs: Sequence[Req], device: torch.device) -> "AskingRows":
+        """The rows of `reqs`, in their order."""
         params = [req.sampling for req in reqs]
-        return SamplingFlags(
+
+        def rows(asks: list[bool]) -> Tensor | None:
+            return _int64([row for row, is_asking in enumerate(asks) if is_asking], device) if any(asks) else None
+
+        return AskingRows(
             all_greedy=all(p.temperature == 0 for p in params),
-            any_top_k=any(p.top_k > 0 for p in params),
-            any_top_p=any(p.top_p < 1 for p in params),
-            any_min_p=any(p.min_p > 0 for p in params),
-            any_min_tokens=any(p.min_tokens > 0 for p in params),
+            top_k_N=rows([p.top_k > 0 for p in params]),
+            top_p_N=rows([p.top_p < 1 for p in params]),
+            min_p_N=rows([p.min_p > 0 for p in params]),
         )
 
 
 @dataclass(frozen=True)
-class SamplingColumns:
-    """B rows. Columns are replaced, never written in place."""
+class Endings:
+    """The tokens that N of the rows of a batch may not draw before min_tokens. Tensors are on the device."""
 
+    rows: tuple[int, ...]
+    banned: Banned
+
+    @staticmethod
+    def of(reqs: Sequence[Req], device: torch.device) -> "Endings":
+        """Endings of those of `reqs` that are below min_tokens. Choices that share their parameters share one list."""
+        rows = [row for row, req in enumerate(reqs) if req.bans_endings and req.sampling.ending_ids]
+        lists: dict[int, int] = {}  # of a SamplingParams: which list
+        found: list[list[int]] = []
+        for row in rows:
+            params = reqs[row].sampling
+            if id(params) not in lists:
+                lists[id(params)] = len(found)
+                found.append([token for token in params.ending_ids if 0 <= token < _MAX_ID])
+        longest = max(map(len, found), default=0)
+        filled = [ids + [_NO_ID] * (longest - len(ids)) for ids in found]
+        ids_NE = _int64(filled, device).view(len(found), longest)
+        which_N = _int64([lists[id(reqs[row].sampling)] for row in rows], device)
+        until = [reqs[row].prompt_len - reqs[row].num_replayed + reqs[row].sampling.min_tokens for row in rows]
+        return Endings(
+            tuple(rows), Banned(_int64(rows, device), ids_NE.index_select(0, which_N), _int64(until, device))
+        )
+
+    def take(self, keep: Sequence[int]) -> "Endings":
+        """Endings of the batch that consists of the rows `keep`."""
+        if not self.rows:
+            return self
+        place_of = {row: place for place, row in enumerate(self.rows)}
+        kept = [(row, place_of[old]) for row, old in enumerate(keep) if old in place_of]
+        device = self.banned.rows_N.device
+        index_N = _int64([place for _, place in kept], device)
+        rows = tuple(row for row, _ in kept)
+        ids_NE, until_N = self.banned.ids_NE.index_select(0, index_N), self.banned.until_N.index_select(0, index_N)
+        return Endings(rows, Banned(_int64(rows, device), ids_NE, until_N))
+
+    def concat(self, other: "Endings", num_rows: int) -> "Endings":
+        """Endings of a batch of `num_rows` rows, these its own, and then the other's rows."""
+        if not other.rows:
+            return self
+        mine, others = self.banned, other.banned
+        width = max(mine.ids_NE.shape[1], others.ids_NE.shape[1])
+        ids = [F.pad(each.ids_NE, (0, width - each.ids_NE.shape[1]), value=_NO_ID) for each in (mine, others)]
+        banned = Banned(
+            torch.cat((mine.rows_N, others.rows_N + num_rows)),
+            torch.cat(ids),
+            torch.cat((mine.until_N, others.until_N)),
+        )
+        return Endings(self.rows + tuple(row + num_rows for row in other.rows), banned)
+
+    def for_launch(self, reqs: Sequence[Req]) -> Banned | None:
+        """What the next launch has to compare with its positions; None once every row is past min_tokens."""
+        return self.banned if any(reqs[row].bans_endings for row in self.rows) else None
+
+
+@dataclass(frozen=True)
+class SamplingColumns:
+    """B rows. Tensors are replaced, never written in place."""
+
+    asking: AskingRows
+    endings: Endings
     temperature_B: Tensor
     top_k_B: Tensor
     top_p_B: Tensor
@@ -58,6 +123,8 @@ class SamplingColumns:
             return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
         return SamplingColumns(
+            asking=AskingRows.of(reqs, device),
+            endings=Endings.of(reqs, device),
             temperature_B=column([p.temperature for p in params], torch.float32),
             top_k_B=column([p.top_k for p in params], torch.int64),
             top_p_B=column([p.top_p for p in params], torch.float32),
@@ -69,17 +136,21 @@ class SamplingColumns:
     def _columns(self) -> tuple[Tensor, ...]:
         return (self.temperature_B, self.top_k_B, self.top_p_B, self.min_p_B, self.seed_B, self.choice_B)
 
-    def take(self, index_N: Tensor) -> "SamplingColumns":
-        """The rows at `index_N`."""
-        return SamplingColumns(*(column.index_select(0, index_N) for column in self._columns()))
+    def take(self, keep: Sequence[int], reqs: Sequence[Req]) -> "SamplingColumns":
+        """The rows `keep`, whose requests are `reqs`."""
+        device = self.seed_B.device
+        keep_N = _int64(keep, device)
+        columns = (column.index_select(0, keep_N) for column in self._columns())
+        return SamplingColumns(AskingRows.of(reqs, device), self.endings.take(keep), *columns)
 
-    def concat(self, other: "SamplingColumns") -> "SamplingColumns":
-        """These rows, then the other's."""
-        pairs = zip(self._columns(), other._columns(), strict=True)
-        return SamplingColumns(*(torch.cat(pair) for pair in pairs))
+    def concat(self, other: "SamplingColumns", reqs: Sequence[Req]) -> "SamplingColumns":
+        """These rows, then the other's; `reqs` are the requests of both."""
+        columns = (torch.cat(pair) for pair in zip(self._columns(), other._columns(), strict=True))
+        endings = self.endings.concat(other.endings, self.seed_B.shape[0])
+        return SamplingColumns(AskingRows.of(reqs, self.seed_B.device), endings, *columns)
 
-    def input(self, reqs: Sequence[Req], flags: SamplingFlags, position_B: Tensor) -> SamplingInput:
-        """What the sampler needs to draw the token at `position_B` of each row; `reqs` and `flags` are the rows'."""
+    def input(self, reqs: Sequence[Req], position_B: Tensor) -> SamplingInput:
+        """What the sampler needs to draw the token at `position_B` of each row; `reqs` are the rows' requests."""
         return SamplingInput(
             temperature_L=self.temperature_B,
             top_k_L=self.top_k_B,
@@ -88,17 +159,16 @@ class SamplingColumns:
             seed_L=self.seed_B,
             choice_L=self.choice_B,
             position_L=position_B,
-            banned=banned_endings(reqs) if flags.any_min_tokens else (),
-            all_greedy=flags.all_greedy,
-            any_top_k=flags.any_top_k,
-            any_top_p=flags.any_top_p,
-            any_min_p=flags.any_min_p,
+            all_greedy=self.asking.all_greedy,
+            top_k_N=self.asking.top_k_N,
+            top_p_N=self.asking.top_p_N,
+            min_p_N=self.asking.min_p_N,
+            banned=self.endings.for_launch(reqs),
         )
 
 
-def banned_endings(reqs: Sequence[Req]) -> Banned:
-    """(row, token ids) for each request that may not end with its next token."""
-    return tuple((row, tuple(sorted(req.sampling.ending_ids))) for row, req in enumerate(reqs) if req.bans_endings)
+def _int64(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def _as_int64(seed: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scheduler.req import Req
 from scheduler.row_pool import RowPool
-from scheduler.sampling_columns import SamplingColumns, SamplingFlags
+from scheduler.sampling_columns import SamplingColumns
 
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -44,7 +44,6 @@ class ScheduleBatch:
     seq_lens_cpu: IntArray
     input_ids_B: Tensor
     sampling: SamplingColumns
-    flags: SamplingFlags
     _members: Members | None = None
 
     @staticmethod
@@ -72,7 +71,6 @@ class ScheduleBatch:
             seq_lens_cpu=np.array(seq_lens, dtype=np.int64),
             input_ids_B=column(input_ids),
             sampling=SamplingColumns.of(reqs, device),
-            flags=SamplingFlags.of(reqs),
         )
 
     def __len__(self) -> int:
@@ -107,8 +105,7 @@ class ScheduleBatch:
         self.seq_lens_B = self.seq_lens_B.index_select(0, keep_N)
         self.seq_lens_cpu = self.seq_lens_cpu[np.asarray(keep, dtype=np.int64)]
         self.input_ids_B = self.input_ids_B.index_select(0, keep_N)
-        self.sampling = self.sampling.take(keep_N)
-        self.flags = SamplingFlags.of(self.reqs)
+        self.sampling = self.sampling.take(keep, self.reqs)
 
     def merge(self, other: "ScheduleBatch") -> None:
         """Appends the requests of `other`, which is not used afterwards."""
@@ -118,8 +115,7 @@ class ScheduleBatch:
         self.seq_lens_B = torch.cat((self.seq_lens_B, other.seq_lens_B))
         self.seq_lens_cpu = np.concatenate((self.seq_lens_cpu, other.seq_lens_cpu))
         self.input_ids_B = torch.cat((self.input_ids_B, other.input_ids_B))
-        self.sampling = self.sampling.concat(other.sampling)
-        self.flags = SamplingFlags.of(self.reqs)
+        self.sampling = self.sampling.concat(other.sampling, self.reqs)
 
     def check_mirrors(self) -> None:
         """Asserts that device and host agree (invariant 1); reads the device, so only for tests and debug mode."""

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 from model.fake import FakeRunner
-from model.sampler import SamplingInput, sample
+from model.sampler import Banned, SamplingInput, sample
 from model.splitmix import mix_int
 from protocol.request import FinishReason, SamplingParams, finish_reason
 from tests.decode.driving import VOCAB
@@ -53,6 +53,7 @@ def _hash(token: int, position: int, layer: int) -> int:
 
 
 def _row(params: SamplingParams, choice: int, position: int, banned: tuple[int, ...]) -> SamplingInput:
+    first = torch.tensor([0])
     return SamplingInput(
         temperature_L=torch.tensor([params.temperature]),
         top_k_L=torch.tensor([params.top_k]),
@@ -61,9 +62,9 @@ def _row(params: SamplingParams, choice: int, position: int, banned: tuple[int, 
         seed_L=torch.tensor([params.seed]),
         choice_L=torch.tensor([choice]),
         position_L=torch.tensor([position]),
-        banned=((0, banned),) if banned else (),
         all_greedy=params.temperature == 0,
-        any_top_k=params.top_k > 0,
-        any_top_p=params.top_p < 1,
-        any_min_p=params.min_p > 0,
+        top_k_N=first if params.top_k > 0 else None,
+        top_p_N=first if params.top_p < 1 else None,
+        min_p_N=first if params.min_p > 0 else None,
+        banned=Banned(first, torch.tensor([banned]), torch.tensor([position + 1])) if banned else None,
     )

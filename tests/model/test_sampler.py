@@ -1,15 +1,19 @@
 """The sampler: transformers' masks, noise from (seed, choice, position) alone, rows that ignore their neighbours."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from model.sampler import SamplingInput, mask_logits, sample, uniform
+from model.sampler import Banned, SamplingInput, mask_logits, sample, uniform
 from model.splitmix import mix, mix_int, signed
 
 Row = dict[str, Any]
@@ -38,6 +42,11 @@ def sampling(*rows: Row) -> SamplingInput:
         column("min_p", 0.0, torch.float32),
     )
     temperature = column("temperature", 1.0, torch.float32)
+    position = column("position", 0, torch.int64)
+
+    def asking(is_asking: Tensor) -> Tensor | None:
+        return is_asking.nonzero()[:, 0] if is_asking.any() else None
+
     return SamplingInput(
         temperature_L=temperature,
         top_k_L=top_k,
@@ -45,13 +54,23 @@ def sampling(*rows: Row) -> SamplingInput:
         min_p_L=min_p,
         seed_L=column("seed", 0, torch.int64),
         choice_L=column("choice", 0, torch.int64),
-        position_L=column("position", 0, torch.int64),
-        banned=tuple((index, row["banned"]) for index, row in enumerate(rows) if row.get("banned")),
+        position_L=position,
         all_greedy=bool((temperature == 0).all()),
-        any_top_k=bool((top_k > 0).any()),
-        any_top_p=bool((top_p < 1).any()),
-        any_min_p=bool((min_p > 0).any()),
+        top_k_N=asking(top_k > 0),
+        top_p_N=asking(top_p < 1),
+        min_p_N=asking(min_p > 0),
+        banned=_banned({index: row["banned"] for index, row in enumerate(rows) if row.get("banned")}, position),
     )
+
+
+def _banned(ids: dict[int, tuple[int, ...]], position_L: Tensor) -> Banned | None:
+    """The rows that `ids` names are bound for one more token."""
+    if not ids:
+        return None
+    longest = max(map(len, ids.values()))
+    filled = torch.tensor([[*each, *[-1] * (longest - len(each))] for each in ids.values()])
+    rows_N = torch.tensor(list(ids))
+    return Banned(rows_N, filled, position_L[rows_N] + 1)
 
 
 def random_logits(count: int, vocab: int, seed: int) -> Tensor:
@@ -106,6 +125,122 @@ def test_greedy_takes_the_first_of_the_largest() -> None:
     assert sample(logits[:1], sampling({"temperature": 0.0, "banned": (1,)})).tolist() == [2]
 
 
+def descending(scores: list[float]) -> list[int]:
+    """Ids by rank: the highest score first, and of equal ones the highest id."""
+    return sorted(range(len(scores)), key=lambda token: (-scores[token], -token))
+
+
+def kept_by_definition(scores: list[float], top_k: int, top_p: float) -> set[int]:
+    """What top-k and then top-p leave, one token after the other."""
+    ranked = [token for token in descending(scores) if scores[token] > -math.inf]
+    if top_k and top_k < len(ranked):
+        smallest = scores[ranked[top_k - 1]]
+        ranked = [token for token in ranked if scores[token] >= smallest]
+    if top_p == 1:
+        return set(ranked)
+    weights = [math.exp(scores[token] - scores[ranked[0]]) for token in ranked]
+    wanted, before = float(np.float32(top_p)) * math.fsum(weights), 0.0
+    for count, weight in enumerate(weights):
+        if before >= wanted:
+            return set(ranked[: max(count, 1)])
+        before += weight
+    return set(ranked)
+
+
+# No sum of a few equal probabilities comes near these, so that rounding does not decide.
+TOP_PS = [1e-9, 0.0313, 0.4871, 0.8137, 0.9731, 1.0]
+SCORES = st.sampled_from([-math.inf, -30.0, -1.5, -0.0, 0.0, 1e-40, 0.25, 0.5, 0.5, 2.0])
+
+
+@given(st.data())
+def test_kept_tokens_are_those_of_the_definition_also_where_logits_are_equal(data: st.DataObject) -> None:
+    vocab = data.draw(st.integers(1, 40))
+    batch = data.draw(st.lists(st.tuples(st.sampled_from([0, 1, 2, 7, 39, 500]), st.sampled_from(TOP_PS)), min_size=1))
+    scores = [[*data.draw(st.lists(SCORES, min_size=vocab - 1, max_size=vocab - 1)), 0.25] for _ in batch]
+    masked = mask_logits(torch.tensor(scores), sampling(*[{"top_k": k, "top_p": p} for k, p in batch]))
+    for row, (top_k, top_p), own in zip(masked, batch, scores, strict=True):
+        kept = {token for token, score in enumerate(row.tolist()) if score > -math.inf}
+        assert kept == kept_by_definition(own, top_k, top_p)
+        assert all(row[token] == own[token] for token in kept)
+
+
+@given(st.lists(rows, min_size=2, max_size=9), st.integers(0, 1000))
+def test_the_kept_set_does_not_depend_on_neighbours_also_where_logits_are_equal(batch: list[Row], seed: int) -> None:
+    logits = (random_logits(len(batch), 67, seed) / 2).round() / 2  # many are equal
+    warm = [{**row, "temperature": 1.0} for row in batch]
+    together = mask_logits(logits.clone(), sampling(*warm))
+    alone = [mask_logits(logits[i : i + 1].clone(), sampling(row)) for i, row in enumerate(warm)]
+    assert torch.equal(together, torch.cat(alone))
+    assert sample(logits, sampling(*batch)).tolist() == [
+        int(sample(logits[i : i + 1], sampling(row))[0]) for i, row in enumerate(batch)
+    ]
+
+
+@pytest.mark.parametrize("spread,least", [(0.0, 130_000), (1e-3, 130_000), (0.5, 60_000), (4.0, 2)])
+def test_a_long_tail_is_cut_exactly(spread: float, least: int) -> None:
+    """A whole vocabulary, from one where every token counts to one with a sharp peak."""
+    logits = random_logits(1, 151_936, 7) * spread
+    top_p = 0.9
+    kept = mask_logits(logits.clone(), sampling({"top_p": top_p}))[0] > -math.inf
+    values, order = torch.sort(logits[0], stable=True)
+    weights = (values - values[-1]).double().exp()
+    below = weights.cumsum(0) / weights.sum()
+    expected = torch.zeros_like(kept).scatter(0, order, below > 1 - float(np.float32(top_p)))
+    different = kept != expected
+    assert int(kept.sum()) > least
+    assert int(different.sum()) <= 2 and float(weights[different[order]].sum() / weights.sum()) < 1e-5
+
+
+class Operations(TorchDispatchMode):  # type: ignore[misc]
+    """(name, first dimension of the first tensor) of everything that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = args[0] if args and isinstance(args[0], Tensor) and args[0].ndim else None
+        self.seen.append((func._schema.name, -1 if first is None else first.shape[0]))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("asked", [{"top_k": 5}, {"top_p": 0.8}, {"top_k": 5, "top_p": 0.8}])
+def test_only_the_rows_that_ask_are_selected_from_and_nothing_is_sorted(asked: Row) -> None:
+    logits, batch = random_logits(16, 61, 0), sampling(*[{}] * 5, asked, *[{}] * 9, asked)
+    with Operations() as operations:
+        sample(logits, batch)
+    names = {name for name, _ in operations.seen}
+    assert not names & {"aten::sort", "aten::topk", "aten::argsort"}
+    sums = [num_rows for name, num_rows in operations.seen if name == "aten::scatter_add_"]
+    assert sums == [2] * 3 * len(asked)
+    with Operations() as operations:
+        sample(logits, sampling(*[{}] * 16))
+    assert "aten::scatter_add_" not in {name for name, _ in operations.seen}
+
+
+def test_nothing_waits_for_the_device() -> None:
+    """Meta tensors have shapes and no values: whatever needs a value on the host fails."""
+    batch = sampling(
+        {}, {"top_k": 5, "top_p": 0.8, "min_p": 0.1}, {"temperature": 0.0, "banned": (3, 5)}, {"top_p": 0.5}
+    )
+    assert batch.banned is not None
+    away: dict[str, Any] = {n: value.to("meta") for n, value in vars(batch).items() if isinstance(value, Tensor)}
+    banned = Banned(*(value.to("meta") for value in vars(batch.banned).values()))
+    tokens = sample(torch.empty(4, 61, device="meta"), replace(batch, **away, banned=banned))
+    assert (tokens.shape, tokens.dtype, tokens.device.type) == ((4,), torch.int64, "meta")
+    with Operations() as operations:
+        sample(random_logits(4, 61, 0), batch)
+    names = {name for name, _ in operations.seen}
+    assert not names & {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::index"}
+
+
+def test_a_ban_ends_where_the_device_says_that_the_position_is() -> None:
+    logits = torch.tensor([[0.0, 9.0, 5.0, 7.0]]).repeat(4, 1)
+    batch = sampling(*[{"temperature": 0.0, "position": position} for position in (3, 4, 5, 6)])
+    banned = Banned(torch.tensor([2, 0, 1]), torch.tensor([[1, 3], [3, 1], [1, -1]]), torch.tensor([5, 5, 5]))
+    assert sample(logits, replace(batch, banned=banned)).tolist() == [2, 3, 1, 1]
+
+
 def test_no_rows() -> None:
     tokens = sample(torch.zeros(0, 5), sampling())
     assert tokens.shape == (0,) and tokens.dtype == torch.int64
@@ -117,8 +252,10 @@ def test_no_rows() -> None:
 def test_tokens_are_drawn_as_often_as_softmax_says(row: Row) -> None:
     draws = 20_000
     logits = random_logits(1, 12, 3) / 2
-    s = sampling(*[{**row, "position": position, "seed": 11} for position in range(draws)])
-    counts = torch.bincount(sample(logits.expand(draws, -1), s), minlength=12) / draws
+    counts = torch.zeros(12)
+    for start in range(0, draws, 1000):
+        s = sampling(*[{**row, "position": position, "seed": 11} for position in range(start, start + 1000)])
+        counts += torch.bincount(sample(logits.expand(1000, -1), s), minlength=12) / draws
     expected = mask_logits(logits / row.get("temperature", 1.0), sampling(row)).softmax(-1)[0]
     assert float((counts - expected).abs().max()) < 0.015
     assert bool((counts[expected == 0] == 0).all())

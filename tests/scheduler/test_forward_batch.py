@@ -153,7 +153,10 @@ def test_min_tokens_bans_endings_of_the_row_that_asks(pool: Pool) -> None:
     running = ScheduleBatch.prebuilt([a], CPU)
     running.advance()
     batch = pool.launch(LaunchPlan((ExtendChunk(b, 0, 5, (b,)),), running))
-    assert sampling_of(batch).banned == ((0, (7,)),)
+    banned = sampling_of(batch).banned
+    assert banned is not None
+    assert (banned.rows_N.tolist(), banned.ids_NE.tolist(), banned.until_N.tolist()) == ([0], [[7]], [6])
+    assert {id(tensor) for tensor in (banned.rows_N, banned.ids_NE, banned.until_N)} <= set(map(id, batch.tensors))
 
 
 def test_the_page_table_is_kept_until_somebody_joins_or_leaves_or_it_is_too_narrow() -> None:

@@ -92,13 +92,13 @@ def test_filter_keeps_and_orders() -> None:
 
 def test_flags_follow_the_requests() -> None:
     batch = prebuilt([4, 2])
-    assert batch.flags.all_greedy
+    assert batch.sampling.asking.all_greedy
     hot = reqs_at([5])
     object.__setattr__(hot[0].sampling, "temperature", 1.0)
     batch.merge(ScheduleBatch.prebuilt(hot, CPU))
-    assert not batch.flags.all_greedy
+    assert not batch.sampling.asking.all_greedy
     batch.filter([0, 1])
-    assert batch.flags.all_greedy
+    assert batch.sampling.asking.all_greedy
 
 
 OPERATIONS = st.lists(
