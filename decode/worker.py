@@ -14,6 +14,7 @@ from decode.prefill_peers import HELLO_DEADLINE_S, PrefillPeers
 from decode.request import DecodeRequest
 from decode.request_states import DecodeState
 from decode.reservations import Reservations, first_reservation
+from decode.staged import Staged
 from protocol.errors import (
     BadRequest,
     BatonError,
@@ -90,6 +91,7 @@ class DecodeWorker:
         self._loop = OverlapLoop(engine, self, overlap)
         self._peers = PrefillPeers(address, engine.kv.layout, fingerprint, receiver)
         self._running = Running()
+        self._staged = Staged()
         self._requests: dict[tuple[str, int], DecodeRequest] = {}
         self._reservations = Reservations(engine, receiver, self._peers)
         own = first_reservation(address.instance)
@@ -147,6 +149,8 @@ class DecodeWorker:
         received = self._receive()
         self._fail_late(self._clock.now())
         self._send_jobs()
+        for request, first_tokens in self._staged.take():
+            self._prebuild(request, first_tokens)
         progressed = self._loop.step()
         reusable = self.engine.collect()
         self._tokens.flush(self.outbox)
@@ -154,8 +158,8 @@ class DecodeWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether a launch is in flight, or KV that a device checks."""
-        return self._loop.busy or self._receiver.is_checking
+        """Whether a launch is in flight, or KV that a device checks or takes."""
+        return self._loop.busy or self._receiver.is_checking or len(self._staged) > 0
 
     @property
     def oldest_launch(self) -> int:
@@ -280,21 +284,19 @@ class DecodeWorker:
             self._on_delivered(request, event.last.first_tokens, event.on_device)
 
     def _on_delivered(self, request: DecodeRequest, first_tokens: tuple[int, ...], on_device: bool) -> None:
-        """The KV is whole: acknowledge it, own its pages, give each choice its partial page, merge a PREBUILT batch."""
+        """The KV is whole: acknowledge it, own its pages, each choice gets its partial page, the device its copy."""
         request.move(DecodeState.DELIVERED)
         self._stamp(request, "KV delivered")
         self._reservations.close(request)
         self.outbox.prefill.append((request.prefill, KvDelivered(*request.key, request.reservation)))
         self.engine.pages.own(list(dict.fromkeys(page for req in request.reqs for page in req.pages)))
         first, *others = request.reqs
-        if not on_device:
-            self.engine.stage_in(first.pages[: self.engine.kv.layout.num_pages(request.prompt_len)])
         forks = [req for req in others if req.finish is None]
         sources, targets = partial_page_copies(
             first.pages, [req.pages for req in forks], request.prompt_len, self.engine.page_size
         )
-        self.engine.copy_pages(sources, targets)
-        self._prebuild(request, first_tokens)
+        in_twin = () if on_device else first.pages[: self.engine.kv.layout.num_pages(request.prompt_len)]
+        self._staged.add(self.engine.land(in_twin, sources, targets), request, first_tokens)
 
     def _prebuild(self, request: DecodeRequest, first_tokens: tuple[int, ...]) -> None:
         """First tokens count as outputs; the choices that go on are decoded in the very next launch."""

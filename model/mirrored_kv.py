@@ -3,29 +3,45 @@
     prefill   forward writes a layer -> stage_out (device to host) -> the sender reads the twin
     decode    the receiver writes the twin -> stage_in (host to device) -> decoded
 
-Both copies run on the forward stream, in order with the forwards. What it does not know: when the host may look, which
-events say. The twin takes as much host memory as the pool takes on the device.
+Page p of the device is page p of the twin. Each call is one call to the device, whatever the number of pages and
+layers. What it does not know: streams, or when the host may look, which events say. The twin takes as much host memory
+as the pool takes on the device.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
+from math import gcd
+from typing import Final
 
 import torch
+from torch import Tensor
 
 from model.paged_kv import PagedKv
 from protocol.kv_layout import KvLayout
+
+WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # by bytes
+REGISTER_FLAGS: Final = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
+
+CopyPages = Callable[[Tensor, Tensor, Tensor], None]  # source (L, P, W), target (L, P, W), page numbers (N,)
 
 
 class MirroredKv(PagedKv):
     """A PagedKv whose `page_bytes_view` is its host twin's. On a CPU (in tests) the twin is simply a second memory."""
 
-    def __init__(self, layout: KvLayout, num_pages: int, device: torch.device | str) -> None:
+    def __init__(
+        self, layout: KvLayout, num_pages: int, device: torch.device | str, copy: CopyPages | None = None
+    ) -> None:
+        """`copy` moves pages between the two: a kernel on a GPU, unless a test gives another."""
         super().__init__(layout, num_pages, device)
         self._host = PagedKv(layout, num_pages, "cpu")
+        self._copy = copy or _copy_of(self.device)
         if self.device.type == "cuda":
             first = self._host.layer(0)
-            status = torch.cuda.cudart().cudaHostRegister(first.data_ptr(), layout.num_layers * first.nbytes, 0)
+            num_bytes = layout.num_layers * first.nbytes
+            with torch.cuda.device(self.device):
+                status = torch.cuda.cudart().cudaHostRegister(first.data_ptr(), num_bytes, REGISTER_FLAGS)
             if int(status) != 0:
-                raise MemoryError(f"cannot pin {layout.num_layers * first.nbytes} bytes of host memory: {status}")
+                raise MemoryError(f"cannot pin {num_bytes} bytes of host memory: {status}")
+        self._device_LPW, self._host_LPW = _words(self), _words(self._host)
 
     @property
     def shared_fd(self) -> int:
@@ -36,26 +52,29 @@ class MirroredKv(PagedKv):
         """Bytes of the twin."""
         return self._host.page_bytes_view(layer, page_start, num_pages)
 
-    def stage_out(self, layer: int, pages: Sequence[int]) -> None:
-        """On the forward stream: the twin's pages of one layer become the device's."""
-        for start, end in page_runs(pages):
-            self._host.layer(layer)[start:end].copy_(self.layer(layer)[start:end], non_blocking=True)
+    def stage_out(self, layer: int, pages_N: Tensor) -> None:
+        """On the current stream: the twin's pages of one layer become the device's. `pages_N` is int64 on the
+        device."""
+        self._copy(self._device_LPW[layer : layer + 1], self._host_LPW[layer : layer + 1], pages_N)
 
-    def stage_in(self, pages: Sequence[int]) -> None:
-        """On the forward stream: the device's pages become the twin's, in every layer."""
-        for layer in range(self.layout.num_layers):
-            for start, end in page_runs(pages):
-                self.layer(layer)[start:end].copy_(self._host.layer(layer)[start:end], non_blocking=True)
+    def stage_in(self, pages_N: Tensor) -> None:
+        """On the current stream: the device's pages become the twin's, in every layer."""
+        self._copy(self._host_LPW, self._device_LPW, pages_N)
 
 
-def page_runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """`pages` as runs [start, end) of consecutive numbers, in their order."""
-    start = end = -1
-    for page in pages:
-        if page != end:
-            if end > start:
-                yield start, end
-            start = page
-        end = page + 1
-    if end > start:
-        yield start, end
+def _words(kv: PagedKv) -> Tensor:
+    """All pages as (num_layers, num_pages, words), in the longest words that a page consists of."""
+    word = WORDS[gcd(kv.layout.page_bytes, max(WORDS))]
+    return kv.device_bytes.view(kv.layout.num_layers, kv.num_pages, -1).view(word)
+
+
+def _copy_of(device: torch.device) -> CopyPages:
+    if device.type != "cuda":
+        return _copy_on_host
+    from model.page_copies_triton import copy_pages  # noqa: PLC0415 - an optional package, for GPUs
+
+    return copy_pages
+
+
+def _copy_on_host(source_LPW: Tensor, target_LPW: Tensor, pages_N: Tensor) -> None:
+    target_LPW.index_copy_(1, pages_N, source_LPW.index_select(1, pages_N))

@@ -216,6 +216,7 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
     )
     log.info("KV memory", pages=size.num_pages - 1, tokens=size.num_tokens(layout), limited_by=size.limited_by)
     forward, schedule = open_streams(runner.device, wake)
+    staging = CudaStream(torch.cuda.Stream(runner.device)) if is_mirrored else None
     memory = MirroredKv if is_mirrored else PagedKv
     return Engine(
         runner,
@@ -225,6 +226,7 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
         forward=forward,
         schedule=schedule,
         device=runner.device,
+        staging=staging,
         forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
     )
 

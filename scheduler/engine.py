@@ -42,7 +42,7 @@ class Launch:
     ticket: int
     plan: LaunchPlan
     batch: ForwardBatch
-    written_pages: tuple[int, ...] = ()  # to be staged to the host, layer by layer
+    written_pages_N: Tensor | None = None  # to be staged to the host, layer by layer
     copy_done: Event | None = None
     tokens_L: Tensor | None = None  # on the host
     error: Exception | None = None  # of the forward
@@ -54,12 +54,20 @@ class Launch:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What its forward reads, made on the schedule stream."""
-        return self.batch.tensors
+        return self.batch.tensors if self.written_pages_N is None else (*self.batch.tensors, self.written_pages_N)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its tokens are on the host, and so is all KV that is staged there."""
+        if self.copy_done is None or not self.copy_done.done():
+            return False  # layers may still be added
+        return not self.layers or self.layers[-1][1].done()
 
 
 class Engine:
     """`max_context` is the longest context of a request in tokens; `debug` turns on the executable invariants.
-    `forward_clock`, for a forward stream that runs on this host, notes when forwards end."""
+    `forward_clock`, for a forward stream that runs on this host, notes when forwards end. `staging` is where KV passes
+    between a device and its twin in host memory: a stream of its own, so that no forward waits for the bus."""
 
     def __init__(
         self,
@@ -71,6 +79,7 @@ class Engine:
         forward: Stream,
         schedule: Stream,
         device: torch.device,
+        staging: Stream | None = None,
         forward_clock: Clock | None = None,
         debug: bool = False,
     ) -> None:
@@ -87,6 +96,7 @@ class Engine:
         self._runner = runner
         self._forward = forward
         self._schedule = schedule
+        self._staging = staging or forward
         self._forward_clock = forward_clock
         self._debug = debug
         self._keep_alive = KeepAliveRing()
@@ -137,30 +147,38 @@ class Engine:
         if not self.in_flight:
             self.collect()
 
-    def stage_in(self, pages: Sequence[int]) -> None:
-        """Pages that have landed in host memory reach the device before the next launch; on a CPU they are there."""
-        if isinstance(self.kv, MirroredKv):
-            kv, staged = self.kv, tuple(pages)
-            self._enqueue(lambda: kv.stage_in(staged))
+    def land(self, in_twin: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> Event | None:
+        """Whole pages are copied to those that need their KV too; before, what has landed in the twin, if there is one,
+        goes to the device, beside the launches. The event says when these pages may be decoded; None: in any launch."""
+        if not in_twin or not isinstance(self.kv, MirroredKv):
+            self.copy_pages(sources, targets)
+            return None
+        self._enqueue(self._staging, self.kv.stage_in, self._column(in_twin))
+        self._copy_pages(self._staging, sources, targets)
+        return self._copies[-1][1]
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies whole pages in every layer, behind the launches enqueued so far and before the next one."""
-        if not sources:
-            return
-        src_N = torch.tensor(sources, dtype=torch.int64).to(self.device, non_blocking=True)
-        dst_N = torch.tensor(targets, dtype=torch.int64).to(self.device, non_blocking=True)
-        self._enqueue(self.kv.copy_pages, src_N, dst_N)
+        self._copy_pages(self._forward, sources, targets)
 
-    def _enqueue(self, copy: Callable[..., None], *tensors: Tensor) -> None:
-        """A copy on the forward stream, with a ticket of its own: pages it touches are not reused before it is done."""
+    def _copy_pages(self, stream: Stream, sources: Sequence[int], targets: Sequence[int]) -> None:
+        if sources:
+            self._enqueue(stream, self.kv.copy_pages, self._column(sources), self._column(targets))
+
+    def _column(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+
+    def _enqueue(self, stream: Stream, copy: Callable[..., None], *tensors: Tensor) -> None:
+        """A copy with a ticket of its own: pages it touches are not reused before it is done. On the staging stream it
+        touches pages that no launch has been given yet."""
         self._newest_ticket += 1
-        self._forward.wait(self._schedule.record())
-        self._forward.launch([partial(self._copy, copy)], *tensors)
+        stream.wait(self._schedule.record())
+        stream.launch([partial(self._copy, copy)], *tensors)
         self._keep_alive.hold(self._newest_ticket, tensors)
-        self._copies.append((self._newest_ticket, self._forward.record()))
+        self._copies.append((self._newest_ticket, stream.record()))
 
     def _copy(self, copy: Callable[..., None], *tensors: Tensor) -> None:
-        """On the forward stream. Whose KV is incomplete after a failure cannot be said, so it ends the worker."""
+        """Within a stream. Whose KV is incomplete after a failure cannot be said, so it ends the worker."""
         try:
             copy(*tensors)
         except Exception as error:  # noqa: BLE001 - raised again on the scheduler thread
@@ -177,7 +195,8 @@ class Engine:
             req.num_sampled += 1
         self._newest_ticket += 1
         self.num_launches += 1
-        launch = Launch(self._newest_ticket, plan, batch, self._pages_written(plan))
+        written = self._pages_written(plan)
+        launch = Launch(self._newest_ticket, plan, batch, self._column(written) if written else None)
         self._forward.wait(self._schedule.record())
         self._forward.launch([self._resolve, self._compute, self._sample], launch)
         launch.copy_done = self._forward.record()
@@ -203,10 +222,7 @@ class Engine:
 
     def take_completed(self) -> Launch | None:
         """The oldest launch, if it has completed; it is in flight no more."""
-        if not self.in_flight:
-            return None
-        copy_done = self.in_flight[0].copy_done
-        if copy_done is None or not copy_done.done():
+        if not self.in_flight or not self.in_flight[0].is_complete:
             return None
         launch = self.in_flight.popleft()
         self.collect()
@@ -234,6 +250,8 @@ class Engine:
     def close(self) -> None:
         """Finishes what is in flight and ends the streams."""
         self._forward.close()
+        if self._staging is not self._forward:
+            self._staging.close()
         self._schedule.close()
 
     # ---- segments: on the forward stream ----
@@ -270,9 +288,13 @@ class Engine:
             self.future_map.stash(batch.stash_rows_L, torch.zeros_like(batch.stash_rows_L), batch.stash_generations)
 
     def _layer_written(self, launch: Launch, layer: int) -> None:
-        if isinstance(self.kv, MirroredKv):
-            self.kv.stage_out(layer, launch.written_pages)
-        launch.layers.append((layer, self._forward.mark()))
+        written, pages_N = self._forward.mark(), launch.written_pages_N
+        if pages_N is not None:
+            assert isinstance(self.kv, MirroredKv)
+            self._staging.wait(written)
+            self._staging.launch([partial(self._copy, partial(self.kv.stage_out, layer))], pages_N)
+            written = self._staging.record()
+        launch.layers.append((layer, written))
 
     def _pages_written(self, plan: LaunchPlan) -> tuple[int, ...]:
         if not plan.ships or not isinstance(self.kv, MirroredKv):

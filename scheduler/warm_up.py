@@ -9,6 +9,7 @@ from torch import Tensor
 
 from model.graphs import GraphedRunner
 from model.inputs import ModelInput
+from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.errors import InternalError
@@ -16,15 +17,18 @@ from scheduler.streams import Stream
 
 
 def warm_up(runner: Runner, kv: PagedKv, forward: Stream, *, max_requests: int, max_pages: int) -> None:
-    """One tiny chunk of a prompt, then one decode, on the forward stream; then graphs of decodes of up to
-    `max_requests` requests with `max_pages` pages each, if the runner has graphs. Blocks until all is done.
-    InternalError when a forward fails. Page 0 holds zeros afterwards."""
+    """One tiny chunk of a prompt, then one decode, on the forward stream; a page to its twin and back, if there is one;
+    then graphs of decodes of up to `max_requests` requests with `max_pages` pages each, if the runner has graphs.
+    Blocks until all is done. InternalError when a forward fails. Page 0 holds zeros afterwards."""
     errors: list[Exception] = []
 
     def run() -> None:
         try:
             with torch.inference_mode():
                 _two_forwards(runner, kv)
+                if isinstance(kv, MirroredKv):
+                    kv.stage_out(0, torch.zeros(1, dtype=torch.int64, device=kv.device))
+                    kv.stage_in(torch.zeros(1, dtype=torch.int64, device=kv.device))
                 if isinstance(runner, GraphedRunner):
                     runner.capture(kv, max_requests, max_pages)
                 for layer in range(kv.layout.num_layers):

@@ -99,6 +99,7 @@ class Cluster:
         def engine(page_size: int = page_size) -> Engine:
             layout, device = runner.kv_layout(page_size), runner.device
             forward, schedule = open_streams(device, wake=lambda: None) if streams is None else streams()
+            staging = open_streams(device, wake=lambda: None)[0] if mirrored and streams is None else None
             return Engine(
                 runner,
                 (MirroredKv if mirrored else PagedKv)(layout, num_pages, device),
@@ -107,6 +108,7 @@ class Cluster:
                 forward=forward,
                 schedule=schedule,
                 device=device,
+                staging=staging,
                 debug=device.type == "cpu",
             )
 

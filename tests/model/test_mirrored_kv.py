@@ -1,29 +1,24 @@
 """A device pool and its host twin, on a CPU: nothing passes between them but by staging."""
 
-import itertools
-
+import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from torch import Tensor
 
-from model.mirrored_kv import MirroredKv, page_runs
+from model.mirrored_kv import MirroredKv
 from protocol.kv_layout import KvLayout
 
 LAYOUT = KvLayout(2, 1, 4, 4, "bfloat16")
 
 
-@given(st.lists(st.integers(1, 30), unique=True))
-def test_runs_cover_the_pages_in_order(pages: list[int]) -> None:
-    runs = list(page_runs(pages))
-    assert [page for start, end in runs for page in range(start, end)] == pages
-    assert all(end != following for (_, end), (following, _) in itertools.pairwise(runs))
+def pages(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def test_stage_out_copies_the_pages_of_one_layer() -> None:
     kv = MirroredKv(LAYOUT, 8, "cpu")
     for layer in range(2):
         kv.layer(layer).copy_(torch.randn(kv.layer(layer).shape))
-    kv.stage_out(1, [3, 4, 6])
+    kv.stage_out(1, pages(3, 4, 6))
     for page in range(8):
         same = kv.layer(1)[page].contiguous().view(torch.uint8).numpy().tobytes()
         assert (bytes(kv.page_bytes_view(1, page, 1)) == same) == (page in (3, 4, 6))
@@ -35,7 +30,32 @@ def test_stage_in_copies_the_pages_of_every_layer() -> None:
     for layer in range(2):
         kv.page_bytes_view(layer, 2, 2)[:] = bytes(range(1, 65)) * (2 * LAYOUT.page_bytes // 64)
     assert not kv.layer(0).any()
-    kv.stage_in([3])
+    kv.stage_in(pages(3))
     for layer in range(2):
         assert kv.layer(layer)[3].any()
         assert not kv.layer(layer)[2].any()
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, KvLayout(3, 1, 2, 1, "float32"), KvLayout(2, 1, 1, 1, "bfloat16")])
+def test_a_device_is_called_once_a_layer_out_and_once_in_all_in(layout: KvLayout) -> None:
+    """A prompt of 512 pages that lie anywhere: a call for each run of pages would hold up decoding for milliseconds."""
+    calls: list[tuple[int, int]] = []
+
+    def copy(source_LPW: Tensor, target_LPW: Tensor, pages_N: Tensor) -> None:
+        calls.append((source_LPW.shape[0], len(pages_N)))
+        for page in pages_N.tolist():
+            target_LPW[:, page] = source_LPW[:, page]
+
+    kv = MirroredKv(layout, 1025, "cpu", copy)
+    scattered = (torch.randperm(1024, generator=torch.Generator().manual_seed(0)) + 1)[:512]
+    for layer in range(layout.num_layers):
+        kv.layer(layer).copy_(torch.randn(kv.layer(layer).shape))
+        kv.stage_out(layer, scattered)
+    assert calls == [(1, 512)] * layout.num_layers
+    before = [kv.layer(layer)[scattered].clone() for layer in range(layout.num_layers)]
+    kv.device_bytes.zero_()
+    calls.clear()
+    kv.stage_in(scattered)
+    assert calls == [(layout.num_layers, 512)]
+    for layer in range(layout.num_layers):
+        assert torch.equal(kv.layer(layer)[scattered], before[layer])

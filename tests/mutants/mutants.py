@@ -29,8 +29,8 @@ MUTANTS = (
     Mutant(
         "a copy of pages does not wait for the schedule stream",
         ENGINE,
-        "        self._forward.wait(self._schedule.record())\n        self._forward.launch([partial",
-        "        self._forward.launch([partial",
+        "        stream.wait(self._schedule.record())\n        stream.launch([partial",
+        "        stream.launch([partial",
         "the page numbers may not be there yet",
         ("late", "early"),
     ),
@@ -279,8 +279,8 @@ MUTANTS = (
     Mutant(
         "the host reads results before they are there",
         ENGINE,
-        "if copy_done is None or not copy_done.done():",
-        "if copy_done is None:",
+        "if self.copy_done is None or not self.copy_done.done():",
+        "if self.copy_done is None:",
         "it reads what was in the buffer before",
         ("late", "early-late-copies", "random"),
     ),

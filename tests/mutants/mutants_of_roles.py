@@ -79,8 +79,8 @@ ROLES = (
     Mutant(
         "choices get no copy of the partial page after a transfer",
         DECODE,
-        "        self.engine.copy_pages(sources, targets)\n",
-        "",
+        "self.engine.land(in_twin, sources, targets)",
+        "self.engine.land(in_twin, (), ())",
         "a choice reads a page without the prompt's end",
         ANY,
     ),

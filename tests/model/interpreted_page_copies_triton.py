@@ -1,0 +1,12 @@
+"""Copies of pages, interpreted. Run by test_page_copies_triton.py in a process of its own, with TRITON_INTERPRET=1."""
+
+import pytest
+import torch
+
+from model.page_copies_triton import copy_pages
+from tests.model.page_copies_cases import CASES, check_copy
+
+
+@pytest.mark.parametrize("words, layers, pages", CASES)
+def test_pages_of_all_layers_are_copied_and_no_others(words: int, layers: int, pages: int) -> None:
+    check_copy(copy_pages, words, layers, pages, torch.device("cpu"))

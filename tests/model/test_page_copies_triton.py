@@ -1,0 +1,81 @@
+"""The kernel that copies pages: interpreted, compiled for a GPU that is not there, and run where there is one."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.mirrored_kv import MirroredKv, _copy_on_host
+from protocol.kv_layout import KvLayout
+from tests.compiled import cubin_bytes
+from tests.model.page_copies_cases import CASES, check_copy
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("words, layers, pages", CASES)
+def test_on_the_host(words: int, layers: int, pages: int) -> None:
+    check_copy(_copy_on_host, words, layers, pages, torch.device("cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel is compiled for the device here")
+def test_interpreted_cases() -> None:
+    """A process of its own: Triton reads TRITON_INTERPRET once, when anything first imports it."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [*command, "tests/model/interpreted_page_copies_triton.py"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word, stride", [("i64", "i32"), ("i64", "i64"), ("i16", "i32")])
+def test_compiles_for_a_gpu_that_is_not_there(word: str, stride: str) -> None:
+    pytest.importorskip("triton")
+    from model.page_copies_triton import BLOCK, _kernel  # noqa: PLC0415 - an optional package
+
+    types = dict.fromkeys(("source_ptr", "target_ptr"), f"*{word}") | {"pages_ptr": "*i64", "layer_stride": stride}
+    types |= dict.fromkeys(("num_layers", "num_pages", "num_words"), "i32")
+    assert cubin_bytes(_kernel, types, {"BLOCK": BLOCK}) > 1000
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words, layers, pages", CASES)
+def test_on_the_device(words: int, layers: int, pages: int) -> None:
+    from model.page_copies_triton import copy_pages  # noqa: PLC0415 - must not be imported where it is interpreted
+
+    check_copy(copy_pages, words, layers, pages, torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_twin_in_host_memory_and_back(page_size: int) -> None:
+    """The kernel reads and writes pinned memory at the address that the host has for it."""
+    kv = MirroredKv(KvLayout(3, 2, 64, page_size, "bfloat16"), 200, "cuda")
+    scattered_N = (torch.randperm(199) + 1)[:77].cuda()
+    kv.device_bytes.random_(0, 255)
+    before = kv.device_bytes.clone()
+    for layer in range(3):
+        kv.stage_out(layer, scattered_N)
+    torch.cuda.synchronize()
+    kept = before.view(3, 200, -1)[:, scattered_N].cpu()
+    for layer in range(3):
+        for index, page in enumerate(scattered_N.tolist()):
+            assert bytes(kv.page_bytes_view(layer, page, 1)) == kept[layer, index].numpy().tobytes()
+    kv.device_bytes.zero_()
+    kv.stage_in(scattered_N)
+    torch.cuda.synchronize()
+    assert torch.equal(kv.device_bytes.view(3, 200, -1)[:, scattered_N].cpu(), kept)
