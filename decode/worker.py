@@ -175,7 +175,8 @@ class DecodeWorker:
             waiting=len(waiting),
             queued_prompt_tokens=sum(request.prompt_len for request in waiting),
             num_launches=self.engine.num_launches,
-            counters={**self._receiver.counters, **self._phases.counters},
+            counters=dict(self._receiver.counters),
+            times=self._phases.spreads,
             transfer=self._peers.backends,
         )
 

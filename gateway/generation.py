@@ -65,6 +65,7 @@ class Generation:
             for job in jobs
             for _ in range(job.num_choices)
         ]
+        self._first_of_choice_at: list[float] = [0.0] * self.num_choices
         self._last_token_at: list[float | None] = [None] * self.num_choices
         self._num_open = self.num_choices
         self._control, self._clock, self._metrics = control, clock, metrics
@@ -108,6 +109,8 @@ class Generation:
             self._cancel_all()
             raise
         self._metrics.prompt_tokens.add(self.num_prompt_tokens)
+        for job in self._jobs:
+            self._metrics.prompt_length.observe(len(job.prompt_ids))
         self._metrics.gateway_request_s.observe(self._clock.now() - received_at)
 
     async def batches(self) -> AsyncIterator[Batch]:
@@ -186,6 +189,7 @@ class Generation:
         if pieces and pieces[-1].finish_reason is not None:
             if text.hit_stop_string:
                 self._tickets[prompt].cancel(delivery.choice)
+            self._observe_end(index, text)
             self._num_open -= 1
             if self._num_open == 0:
                 self.stamp("done")
@@ -218,10 +222,24 @@ class Generation:
         last, self._last_token_at[index] = self._last_token_at[index], now
         if last is not None:
             metrics.inter_token_latency_s.observe((now - last) / num_tokens, num_tokens)
-        elif self._first_token_at is None:
+            return
+        self._first_of_choice_at[index] = now
+        if self._first_token_at is None:
             self._first_token_at = now
             self.stamp("first token out", now)
             metrics.time_to_first_token_s.observe(now - self._received_at)
+
+    def _observe_end(self, index: int, text: ChoiceText) -> None:
+        """Once for each choice, so that a token costs no more."""
+        metrics, last = self._metrics, self._last_token_at[index]
+        metrics.finished.labels(text.finish_reason).inc()
+        metrics.output_length.observe(text.num_tokens)
+        if last is None:
+            return
+        seconds = last - self._first_of_choice_at[index]
+        metrics.decode_time_s.observe(seconds)
+        if text.num_tokens > 1:
+            metrics.time_per_output_token_s.observe(seconds / (text.num_tokens - 1))
 
     def _end(self) -> None:
         if self._ended:

@@ -6,16 +6,20 @@ One registry per gateway, nothing global. What it does not know: HTTP, the numbe
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import Metric
 
 from gateway.membership import Member
 from gateway.slow_reader import BACKLOG, STALLED
 from gateway.tallies import Spread, Tally
 from gateway.worker_metrics import PREFIX, WorkerCollector
+from protocol.request import FinishReason
 
 TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 FIRST_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
 REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
 OWN_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+LENGTH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+FINISHES = (str(FinishReason.STOP), str(FinishReason.LENGTH))
 OUTCOMES = (
     "ok", "cancelled", "bad_request", "context_length_exceeded", "model_not_found", "overloaded", "unavailable",
     "worker_lost", "kv_not_delivered", "layout_mismatch", "wire_error", "internal_error",
@@ -24,9 +28,13 @@ STATUSES = ("200", "400", "401", "404", "405", "408", "413", "415", "429", "431"
 
 
 class Metrics:
-    """The gateway's numbers. `members` tells who serves now, `num_in_flight` how many prompts are being answered."""
+    """The gateway's numbers, each with `model_name` as a label. `members` tells who serves now, `num_in_flight` how
+    many prompts are being answered."""
 
-    def __init__(self, members: Callable[[], Iterable[Member]], num_in_flight: Callable[[], int]) -> None:
+    def __init__(
+        self, model_name: str, members: Callable[[], Iterable[Member]], num_in_flight: Callable[[], int]
+    ) -> None:
+        self._model_name = model_name
         self.registry = registry = CollectorRegistry()
         self.time_to_first_token_s = Spread(
             PREFIX + "time_to_first_token_seconds",
@@ -45,6 +53,33 @@ class Metrics:
             "From the arrival of a request to its last token.",
             REQUEST_BUCKETS_S,
             registry,
+        )
+        self.decode_time_s = Spread(
+            PREFIX + "request_decode_time_seconds",
+            "From the first token of a choice to its last.",
+            REQUEST_BUCKETS_S,
+            registry,
+        )
+        self.time_per_output_token_s = Spread(
+            PREFIX + "request_time_per_output_token_seconds",
+            "Of each choice, the mean time between two of its tokens.",
+            TOKEN_BUCKETS_S,
+            registry,
+        )
+        self.prompt_length = Spread(
+            PREFIX + "request_prompt_tokens", "Length of each prompt in tokens.", LENGTH_BUCKETS, registry
+        )
+        self.output_length = Spread(
+            PREFIX + "request_generation_tokens",
+            "Length of each choice that finished in tokens.",
+            LENGTH_BUCKETS,
+            registry,
+        )
+        self.finished = Counter(
+            PREFIX + "request_success",
+            "Choices that finished, by reason: stop (EOS, a stop token or string) or length.",
+            ["finished_reason"],
+            registry=registry,
         )
         self.gateway_request_s = Spread(
             PREFIX + "gateway_request_seconds",
@@ -77,6 +112,7 @@ class Metrics:
         )
         for counter, values in (
             (self.requests, OUTCOMES),
+            (self.finished, FINISHES),
             (self.slow_readers_cut, (STALLED, BACKLOG)),
             (self.http_responses, STATUSES),
         ):
@@ -94,4 +130,16 @@ class Metrics:
 
     def render(self) -> bytes:
         """The text format of Prometheus."""
-        return generate_latest(self.registry)
+        return generate_latest(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """All numbers; Baton's own name the model. The moments when a number was made (`_created`) are left out: they
+        double the page, and nobody asks for them."""
+        for family in self.registry.collect():
+            named = {"model_name": self._model_name} if family.name.startswith(PREFIX) else {}
+            family.samples = [
+                sample._replace(labels={**named, **sample.labels})
+                for sample in family.samples
+                if not sample.name.endswith("_created")
+            ]
+            yield family

@@ -119,7 +119,9 @@ class Gateway:
         except ConfigError:
             self._control_socket.close()
             raise
-        metrics = Metrics(lambda: self.control.membership.members, lambda: len(self.control.requests))
+        metrics = Metrics(
+            settings.served_model_name, lambda: self.control.membership.members, lambda: len(self.control.requests)
+        )
         metrics.registry.register(ControlCollector(lambda: self.control.counts))
         metrics.registry.register(ConnectionCollector(self._control_socket.refused))
         admission = Admission(

@@ -7,12 +7,13 @@ it does not know: HTTP.
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.membership import Member
+from protocol.messages_gateway import TIME_EDGES_S
 
 PREFIX = "baton_"
 LABELS = ["worker", "role"]
@@ -40,13 +41,13 @@ EXACT = {
     "reservations_now": Shown("reservations", "Prompts for which a decode worker keeps pages to receive KV.", True),
 }
 TIMES = {  # see scheduler/phase_times.py
-    "queue_time_seconds": (
+    "queue_time": (
         "request_queue_time_seconds",
         "How long requests wait at a worker: for pages and credit (decode), for their turn (prefill, unified).",
     ),
-    "prefill_time_seconds": ("request_prefill_time_seconds", "From the first chunk of a prompt to its first token."),
-    "kv_transfer_time_seconds": ("kv_transfer_seconds", "From the first frame of a prompt's KV to the last one."),
-    "kv_handover_time_seconds": (
+    "prefill_time": ("request_prefill_time_seconds", "From the first chunk of a prompt to its first token."),
+    "kv_transfer_time": ("kv_transfer_seconds", "From the first frame of a prompt's KV to the last one."),
+    "kv_handover_time": (
         "kv_handover_seconds",
         "From the end of a prompt's computation until a prefill worker hears that decode has all of its KV.",
     ),
@@ -79,7 +80,7 @@ class WorkerCollector(Collector):
     def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
         self._members = members
 
-    def collect(self) -> Iterable[Family | SummaryMetricFamily]:
+    def collect(self) -> Iterable[Family | HistogramMetricFamily]:
         """Read at every scrape."""
         members = list(self._members())
         return [*_loads(members), *_times(members), *_counts(members)]
@@ -111,17 +112,17 @@ def _loads(members: Iterable[Member]) -> list[Family]:
     return [running, waiting, queued, usage, pages, launches]
 
 
-def _times(members: Iterable[Member]) -> list[SummaryMetricFamily]:
+def _times(members: Iterable[Member]) -> list[HistogramMetricFamily]:
     """How long requests spend in the phases of a worker."""
+    edges = [*map(str, TIME_EDGES_S), "+Inf"]
     families = []
-    for name, (public, text) in TIMES.items():
-        summary = SummaryMetricFamily(PREFIX + public, text, labels=LABELS)
+    for phase, (public, text) in TIMES.items():
+        family = HistogramMetricFamily(PREFIX + public, text, labels=LABELS)
         for member in members:
-            counters = member.stats.counters
-            if (count := counters.get(f"{name}_count")) is not None:
-                total: Any = counters.get(f"{name}_sum", 0.0)  # its type says int, its text seconds
-                summary.add_metric(_who(member), int(count), total)
-        families.append(summary)
+            if (spread := member.stats.times.get(phase)) is not None:
+                buckets = list(zip(edges, accumulate(spread.counts), strict=True))
+                family.add_metric(_who(member), buckets, spread.seconds)
+        families.append(family)
     return families
 
 
@@ -130,7 +131,7 @@ def _counts(members: Iterable[Member]) -> list[Family]:
     families: dict[str, Family] = {}
     for member in members:
         for name, value in sorted(member.stats.counters.items()):
-            if not _NAME.match(name) or name.removesuffix("_sum").removesuffix("_count") in TIMES:
+            if not _NAME.match(name):
                 continue
             how = shown(name)
             labels = _who(member) if how.label is None else [*_who(member), how.label[1]]

@@ -34,6 +34,7 @@ from runtime.settings import GatewaySettings, HttpLimits
 START_S = 60.0
 WARM_UP_TOKENS = 8
 TARGET_CPU_US, TARGET_TTFT_MS = 100.0, 5.0
+MODEL_LABEL = re.compile(r',model_name="[^"]*"|model_name="[^"]*",?')
 
 
 @dataclass(frozen=True)
@@ -197,11 +198,11 @@ def _quantile(name: str, before: dict[str, float], after: dict[str, float], shar
 
 
 async def _numbers(url: str) -> dict[str, float]:
-    """Every number of /metrics by its name and labels."""
+    """Every number of /metrics by its name and labels, without the model's."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
         text = await response.text()
     lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
-    return {name: float(value) for name, value in lines}
+    return {MODEL_LABEL.sub("", name).replace("{}", ""): float(value) for name, value in lines}
 
 
 def show(load: Load, costs: Sequence[Cost], console: Console) -> None:

@@ -150,7 +150,8 @@ class PrefillWorker:
             waiting=len(self._waiting),
             queued_prompt_tokens=sum(job.prompt.prompt_len - job.prompt.num_computed for job in self._queued()),
             num_launches=self.engine.num_launches,
-            counters={**self._sender.counters, **self._phases.counters},
+            counters=dict(self._sender.counters),
+            times=self._phases.spreads,
         )
 
     # ---- loop: what the overlap loop asks of a role ----

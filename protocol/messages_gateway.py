@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import FailFast
+from pydantic import FailFast, Field
 
 from protocol.codec import Boundary
 from protocol.fingerprint import Fingerprint
@@ -61,6 +61,20 @@ class KvPages(Message):
     quarantined: Count = 0
 
 
+# edges in seconds of the buckets of TimeSpread, of the fields below; each bucket holds its edge
+TIME_EDGES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+BucketCounts = Annotated[tuple[Count, ...], Field(min_length=len(TIME_EDGES_S) + 1, max_length=len(TIME_EDGES_S) + 1)]
+
+
+@dataclass(frozen=True)
+class TimeSpread(Message):
+    """How long one phase of a worker's requests took, since the worker's start: `counts` of the requests in each bucket
+    (the last is beyond all edges), `seconds` of all of them together."""
+
+    counts: BucketCounts
+    seconds: Seconds
+
+
 @dataclass(frozen=True)
 class WorkerStats(Message):
     """A worker's load, sent with every heartbeat."""
@@ -71,6 +85,7 @@ class WorkerStats(Message):
     queued_prompt_tokens: Count = 0
     num_launches: Count = 0
     counters: dict[Text, Number] = field(default_factory=dict)  # for /metrics: monotonic totals, and gauges named *_now
+    times: dict[Text, TimeSpread] = field(default_factory=dict)  # by phase, see scheduler/phase_times.py
     transfer: dict[Text, Text] = field(default_factory=dict)  # of decode: by prefill worker, the backend that KV takes
 
 

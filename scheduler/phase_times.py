@@ -1,10 +1,14 @@
-"""How long requests spend in the phases of one worker, summed up for `/metrics`; a stamp of the time line ends each.
+"""How long requests spend in the phases of one worker, counted in buckets for `/metrics`; a stamp of the time line ends
+each phase.
 
 What it does not know: requests, beyond that a stamp belongs to one.
 """
 
-from collections import Counter
+from bisect import bisect_left
+from collections import defaultdict
 from weakref import WeakKeyDictionary
+
+from protocol.messages_gateway import TIME_EDGES_S, TimeSpread
 
 PHASES = {  # by the stamp that ends it: the phase, and the stamp that begins it
     "reserved, job sent": ("queue_time", ("queued at decode",)),
@@ -20,8 +24,8 @@ class PhaseTimes:
 
     def __init__(self) -> None:
         self._stamps: WeakKeyDictionary[object, dict[str, float]] = WeakKeyDictionary()
-        self._totals: Counter[str] = Counter()
-        self._seconds: dict[str, float] = {}
+        self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(TIME_EDGES_S) + 1))
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def note(self, owner: object, stamp: str, now: float) -> None:
         """`owner` is the request, the same object at each of its stamps; `now` in seconds."""
@@ -29,11 +33,10 @@ class PhaseTimes:
         stamps[stamp] = now
         phase, begins = PHASES.get(stamp, ("", ()))
         for since in [stamps[begin] for begin in begins if begin in stamps]:
-            self._totals[phase] += 1
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + now - since
+            self._counts[phase][bisect_left(TIME_EDGES_S, now - since)] += 1
+            self._seconds[phase] += now - since
 
     @property
-    def counters(self) -> dict[str, float]:
-        """For the heartbeat: of each phase the number of requests and the seconds of all of them."""
-        counts = {f"{phase}_seconds_count": float(count) for phase, count in self._totals.items()}
-        return counts | {f"{phase}_seconds_sum": seconds for phase, seconds in self._seconds.items()}
+    def spreads(self) -> dict[str, TimeSpread]:
+        """For the heartbeat, by phase."""
+        return {phase: TimeSpread(tuple(counts), self._seconds[phase]) for phase, counts in self._counts.items()}

@@ -112,7 +112,7 @@ class UnifiedWorker:
             waiting=len(queued),
             queued_prompt_tokens=sum(r.reqs[0].prompt_len - r.reqs[0].num_computed for r in queued),
             num_launches=self.engine.num_launches,
-            counters=self._phases.counters,
+            times=self._phases.spreads,
         )
 
     # ---- loop: what the overlap loop asks of a role ----

@@ -68,9 +68,10 @@ def refused(baton: BatonProcess) -> dict[str, int]:
     """Connections refused by each socket, by `process reason`, as the metrics say."""
     text = baton.http.get("/metrics").text
     found = {}
-    for reason, count in re.findall(r'^baton_connections_refused_total{reason="(\w+)"} (\d+)', text, re.MULTILINE):
+    pattern = r'^baton_connections_refused_total{model_name="\w+",reason="(\w+)"} (\d+)'
+    for reason, count in re.findall(pattern, text, re.MULTILINE):
         found[f"gateway {reason}"] = int(count)
-    pattern = r'^baton_worker_refused_connections_(\w+)_total{role="(\w+)",worker="[^"]+"} (\d+)'
+    pattern = r'^baton_worker_refused_connections_(\w+)_total{model_name="\w+",role="(\w+)",worker="[^"]+"} (\d+)'
     for reason, role, count in re.findall(pattern, text, re.MULTILINE):
         found[f"{role} {reason}"] = int(count)
     return found

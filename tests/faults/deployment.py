@@ -6,6 +6,7 @@ What it does not know: which faults there are, what a request should get.
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -140,7 +141,8 @@ class Deployment:
         verdicts = [client.verdict(RUNNER.expected_tokens) for client in clients]
         assert set(verdicts) == {"exact"}, f"{verdicts}: {[client.error or client.cut for client in clients]}"
         assert self.baton.wait_for_rest()
-        assert "\nbaton_requests_in_flight 0.0\n" in self.baton.http.get("/metrics").text
+        page = self.baton.http.get("/metrics").text
+        assert re.search(r"^baton_requests_in_flight{.*} 0\.0$", page, re.MULTILINE)
         assert wait_until(self._has_no_more_descriptors), f"{self._descriptors()}, at first {self._rest}"
         assert set(self.pids()) == self._at_start
         assert len(self.baton.children()) == len(self._at_start) - 1, "a process too many"

@@ -37,6 +37,10 @@ class Setting:
         prefill = await self.add(Role.PREFILL)
         return await self.add(Role.DECODE, behaviour=behaviour or Behaviour(), prefill=prefill, **options)
 
+    async def metrics(self) -> list[str]:
+        """The lines of /metrics."""
+        return (await self.client.get("/metrics")).text.splitlines()
+
     async def complete(self, prompt: Any = "hello", **fields: Any) -> httpx.Response:
         """POST /v1/completions."""
         return await self.client.post("/v1/completions", json={"prompt": prompt, **fields})

@@ -64,7 +64,7 @@ async def test_too_many_get_429_and_those_before_them_are_unharmed(folder: Path)
         assert (await setting.complete("x", max_tokens=1, n=4)).status_code == 200
         refused = await setting.complete("x", n=5)
         assert refused.status_code == 400 and "at most 4 in all" in refused.json()["error"]["message"]
-        assert 'baton_requests_total{outcome="overloaded"} 5.0' in (await setting.client.get("/metrics")).text
+        assert 'baton_requests_total{model_name="story",outcome="overloaded"} 5.0' in await setting.metrics()
 
 
 async def test_there_is_room_again_when_clients_leave(folder: Path) -> None:

@@ -53,7 +53,7 @@ class Call:
         joined = register("u", 1, Role.UNIFIED)
         self._identity = f"u#{joined.address.instance}".encode()
         self.control._on_raw(self._identity, TO_GATEWAY.encode(joined))
-        self.metrics = Metrics(lambda: (), lambda: 0)
+        self.metrics = Metrics("story", lambda: (), lambda: 0)
         job = Job((1, 2), SamplingParams(max_tokens=MAX_TOKENS), 1)
         self.generation = Generation(
             "r",
@@ -213,5 +213,5 @@ async def test_a_fault_in_the_text_of_one_request_is_its_own(
     with pytest.raises(OverflowError, match="no text for 3"):
         await task
     assert len(call.wire.cancelled) == 1 and call.is_at_rest()
-    outcomes = re.findall(r'requests_total{outcome="\w+"} (\S+)', call.metrics.render().decode())
+    outcomes = re.findall(r'requests_total{model_name="story",outcome="\w+"} (\S+)', call.metrics.render().decode())
     assert outcomes and set(outcomes) == {"0.0"}  # FaultGuard counts it

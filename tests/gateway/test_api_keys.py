@@ -48,7 +48,7 @@ async def test_the_refusal_has_the_shape_that_clients_know(locked: Setting) -> N
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "invalid_api_key")
     assert response.headers["x-request-id"].startswith("req-")
     metrics = (await locked.client.get("/metrics", headers=bearer("key-one"))).text
-    assert 'baton_http_responses_total{status="401"} 1.0' in metrics
+    assert 'baton_http_responses_total{model_name="story",status="401"} 1.0' in metrics
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -64,7 +64,7 @@ async def test_before_the_answer(
     fields = one_line(caplog)
     assert (fields["x_request_id"], fields["kind"]) == ("mine", "ZeroDivisionError")
     assert fields["at"].startswith("test_fault_guard.py:")
-    assert 'baton_requests_total{outcome="internal_error"} 1.0' in (await setting.client.get("/metrics")).text
+    assert 'baton_requests_total{model_name="story",outcome="internal_error"} 1.0' in await setting.metrics()
     assert await is_well(setting)
 
 

@@ -111,7 +111,7 @@ async def test_a_client_that_leaves_is_cancelled(setting: Setting, stream: bool)
     assert {each.request_id for each in decode.cancelled} == {each.request_id for each in decode.assigned}
     assert {each.choice for each in decode.cancelled} == {-1}
     await wait_until(lambda: len(setting.gateway.control.requests) == 0)
-    assert 'outcome="cancelled"} 1.0' in (await setting.client.get("/metrics")).text
+    assert 'outcome="cancelled"} 1.0' in await setting.metrics()
 
 
 async def test_a_client_that_leaves_in_mid_request_is_no_fault(setting: Setting) -> None:
@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_in_mid_request_is_no_fault(setting: Setting)
     await writer.wait_closed()
 
     async def counted() -> bool:
-        return 'baton_requests_total{outcome="cancelled"} 1.0' in (await setting.client.get("/metrics")).text
+        return 'baton_requests_total{model_name="story",outcome="cancelled"} 1.0' in await setting.metrics()
 
     async with asyncio.timeout(PATIENCE_S):
         while not await counted():  # noqa: ASYNC110  # a metric has no event

@@ -33,7 +33,7 @@ class OnePlace:
 async def test_all_prompts_are_assigned_or_none() -> None:
     control = OnePlace()
     job = Job((1, 2), SamplingParams(max_tokens=3), 1)
-    metrics = Metrics(lambda: (), lambda: 0)
+    metrics = Metrics("story", lambda: (), lambda: 0)
     rules = TextRules(StopSet(()), 0, True)
     generation = Generation(
         "r", [job, job], rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
@@ -60,7 +60,7 @@ class LosesTheFirst:
 async def test_a_prompt_that_fails_while_others_are_assigned_ends_all() -> None:
     control = LosesTheFirst()
     job = Job((1, 2), SamplingParams(max_tokens=3), 1)
-    metrics = Metrics(lambda: (), lambda: 0)
+    metrics = Metrics("story", lambda: (), lambda: 0)
     rules = TextRules(StopSet(()), 0, True)
     generation = Generation(
         "r", [job, job], rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics

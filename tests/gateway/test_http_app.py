@@ -311,16 +311,16 @@ async def test_metrics(setting: Setting) -> None:
     await setting.complete("x", temperature=-1)
     text = (await setting.client.get("/metrics")).text
     for line in (
-        "baton_time_to_first_token_seconds_count 1.0",
-        "baton_inter_token_latency_seconds_count 4.0",
-        "baton_e2e_request_latency_seconds_count 1.0",
-        'baton_requests_total{outcome="ok"} 1.0',
-        'baton_requests_total{outcome="bad_request"} 1.0',
-        "baton_generation_tokens_total 5.0",
-        "baton_requests_in_flight 0.0",
-        'baton_running_requests{role="decode",worker="decode-1"} 1.0',
-        'baton_kv_pages{role="decode",state="free",worker="decode-1"} 250.0',
-        'baton_worker_bytes_sent_total{role="prefill",worker="prefill-0"} 5.0',
+        'baton_time_to_first_token_seconds_count{model_name="story"} 1.0',
+        'baton_inter_token_latency_seconds_count{model_name="story"} 4.0',
+        'baton_e2e_request_latency_seconds_count{model_name="story"} 1.0',
+        'baton_requests_total{model_name="story",outcome="ok"} 1.0',
+        'baton_requests_total{model_name="story",outcome="bad_request"} 1.0',
+        'baton_generation_tokens_total{model_name="story"} 5.0',
+        'baton_requests_in_flight{model_name="story"} 0.0',
+        'baton_running_requests{model_name="story",role="decode",worker="decode-1"} 1.0',
+        'baton_kv_pages{model_name="story",role="decode",state="free",worker="decode-1"} 250.0',
+        'baton_worker_bytes_sent_total{model_name="story",role="prefill",worker="prefill-0"} 5.0',
     ):
         assert line in text, line
 

@@ -75,7 +75,8 @@ async def cut_for(setting: Setting, reason: str) -> bool:
     page = (await setting.client.get("/metrics")).text
     lines = {line for line in page.splitlines() if line.startswith("baton_slow_readers_cut_total{")}
     counts = {"stalled": 0.0, "backlog": 0.0} | {reason: 1.0}
-    return lines == {f'baton_slow_readers_cut_total{{reason="{each}"}} {count}' for each, count in counts.items()}
+    name = "baton_slow_readers_cut_total"
+    return lines == {f'{name}{{model_name="story",reason="{each}"}} {count}' for each, count in counts.items()}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ async def test_a_stream_that_nobody_reads_is_cut(
         assert not setting.gateway.control.loads
         assert [record.getMessage() for record in caplog.records] == ["slow reader cut"]
         page = (await setting.client.get("/metrics")).text
-        assert 'baton_requests_total{outcome="cancelled"} 1.0' in page
+        assert 'baton_requests_total{model_name="story",outcome="cancelled"} 1.0' in page
         assert (await setting.complete("again", max_tokens=3)).json()["usage"]["completion_tokens"] == 3
 
 
@@ -145,7 +146,7 @@ async def test_a_client_that_reads_late_but_reads_gets_everything(folder: Path) 
         ids = letters(assign, 0)
         assert "".join(_texts(read)) == bytes(ids).decode() and len(ids) == num_tokens
         for reason in ("stalled", "backlog"):
-            line = f'baton_slow_readers_cut_total{{reason="{reason}"}} 0.0'
+            line = f'baton_slow_readers_cut_total{{model_name="story",reason="{reason}"}} 0.0'
             assert line in (await setting.client.get("/metrics")).text
 
 

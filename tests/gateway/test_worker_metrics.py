@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.membership import Member
 from gateway.worker_metrics import WorkerCollector, shown
-from protocol.messages_gateway import KvPages, Role, WorkerStats
+from protocol.messages_gateway import KvPages, Role, TimeSpread, WorkerStats
 from tests.gateway.test_membership import register
 
 STATS = WorkerStats(KvPages(total=10, free=4, owned=5, cached=1), running=3, waiting=2, queued_prompt_tokens=7)
@@ -57,18 +57,24 @@ def test_numbers_have_a_subject_a_unit_and_the_right_type() -> None:
     )
 
 
-def test_times_of_phases_are_summaries() -> None:
-    times = {"queue_time_seconds_sum": 1.5, "queue_time_seconds_count": 3.0, "kv_transfer_time_seconds_count": 0.0}
-    lines = page(member("d", Role.DECODE, times), member("p", Role.PREFILL, {}))
+def test_times_of_phases_are_histograms() -> None:
+    counts = (0, 1, 0, 2, *[0] * 11, 1)
+    queued = replace(STATS, times={"queue_time": TimeSpread(counts, 70.5), "unheard_of": TimeSpread(counts, 1.0)})
+    lines = page(Member(register("d", 1, Role.DECODE), queued, 0.0), member("p", Role.PREFILL, {}))
     for line in (
-        "# TYPE baton_request_queue_time_seconds summary",
-        'baton_request_queue_time_seconds_count{role="decode",worker="d"} 3.0',
-        'baton_request_queue_time_seconds_sum{role="decode",worker="d"} 1.5',
-        'baton_kv_transfer_seconds_count{role="decode",worker="d"} 0.0',
+        "# TYPE baton_request_queue_time_seconds histogram",
+        'baton_request_queue_time_seconds_bucket{le="0.001",role="decode",worker="d"} 0.0',
+        'baton_request_queue_time_seconds_bucket{le="0.0025",role="decode",worker="d"} 1.0',
+        'baton_request_queue_time_seconds_bucket{le="0.01",role="decode",worker="d"} 3.0',
+        'baton_request_queue_time_seconds_bucket{le="60.0",role="decode",worker="d"} 3.0',
+        'baton_request_queue_time_seconds_bucket{le="+Inf",role="decode",worker="d"} 4.0',
+        'baton_request_queue_time_seconds_count{role="decode",worker="d"} 4.0',
+        'baton_request_queue_time_seconds_sum{role="decode",worker="d"} 70.5',
+        "# TYPE baton_kv_handover_seconds histogram",
     ):
         assert line in lines, line
     assert not any('worker="p"' in line and "_seconds" in line for line in lines)
-    assert not any("baton_worker_queue" in line for line in lines)
+    assert not any("unheard_of" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from protocol.message import (
     Text,
     WorkerId,
 )
-from protocol.messages_gateway import Role
+from protocol.messages_gateway import TIME_EDGES_S, BucketCounts, Role
 
 PRINTABLE = st.characters(min_codepoint=ord("!"), max_codepoint=ord("~"))
 SIZE = st.integers(1, 2**20)
@@ -45,11 +45,14 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     Role: st.sampled_from(Role),
     KvLayout: st.builds(KvLayout, SIZE, SIZE, SIZE, SIZE, st.sampled_from(sorted(ITEM_BYTES))),
 }
+NUM_BUCKETS = len(TIME_EDGES_S) + 1
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Values of the type of one field, or whole messages."""
     inner, origin = get_args(kind), get_origin(kind)
+    if kind == BucketCounts:
+        return st.binary(min_size=NUM_BUCKETS, max_size=NUM_BUCKETS).map(tuple)
     if origin is Annotated and get_origin(inner[0]) is tuple:
         return values_of(inner[0])
     if origin is tuple:

@@ -2,6 +2,7 @@ import gc
 
 import pytest
 
+from protocol.messages_gateway import TIME_EDGES_S
 from scheduler.phase_times import PhaseTimes
 
 
@@ -35,10 +36,21 @@ def test_phases_of_each_role(stamps: dict[str, float], expected: dict[str, float
     for name, now in stamps.items():
         phases.note(first, name, now)
         phases.note(second, name, 100 + now)
-    for phase, seconds in expected.items():
-        assert phases.counters.pop(f"{phase}_seconds_sum") == 2 * seconds
-        assert phases.counters[f"{phase}_seconds_count"] == 2
-    assert len(phases.counters) == 2 * len(expected)
+    assert {phase: spread.seconds for phase, spread in phases.spreads.items()} == {
+        phase: 2 * seconds for phase, seconds in expected.items()
+    }
+    assert {sum(spread.counts) for spread in phases.spreads.values()} == {2}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bucket"), [(0.0, 0), (0.001, 0), (0.0011, 1), (0.25, 7), (60.0, 14), (60.5, 15), (1e6, 15)]
+)
+def test_a_bucket_holds_its_edge_and_the_last_the_rest(seconds: float, bucket: int) -> None:
+    phases, request = PhaseTimes(), Request()
+    phases.note(request, "queued", 0.0)
+    phases.note(request, "prefill start", seconds)
+    counts = phases.spreads["queue_time"].counts
+    assert len(counts) == len(TIME_EDGES_S) + 1 and [place for place, count in enumerate(counts) if count] == [bucket]
 
 
 def test_nothing_is_kept_of_requests_that_are_gone() -> None:
@@ -47,4 +59,4 @@ def test_nothing_is_kept_of_requests_that_are_gone() -> None:
     gc.collect()
     assert len(phases._stamps) == 0
     phases.note(Request(), "prefill start", 5.0)  # another one: its queue time is not known
-    assert phases.counters == {}
+    assert phases.spreads == {}
