@@ -31,6 +31,7 @@ class PrefillPeer:
     refusal: str = ""
     granted: int = 0
     queued: dict[int, int] = field(default_factory=dict)
+    tokens_queued: int = 0  # the sum of `queued`: prompt tokens of the jobs sent to it that it has not yet computed
     layout: KvLayout | None = None  # of its pages, once it has accepted
     seat: int = 0  # that it holds, so that it may be told pages, to write them itself; 0: none
     backend: str = ""  # how KV comes from there
@@ -44,15 +45,11 @@ class PrefillPeer:
     def sent(self, reservation: int, num_tokens: int) -> None:
         """A job has gone to it."""
         self.queued[reservation] = num_tokens
+        self.tokens_queued += num_tokens
 
     def settle(self, reservation: int) -> None:
         """The job is queued no more. Idempotent."""
-        self.queued.pop(reservation, None)
-
-    @property
-    def tokens_queued(self) -> int:
-        """Prompt tokens of the jobs sent to it that it has not yet computed."""
-        return sum(self.queued.values())
+        self.tokens_queued -= self.queued.pop(reservation, 0)
 
     @property
     def takes_jobs(self) -> bool:

@@ -5,11 +5,11 @@
 What it does not know: messages, tokens, what is decoded.
 """
 
-from dataclasses import dataclass
-from math import inf
+from collections import OrderedDict
 
 from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
+from runtime.deadlines import Deadlines
 from scheduler.choice_pages import allocate_choices
 from scheduler.engine import Engine
 from scheduler.page_allocator import PageState
@@ -18,23 +18,20 @@ from transfer.interface import KvReceiver
 ASK_AGAIN_S = 5.0  # between two words to a prefill worker that has not said that it stopped writing
 
 
-@dataclass
-class _Stopping:
-    request: DecodeRequest
-    ask_at: float | None = None  # seconds of the worker's clock; None until the first look
-
-
 class Reservations:
     """Requests in RESERVING, by reservation those in REQUESTED and RECEIVING, and those whose pages prefill may still
-    be writing although nobody waits for them."""
+    be writing although nobody waits for them. What a turn costs does not depend on how many there are."""
 
     def __init__(self, engine: Engine, receiver: KvReceiver, peers: PrefillPeers) -> None:
         self._engine = engine
         self._receiver = receiver
         self._peers = peers
-        self._waiting: list[DecodeRequest] = []
+        self._waiting: dict[int, OrderedDict[int, DecodeRequest]] = {}  # by prefill instance, then by reservation
         self._reserved: dict[int, DecodeRequest] = {}
-        self._stopping: dict[int, _Stopping] = {}
+        self._late: Deadlines[int] = Deadlines()  # of those
+        self._stopping: dict[int, DecodeRequest] = {}
+        self._just_stopping: list[int] = []  # since the last look
+        self._ask_again: Deadlines[int] = Deadlines()
 
     def get(self, reservation: int) -> DecodeRequest | None:
         """The request that is on its way under `reservation`."""
@@ -45,8 +42,9 @@ class Reservations:
         return [request for request in self._reserved.values() if request.prefill.instance == instance]
 
     def queue(self, request: DecodeRequest) -> None:
-        """The request waits for its turn."""
-        self._waiting.append(request)
+        """The request waits for its turn. Its reservation is higher than those of all that came before."""
+        line = self._waiting.setdefault(request.prefill.instance, OrderedDict())
+        line[request.reservation] = request
 
     def admit(self) -> list[DecodeRequest]:
         """Reserves for those whose turn it is, oldest first, and returns them.
@@ -54,56 +52,72 @@ class Reservations:
         Who lacks job credit lets others pass; who lacks pages or rows holds the rest back, so that nobody starves.
         """
         admitted: list[DecodeRequest] = []
-        waiting: list[DecodeRequest] = []
-        for index, request in enumerate(self._waiting):
-            peer = self._peers.get(request.prefill.instance)
-            if peer is None or not peer.takes_jobs:
-                waiting.append(request)
-                continue
+        while (found := self._next()) is not None:
+            request, peer = found
             if not self._reserve(request, peer):
-                waiting.extend(self._waiting[index:])
                 break
+            self._leave_line(request)
             peer.sent(request.reservation, request.prompt_len)
             request.greeting = peer.greeting
             admitted.append(request)
-        self._waiting = waiting
         return admitted
 
+    def _next(self) -> tuple[DecodeRequest, PrefillPeer] | None:
+        """The oldest request whose prefill worker takes jobs. Only the first in line at each worker is looked at."""
+        firsts = [
+            (next(iter(line.values())), peer)
+            for instance, line in self._waiting.items()
+            if (peer := self._peers.get(instance)) is not None and peer.takes_jobs
+        ]
+        return min(firsts, key=lambda first: first[0].reservation, default=None)
+
+    def _leave_line(self, request: DecodeRequest) -> None:
+        """The request waits no more. Idempotent."""
+        line = self._waiting.get(request.prefill.instance)
+        if line is not None and line.pop(request.reservation, None) is not None and not line:
+            del self._waiting[request.prefill.instance]
+
+    def watch(self, request: DecodeRequest) -> None:
+        """The deadline of a reserved request has been set."""
+        self._late.set(request.reservation, request.deadline)
+
     def late(self, now: float) -> list[DecodeRequest]:
-        """Reserved requests whose deadline has passed."""
-        return [request for request in self._reserved.values() if request.deadline <= now]
+        """Reserved requests whose deadline has passed; each is named once."""
+        return [self._reserved[reservation] for reservation in self._late.due(now)]
 
     def close(self, request: DecodeRequest) -> bool:
         """Nothing more is expected for the request: no frame lands any more. False if it was not reserved yet."""
-        if request in self._waiting:
-            self._waiting.remove(request)
+        self._leave_line(request)
         if self._reserved.pop(request.reservation, None) is None:
             return False
+        self._late.drop(request.reservation)
         self._receiver.release(request.reservation)
         if (peer := self._peers.get(request.prefill.instance)) is not None:
             peer.settle(request.reservation)
         if self._receiver.may_be_written(request.reservation):
-            self._stopping[request.reservation] = _Stopping(request)
+            self._stopping[request.reservation] = request
+            self._just_stopping.append(request.reservation)
         return True
 
     def unanswered(self, now: float) -> list[DecodeRequest]:
         """Closed requests whose prefill worker is to be told once more to stop: what it answered may have been lost."""
-        late: list[DecodeRequest] = []
-        for reservation, entry in list(self._stopping.items()):
-            if not self._receiver.may_be_written(reservation):
-                del self._stopping[reservation]
-            elif entry.ask_at is None:
-                entry.ask_at = now + ASK_AGAIN_S
-            elif entry.ask_at <= now:
-                entry.ask_at = now + ASK_AGAIN_S
-                late.append(entry.request)
-        return late
+        for reservation in self._just_stopping:
+            self._ask_again.set(reservation, now + ASK_AGAIN_S)
+        self._just_stopping.clear()
+
+        unanswered: list[DecodeRequest] = []
+        for reservation in self._ask_again.due(now):
+            if self._receiver.may_be_written(reservation) and reservation in self._stopping:
+                unanswered.append(self._stopping[reservation])
+                self._ask_again.set(reservation, now + ASK_AGAIN_S)
+            else:
+                self._stopping.pop(reservation, None)
+        return unanswered
 
     def lost(self, instance: int) -> None:
         """A prefill worker is lost, and need not be told anything: once its process is gone, it writes no more."""
-        for entry in self._stopping.values():
-            if entry.request.prefill.instance == instance:
-                entry.ask_at = inf
+        for request in [request for request in self._stopping.values() if request.prefill.instance == instance]:
+            del self._stopping[request.reservation]
 
     def _reserve(self, request: DecodeRequest, peer: PrefillPeer) -> bool:
         assign, engine = request.assign, self._engine

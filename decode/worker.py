@@ -237,6 +237,7 @@ class DecodeWorker:
             handover_s = max(HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN * ahead)
             request.deadline = self._clock.now() + handover_s
             request.late = f"no KV from {request.prefill.worker_id} in {handover_s:.0f} s"
+            self._reservations.watch(request)
             self._stamp(request, "reserved, job sent")
             self.outbox.prefill.append((request.prefill, request.job))
 
@@ -278,6 +279,7 @@ class DecodeWorker:
             self._fail(request, KvNotDelivered(f"KV transfer failed: {event.reason}"))
         elif isinstance(event, LastInDoubt):
             request.doubt(self._clock.now() + DOUBT_S)
+            self._reservations.watch(request)
         elif fault := first_tokens_fault(event.last.first_tokens, len(request.reqs), self.engine.vocab_size):
             self._fail(request, InternalError(fault))
         else:

@@ -7,7 +7,7 @@ It decides what to compute next and when pages may go. What it does not know: so
 clock's. See job_states.py for a job's life.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,6 +39,7 @@ from protocol.messages_handoff import (
     ToPrefill,
 )
 from runtime.clock import Clock
+from runtime.deadlines import Deadlines
 from scheduler.chunk_plan import plan_chunks
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import ExtendChunk, LaunchPlan
@@ -92,8 +93,9 @@ class PrefillWorker:
         self._lost: deque[int] = deque(maxlen=LOST_REMEMBERED)  # instances
         self._jobs: dict[tuple[int, int], Job] = {}  # by (decode instance, reservation)
         self._job_of: dict[Req, Job] = {}  # by the prompt's and the choices' Req
-        self._waiting: list[Job] = []
-        self._computing: list[Job] = []
+        self._waiting: OrderedDict[Job, None] = OrderedDict()
+        self._computing: list[Job] = []  # no more than there are rows
+        self._late: Deadlines[Job] = Deadlines()
 
     # ---- messages ----
 
@@ -257,7 +259,7 @@ class PrefillWorker:
         job.prompt.stays_on_device = bool(message.pages) and peer.device_writer > 0
         self._jobs[instance, message.reservation] = job
         self._job_of.update(dict.fromkeys((job.prompt, *job.choices), job))
-        self._waiting.append(job)
+        self._waiting[job] = None
         self._stamp(job, "job received")
 
     def _on_end(self, instance: int, message: CancelJob | KvDelivered) -> None:
@@ -281,7 +283,7 @@ class PrefillWorker:
     # ---- jobs ----
 
     def _queued(self) -> list[Job]:
-        return self._waiting + self._computing
+        return [*self._waiting, *self._computing]
 
     def _stamp(self, job: Job, name: str, at: float | None = None) -> None:
         """Notes a moment: now, unless it was `at`."""
@@ -292,11 +294,11 @@ class PrefillWorker:
     def _admit(self) -> None:
         """Oldest first; a prompt that does not fit yet holds back the ones behind it."""
         while self._waiting and self.engine.rows.num_free:
-            job = self._waiting[0]
+            job = next(iter(self._waiting))
             pages = self.engine.pages.allocate(self.engine.kv.layout.num_pages(job.prompt.prompt_len))
             if pages is None:
                 return
-            self._waiting.pop(0)
+            del self._waiting[job]
             self.engine.admit(job.prompt, pages)
             job.move(JobState.COMPUTING)
             self._computing.append(job)
@@ -346,6 +348,7 @@ class PrefillWorker:
             self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps))
             job.move(JobState.SENDING)
             job.deadline = self._clock.now() + DELIVERY_DEADLINE_S
+            self._late.set(job, job.deadline)
 
     def _fail_broken(self) -> None:
         for target in self._sender.broken():
@@ -353,7 +356,7 @@ class PrefillWorker:
             self._fail(job, KvNotDelivered(f"the connection to {job.peer.worker_id} that carries KV was lost"))
 
     def _fail_late(self, now: float) -> None:
-        for job in [job for job in self._jobs.values() if job.deadline <= now]:
+        for job in self._late.due(now):
             self._fail(job, KvNotDelivered(f"no KvDelivered from {job.peer.worker_id} in {DELIVERY_DEADLINE_S:.0f} s"))
 
     def _fail(self, job: Job, error: BatonError) -> None:
@@ -367,9 +370,10 @@ class PrefillWorker:
         job.move(state)
         self._sender.cancel(job.target)  # does nothing after delivery
         self._return_credit(job)
-        for queue in (self._waiting, self._computing):
-            if job in queue:
-                queue.remove(job)
+        self._late.drop(job)
+        self._waiting.pop(job, None)
+        if job in self._computing:
+            self._computing.remove(job)
         del self._jobs[job.peer.instance, job.message.reservation]
         for req in (job.prompt, *job.choices):
             del self._job_of[req]

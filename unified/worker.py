@@ -5,6 +5,7 @@
 It composes what scheduler/ has. What it does not know: sockets, threads, text, time other than its clock's.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -67,8 +68,8 @@ class UnifiedWorker:
         self._loop = OverlapLoop(engine, self, overlap)
         self._running = Running()
         self._requests: dict[tuple[str, int], UnifiedRequest] = {}
-        self._waiting: list[UnifiedRequest] = []
-        self._computing: list[UnifiedRequest] = []
+        self._waiting: OrderedDict[UnifiedRequest, None] = OrderedDict()
+        self._computing: list[UnifiedRequest] = []  # no more than there are rows
         self._tokens = TokenStream()
 
     # ---- messages ----
@@ -105,7 +106,7 @@ class UnifiedWorker:
 
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
-        queued = self._waiting + self._computing
+        queued = [*self._waiting, *self._computing]
         return WorkerStats(
             kv_pages=self.engine.pages.counts(),
             running=self._running.num_going_on,
@@ -170,13 +171,15 @@ class UnifiedWorker:
         )
         request = UnifiedRequest(assign, reqs)
         self._requests[request.key] = request
-        self._waiting.append(request)
+        self._waiting[request] = None
         self._stamp(request, "queued")
 
     def _admit(self) -> None:
         """Oldest first; a request that does not fit yet holds back the ones behind it."""
-        while self._waiting and self.engine.rows.num_free >= len(self._waiting[0].reqs):
-            request = self._waiting[0]
+        while self._waiting:
+            request = next(iter(self._waiting))
+            if self.engine.rows.num_free < len(request.reqs):
+                return
             choices = allocate_choices(
                 self.engine.pages,
                 len(request.assign.prompt_ids),
@@ -187,7 +190,7 @@ class UnifiedWorker:
             )
             if choices is None:
                 return
-            self._waiting.pop(0)
+            del self._waiting[request]
             for req, pages in zip(request.reqs, choices, strict=True):
                 self.engine.admit(req, pages)
             for req in request.reqs[1:]:
@@ -237,7 +240,7 @@ class UnifiedWorker:
             return
         for req in cancelled:
             req.finish = FinishReason.CANCELLED
-            is_prompt = req is request.reqs[0] and request in (*self._waiting, *self._computing)
+            is_prompt = req is request.reqs[0] and (request in self._waiting or request in self._computing)
             if not is_prompt:  # else the other choices still need the prompt's row and pages
                 self.engine.release(req)
 
@@ -247,9 +250,9 @@ class UnifiedWorker:
 
     def _end(self, request: UnifiedRequest) -> None:
         """The way out of a request that does not finish: gives everything back once."""
-        for queue in (self._waiting, self._computing):
-            if request in queue:
-                queue.remove(request)
+        self._waiting.pop(request, None)
+        if request in self._computing:
+            self._computing.remove(request)
         for req in request.reqs:
             req.finish = req.finish or FinishReason.CANCELLED
             self.engine.release(req)

@@ -126,7 +126,7 @@ def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
     for worker in cluster.workers:
         assert len(worker.engine.retired) == len(worker.engine._keep_alive) == 0
     for prefill in cluster.prefills.values():
-        assert (prefill._jobs, prefill._job_of, prefill._waiting, prefill._computing) == ({}, {}, [], [])
+        assert (prefill._jobs, prefill._job_of, prefill._waiting, prefill._computing) == ({}, {}, {}, [])
         counters = prefill._sender.counters
         assert counters["transfers_now"] == counters["frames_waiting_now"] == 0
         assert credit_bytes_lost or counters["bytes_in_flight_now"] == 0

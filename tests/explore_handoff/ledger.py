@@ -131,7 +131,8 @@ def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
 def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
     receiver, pages = process.receiver, core.engine.pages
     assert receiver is not None
-    reserved, waiting = core._reservations._reserved, core._reservations._waiting
+    reserved, lines = core._reservations._reserved, core._reservations._waiting.values()
+    waiting = {request for line in lines for request in line.values()}
     for request in core._requests.values():
         state = request.state
         assert (state in OUT) == (reserved.get(request.reservation) is request), f"{request.key} is {state}"

@@ -263,8 +263,8 @@ MUTANTS = (
     Mutant(
         "sampling parameters stay behind when a batch is filtered",
         BATCH,
-        "self.sampling = self.sampling.take(keep_N)",
-        "self.sampling = self.sampling.take(torch.arange(len(keep)))",
+        "self.sampling = self.sampling.take(keep, self.reqs)",
+        "self.sampling = self.sampling.take(range(len(keep)), self.reqs)",
         "a request is sampled with its neighbour's parameters",
         ANY,
     ),

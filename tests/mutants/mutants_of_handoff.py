@@ -203,6 +203,22 @@ HANDOFF = (
         tests=("tests/decode/test_prefill_peers.py",),
     ),
     Mutant(
+        "the youngest of those that wait is admitted first",
+        RESERVATIONS,
+        "        return min(firsts,",
+        "        return max(firsts,",
+        "an old request starves",
+        tests=("tests/decode/test_admission.py",),
+    ),
+    Mutant(
+        "a deadline that was put off comes all the same",
+        "runtime/deadlines.py",
+        "            if self._at.get(key) == (at, number):\n",
+        "            if key in self._at:\n",
+        "a wait is given up too early",
+        tests=("tests/runtime/test_deadlines.py",),
+    ),
+    Mutant(
         "prefill takes jobs of an older greeting",
         PREFILL,
         "        if message.greeting != peer.hello.greeting:\n",

@@ -4,9 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
+from protocol.messages_gateway import Assign, CancelRequest
+from runtime.clock import VirtualClock
 from scheduler.req import Req
 from tests.cluster import Cluster
+from tests.counting import instructions
 from tests.decode.driving import Recorder, expect_exact, expect_prefix, expect_rest, greedy, make_cluster, prompt_of
+from tests.scheduler.building import ManualStream, make_engine
 from unified.worker import UnifiedWorker
 
 PARAMS = greedy(12)
@@ -126,3 +130,19 @@ def test_full_prompt_pages_are_counted_once() -> None:
     cluster.run()
     expect_exact(cluster, "victim", VICTIM, PARAMS, 3)
     expect_rest(cluster)
+
+
+def test_a_turn_and_a_cancel_cost_the_same_however_many_wait() -> None:
+    turns, cancels = [], []
+    for num_requests in (20, 2000):
+        worker = UnifiedWorker(make_engine(ManualStream()), "u", VirtualClock(), overlap=True, chunk_size=4)
+        for index in range(num_requests):
+            worker.on_gateway(Assign(f"r{index}", 0, (1,) * 10, greedy(5), 2, None))
+        for _ in range(4):
+            worker.step()  # until two launches are in flight
+        assert len(worker._waiting) == num_requests - 4  # two choices each, and eight rows
+        turns.append(instructions(worker.step))
+        cancels.append(instructions(lambda it=worker: it.on_gateway(CancelRequest("r9", 0, 1))))  # type: ignore[misc]
+        cancels.append(instructions(lambda it=worker: it.on_gateway(CancelRequest("r15", 0))))  # type: ignore[misc]
+    assert turns[0] == turns[1] > 0
+    assert cancels[:2] == cancels[2:]

@@ -1,0 +1,150 @@
+"""Who is admitted at decode, in which order, and that a turn costs the same however many wait."""
+
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decode.prefill_peers import PrefillPeers
+from decode.request import DecodeRequest
+from decode.reservations import Reservations
+from prefill.job_states import JobState
+from protocol.fingerprint import Fingerprint
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import Assign, CancelRequest, WorkerAddress
+from runtime.clock import VirtualClock
+from scheduler.streams_host import InlineStream
+from tests.cluster import Cluster
+from tests.counting import instructions
+from tests.decode.driving import drive_to, expect_rest, greedy, make_cluster, prompt_of
+from tests.scheduler.building import make_engine
+from transfer.interface import KvReceiver
+
+LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
+PREFILLS = [WorkerAddress(f"p{instance}", instance) for instance in range(3)]
+CREDIT = 40
+
+
+class Receiver:
+    """Receives nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_parts, **_options: None
+
+
+class ByScanning(Reservations):
+    """The order as it is defined: everybody is looked at, from the oldest on."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.line: list[DecodeRequest] = []
+
+    def queue(self, request: DecodeRequest) -> None:
+        self.line.append(request)
+
+    def _leave_line(self, request: DecodeRequest) -> None:
+        if request in self.line:
+            self.line.remove(request)
+
+    def admit(self) -> list[DecodeRequest]:
+        admitted: list[DecodeRequest] = []
+        for request in list(self.line):
+            peer = self._peers.get(request.prefill.instance)
+            if peer is None or not peer.takes_jobs:
+                continue  # who lacks job credit lets others pass
+            if not self._reserve(request, peer):
+                break  # who lacks pages or rows holds the rest back
+            self.line.remove(request)
+            peer.sent(request.reservation, request.prompt_len)
+            admitted.append(request)
+        return admitted
+
+
+class World:
+    """Reservations over 8 rows and 63 pages of 4 tokens, of three prefill workers; and what is admitted."""
+
+    def __init__(self, kind: type[Reservations]) -> None:
+        self.engine = make_engine(InlineStream())
+        receiver = cast(KvReceiver, Receiver())
+        self.peers = PrefillPeers(WorkerAddress("d", 99), LAYOUT, Fingerprint("print"), receiver)
+        self.reservations = kind(self.engine, receiver, self.peers)
+        self.requests: dict[int, DecodeRequest] = {}
+        self.admitted: list[int] = []
+
+    def act(self, name: str, number: int, size: int) -> None:
+        """One thing that may happen at a decode worker."""
+        prefill = PREFILLS[number % len(PREFILLS)]
+        if name == "assign":
+            assign = Assign(f"r{number}", 0, (1,) * (1 + size), greedy(1 + size % 30), 1 + number % 4, prefill)
+            reservation = len(self.requests) + 1
+            request = self.requests[reservation] = DecodeRequest.of(assign, prefill, reservation)
+            self.reservations.queue(request)
+        elif name == "accept":
+            self.peers.greet(prefill, now=0.0)
+            if (peer := self.peers.get(prefill.instance)) is not None:
+                peer.accept(CREDIT, LAYOUT)
+        elif name == "lose":
+            self.peers.lose(prefill.instance)
+        elif name == "admit":
+            self.admitted += [request.reservation for request in self.reservations.admit()]
+        elif self.requests:
+            request = self.requests[1 + number % len(self.requests)]
+            if name == "credit":
+                if (peer := self.peers.get(request.prefill.instance)) is not None:
+                    peer.settle(request.reservation)
+            else:
+                self.reservations.close(request)
+                for req in request.reqs:
+                    self.engine.release(req)
+
+
+ACTS = st.tuples(
+    st.sampled_from(["assign"] * 4 + ["admit"] * 3 + ["accept", "accept", "lose", "credit", "credit", "end", "end"]),
+    st.integers(0, 50),
+    st.integers(0, 39),
+)
+
+
+@given(st.lists(ACTS, min_size=5, max_size=60))
+def test_the_order_of_admission_is_that_of_looking_at_everybody(acts: list[tuple[str, int, int]]) -> None:
+    new, defined = World(Reservations), World(ByScanning)
+    for act in [*(("accept", number, 0) for number in (0, 1)), *acts, ("admit", 0, 0)]:
+        new.act(*act)
+        defined.act(*act)
+        assert new.admitted == defined.admitted
+        for one, other in zip(new.peers._peers.values(), defined.peers._peers.values(), strict=True):
+            assert one.queued == other.queued and one.tokens_queued == sum(one.queued.values())
+
+
+def crowded(monkeypatch: pytest.MonkeyPatch, num_waiting: int, lack: str) -> Cluster:
+    """A decode worker at which `num_waiting` requests lack job credit, or pages."""
+    if lack == "credit":
+        monkeypatch.setattr("prefill.worker.JOB_TOKENS", 10)
+    cluster = make_cluster(clock=VirtualClock(), num_pages=20)
+    cluster.assign("first", prompt_of("first", 30), greedy(30))
+    drive_to(cluster, "first", JobState.WAITING)
+    for index in range(num_waiting):
+        cluster.assign(f"r{index}", prompt_of("r", 30), greedy(9))
+    decode = next(iter(cluster.decodes.values()))
+    for _ in range(3):
+        decode.step()
+    assert decode.stats().waiting == 1 + num_waiting
+    return cluster
+
+
+@pytest.mark.parametrize("lack", ["credit", "pages"])
+def test_a_turn_and_a_cancel_cost_the_same_however_many_wait(monkeypatch: pytest.MonkeyPatch, lack: str) -> None:
+    turns, cancels = [], []
+    for num_waiting in (10, 2000):
+        cluster = crowded(monkeypatch, num_waiting, lack)
+        decode = next(iter(cluster.decodes.values()))
+        turns.append(instructions(decode.step))
+        cancels.append(instructions(lambda worker=decode: worker.on_gateway(CancelRequest("r7", 0))))  # type: ignore[misc]
+        decode.reset()
+        for prefill in cluster.prefills.values():
+            prefill.reset()
+        cluster.answers.clear()
+        expect_rest(cluster)
+    assert turns[0] == turns[1] > 0
+    assert cancels[0] == cancels[1] > 0
