@@ -1,0 +1,77 @@
+"""The commands of the first section of docs/clients.md work as they stand there, at a gateway that wants a key."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.conftest import Setting, running
+from tests.gateway.fake_worker import Behaviour
+
+pytestmark = pytest.mark.slow
+PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
+TRIED = PAGE.partition("## curl and the OpenAI SDK\n")[2].partition("\n## ")[0]
+KEY = "a-key"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", TRIED, re.DOTALL)
+
+
+COMMANDS = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
+
+
+@pytest.fixture
+async def locked(folder: Path, tmp_path: Path) -> AsyncIterator[Setting]:
+    """A gateway that wants a key, with workers that answer in letters."""
+    (tmp_path / "keys.txt").write_text(KEY + "\n")
+    (tmp_path / "keys.txt").chmod(0o600)
+    async with running(folder, api_key_file=str(tmp_path / "keys.txt")) as found:
+        await found.add_pair(Behaviour(lambda assign, choice: list(b"abcdefgh")[: assign.sampling.max_tokens]))
+        yield found
+
+
+async def said(setting: Setting, folder: Path, *command: str) -> str:
+    """What a command prints; it must succeed. `python` is this one."""
+    variables = {**os.environ, "URL": setting.gateway.url, "KEY": KEY, "PYTHONPATH": str(Path(__file__).parents[2])}
+    child = await asyncio.create_subprocess_exec(
+        *command, cwd=folder, env=variables, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    output, errors = await child.communicate()
+    assert child.returncode == 0, (command, output, errors)
+    return output.decode()
+
+
+def test_the_first_command_says_where_and_the_others_use_it() -> None:
+    assert COMMANDS[0] == "URL=http://127.0.0.1:8000 KEY=none"
+    assert len(COMMANDS) == 9 and all("$URL" in command for command in COMMANDS[1:])
+
+
+async def test_each_command(locked: Setting, tmp_path: Path) -> None:
+    for command in COMMANDS[1:]:
+        command = command.replace("python -m", f"{sys.executable} -m")
+        output = await said(locked, tmp_path, "bash", "-c", command)
+        if "/metrics" in command:
+            assert "baton_requests_total" in output
+        elif '"stream": true' in command:
+            assert output.endswith("data: [DONE]\n\n") and '"total_tokens"' in output
+        elif "loadtest" in command:
+            assert json.loads(output.splitlines()[-1])["first_error"] == ""
+        elif "/completions" in command:
+            assert json.loads(output)["usage"]["completion_tokens"] == 8
+        else:
+            assert json.loads(output)
+
+
+async def test_the_python_program(locked: Setting, tmp_path: Path) -> None:
+    [program] = blocks("python")
+    for found, ours in (("http://127.0.0.1:8000", locked.gateway.url), ('"none"', repr(KEY))):
+        assert found in program
+        program = program.replace(found, ours)
+    first, second = (await said(locked, tmp_path, sys.executable, "-c", program)).splitlines()
+    assert first.startswith("abcdefgh ") and second == "abcdefgh"
