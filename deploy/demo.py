@@ -18,7 +18,8 @@ from rich.text import Text
 
 from deploy.console import Console
 from deploy.endings import describe_end
-from deploy.host import check_device, count_cores
+from deploy.gpus import read_gpus
+from deploy.host import check_device, count_cores, count_gpus
 from deploy.invitation import count_roles
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import GATEWAY, api_key_file, serve_plan
@@ -56,7 +57,8 @@ def demo(config: Config, console: Console) -> int:
     check_device(config.text("device"))
     check_lengths(config, model, console)
     name = model_name(model)
-    plan = serve_plan(config, model, name, count_cores())
+    gpus = read_gpus(config.text("gpus"), config.text("device"), count_gpus(config.text("device")))
+    plan = serve_plan(config, model, name, count_cores(), gpus=gpus)
     keys_file = api_key_file(config)
     api_key = "" if keys_file is None else read_api_keys(keys_file)[0]
     prompt, max_tokens = config.text("prompt"), config.integer("max-tokens")

@@ -10,14 +10,18 @@ from pathlib import Path
 
 from deploy.console import log_level_of
 from deploy.invitation import count_roles
+from deploy.layout import gpu_of
 from deploy.options import options_for
 from deploy.processes import describe_exit
 from deploy.supervision import Life, State
 from runtime.layered_config import Config, Kind, Origin
+from runtime.settings import WorkerSettings
 
 _TELLING = ("warning", "error", "critical")
 # what is this command's own affair and not that of a worker started in place of another
-_NOT_THE_WORKERS = frozenset({"role", "worker-id", "host", "gateway", "config", "log-level", "workers-on-host", "cpus"})
+_NOT_THE_WORKERS = frozenset(
+    {"role", "worker-id", "host", "gateway", "config", "log-level", "workers-on-host", "cpus", "gpus"}
+)
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,21 @@ def describe_loss(role: str, left: Sequence[str], start: Callable[[str], str]) -
     )
 
 
-def replacement(role: str, control: str, flags: Sequence[str], workers: int) -> str:
-    """The command that starts a worker of `role` in place of one of `workers` on this machine."""
-    words = ["baton", "worker", "--role", role, "--gateway", control, *flags]
+def replacement(role: str, control: str, flags: Sequence[str], workers: int, on_gpu: Sequence[str] = ()) -> str:
+    """The command that starts a worker of `role` in place of one of `workers` on this machine, `on_gpu` as it was."""
+    words = ["baton", "worker", "--role", role, "--gateway", control, *flags, *on_gpu]
     if workers > 1:
         words += ["--workers-on-host", str(workers)]
     return shlex.join(words)
+
+
+def gpu_flags(settings: WorkerSettings) -> tuple[str, ...]:
+    """The flags of `baton worker` for the GPU of a worker; none for one without."""
+    gpu = gpu_of(settings)
+    if gpu is None:
+        return ()
+    sharing = ("--workers-on-gpu", str(settings.workers_on_gpu)) if settings.workers_on_gpu > 1 else ()
+    return ("--gpus", str(gpu), *sharing)
 
 
 def worker_flags(config: Config) -> tuple[str, ...]:

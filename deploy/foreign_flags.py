@@ -123,6 +123,8 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--cuda-graph-bs", "graphs are made for every batch up to --max-running-requests"),
     _taken("--async-scheduling", "scheduling overlaps computing unless --disable-overlap-schedule is given"),
     # this machine
+    _flag("--base-gpu-id", "--gpus says which GPUs workers compute on: --gpus 1,2"),
+    _flag("--gpu-id-step", "--gpus says which GPUs workers compute on: --gpus 0,2", "1"),
     _flag("--watchdog-timeout", "--launch-deadline limits one batch, --hang-limit the silence of a process"),
     # HTTP
     _flag("--api-key", "say --api-key-file FILE: every user of a machine can read its command lines"),

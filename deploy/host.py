@@ -7,15 +7,20 @@ import math
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from protocol.brief import brief
 from protocol.errors import ConfigError
 from protocol.message import MAX_WORKER_ID_CHARS
 from runtime.address import listen, split_endpoint
+from runtime.process_life import thread_environment
 
 _CGROUP = Path("/sys/fs/cgroup")
 # where drivers that torch calls cuda show themselves: NVIDIA's, its boards', a Windows host's, AMD's
+_ASK_TORCH = "import torch; print(torch.cuda.device_count())"
+_ASK_TORCH_S = 120.0
 _GPU_SIGNS = ("dev/nvidia*", "proc/driver/nvidia", "dev/nvhost-*", "dev/nvmap", "dev/dxg", "dev/kfd")
 
 
@@ -70,12 +75,44 @@ def _read(path: Path) -> str:
 
 def check_device(device: str, root: Path = Path("/")) -> None:
     """ConfigError when `device` is cuda and no driver of a GPU is here. Whether one that is here works, workers see."""
-    if device == "cuda" and not any(next(root.glob(sign), None) for sign in _GPU_SIGNS):
+    if device.startswith("cuda") and not has_gpu_driver(root):
         raise ConfigError(
-            "--device: got 'cuda', but this machine shows no GPU (no /dev/nvidia*, no /proc/driver/nvidia);"
+            f"--device: got {device!r}, but this machine shows no GPU (no /dev/nvidia*, no /proc/driver/nvidia);"
             " expected cpu, or auto",
             param="device",
         )
+
+
+def count_gpus(device: str, root: Path = Path("/")) -> int:
+    """How many GPUs workers will see; 0 where no driver of one is here, and for `--device cpu`.
+
+    torch is asked, because workers go by what it says: it knows CUDA_VISIBLE_DEVICES, by number, by UUID and by MIG
+    name, and a build of it without CUDA sees none. It is asked in a process of its own, because to import it takes
+    seconds and hundreds of megabytes that this process would keep. ConfigError when it does not answer.
+    """
+    if device == "cpu" or not has_gpu_driver(root):
+        return 0
+    environment = os.environ | thread_environment(1)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _ASK_TORCH],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_TORCH_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"--gpus: cannot count the GPUs: {error}", param="gpus") from error
+    if done.returncode != 0 or not done.stdout.strip().isdigit():
+        why = brief((done.stderr or done.stdout).strip().rpartition("\n")[2])
+        raise ConfigError(f"--gpus: torch cannot count the GPUs: {why}", param="gpus")
+    return int(done.stdout)
+
+
+def has_gpu_driver(root: Path = Path("/")) -> bool:
+    """Whether this machine shows a driver of GPUs. It may still be that none works."""
+    return any(next(root.glob(sign), None) for sign in _GPU_SIGNS)
 
 
 def check_port_free(host: str, port: int) -> None:

@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from deploy.console import Console
-from deploy.cpus import show_cpus
 from deploy.endings import Ended, last_words
 from deploy.layout import ProcessSpec
+from deploy.number_lists import show_numbers
 from deploy.processes import ChildProcess, StatusEvent, describe_exit
 from protocol.errors import BatonError
 from runtime.clock import Clock
@@ -67,7 +67,7 @@ class Launcher:
         for spec in specs:
             self._console.starting(spec.name)
             if spec.cpus is not None:
-                self._console.note(f"{spec.name} runs on core{'s' * (len(spec.cpus) > 1)} {show_cpus(spec.cpus)}")
+                self._console.note(f"{spec.name} runs on core{'s' * (len(spec.cpus) > 1)} {show_numbers(spec.cpus)}")
             try:
                 self._children[spec.name] = ChildProcess(spec, self._project)
             except OSError as error:  # no process, descriptor or memory is left for it

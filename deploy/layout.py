@@ -16,6 +16,7 @@ from typing import Final, cast
 from urllib.parse import urlsplit
 
 from deploy.cpus import share_cpus
+from deploy.gpus import share_gpus
 from protocol.brief import brief
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
@@ -23,7 +24,6 @@ from runtime.address import is_loopback
 from runtime.layered_config import Config
 from runtime.process_life import thread_environment
 from runtime.settings import (
-    Device,
     Dtype,
     GatewaySettings,
     HttpLimits,
@@ -63,10 +63,15 @@ class Plan:
 
 
 def serve_plan(
-    config: Config, model: Path, served_model_name: str, cores: int, cpus: Sequence[int] | None = None
+    config: Config,
+    model: Path,
+    served_model_name: str,
+    cores: int,
+    cpus: Sequence[int] | None = None,
+    gpus: Sequence[int] = (),
 ) -> Plan:
     """Gateway and workers of `baton serve`; ConfigError unless the counts make a server. Workers share `cpus`, if they
-    are to be pinned; `cores` bounds their threads."""
+    are to be pinned, and `gpus`, if there are any; `cores` bounds their threads."""
     counts = {role: config.integer(role) for role in ("prefill", "decode", "unified")}
     check_counts(counts["prefill"], counts["decode"], counts["unified"])
     num_workers = sum(counts.values())
@@ -74,9 +79,14 @@ def serve_plan(
     names = [(Role(role), f"{role}-{index}") for role, count in counts.items() for index in range(count)]
     pins: Sequence[tuple[int, ...] | None] = [None] * num_workers if cpus is None else share_cpus(cpus, num_workers)
     threads = [threads_per_worker(cores, num_workers) if pin is None else min(len(pin), cores) for pin in pins]
+    shares = share_gpus(gpus, [role.value for role, _ in names])
     workers = tuple(
-        _worker_settings(config, role, name, model, count, gateway="", host="127.0.0.1", workers=num_workers)
-        for (role, name), count in zip(names, threads, strict=True)
+        on_gpu(
+            _worker_settings(config, role, name, model, count, gateway="", host="127.0.0.1", workers=num_workers),
+            gpu,
+            shares.count(gpu),
+        )
+        for (role, name), count, gpu in zip(names, threads, shares, strict=True)
     )
     pin_of = {settings.worker_id: pin for settings, pin in zip(workers, pins, strict=True)}
     return Plan(gateway, workers, lambda settings: worker_spec(settings, pin_of[settings.worker_id]))
@@ -104,15 +114,35 @@ def gateway_plan(config: Config, model: Path, served_model_name: str) -> Process
 
 
 def worker_plan(
-    config: Config, model: Path, worker_id: str, host: str, cores: int, cpus: tuple[int, ...] | None = None
+    config: Config,
+    model: Path,
+    worker_id: str,
+    host: str,
+    cores: int,
+    cpus: tuple[int, ...] | None = None,
+    gpu: int | None = None,
 ) -> ProcessSpec:
-    """The process of `baton worker`. `host` is where peers reach it; it is pinned to `cpus`, if any."""
+    """The process of `baton worker`. `host` is where peers reach it; it is pinned to `cpus`, if any, and computes on
+    `gpu`, if there is one."""
     role, gateway, workers = config.text("role"), config.text("gateway"), config.integer("workers-on-host")
     threads = threads_per_worker(cores, workers) if cpus is None else min(len(cpus), cores)
     settings = _worker_settings(
         config, Role(role), worker_id, model, threads, gateway=gateway, host=host, workers=workers
     )
+    is_named = config.optional_text("gpus") is not None or ":" in config.text("device")
+    settings = on_gpu(settings, gpu, config.optional_integer("workers-on-gpu") or (1 if is_named else workers))
     return worker_spec(replace(settings, trust_network=config.switch("trust-network")), cpus)
+
+
+def on_gpu(settings: WorkerSettings, gpu: int | None, workers: int) -> WorkerSettings:
+    """The worker as one of so many that compute on a GPU; None leaves it where it is."""
+    return settings if gpu is None else replace(settings, device=f"cuda:{gpu}", workers_on_gpu=workers)
+
+
+def gpu_of(settings: WorkerSettings) -> int | None:
+    """The GPU that a worker was given."""
+    number = settings.device.partition(":")[2]
+    return int(number) if number else None
 
 
 def threads_per_worker(cores: int, num_workers: int) -> int:
@@ -146,12 +176,12 @@ def at_addresses(gateway: ProcessSpec, http: str, control: str) -> ProcessSpec:
 
 
 def as_large(worker: ProcessSpec, kv_pages: int) -> ProcessSpec:
-    """The worker once more, with the KV that it had: the others of this machine hold theirs, so what is free now is not
-    to be divided once again."""
+    """The worker once more, on the same GPU, with the KV that it had: the others hold theirs, so what is free now is
+    not to be divided once again."""
     settings = WorkerSettings.from_json(worker.command[-1])
     num_tokens = kv_pages * settings.page_size
     most = num_tokens if settings.max_total_tokens is None else min(num_tokens, settings.max_total_tokens)
-    settings = replace(settings, max_total_tokens=most, workers_on_host=1)
+    settings = replace(settings, max_total_tokens=most, workers_on_host=1, workers_on_gpu=1)
     return replace(worker, command=(*worker.command[:-1], settings.to_json()))
 
 
@@ -238,7 +268,7 @@ def _worker_settings(
         role=role,
         gateway=gateway,
         model=str(model),
-        device=cast(Device, config.text("device")),
+        device=config.text("device"),
         dtype=cast(Dtype, config.text("dtype")),
         page_size=config.integer("page-size"),
         max_total_tokens=config.optional_integer("max-total-tokens"),

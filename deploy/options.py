@@ -81,8 +81,17 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="device", default="auto", metavar="DEVICE", group=MODEL, commands=_COMPUTE,
-        choices=("auto", "cpu", "cuda"), synonyms={"gpu": "cuda"},
-        help="where workers compute, auto takes a GPU if there is one",
+        choices=("auto", "cpu", "cuda"), synonyms={"gpu": "cuda"}, pattern="cuda:[0-9]{1,3}", pattern_shown="cuda:N",
+        help="where workers compute; auto takes GPUs if there are any, cuda:1 is --gpus 1",
+    ),
+    Option(
+        name="gpus", default="all", metavar="LIST", group=MODEL, commands=("serve", "demo"),
+        help="GPUs that workers compute on, shared out by role (0,1 or 0-3); their numbers are those that"
+        " CUDA_VISIBLE_DEVICES leaves",
+    ),
+    Option(
+        name="gpus", metavar="N", group=MODEL, commands=("worker",), unset="the first",
+        help="GPU that this worker computes on, among those that CUDA_VISIBLE_DEVICES leaves",
     ),
     Option(
         name="dtype", default="auto", metavar="TYPE", group=MODEL, commands=_COMPUTE,
@@ -273,6 +282,11 @@ OPTIONS: tuple[Option, ...] = (
         commands=("worker",), help="workers that share this machine's memory and cores, this one included",
     ),
     Option(
+        name="workers-on-gpu", kind=Kind.INTEGER, minimum=1, maximum=1024, metavar="N", group=MACHINE,
+        commands=("worker",), unset="1 where the GPU is named, else as --workers-on-host",
+        help="workers that share the memory of this one's GPU, this one included",
+    ),
+    Option(
         name="config", metavar="FILE", group=MACHINE, commands=_START, in_file=False, unset="none",
         help="TOML file; its keys are named like the flags",
     ),
@@ -304,7 +318,7 @@ EXAMPLES = {
   baton gateway --model ~/models/Qwen3-0.6B --host 0.0.0.0 --control tcp://0.0.0.0:7000 --keys keys/gateway""",
     "worker": """\
   baton worker --role prefill --gateway tcp://10.0.0.5:7000 --keys keys/worker --model ~/models/Qwen3-0.6B
-  baton worker --role decode --gateway tcp://127.0.0.1:7000 --workers-on-host 2""",
+  baton worker --role decode --gateway tcp://127.0.0.1:7000 --workers-on-host 2 --gpus 1""",
     "demo": """\
   baton demo
   baton demo --prompt "The old sailor" --max-tokens 100""",

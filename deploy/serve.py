@@ -14,8 +14,17 @@ from typing import Any
 
 from deploy.console import Console
 from deploy.cpus import read_cpus
-from deploy.endings import count_left, describe_loss, replacement, worker_flags
-from deploy.host import address_facing, available_cpus, check_device, check_port_free, check_worker_id, count_cores
+from deploy.endings import count_left, describe_loss, gpu_flags, replacement, worker_flags
+from deploy.gpus import describe_gpus, read_gpu, read_gpus
+from deploy.host import (
+    address_facing,
+    available_cpus,
+    check_device,
+    check_port_free,
+    check_worker_id,
+    count_cores,
+    count_gpus,
+)
 from deploy.invitation import gateway_lines, serve_lines, worker_lines
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import (
@@ -27,6 +36,7 @@ from deploy.layout import (
     at_addresses,
     check_counts,
     gateway_plan,
+    gpu_of,
     keys_folder,
     serve_plan,
     worker_plan,
@@ -69,8 +79,10 @@ def serve(config: Config, console: Console) -> int:
     model = find_model(config.optional_text("model"))
     tokenizer = find_texts(config) or model
     name = first_name(config, model)
-    plan = serve_plan(config, model, name, count_cores(), read_cpus(config.text("cpus"), available_cpus()))
+    cpus = read_cpus(config.text("cpus"), available_cpus())
     check_device(config.text("device"))
+    gpus = read_gpus(config.text("gpus"), config.text("device"), count_gpus(config.text("device")))
+    plan = serve_plan(config, model, name, count_cores(), cpus, gpus)
     check_keys(config, for_gateway=True)
     check_api_keys(config)
     check_lengths(config, model, console)
@@ -147,8 +159,11 @@ def run_plan(
     """Starts gateway and workers, invites to a first request, serves. `flags` start another such worker."""
     clock = MonotonicClock()
     began = clock.now()
-    roles = {settings.worker_id: settings.role.value for settings in plan.worker_settings}
+    settings_of = {settings.worker_id: settings for settings in plan.worker_settings}
+    roles = {name: settings.role.value for name, settings in settings_of.items()}
     control = ""
+    for line in describe_gpus({name: gpu_of(settings) for name, settings in settings_of.items()}):
+        console.note(line)
 
     def start(launcher: Launcher) -> Up:
         nonlocal control
@@ -172,7 +187,7 @@ def run_plan(
         return describe_loss(
             roles[name],
             count_left(roles, given_up),
-            lambda role: replacement(role, control, flags, len(roles)),
+            lambda role: replacement(role, control, flags, len(roles), gpu_flags(settings_of[name])),
         )
 
     return run(start, console, GATEWAY, rules, tell)
@@ -225,7 +240,11 @@ def worker(config: Config, console: Console) -> int:
     check_worker_id(config.optional_text("worker-id"))
     worker_id = config.optional_text("worker-id") or f"{role}-{socket.gethostname()}-{secrets.token_hex(2)}"
     cpus = read_cpus(config.text("cpus"), available_cpus())
-    spec = worker_plan(config, model, worker_id, host, count_cores(), cpus)
+    device = config.text("device")
+    gpu = read_gpu(config.optional_text("gpus"), device, count_gpus(device))
+    spec = worker_plan(config, model, worker_id, host, count_cores(), cpus, gpu)
+    for line in describe_gpus({worker_id: gpu}):
+        console.note(line)
 
     def start(launcher: Launcher) -> Up:
         ready = launcher.start([spec])[spec.name]

@@ -108,6 +108,7 @@ def worker_row(member: Member, now: float) -> dict[str, Any]:
         "state": "ready",  # whoever cannot serve yet, or no longer, is no member
         "instance": str(member.key.instance),  # above 2**53: JSON readers would round it
         "host": registered.host,
+        "device": registered.device,
         "peer": registered.address.peer,
         "data": registered.address.data,
         "kv_pages": asdict(stats.kv_pages),

@@ -1,6 +1,6 @@
 """How many pages of KV a worker may have: a pure decision over numbers that host_memory.py reads.
 
-Memory available now, less what activations and unread weights will still take, divided among the workers of the host:
+Memory available now, less what activations and unread weights will still take, divided among the workers that share it:
 never more than there is, and never more than the worker could use. What it does not know: where the numbers come from.
 """
 
@@ -19,12 +19,19 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True)
 class KvBudget:
-    """What a worker must share and what it wants; sizes in bytes."""
+    """What a worker must share of one memory, and what it wants there; sizes in bytes."""
 
-    available_bytes: int  # free on the host (or device) now
-    workers_on_host: int  # sharing it, this one included
+    available_bytes: int  # free now
+    workers: int  # sharing it, this one included
     weight_bytes: int  # weights still to come: mapped ones, read later once for all, and the other workers' copies
     activation_bytes: int  # of one worker's largest forward
+    place: str = "this host"  # whose memory it is
+
+    @property
+    def usable_bytes(self) -> int:
+        """What one worker may spend on KV."""
+        usable = int(self.available_bytes * (1 - SAFETY_SHARE)) - self.weight_bytes
+        return usable // self.workers - self.activation_bytes
 
 
 @dataclass(frozen=True)
@@ -41,14 +48,15 @@ class KvSize:
 
 def choose_kv_size(
     layout: KvLayout,
-    budget: KvBudget,
-    *,
+    *budgets: KvBudget,
     context_length: int,
     max_running_requests: int,
     max_total_tokens: int | None = None,
     demand_tokens: int | None = None,
 ) -> KvSize:
     """Pages for one worker: the least of memory, `max_total_tokens`, and all running requests at full length.
+
+    A page takes its bytes from each of the `budgets`: a device's, and the host's where KV has a twin there.
 
     `demand_tokens`, where less, stands for those requests as long as nobody sets `max_total_tokens`; a full context
     fits always. Both are rounded up to whole pages. Raises ConfigError when not even one full context fits.
@@ -64,8 +72,8 @@ def choose_kv_size(
     if demand_tokens is not None and max_total_tokens is None:
         demand = max(needed, min(demand, layout.num_pages(demand_tokens)))
     page_bytes = layout.page_bytes * layout.num_layers
-    usable = int(budget.available_bytes * (1 - SAFETY_SHARE)) - budget.weight_bytes
-    usable = usable // budget.workers_on_host - budget.activation_bytes
+    budget = min(budgets, key=lambda each: each.usable_bytes)
+    usable = budget.usable_bytes
     limits = [
         (usable // page_bytes - 1, "memory"),
         (demand, "demand"),
@@ -77,7 +85,7 @@ def choose_kv_size(
         raise ConfigError(
             f"KV memory: one context of {context_length} tokens takes {(needed + 1) * page_bytes / _MIB:.0f} MiB, but"
             f" {max(usable, 0) / _MIB:.0f} MiB are left for a worker ({budget.available_bytes / _MIB:.0f} MiB available"
-            f" to {budget.workers_on_host} on this host); lower the context length or free memory"
+            f" to {budget.workers} on {budget.place}); lower the context length or free memory"
         )
     return KvSize(pages + 1, limited_by)
 

@@ -115,7 +115,7 @@ class ModelRunner:
         Raises CheckpointError or ConfigError, each with one sentence.
         """
         folder = Path(folder)
-        on = _device(device)
+        on = choose_device(device)
         config = load_config(folder, context_length=context_length)
         checkpoint = open_checkpoint(folder, check_weights)
         name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
@@ -186,14 +186,23 @@ def _kernels(config: ModelConfig, compute: torch.dtype, pages: str) -> CpuKernel
         return None
 
 
-def _device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
+    """The device of this name: auto, cpu, cuda or cuda:N. A GPU becomes the current one of this thread. ConfigError
+    when it is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.split(":")[0] not in ("cpu", "cuda"):
         raise ConfigError(f"device: got {name!r}, expected auto, cpu or cuda", param="device")
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    if not name.startswith("cuda"):
+        return torch.device(name)
+    count = torch.cuda.device_count()
+    if not count:
         raise ConfigError(f"device: got {name!r}, but torch finds no CUDA device here", param="device")
-    return torch.device(name)
+    device = torch.device("cuda", torch.device(name).index or 0)
+    if device.index >= count:
+        raise ConfigError(f"device: got {name!r}, but torch finds {count} CUDA devices here", param="device")
+    torch.cuda.set_device(device)  # for what names no device: calls of the driver, pinned memory, graphs, Triton
+    return device
 
 
 def _dtype(asked: str, held: str) -> str:

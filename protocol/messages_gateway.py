@@ -123,6 +123,7 @@ class Register(Message):
     stats: WorkerStats
     backend: Text = "zmq"  # how KV reaches or leaves it; "" for unified
     encrypts_data: Flag = False  # whether it takes, or sends, KV over TCP only encrypted
+    device: Text = ""  # where it computes: "cpu", or "cuda:1" by the numbers of its host
     num_sent: Count | None = None  # messages to the gateway since its start, this one included; None: not counted
     num_received: Count | None = None  # messages of the gateway that could be read
 

@@ -57,6 +57,8 @@ class Option:
     metavar: str = ""
     choices: tuple[str, ...] = ()
     synonyms: Mapping[str, str] = field(default_factory=dict)  # other spellings of a choice
+    pattern: str = ""  # a regular expression of what is taken beside the choices
+    pattern_shown: str = ""  # the same for people
     aliases: tuple[str, ...] = ()  # other flags that mean the same, without dashes
     minimum: int = 0
     maximum: int | None = None
@@ -83,7 +85,7 @@ class Option:
     def expected(self) -> str:
         """What a value must be, for error messages."""
         if self.choices:
-            return f"one of {', '.join(self.choices)}"
+            return f"one of {', '.join((*self.choices, self.pattern_shown) if self.pattern else self.choices)}"
         if self.kind is Kind.SWITCH:
             return "true or false"
         if self.kind is Kind.TEXT:
@@ -125,7 +127,7 @@ class Option:
         if isinstance(value, int):
             return self._in_range(value, where)
         value = self.synonyms.get(value, value)
-        if self.choices and value not in self.choices:
+        if self.choices and value not in self.choices and not (value and re.fullmatch(self.pattern, value)):
             raise self._wrong(value, where, nearest_name(value, self.choices))
         if self.kind is Kind.TEXT and not (value and value.isprintable()):
             raise self._wrong(value, where)

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 
-Device = Literal["auto", "cpu", "cuda"]
+Device = Annotated[str, Field(pattern="^(auto|cpu|cuda(:[0-9]{1,3})?)$")]  # cuda is cuda:0
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 TransferBackend = Literal["auto", "shm", "zmq", "cuda_ipc", "ray", "nixl"]  # every name that --transfer-backend takes
 Pairing = Literal["least_loaded", "round_robin"]
@@ -78,6 +78,7 @@ class WorkerSettings(Settings):
     encrypt_data: bool = False  # KV that comes to a decode worker; a prefill worker sends none that is not
     trust_network: bool = False  # without keys: bind a host that is not this machine's alone
     workers_on_host: Positive = 1  # share of this host's memory: one part in so many
+    workers_on_gpu: Positive = 1  # share of its GPU's memory, likewise
     num_threads: Positive = 1
     check_weights: bool = False  # read every weight at the start and refuse NaN and infinities
     fake_model: bool = False  # tests: the model whose next token is a hash of the KV present

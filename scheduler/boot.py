@@ -124,11 +124,18 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         max_total_tokens=capacity,
         stats=core.stats(),
         backend=settings.transfer_backend,
+        device=str(runner.device),
         encrypts_data=settings.encrypt_data,
     )
 
     def on_ready() -> None:
-        log.info("ready", role=settings.role.value, kv_pages=engine.kv.num_pages - 1, threads=settings.num_threads)
+        log.info(
+            "ready",
+            role=settings.role.value,
+            kv_pages=engine.kv.num_pages - 1,
+            threads=settings.num_threads,
+            device=str(runner.device),
+        )
         status.ready(kv_pages=engine.kv.num_pages - 1)
 
     status.loading("joining the gateway")
@@ -189,32 +196,22 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
     config = runner.config
     longest = min(config.context_length, settings.max_total_tokens or config.context_length)
     is_mirrored = has_twin(runner.device, settings)
-    available = available_bytes(runner.device)
-    if is_mirrored:  # the transport reads and writes host memory, so the pool has a twin there
-        available = min(available, available_bytes(torch.device("cpu")))
-    activations = activation_bytes(
-        config,
-        layout.dtype,
-        tokens_per_forward=settings.chunked_prefill_size or longest,
-        logit_rows=settings.max_running_requests,
-    )
-    if isinstance(runner, GraphedRunner):
-        activations += graph_bytes(config, layout.dtype, lanes=bucket_sizes(settings.max_running_requests)[-1])
-    budget = KvBudget(
-        available_bytes=available,
-        workers_on_host=settings.workers_on_host,
-        weight_bytes=runner.mapped_weight_bytes + (settings.workers_on_host - 1) * runner.private_weight_bytes,
-        activation_bytes=activations,
-    )
     size = choose_kv_size(
         layout,
-        budget,
+        *memory_budgets(runner, settings, longest),
         context_length=longest,
         max_running_requests=settings.max_running_requests,
         max_total_tokens=settings.max_total_tokens,
         demand_tokens=HOST_DEMAND_TOKENS if runner.device.type == "cpu" else None,
     )
-    log.info("KV memory", pages=size.num_pages - 1, tokens=size.num_tokens(layout), limited_by=size.limited_by)
+    log.info(
+        "KV memory",
+        pages=size.num_pages - 1,
+        tokens=size.num_tokens(layout),
+        limited_by=size.limited_by,
+        device=str(runner.device),
+        shared_by=sharers(runner.device, settings),
+    )
     forward, schedule = open_streams(runner.device, wake)
     staging = CudaStream(torch.cuda.Stream(runner.device)) if is_mirrored else None
     memory = MirroredKv if is_mirrored else PagedKv
@@ -229,6 +226,36 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
         staging=staging,
         forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
     )
+
+
+def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int) -> list[KvBudget]:
+    """The memories of which each page takes some: that of the device, which only the workers of that device divide, and
+    that of the host, where KV has a twin. `longest` is that of a request, in tokens."""
+    device, config = runner.device, runner.config
+    workers = sharers(device, settings)
+    activations = activation_bytes(
+        config,
+        runner.dtype,
+        tokens_per_forward=settings.chunked_prefill_size or longest,
+        logit_rows=settings.max_running_requests,
+    )
+    if isinstance(runner, GraphedRunner):
+        activations += graph_bytes(config, runner.dtype, lanes=bucket_sizes(settings.max_running_requests)[-1])
+    budget = KvBudget(
+        available_bytes(device),
+        workers,
+        weight_bytes=runner.mapped_weight_bytes + (workers - 1) * runner.private_weight_bytes,
+        activation_bytes=activations,
+        place="this host" if device.type == "cpu" else str(device),
+    )
+    if not has_twin(device, settings):
+        return [budget]
+    return [budget, KvBudget(available_bytes(torch.device("cpu")), settings.workers_on_host, 0, 0)]
+
+
+def sharers(device: torch.device, settings: WorkerSettings) -> int:
+    """How many workers divide the memory of the device, this one included."""
+    return settings.workers_on_host if device.type == "cpu" else settings.workers_on_gpu
 
 
 def has_twin(device: torch.device, settings: WorkerSettings) -> bool:

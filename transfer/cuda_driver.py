@@ -20,6 +20,7 @@ from protocol.messages_handoff import DeviceHandle
 HANDLE_BYTES: Final = 64
 _LIBRARY: Final = "libcuda.so.1"
 _ENABLE_PEER_ACCESS: Final = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+_DEVICE_ORDINAL: Final = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 class _Handle(ctypes.Structure):
@@ -34,6 +35,7 @@ _ARGUMENTS: Final[dict[str, list[Any]]] = {
     "cuIpcGetMemHandle": [POINTER(_Handle), c_uint64],
     "cuIpcOpenMemHandle_v2": [POINTER(c_uint64), _Handle, c_uint],
     "cuIpcCloseMemHandle": [c_uint64],
+    "cuPointerGetAttribute": [POINTER(c_int), c_int, c_uint64],
 }
 
 
@@ -76,9 +78,14 @@ class CudaIpc:
         self._call("cuIpcCloseMemHandle", base)
 
     def _tensor(self, address: int, num_bytes: int) -> Tensor:
-        """Bytes at an address, as a tensor of our own device, which can reach them wherever they are."""
+        """Bytes at an address, as a tensor of the device that holds them. That may be another GPU than ours, which
+        reaches them as a peer; as a tensor of ours, torch would copy them."""
+        ordinal = c_int()
+        self._call("cuPointerGetAttribute", byref(ordinal), _DEVICE_ORDINAL, address)
         try:
-            memory = torch.as_tensor(_Array.at(address, num_bytes), device=self._device)
+            memory = torch.as_tensor(
+                _Array.at(address, num_bytes), device=torch.device(self._device.type, ordinal.value)
+            )
         except RuntimeError as error:
             raise WireError(f"torch cannot use device memory of another process: {error}") from error
         if memory.data_ptr() != address:

@@ -199,7 +199,7 @@ ENVIRONMENT = [
     ("BATON_PAGE_SIZE", "true", "BATON_PAGE_SIZE: got 'true', expected an integer"),
     ("BATON_DISABLE_OVERLAP_SCHEDULE", "2", "BATON_DISABLE_OVERLAP_SCHEDULE: got '2', expected true or false"),
     ("BATON_DEVICE", "tpu", "BATON_DEVICE: got 'tpu', expected one of auto, cpu, cuda"),
-    ("BATON_DEVICE", "cud", "BATON_DEVICE: got 'cud', expected one of auto, cpu, cuda (did you mean 'cuda'?)"),
+    ("BATON_DEVICE", "cud", "BATON_DEVICE: got 'cud', expected one of auto, cpu, cuda, cuda:N (did you mean 'cuda'?)"),
     ("BATON_SERVED_MODEL_NAME", "a\tb", "BATON_SERVED_MODEL_NAME: got 'a\\tb', expected a string of printable"),
     ("BATON_PAGESIZE", "16", "environment variable BATON_PAGESIZE is unknown, did you mean 'BATON_PAGE_SIZE'?"),
     ("BATON_PORTS", "", "environment variable BATON_PORTS is unknown, did you mean 'BATON_PORT'?"),

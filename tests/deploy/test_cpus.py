@@ -5,8 +5,9 @@ import sys
 import pytest
 
 from deploy.cli import main
-from deploy.cpus import read_cpus, share_cpus, show_cpus
+from deploy.cpus import read_cpus, share_cpus
 from deploy.layout import serve_plan, worker_plan
+from deploy.number_lists import show_numbers
 from deploy.processes import pinned_to
 from protocol.errors import ConfigError
 from tests.deploy.test_layout import MODEL, config
@@ -70,7 +71,7 @@ def test_shares(cpus: tuple[int, ...], num_workers: int, shares: list[tuple[int,
 
 
 def test_shown_as_written() -> None:
-    assert show_cpus((6, 0, 1, 2, 3)) == "0-3,6"
+    assert show_numbers((6, 0, 1, 2, 3)) == "0-3,6"
 
 
 def test_threads_follow_the_pin() -> None:

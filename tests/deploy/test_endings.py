@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import pytest
 
 from deploy.cli import find_config
-from deploy.command_line import CommandLine
-from deploy.endings import Ended, count_left, describe_end, describe_loss, replacement, worker_flags
+from deploy.command_line import CommandLine, parse
+from deploy.endings import Ended, count_left, describe_end, describe_loss, gpu_flags, replacement, worker_flags
+from deploy.layout import serve_plan
 
 INFO = "2026-01-31T12:00:00.000Z info decode-0 ready kv_pages=5"
 ERROR = "2026-01-31T12:00:00.000Z error decode-0 protocol error"
@@ -64,3 +67,20 @@ def test_the_command_starts_such_a_worker() -> None:
     start = "baton worker --role decode --gateway tcp://127.0.0.1:5"
     assert command == f"{start} --model '/my models/x' --workers-on-host 2"
     assert replacement("decode", "tcp://127.0.0.1:5", (), workers=1) == start
+
+
+@pytest.mark.parametrize("typed", [{}, {"gpus": "2,3"}, {"device": "cuda"}])
+def test_the_command_starts_it_on_the_same_gpu(typed: dict[str, str]) -> None:
+    found = find_config(CommandLine("serve", {**typed, "decode": "2"}), {})
+    plan = serve_plan(found, Path("/m"), "m", cores=2, gpus=(2, 3))
+    flags = [gpu_flags(settings) for settings in plan.worker_settings]
+    assert flags == [
+        ("--gpus", "2", "--workers-on-gpu", "2"),
+        ("--gpus", "3"),
+        ("--gpus", "2", "--workers-on-gpu", "2"),
+    ]
+    command = replacement("decode", "tcp://127.0.0.1:5", worker_flags(found), 3, flags[1])
+    parsed = parse(command.split()[1:], "1")
+    assert parsed.flags["gpus"] == "3" and command.count("--gpus") == 1
+    on_the_cpu = serve_plan(found, Path("/m"), "m", cores=2).worker_settings[0]
+    assert gpu_flags(on_the_cpu) == ()

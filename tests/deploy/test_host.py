@@ -2,8 +2,9 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 
-from deploy.host import address_facing, check_device, check_port_free, count_cores, cpu_quota
+from deploy.host import address_facing, check_device, check_port_free, count_cores, count_gpus, cpu_quota
 from loadtest.ports import held_port
 from protocol.errors import ConfigError
 from runtime.address import split_endpoint
@@ -75,6 +76,45 @@ def test_a_local_gateway_is_faced_by_a_local_address() -> None:
 def test_a_gpu_that_is_not_there_is_missed_at_the_door(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--device: got 'cuda', but this machine shows no GPU"):
         check_device("cuda", tmp_path)
+    with pytest.raises(ConfigError, match="--device: got 'cuda:1', but this machine shows no GPU"):
+        check_device("cuda:1", tmp_path)
     check_device("auto", tmp_path)
     write(tmp_path / "dev/nvidia0", "")
     check_device("cuda", tmp_path)
+
+
+def test_gpus_are_counted_by_torch_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here by a stand-in, which counts what the variable leaves: the process has the environment that workers have."""
+    script = (
+        "import os, sys; assert 'torch' not in sys.modules; print(len(os.environ['CUDA_VISIBLE_DEVICES'].split(',')))"
+    )
+    monkeypatch.setattr("deploy.host._ASK_TORCH", script)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5fd4f5a6,GPU-1b2c3d4e,MIG-77")
+    assert count_gpus("auto", tmp_path) == 0  # no driver: nobody is asked
+    write(tmp_path / "dev/nvidia0", "")
+    assert [count_gpus(device, tmp_path) for device in ("auto", "cuda", "cuda:1", "cpu")] == [3, 3, 3, 0]
+
+
+@pytest.mark.parametrize(
+    "script, says",
+    [
+        ("print('many')", "--gpus: torch cannot count the GPUs: 'many'"),
+        ("raise RuntimeError('driver too old')", "torch cannot count the GPUs: 'RuntimeError: driver too old'"),
+        ("import time; time.sleep(60)", "--gpus: cannot count the GPUs: .* timed out"),
+    ],
+)
+def test_who_cannot_count_gpus_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str
+) -> None:
+    write(tmp_path / "dev/nvidia0", "")
+    monkeypatch.setattr("deploy.host._ASK_TORCH", script)
+    if "sleep" in script:
+        monkeypatch.setattr("deploy.host._ASK_TORCH_S", 0.2)
+    with pytest.raises(ConfigError, match=says):
+        count_gpus("auto", tmp_path)
+
+
+@pytest.mark.slow
+def test_torch_is_asked_as_workers_ask_it(tmp_path: Path) -> None:
+    write(tmp_path / "dev/nvidia0", "")
+    assert count_gpus("auto", tmp_path) == torch.cuda.device_count()

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from deploy.layout import (
+    ProcessSpec,
     as_large,
     at_addresses,
     check_counts,
     gateway_plan,
+    gpu_of,
     serve_plan,
     threads_per_worker,
     worker_plan,
@@ -246,3 +248,50 @@ def test_tokenizer_and_template_of_the_gateway(monkeypatch: pytest.MonkeyPatch, 
     assert (settings.tokenizer, settings.chat_template) == (str(tmp_path / "texts"), "/x/chat.jinja")
     bare = GatewaySettings.from_json(gateway_plan(config("gateway"), MODEL, "story").command[-1])
     assert (bare.tokenizer, bare.chat_template) == (None, None)
+
+
+def settings_of(spec: ProcessSpec) -> WorkerSettings:
+    return WorkerSettings.from_json(spec.command[-1])
+
+
+def test_workers_share_gpus_and_each_ones_memory() -> None:
+    plan = serve_plan(config("serve", decode="3"), MODEL, "story", cores=8, gpus=(0, 2))
+    found = {each.worker_id: (each.device, each.workers_on_gpu, each.workers_on_host) for each in plan.worker_settings}
+    assert found == {
+        "prefill-0": ("cuda:0", 2, 4),
+        "decode-0": ("cuda:2", 2, 4),
+        "decode-1": ("cuda:0", 2, 4),
+        "decode-2": ("cuda:2", 2, 4),
+    }
+    assert [gpu_of(each) for each in plan.worker_settings] == [0, 2, 0, 2]
+    own = serve_plan(config("serve"), MODEL, "story", cores=8, gpus=(0, 1, 2)).worker_settings
+    assert [(each.device, each.workers_on_gpu) for each in own] == [("cuda:0", 1), ("cuda:1", 1)]
+
+
+def test_without_gpus_the_device_is_as_typed() -> None:
+    for device in ("auto", "cpu"):
+        plan = serve_plan(config("serve", device=device), MODEL, "story", cores=2)
+        assert [(each.device, gpu_of(each)) for each in plan.worker_settings] == [(device, None)] * 2
+
+
+def test_a_worker_comes_back_on_its_gpu_and_divides_it_no_more() -> None:
+    plan = serve_plan(config("serve", decode="3"), MODEL, "story", cores=8, gpus=(0, 1))
+    for spec in plan.workers("tcp://127.0.0.1:7000"):
+        before, after = settings_of(spec), settings_of(as_large(spec, 100))
+        assert (after.device, before.workers_on_gpu, after.workers_on_gpu) == (before.device, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "flags, gpu, device, workers_on_gpu",
+    [
+        ({}, None, "auto", 1),
+        ({}, 0, "cuda:0", 3),  # who names none may be on the same
+        ({"gpus": "1"}, 1, "cuda:1", 1),
+        ({"device": "cuda:1"}, 1, "cuda:1", 1),
+        ({"gpus": "1", "workers-on-gpu": "2"}, 1, "cuda:1", 2),
+    ],
+)
+def test_one_worker_on_a_gpu(flags: dict[str, str], gpu: int | None, device: str, workers_on_gpu: int) -> None:
+    found = config("worker", role="decode", gateway="tcp://h:1", **{"workers-on-host": "3", **flags})
+    settings = settings_of(worker_plan(found, MODEL, "d", "h", cores=8, gpu=gpu))
+    assert (settings.device, settings.workers_on_gpu, settings.workers_on_host) == (device, workers_on_gpu, 3)

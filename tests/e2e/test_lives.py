@@ -67,6 +67,7 @@ def test_killing_the_launcher_leaves_nothing(fake_folder: Path, tmp_path: Path) 
 
 def test_each_worker_gets_its_share_of_the_cores(fake: BatonProcess) -> None:
     share = str(max(1, count_cores() // 4))
+    assert {worker["device"] for worker in fake.workers()} == {"cpu"}
     for worker in fake.workers():
         environment = psutil.Process(worker["pid"]).environ()
         assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == share

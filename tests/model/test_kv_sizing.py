@@ -29,6 +29,21 @@ def size(
     return got.num_pages, got.limited_by
 
 
+def test_every_page_takes_from_every_memory() -> None:
+    """A device that two workers divide, and the host's memory, where four have twins."""
+
+    def pages(device: int, host: int) -> int:
+        budgets = KvBudget(device, 2, 0, 0, "cuda:1"), KvBudget(host, 4, 0, 0)
+        return choose_kv_size(LAYOUT, *budgets, context_length=256, max_running_requests=1 << 20).num_pages
+
+    assert pages(GIB, 64 * GIB) == int(GIB * 0.9) // 2 // PAGE
+    assert pages(64 * GIB, GIB) == int(GIB * 0.9) // 4 // PAGE
+    with pytest.raises(ConfigError, match=r"\(0 MiB available to 2 on cuda:1\)"):
+        pages(0, GIB)
+    with pytest.raises(ConfigError, match=r"\(0 MiB available to 4 on this host\)"):
+        pages(GIB, 0)
+
+
 def test_what_limits_is_named() -> None:
     assert size(GIB) == (int(GIB * 0.9) // PAGE, "memory")
     assert size(GIB, running=10) == (10 * 16 + 1, "demand")

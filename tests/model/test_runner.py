@@ -7,7 +7,8 @@ import torch
 
 from model.kv_sizing import worth_packing
 from model.layers import Linear, PackedLinear, can_pack, pack, parallel_linears
-from model.runner import ModelRunner, Runner
+from model.runner import ModelRunner, Runner, choose_device
+from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.model.driving import Lanes, random_prompt
@@ -133,3 +134,30 @@ def test_bfloat16_is_computed_in_float32_where_the_cpu_has_no_instructions_for_i
 def test_packing_is_worth_a_tenth_of_memory_for_all_workers() -> None:
     assert worth_packing(50, 1000, 2)
     assert not worth_packing(51, 1000, 2)
+
+
+@pytest.mark.parametrize("name, index", [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1), ("auto", 0)])
+def test_a_worker_computes_on_the_gpu_that_it_is_given(name: str, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of CUDA names no device means the same one."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert choose_device(name) == torch.device("cuda", index)
+    assert chosen == [torch.device("cuda", index)]
+
+
+@pytest.mark.parametrize(
+    "name, count, says",
+    [
+        ("cuda:2", 2, "device: got 'cuda:2', but torch finds 2 CUDA devices here"),
+        ("cuda:0", 0, "device: got 'cuda:0', but torch finds no CUDA device here"),
+        ("cuda", 0, "device: got 'cuda', but torch finds no CUDA device here"),
+        ("mps", 0, "device: got 'mps', expected auto, cpu or cuda"),
+    ],
+)
+def test_a_gpu_that_is_not_there(name: str, count: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ConfigError) as caught:
+        choose_device(name)
+    assert caught.value.message == says

@@ -1,6 +1,5 @@
 """What a worker makes of its settings: keys, before it loads anything, and where its KV is."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,11 @@ import torch
 from deploy.keys import new
 from model.fake import FakeRunner
 from model.graphs import GraphedRunner
-from model.kv_sizing import KvBudget, KvSize, choose_kv_size, graph_bytes
+from model.kv_sizing import graph_bytes
 from protocol.errors import ConfigError
-from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
-from scheduler.boot import build_engine, has_twin, read_trust
+from scheduler.boot import has_twin, memory_budgets, read_trust
 
 
 def settings(role: Role, **fields: Any) -> WorkerSettings:
@@ -74,17 +72,37 @@ def test_kv_on_a_device_has_a_twin_where_it_may_leave_by_the_host(
     assert has_twin(torch.device(device), settings(role, transfer_backend=backend)) == expected
 
 
-def test_memory_that_graphs_keep_is_not_given_to_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_graphs_keep_is_not_given_to_kv() -> None:
     """The logits of 1,024 rows of a large vocabulary and the memory of the largest graph are there for good."""
     fake = FakeRunner(vocab_size=128_000, context_length=64)
-    budgets: list[KvBudget] = []
-
-    def note(layout: KvLayout, budget: KvBudget, **wanted: Any) -> KvSize:
-        budgets.append(budget)
-        return choose_kv_size(layout, replace(budget, available_bytes=1 << 40), **wanted)
-
-    monkeypatch.setattr("scheduler.boot.choose_kv_size", note)
-    for runner in (fake, GraphedRunner(fake)):
-        build_engine(runner, settings(Role.UNIFIED, max_running_requests=1020), lambda: None).close()
-    plain, graphed = (budget.activation_bytes for budget in budgets)
+    wanted = settings(Role.UNIFIED, max_running_requests=1020)
+    plain, graphed = (memory_budgets(runner, wanted, 64)[0].activation_bytes for runner in (fake, GraphedRunner(fake)))
     assert graphed - plain == graph_bytes(fake.config, "float32", lanes=1024) > 1024 * 128_000 * 4
+
+
+@pytest.mark.parametrize(
+    "device, role, budgets",
+    [
+        # the device is divided by its own workers, the host's memory by all that keep a twin there
+        ("cuda:1", Role.DECODE, [(800, 2, "cuda:1"), (600, 5, "this host")]),
+        ("cuda:1", Role.UNIFIED, [(800, 2, "cuda:1")]),
+        ("cpu", Role.DECODE, [(600, 5, "this host")]),
+    ],
+)
+def test_memory_is_divided_among_those_who_share_it(
+    device: str, role: Role, budgets: list[tuple[int, int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.boot.available_bytes", lambda on: 600 if on.type == "cpu" else 800)
+    wanted = settings(role, workers_on_host=5, workers_on_gpu=2)
+    found = memory_budgets(FakeRunner(device=torch.device(device)), wanted, 64)
+    assert [(each.available_bytes, each.workers, each.place) for each in found] == budgets
+    assert found[0].activation_bytes > 0
+    assert [each.activation_bytes for each in found[1:]] == [0] * len(found[1:])
+
+
+def test_the_weights_of_the_others_on_the_device_are_still_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.boot.available_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr(FakeRunner, "private_weight_bytes", 1000)
+    wanted = settings(Role.UNIFIED, workers_on_host=5, workers_on_gpu=3)
+    on_gpu, on_cpu = (memory_budgets(FakeRunner(device=torch.device(name)), wanted, 64)[0] for name in ("cuda", "cpu"))
+    assert (on_gpu.weight_bytes, on_cpu.weight_bytes) == (2000, 4000)

@@ -24,7 +24,8 @@ class Driver:
         self._failing = failing
         for name in ("cuGetErrorName", "cuMemGetAddressRange_v2", "cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2"):
             setattr(self, name, self._function(name))
-        self.cuIpcCloseMemHandle = self._function("cuIpcCloseMemHandle")
+        for name in ("cuIpcCloseMemHandle", "cuPointerGetAttribute"):
+            setattr(self, name, self._function(name))
 
     def _function(self, name: str) -> Any:
         def called(*arguments: Any) -> int:
@@ -49,6 +50,10 @@ class Driver:
 
     def _cuGetErrorName(self, status: int, text: Any) -> None:
         text._obj.value = b"CUDA_ERROR_INVALID_CONTEXT"
+
+    def _cuPointerGetAttribute(self, value: Any, attribute: int, address: int) -> None:
+        assert (attribute, address) == (9, MAPPED + 40)
+        value._obj.value = 3
 
     @property
     def names(self) -> list[object]:
@@ -76,6 +81,23 @@ def test_what_was_opened_is_closed_once() -> None:
     assert opened.memory.tolist() == [MAPPED + 40, 60]
     opened.close()
     assert driver.calls[-1] == ("cuIpcCloseMemHandle", MAPPED) and driver.names.count("cuIpcCloseMemHandle") == 1
+
+
+def test_memory_of_another_gpu_is_used_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a tensor of our own GPU, torch would copy it."""
+    asked: list[torch.device] = []
+
+    class Memory:
+        def data_ptr(self) -> int:
+            return MAPPED + 40
+
+    def as_tensor(_: Any, device: torch.device) -> Memory:
+        asked.append(device)
+        return Memory()
+
+    monkeypatch.setattr(torch, "as_tensor", as_tensor)
+    opened = CudaIpc(torch.device("cuda", 0), Driver()).open(DeviceHandle(KEY.hex(), 40, 60))
+    assert opened.memory.data_ptr() == MAPPED + 40 and asked == [torch.device("cuda", 3)]
 
 
 def test_memory_that_torch_cannot_use_is_closed_again() -> None:
