@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("schemathesis", reason="the package `schemathesis` is not installed")
+
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import APIOperation, Case, GenerationMode

@@ -4,8 +4,11 @@ import asyncio
 import json
 
 import httpx
-import openai
 import pytest
+
+pytest.importorskip("openai", reason="the package `openai` is not installed")
+
+import openai
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.e2e.baton_process import PATIENCE_S, BatonProcess

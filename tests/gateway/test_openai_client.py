@@ -2,8 +2,11 @@
 
 import asyncio
 
-import openai
 import pytest
+
+pytest.importorskip("openai", reason="the package `openai` is not installed")
+
+import openai
 
 from tests.gateway.conftest import Setting
 from tests.gateway.fake_worker import Behaviour
