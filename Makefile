@@ -9,6 +9,10 @@ SEEDS  ?= 200
 FROM   ?= 0
 STRATEGIES ?=
 DETECT ?=
+STEP   ?=
+OUT    ?= gpu-figures
+DEVICE ?= cuda
+MINUTES ?= 25
 
 # What pip is asked for as torch. Empty: the CPU build, from wherever pip is configured to look, else from pytorch.org.
 # On a machine with a GPU: make TORCH=torch==2.13.0 ...
@@ -35,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-gateway bench-overlap bench-transfer soak check test test-full test-faults explore \
-  explore-handoff mutants test-gpu format clean check-format check-lint check-types check-imports check-unit
+  explore-handoff mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
@@ -105,6 +109,9 @@ explore-handoff: $(READY) ## random worlds of gateway, prefill and decode where 
 
 mutants: $(READY) ## sabotage scheduler and hand-over line by line: something must notice each of them; under 10 minutes
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)
+
+gpu: $(READY) ## on a GPU machine, 25 minutes: tests, parity, speeds beside limits, service, trace (STEP= OUT= DEVICE=cpu)
+	@$(PY) -m bench.gpu --step '$(STEP)' --out '$(OUT)' --device '$(DEVICE)' --minutes '$(MINUTES)'
 
 test-gpu: $(READY) ## the tests that need a CUDA device
 	@$(PY) -m pytest -q -m gpu -n 0

@@ -7,7 +7,8 @@ know: who serves it. It says nothing sensible, and only its speed is of interest
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ CONFIG: Mapping[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 _SEED = 0
+Weights = Callable[[str, tuple[int, ...]], bytes]  # of a tensor's name and shape
 
 
 def bench_model(context_length: int = CONTEXT_LENGTH) -> Path:
@@ -63,13 +65,14 @@ def bench_model(context_length: int = CONTEXT_LENGTH) -> Path:
     return folder
 
 
-def write_model(folder: Path, config: Mapping[str, Any]) -> None:
-    """A checkpoint of the shape in `config`, the same bytes each time. `folder` comes into being."""
+def write_model(folder: Path, config: Mapping[str, Any], weights: Weights | None = None) -> None:
+    """A checkpoint of the shape in `config`; `folder` comes into being. `weights` gives the bytes of each bfloat16
+    tensor, without it they are the same each time."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": config["eos_token_id"]}))
-    rng = np.random.default_rng(_SEED)
-    tensors = {name: (shape, _weights(rng, name, shape, config)) for name, shape in _shapes(config)}
+    weights = weights or partial(_weights, np.random.default_rng(_SEED), config)
+    tensors = {name: (shape, weights(name, shape)) for name, shape in _shapes(config)}
     _write_safetensors(folder / "model.safetensors", tensors)
     words = {f"w{token_id}": token_id for token_id in range(config["vocab_size"])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w1"))
@@ -102,7 +105,7 @@ def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "lm_head.weight", (vocab, hidden)
 
 
-def _weights(rng: np.random.Generator, name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bytes:
+def _weights(rng: np.random.Generator, config: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> bytes:
     """Bytes of a bfloat16 tensor: the upper half of each float32. Norms are ones."""
     if "norm" in name:
         numbers = np.ones(shape, np.float32)

@@ -4,7 +4,8 @@
     prefill's process   maps it, moves a whole prompt there layer by layer, as a sender does; copies within its own
 
 The prompt is 32K tokens of an 8B model (Qwen3: 36 layers, 8 KV heads of 128, bfloat16). Without a CUDA device it says
-"not yet measured" and measures nothing. What it does not know: frames, credit, workers.
+"not yet measured" and measures nothing; `measure` takes a CPU with shared memory (host_ipc.py) in place of a device, to
+show that it runs. What it does not know: frames, credit, workers.
 """
 
 import argparse
@@ -23,13 +24,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from loadtest.host_ipc import HostIpc
 from loadtest.tied import tied
 from protocol.errors import BatonError
 from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import DeviceHandle, PoolOffer
+from runtime.shared_memory import SharedMemory
 from transfer.backend_cuda_ipc import at_device
 from transfer.backend_shm import PoolOwner
 from transfer.copying import Copy, Runs
+from transfer.device_moves import HostCopies
 from transfer.device_pools import AtDevice, DeviceOwner, DevicePool, DeviceReader, SeatFile
 from transfer.moving import Moving
 from transfer.reslice import Shard, moves_of
@@ -50,28 +54,44 @@ class Pages:
     device_bytes: Tensor
 
 
-def make_pages(num_tokens: int, fill: int) -> Pages:
-    """Pages for a prompt, and the padding page, on the first device."""
-    num_pages = LAYOUT.num_pages(num_tokens) + 1
-    shape = LAYOUT.num_layers, num_pages * LAYOUT.page_bytes
-    device_bytes = torch.full(shape, fill, dtype=torch.uint8, device="cuda:0")
-    torch.cuda.synchronize()
-    return Pages(LAYOUT, num_pages, device_bytes)
+@dataclass(frozen=True)
+class Prompt:
+    """What is moved, and where it lies: on the first CUDA device, or on a CPU that stands in for one."""
+
+    layout: KvLayout
+    num_tokens: int
+    device: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all layers, K and V."""
+        return self.num_tokens * 2 * self.layout.token_bytes * self.layout.num_layers
+
+    def memory(self) -> AtDevice:
+        """Zeroed pages for the prompt, and the padding page."""
+        num_pages = self.layout.num_pages(self.num_tokens) + 1
+        shape = self.layout.num_layers, num_pages * self.layout.page_bytes
+        if self.device == "cpu":
+            shared = SharedMemory(shape[0] * shape[1])
+            zeroed = torch.frombuffer(shared.mapping, dtype=torch.uint8).view(shape)
+            return AtDevice(Pages(self.layout, num_pages, zeroed), HostCopies(), HostIpc(shared))
+        pages = Pages(self.layout, num_pages, torch.zeros(shape, dtype=torch.uint8, device="cuda:0"))
+        torch.cuda.synchronize()
+        return at_device(pages)
+
+    def plan(self, scattered: bool) -> Copy:
+        """The prompt's pages, one after the other or everywhere."""
+        pages = np.arange(1, self.layout.num_pages(self.num_tokens) + 1)
+        target = np.random.default_rng(1).permutation(pages) if scattered else pages
+        shards = Shard(self.layout, pages.tolist()), Shard(self.layout, target.tolist())
+        moves = moves_of(*shards, range(self.layout.num_kv_heads), range(self.num_tokens))
+        return Copy(moves, self.layout.page_bytes, self.layout.page_bytes)
 
 
-def plan(num_tokens: int, scattered: bool) -> Copy:
-    """The prompt's pages, one after the other or everywhere."""
-    pages = np.arange(1, LAYOUT.num_pages(num_tokens) + 1)
-    target = np.random.default_rng(1).permutation(pages) if scattered else pages
-    shards = Shard(LAYOUT, pages.tolist()), Shard(LAYOUT, target.tolist())
-    moves = moves_of(*shards, range(LAYOUT.num_kv_heads), range(num_tokens))
-    return Copy(moves, LAYOUT.page_bytes, LAYOUT.page_bytes)
-
-
-def seconds_of(begin: Callable[[int, P], Moving], what: P) -> tuple[float, list[int]]:
+def seconds_of(begin: Callable[[int, P], Moving], what: P, num_layers: int) -> tuple[float, list[int]]:
     """How long all layers take, from when the first is given to the device; their sums."""
     start = perf_counter()
-    moving = [begin(layer, what) for layer in range(LAYOUT.num_layers)]
+    moving = [begin(layer, what) for layer in range(num_layers)]
     for each in moving:
         each.wait()
     return perf_counter() - start, [each.total for each in moving]
@@ -81,15 +101,17 @@ def prefill(commands: IO[str], answers: IO[str]) -> None:
     """The process that writes."""
     told = json.loads(commands.readline())
     offer = PoolOffer(**{**told["offer"], "device": DeviceHandle(**told["offer"]["device"])})
-    ours = at_device(make_pages(told["num_tokens"], 7))
+    prompt = Prompt(KvLayout(**told["layout"]), told["num_tokens"], told["device"])
+    ours = prompt.memory()
     ours.pages.device_bytes.random_(0, 256)
-    torch.cuda.synchronize()
-    pool = DevicePool(ours, LAYOUT, offer)
+    if prompt.device != "cpu":
+        torch.cuda.synchronize()
+    pool = DevicePool(ours, prompt.layout, offer)
     for line in commands:
         command = json.loads(line)
         if command["do"] == "move":
-            copy = plan(told["num_tokens"], command["scattered"])
-            seconds, totals = seconds_of(pool.begin, copy)
+            copy = prompt.plan(command["scattered"])
+            seconds, totals = seconds_of(pool.begin, copy, prompt.layout.num_layers)
             answer = {"seconds": seconds, "totals": totals}
         else:
             answer = {"seconds": limit_seconds(ours)}
@@ -102,9 +124,15 @@ def limit_seconds(ours: AtDevice) -> float:
     """How long the device takes to copy as many bytes within its own memory, without a look at them."""
     source_B = ours.pages.device_bytes[0]
     target_B = torch.empty_like(source_B)
+    times = range(ours.pages.layout.num_layers)
+    if source_B.device.type == "cpu":
+        start = perf_counter()
+        for _ in times:
+            target_B.copy_(source_B)
+        return perf_counter() - start
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
-    for _ in range(LAYOUT.num_layers):
+    for _ in times:
         target_B.copy_(source_B)
     end.record()
     end.synchronize()
@@ -139,23 +167,26 @@ class Writer:
         self._process.communicate()
 
 
-def measure(repeat: int = 20, num_tokens: int = NUM_TOKENS) -> dict[str, Any] | None:
-    """Medians over repetitions, sides in turn; None where there is no device."""
-    if not torch.cuda.is_available():
+def measure(
+    repeat: int = 20, num_tokens: int = NUM_TOKENS, layout: KvLayout = LAYOUT, device: str = "cuda"
+) -> dict[str, Any] | None:
+    """Medians over repetitions, sides in turn; None where there is no device. `device` cpu: see Prompt."""
+    if device != "cpu" and not torch.cuda.is_available():
         return None
-    ours = at_device(make_pages(num_tokens, 0))
+    prompt = Prompt(layout, num_tokens, device)
+    ours = prompt.memory()
     reader = DeviceReader(ours.pages, ours.copies)
     owner = DeviceOwner(PoolOwner(SeatFile(ours.pages.num_pages)), ours.export())
-    writer = Writer({"offer": asdict(owner.offer()), "num_tokens": num_tokens})
+    writer = Writer({**asdict(prompt), "offer": asdict(owner.offer())})
     seconds: dict[str, list[float]] = {"in order": [], "scattered": [], "limit": [], "check": []}
     try:
         for turn in range(WARM_UP + repeat):
             times = {"limit": writer.ask(do="limit")["seconds"]}
             for name in ("in order", "scattered"):
                 moved = writer.ask(do="move", scattered=name == "scattered")
-                written = plan(num_tokens, name == "scattered").targets
+                written = prompt.plan(name == "scattered").targets
                 times[name] = moved["seconds"]
-                times["check"], totals = seconds_of(reader.begin, written)
+                times["check"], totals = seconds_of(reader.begin, written, layout.num_layers)
                 if totals != moved["totals"]:
                     raise BatonError("what lies in decode's memory is not what prefill has read")
             if turn >= WARM_UP:
@@ -163,7 +194,7 @@ def measure(repeat: int = 20, num_tokens: int = NUM_TOKENS) -> dict[str, Any] | 
                     seconds[name].append(each)
     finally:
         writer.close()
-    return summary(seconds, num_tokens * 2 * LAYOUT.token_bytes * LAYOUT.num_layers)
+    return summary(seconds, prompt.num_bytes)
 
 
 def summary(seconds: dict[str, list[float]], num_bytes: int) -> dict[str, Any]:

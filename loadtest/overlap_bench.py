@@ -5,16 +5,14 @@
     serial     the same worker with one launch in flight
 
 The forward has one core and the host another, then the forward has two threads and nothing is pinned. Beside that, the
-host's part of a step with a model that computes nothing. The last line is one JSON object. This file alone of loadtest
-looks into the rooms that it measures.
+host's part of a step with a model that computes nothing. The last line is one JSON object. On a GPU,
+`make gpu STEP=decode` measures a step.
 """
 
 import argparse
 import json
 import os
-import random
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -26,6 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from loadtest.bench_model import bench_model
+from loadtest.decoding import PAGE_SIZE, WARM_STEPS, Decoding, Plan, ReplayedStream, engine_of, pin
 from model.fake import FakeRunner
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
@@ -33,29 +32,11 @@ from model.runner import ModelRunner, Runner
 from protocol.messages_gateway import TO_GATEWAY, Assign
 from protocol.request import SamplingParams
 from runtime.clock import Clock, MonotonicClock
-from scheduler.engine import Engine
-from scheduler.streams import Segment, Stream
-from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
+from scheduler.streams import Segment
+from scheduler.streams_host import InlineStream
 from unified.worker import UnifiedWorker
 
-PAGE_SIZE = 16
-WARM_STEPS = 5
 SCHEDULED = (1, 8, 16, 32, 64, 128, 256)  # batch sizes of the scheduling cost
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is measured. `steps` are decode steps of one round."""
-
-    context: int  # tokens of each prompt
-    steps: int
-    rounds: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Outputs of each request: more than are measured, so that none ends."""
-        return WARM_STEPS + self.steps * self.rounds + 8
 
 
 @dataclass(frozen=True)
@@ -67,81 +48,6 @@ class StepTimes:
     serial_ms: float
 
 
-class ReplayedStream(HostStream):
-    """A forward stream on chosen cores that can run its last launch again."""
-
-    def __init__(self, cores: set[int], num_threads: int, clock: Clock, on_event: Callable[[], None]) -> None:
-        super().__init__("forward", on_event, FORWARD_NICENESS)
-        self._clock = clock
-        self._last: tuple[Sequence[Segment], tuple[Any, ...]] = ((), ())
-        super().launch([lambda: _pin(cores), lambda: torch.set_num_threads(num_threads)])
-
-    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
-        """As HostStream; the launch is remembered."""
-        self._last = (segments, used)
-        super().launch(segments, *used)
-
-    def replay(self, count: int) -> list[float]:
-        """Runs the last launch `count` times; seconds that each took."""
-        segments, used = self._last
-        times: list[float] = []
-
-        def run() -> None:
-            start = self._clock.now()
-            for segment in segments:
-                segment(*used)
-            times.append(self._clock.now() - start)
-
-        super().launch([run] * count)
-        self.synchronize()
-        return times
-
-
-@dataclass
-class Decoding:
-    """A unified worker whose requests all decode, one token a step."""
-
-    worker: UnifiedWorker
-    stream: ReplayedStream
-    clock: Clock
-    completed: threading.Event  # set whenever the forward stream reaches an event
-
-    @staticmethod
-    def open(runner: Runner, batch: int, plan: Plan, *, overlap: bool, cores: set[int], num_threads: int) -> "Decoding":
-        """A worker with memory for `batch` requests of the plan."""
-        clock, completed = MonotonicClock(), threading.Event()
-        stream = ReplayedStream(cores, num_threads, clock, completed.set)
-        engine = _engine(runner, batch, plan.context + plan.num_tokens, stream)
-        worker = UnifiedWorker(engine, "bench", clock, overlap=overlap, chunk_size=1 << 20)
-        return Decoding(worker, stream, clock, completed)
-
-    def start(self, batch: int, context: int, num_tokens: int) -> None:
-        """Requests of `context` random tokens that decode `num_tokens` more."""
-        rng = random.Random(0)
-        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-        for index in range(batch):
-            prompt = tuple(rng.randrange(self.worker.engine.vocab_size) for _ in range(context))
-            self.worker.on_gateway(Assign(f"r{index}", 0, prompt, params, 1, None))
-        while self.worker.stats().waiting:
-            self._turn()
-        self.run(WARM_STEPS)
-
-    def run(self, steps: int) -> float:
-        """Seconds per step over `steps` steps. Messages are encoded, as the process loop does."""
-        start, target = self.clock.now(), self.worker.engine.num_launches + steps
-        while self.worker.engine.num_launches < target:
-            self._turn()
-        return (self.clock.now() - start) / steps
-
-    def _turn(self) -> None:
-        self.completed.clear()
-        if not self.worker.step():
-            self.completed.wait(0.05)
-        for message in self.worker.outbox.gateway:
-            TO_GATEWAY.encode(message)
-        self.worker.outbox.gateway.clear()
-
-
 def measure(runner: Runner, batch: int, plan: Plan, num_threads: int) -> StepTimes:
     """Both sides in alternation, and after each round what its last launch takes by itself. With one thread the
     forward has one core and the host another, where there are two."""
@@ -149,10 +55,12 @@ def measure(runner: Runner, batch: int, plan: Plan, num_threads: int) -> StepTim
     is_pinned = num_threads == 1 and len(cores) > 1
     forward_cores = {cores[0]} if is_pinned else set(cores)
     if is_pinned:
-        _pin({cores[1]})
+        pin({cores[1]})
+    clock = MonotonicClock()
+    streams = [ReplayedStream(forward_cores, num_threads, clock) for _ in range(2)]
     sides = [
-        Decoding.open(runner, batch, plan, overlap=overlap, cores=forward_cores, num_threads=num_threads)
-        for overlap in (True, False)
+        Decoding.on(engine_of(runner, batch, plan.max_context, stream), stream, clock, overlap=overlap)
+        for stream, overlap in zip(streams, (True, False), strict=True)
     ]
     steps: dict[int, list[float]] = {0: [], 1: []}
     forwards: list[float] = []
@@ -162,12 +70,12 @@ def measure(runner: Runner, batch: int, plan: Plan, num_threads: int) -> StepTim
         for turn in range(plan.rounds):
             for index in (0, 1) if turn % 2 == 0 else (1, 0):
                 steps[index].append(sides[index].run(plan.steps))
-                sides[index].stream.synchronize()
-                forwards.append(median(sides[index].stream.replay(plan.steps)))
+                streams[index].synchronize()
+                forwards.append(median(streams[index].replay(plan.steps)))
     finally:
         for side in sides:
             side.worker.engine.close()
-        _pin(set(cores))
+        pin(set(cores))
     return StepTimes(*(round(median(each) * 1e3, 3) for each in (forwards, steps[0], steps[1])))
 
 
@@ -199,7 +107,7 @@ def schedule_cost(batch: int, plan: Plan) -> tuple[float, float]:
     thread, less what the forward stream does."""
     clock = MonotonicClock()
     stream = CountedStream(clock)
-    engine = _engine(NoModel(), batch, plan.context + plan.num_tokens, stream)
+    engine = engine_of(NoModel(), batch, plan.max_context, stream)
     worker = UnifiedWorker(engine, "bench", clock, overlap=True, chunk_size=1 << 20)
     params = SamplingParams(max_tokens=plan.num_tokens, temperature=0.0, ignore_eos=True)
     for index in range(batch):
@@ -219,24 +127,6 @@ def schedule_cost(batch: int, plan: Plan) -> tuple[float, float]:
         worker.outbox.gateway.clear()
     assert worker.stats().running == batch, "nobody has ended: every step had the whole batch"
     return round(median(steps) * 1e6, 1), round(median(encodings) * 1e6, 1)
-
-
-def _engine(runner: Runner, batch: int, max_context: int, forward: Stream) -> Engine:
-    layout = runner.kv_layout(PAGE_SIZE)
-    return Engine(
-        runner,
-        PagedKv(layout, 1 + batch * layout.num_pages(max_context)),
-        max_requests=batch,
-        max_context=max_context,
-        forward=forward,
-        schedule=InlineStream(),
-        device=CPU,
-    )
-
-
-def _pin(cores: set[int]) -> None:
-    """The calling thread runs on `cores` only."""
-    os.sched_setaffinity(0, cores)
 
 
 def show(

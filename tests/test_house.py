@@ -14,7 +14,7 @@ from deploy.options import OPTIONS
 from runtime.name_check import ROOMS, foreign_owners
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE = [*ROOMS, "models", "tests"]
+CODE = [*ROOMS, "bench", "models", "tests"]
 MAX_LINES = 400
 ANYWHERE = ("work", "root", "home", "Users")  # first folders of a path that exists on one machine only
 FORBIDDEN_MODULES = {"pickle", "marshal", "dill", "cloudpickle", "shelve"}

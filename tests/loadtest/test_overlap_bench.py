@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from loadtest.overlap_bench import CountedStream, Plan, main, schedule_cost
+from loadtest.decoding import Plan
+from loadtest.overlap_bench import CountedStream, main, schedule_cost
 from runtime.clock import VirtualClock
 
 

@@ -1,0 +1,106 @@
+"""`python -m bench.gpu` (`make gpu`): everything that is to be known of a GPU machine, step by step, in 25 minutes.
+
+Each step has a process and a time limit of its own; one that fails or hangs is reported, and the rest goes on. In the
+folder OUT: figures.jsonl and page.md grow with every figure, log.txt has what was said. What it does not know: how
+anything is measured.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from bench.gpu.plan import STEPS, TOTAL_S, Step, chosen, limit_s
+from bench.gpu.process import run_limited
+from bench.gpu.records import End, Machine, of_step, summary
+from bench.gpu.sheet import Folder
+from runtime.clock import MonotonicClock
+
+LOG: Final = "log.txt"
+LEAST_S: Final = 5.0  # with less than this left, a step is not begun
+EXIT_CONFIG: Final = 2
+VARIABLES: Final = {  # of every step
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "NVIDIA_TF32_OVERRIDE": "0",  # float32 products are float32
+    "PYTHONUNBUFFERED": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Status 1 if a step failed; goals that are missed are figures. 2: there is no such device or step."""
+    names = ", ".join(step.name for step in STEPS)
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.partition("\n")[0])
+    parser.add_argument("--step", default="", help=f"some of: {names} (default: all)")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny shapes, to see that it runs"
+    )
+    parser.add_argument("--out", type=Path, default=Path("gpu-figures"), help="folder for figures, page and log")
+    parser.add_argument("--minutes", type=float, default=TOTAL_S / 60, help="for all steps together (default 25)")
+    asked = parser.parse_args(argv)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        steps = chosen(asked.step.replace(",", " ").split())
+    except ValueError as error:
+        console.print(f"make gpu: {error}", style=None, markup=False)
+        return EXIT_CONFIG
+    told = subprocess.run(
+        (sys.executable, "-m", "bench.gpu.machine", asked.device), stdout=subprocess.PIPE, check=False
+    )
+    if told.returncode != 0:
+        console.print(told.stdout.decode(errors="replace").strip() or "make gpu: torch does not start", markup=False)
+        return EXIT_CONFIG
+    folder = Folder(asked.out)
+    folder.begin(Machine(json.loads(told.stdout)), [step.name for step in steps])
+    run_steps(steps, folder, asked.device, asked.minutes * 60, console)
+    return report(steps, folder, console)
+
+
+def run_steps(steps: Sequence[Step], folder: Folder, device: str, total_s: float, console: Console) -> None:
+    """One after the other. A step without an end of its own has been killed, or has crashed."""
+    clock = MonotonicClock()
+    end_s = clock.now() + total_s
+    for index, step in enumerate(steps):
+        limit = limit_s(steps[index + 1 :], end_s - clock.now())
+        if limit < LEAST_S:
+            folder.add(End(step.name, "failed", 0.0, "no time was left for it"))
+            continue
+        console.print(f"{step.name}: {step.words} (up to {limit:.0f} s)", markup=False)
+        start_s = clock.now()
+        why = run_limited(child_command(step, folder, device, limit), limit, folder.path / LOG, variables())
+        if not any(isinstance(each, End) and of_step(each, step.name) for each in folder.records()):
+            folder.add(End(step.name, "failed", round(clock.now() - start_s, 1), why or "ended without a word"))
+
+
+def child_command(step: Step, folder: Folder, device: str, limit: float) -> tuple[str, ...]:
+    """The process of one step."""
+    options = ("--device", device, "--out", str(folder.path), "--seconds", f"{limit:.0f}")
+    return (sys.executable, "-m", "bench.gpu.child", step.name, *options)
+
+
+def variables() -> dict[str, str]:
+    """The environment of a step, beside what is there: this folder is found whatever the step starts where."""
+    paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**VARIABLES, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def report(steps: Sequence[Step], folder: Folder, console: Console) -> int:
+    """A line for each step, and the exit status."""
+    records = folder.records()
+    console.print(f"\n{folder.path / 'page.md'} and {folder.path / 'figures.jsonl'}:", markup=False)
+    for step in steps:
+        console.print(f"{step.name:8} {summary(step.name, records)}", markup=False)
+    failed = [each for each in records if isinstance(each, End) and each.outcome == "failed"]
+    return 1 if any(of_step(each, step.name) for each in failed for step in steps) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

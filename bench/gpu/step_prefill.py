@@ -1,0 +1,71 @@
+"""Prompts of Qwen3-8B's shape: how long their forward takes, beside the matrix-product peak of the same run.
+
+What it does not know: scheduling, sampling, where KV goes.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Final
+
+import torch
+
+from bench.gpu.shape import device_runner, prefill_flops, prompt_input, words_of
+from bench.gpu.sheet import Sheet
+from bench.gpu.timing import Limits, measured_limits, seconds_each
+from loadtest.decoding import PAGE_SIZE
+from model.paged_kv import PagedKv
+from model.runner import ModelRunner
+
+PEAK_SHARE: Final = 0.6
+ABOUT: Final = (
+    "One prompt, the forward alone. *share of peak*: products, causal attention and the head for one token, over the"
+    " rate of a product of large square matrices."
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Prompts as (tokens, tokens of a chunk)."""
+
+    prompts: tuple[tuple[int, int], ...]
+    repeat: int
+    part_s: float
+
+
+SIZES: Final = {
+    "cuda": Size(((2048, 2048), (8192, 8192), (8192, 2048)), repeat=7, part_s=30),
+    "cpu": Size(((32, 32), (48, 16)), repeat=2, part_s=15),
+}
+
+
+def measure(sheet: Sheet, device: str) -> None:
+    """The step."""
+    size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
+    limits = measured_limits(runner.device)
+    sheet.note(f"{words_of(runner.config)}; a product reaches {limits.product_flops_s / 1e12:,.3g} TFLOP/s")
+    for tokens, chunk in size.prompts:
+        what = f"{tokens:,} tokens in chunks of {chunk:,}"
+        sheet.part(what, size.part_s, partial(_one, sheet, runner, limits, tokens, chunk, size.repeat))
+
+
+@torch.inference_mode()
+def _one(sheet: Sheet, runner: ModelRunner, limits: Limits, tokens: int, chunk: int, repeat: int) -> None:
+    layout, vocab_size = runner.kv_layout(PAGE_SIZE), runner.config.vocab_size
+    kv = PagedKv(layout, 1 + layout.num_pages(tokens), runner.device)
+    inputs = [
+        prompt_input(min(chunk, tokens - start), start, PAGE_SIZE, vocab_size, runner.device)
+        for start in range(0, tokens, chunk)
+    ]
+
+    def whole_prompt() -> None:
+        for inp in inputs:
+            runner.forward(inp, kv)
+
+    seconds = median(seconds_each(whole_prompt, repeat, runner.device, warm_up=2))
+    rate = prefill_flops(runner.config, tokens) / seconds
+    share = rate / limits.product_flops_s
+    cells = {"tokens": tokens, "chunk": chunk, "ms": seconds * 1e3, "tokens/s": tokens / seconds}
+    sheet.row("A prompt", {**cells, "TFLOP/s": rate / 1e12, "share of peak": share}, ABOUT)
+    if chunk == tokens:
+        sheet.goal(f"{tokens:,} tokens: share of the matrix-product peak", share, "at least", PEAK_SHARE)

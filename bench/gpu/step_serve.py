@@ -1,0 +1,132 @@
+"""The service over HTTP: a unified worker, and a pair whose workers share the device, under the same loads.
+
+    clients          each sends its next request when its last one has ended
+    long prompts     a few a second, beside streams that decode all the while; and the streams without them
+
+What it does not know: how a load is driven (loadtest/), or how workers share memory (`baton serve` does that).
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from bench.gpu.shape import TINY, RandomWeights
+from bench.gpu.sheet import Sheet
+from loadtest.bench_model import CONFIG, write_model
+from loadtest.deployment import deployed
+from loadtest.http_exchange import Server
+from loadtest.load import Load, run_load
+from loadtest.report import Figures
+from loadtest.scenarios import PAIR, UNIFIED
+from runtime.clock import MonotonicClock
+
+MID_SIZE: Final[Mapping[str, Any]] = {  # Qwen3-1.7B's shape, embeddings apart
+    **CONFIG,
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+}
+DEPLOYMENTS: Final = {"unified": UNIFIED, "pair": PAIR}
+CLIENTS_ABOUT: Final = "Each client sends its next request when its last one has ended. Times in ms."
+LONG_ABOUT: Final = "Streams that decode all the while, alone and beside long prompts. Times in ms."
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is served and asked. `serve`: further arguments of baton serve."""
+
+    model: Mapping[str, Any]
+    serve: tuple[str, ...]
+    clients: tuple[int, ...]
+    load: Load  # of one client
+    streams: Load
+    long_tokens: int
+    long_rate: float
+    deployment_s: float  # that one takes at most, its start included
+
+
+SIZES: Final = {
+    "cuda": Size(
+        MID_SIZE, ("--device", "cuda", "--max-total-tokens", "131072", "--max-running-requests", "128"), (1, 32, 128),
+        Load(num_requests=8, concurrency=1, prompt_tokens=512, output_tokens=128, vocab=151936, seed=1),
+        Load(num_requests=64, concurrency=32, prompt_tokens=64, output_tokens=512, vocab=151936, seed=2),
+        6000, 4.0, 180,
+    ),
+    "cpu": Size(
+        TINY, ("--device", "cpu", "--max-total-tokens", "4096", "--threads", "1"), (1, 3),
+        Load(num_requests=2, concurrency=1, prompt_tokens=20, output_tokens=6, vocab=512, seed=1),
+        Load(num_requests=4, concurrency=2, prompt_tokens=8, output_tokens=30, vocab=512, seed=2), 200, 4.0, 90,
+    ),
+}  # fmt: skip
+
+
+def measure(sheet: Sheet, device: str) -> None:
+    """The step."""
+    size = SIZES[device]
+    with tempfile.TemporaryDirectory(prefix="baton-gpu-") as scratch:
+        folder = Path(scratch) / "model"
+        write_model(folder, size.model, lambda name, shape: random_bytes(name, shape, device))
+        megabytes = (folder / "model.safetensors").stat().st_size / 1e6
+        sheet.note(
+            f"Qwen3's shape with {size.model['num_hidden_layers']} layers, {megabytes:,.0f} MB of random weights"
+        )
+        for name in DEPLOYMENTS:
+            sheet.part(name, size.deployment_s, partial(_one, sheet, name, folder, size))
+
+
+def random_bytes(name: str, shape: tuple[int, ...], device: str) -> bytes:
+    """Of one bfloat16 tensor, made on the device."""
+    tensor = RandomWeights().take(name, shape, torch.bfloat16, torch.device(device))
+    return tensor.cpu().view(torch.int16).numpy().tobytes()
+
+
+def _one(sheet: Sheet, name: str, folder: Path, size: Size) -> None:
+    asyncio.run(_deployment(sheet, name, folder, size))
+
+
+async def _deployment(sheet: Sheet, name: str, folder: Path, size: Size) -> None:
+    """One deployment, every load."""
+    clock = MonotonicClock()
+    async with deployed(["--model", str(folder), *size.serve, *DEPLOYMENTS[name]]) as url:
+        server = Server.at(url, "")
+        for clients in size.clients:
+            load = replace(size.load, num_requests=max(size.load.num_requests, 2 * clients), concurrency=clients)
+            found = await run_load(server, clock, load)
+            _row(sheet, "Clients over HTTP", {"deployment": name, "clients": clients}, load, found, CLIENTS_ABOUT)
+        for rate in (0.0, size.long_rate):
+            load = replace(size.streams, intruder_rate=rate, intruder_tokens=size.long_tokens)
+            found = await run_load(server, clock, load)
+            cells = {
+                "deployment": name,
+                "long prompts": f"{size.long_tokens:,} tokens, {rate:g} a second" if rate else "none",
+            }
+            _row(sheet, "Long prompts beside streams", cells, load, found, LONG_ABOUT)
+
+
+def _row(sheet: Sheet, table: str, cells: Mapping[str, str | int], load: Load, found: Figures, about: str) -> None:
+    words = f"{load.prompt_tokens:,} in, {load.output_tokens:,} out"
+    figures = {
+        "TTFT p50": found.ttft_p50_ms, "TTFT p99": found.ttft_p99_ms,
+        "ITL p50": found.itl_p50_ms, "ITL p99": found.itl_p99_ms, "tokens/s": found.output_tokens_per_s,
+    }  # fmt: skip
+    if table.startswith("Long"):
+        figures["long prompts' TTFT p50"] = found.intruder_ttft_p50_ms
+    sheet.row(table, {**cells, "tokens": words, **_finite(figures)}, about)
+    if found.num_errors:
+        sheet.fault(f"{table}, {', '.join(map(str, cells.values()))}: {found.num_errors} failed: {found.first_error}")
+
+
+def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if isfinite(value) else None for name, value in figures.items()}

@@ -1,0 +1,90 @@
+"""How long device work takes, and what the device can do at most: a copy of its memory, a matrix product.
+
+Device work is timed by events, behind a warm-up; medians of repetitions. On a CPU, by the clock. What it does not know:
+the work.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+
+from scheduler.streams import Segment
+from scheduler.streams_cuda import CudaStream
+
+WARM_UP: Final = 3
+
+
+def seconds_each(run: Callable[[], object], repeat: int, device: torch.device, warm_up: int = WARM_UP) -> list[float]:
+    """Seconds of each of `repeat` runs, one right behind the other."""
+    for _ in range(warm_up):
+        run()
+    if device.type == "cpu":
+        moments = [perf_counter()]
+        for _ in range(repeat):
+            run()
+            moments.append(perf_counter())
+        return [later - earlier for earlier, later in pairwise(moments)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeat + 1)]
+    events[0].record()
+    for event in events[1:]:
+        run()
+        event.record()
+    events[-1].synchronize()
+    return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(events)]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the device reached in this run, on random numbers."""
+
+    copy_bytes_s: float  # read plus written
+    product_flops_s: float  # of square bfloat16 matrices
+
+
+def measured_limits(device: torch.device) -> Limits:
+    """A copy far larger than any cache, and a product of 8192 cubed; on a CPU, small ones."""
+    is_gpu = device.type == "cuda"
+    num_bytes, side, repeat = (4 << 30, 8192, 20) if is_gpu else (1 << 24, 256, 3)
+    copy_s = _copy_s(num_bytes, repeat, device)
+    left, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+    product_s = median(seconds_each(lambda: left @ right, repeat, device))
+    return Limits(2 * num_bytes / copy_s, 2 * side**3 / product_s)
+
+
+def _copy_s(num_bytes: int, repeat: int, device: torch.device) -> float:
+    source = torch.empty(num_bytes // 2, dtype=torch.int16, device=device).random_()
+    target = torch.empty_like(source)
+    return median(seconds_each(lambda: target.copy_(source), repeat, device))
+
+
+class ReplayedCudaStream(CudaStream):
+    """See loadtest.decoding.Replayed; on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._own = torch.cuda.Stream(device)
+        super().__init__(self._own)
+        self._last: tuple[Sequence[Segment], tuple[Any, ...]] = ((), ())
+
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        """As CudaStream; the launch is remembered."""
+        self._last = (segments, used)
+        super().launch(segments, *used)
+
+    def replay(self, count: int) -> list[float]:
+        """See Replayed: device time from the end of one to the end of the next."""
+        segments, used = self._last
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        events[0].record(self._own)
+        for event in events[1:]:
+            super().launch(segments, *used)
+            event.record(self._own)
+        self.synchronize()
+        return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(events)]
+
+    def idle(self) -> None:
+        """Nothing: a worker on a device polls, too."""

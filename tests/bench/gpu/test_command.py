@@ -1,0 +1,102 @@
+"""`make gpu DEVICE=cpu`: each step runs to its end with tiny shapes, and leaves figures and a page."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from rich.console import Console
+
+from bench.gpu.__main__ import main, run_steps
+from bench.gpu.plan import STEPS, Step
+from bench.gpu.records import End
+from bench.gpu.sheet import FIGURES, PAGE, Folder
+
+PROJECT = Path(__file__).resolve().parents[3]
+PATIENCE_S = 900  # each step may take so long: on a busy machine, some minutes
+FIELDS: Final[Mapping[str, set[str]]] = {
+    "machine": {"facts"},
+    "row": {"step", "table", "cells", "about"},
+    "goal": {"step", "words", "value", "sense", "bound", "judged"},
+    "note": {"step", "text", "fault"},
+    "end": {"step", "outcome", "seconds", "why"},
+}
+TABLES: Final = {  # a column of each table that a step has
+    "tests": {"Tests that need a device": "collected"},
+    "parity": {"Tokens": "overlap, graphs", "bfloat16 logits": "our error"},
+    "decode": {"A decode step": "overlap / forward"},
+    "prefill": {"A prompt": "share of peak"},
+    "ipc": {"KV from process to process": "share"},
+    "serve": {"Clients over HTTP": "TTFT p50", "Long prompts beside streams": "long prompts' TTFT p50"},
+    "profile": {"What takes the host's time": "share"},
+}
+
+
+def by_hand(*options: str) -> "subprocess.CompletedProcess[str]":
+    command = (sys.executable, "-m", "bench.gpu", *options)
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / FIGURES).read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("name", [step.name for step in STEPS])
+def test_each_step_runs_on_a_cpu(tmp_path: Path, name: str) -> None:
+    minutes = str(PATIENCE_S / 60)
+    done = by_hand("--device", "cpu", "--step", name, "--out", str(tmp_path), "--minutes", minutes)
+    log = (tmp_path / "log.txt").read_text()[-3000:]
+    assert done.returncode == 0, done.stdout + done.stderr + log
+    assert done.stdout.splitlines()[-1].startswith(f"{name:8} ok, ")
+    lines = lines_of(tmp_path)
+    for line in lines:
+        assert line.keys() == FIELDS[line["kind"]] | {"kind"} and line.get("step", name) == name
+    assert [line["kind"] for line in lines].count("end") == 1 and lines[0]["kind"] == "machine"
+    assert not [line for line in lines if line.get("fault") or str(line.get("text", "")).startswith("left out")], lines
+    columns = {line["table"]: set(line["cells"]) for line in lines if line["kind"] == "row"}
+    assert columns.keys() == TABLES[name].keys()
+    assert all(column in columns[table] for table, column in TABLES[name].items())
+    page = (tmp_path / PAGE).read_text()
+    assert f"| {name} | ok" in page and all(f"**{table}.**" in page for table in TABLES[name])
+    assert (tmp_path / "decode-trace.json.gz").exists() == (name == "profile")
+
+
+@pytest.mark.slow
+def test_a_step_that_ends_without_a_word_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
+    absent = Step("profile", "step_that_is_absent", 1, "nothing")
+    folder = Folder(tmp_path)
+    run_steps([absent, Step("decode", "x", 1, "x")], folder, "no such device", 1000.0, Console(quiet=True))
+    ends = [each for each in folder.records() if isinstance(each, End)]
+    assert [(end.step, end.outcome, end.why) for end in ends] == [
+        ("profile", "failed", "ended with status 2"),
+        ("decode", "failed", "ended with status 2"),
+    ]
+
+
+def test_a_step_without_time_is_not_begun(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    run_steps([Step("decode", "x", 1, "x")], folder, "cpu", 1.0, Console(quiet=True))
+    assert folder.records() == [End("decode", "failed", 0.0, "no time was left for it")]
+    assert not (tmp_path / "log.txt").exists()
+
+
+def test_a_step_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--step", "decoding", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().out.startswith("make gpu: STEP: got 'decoding', expected some of tests, parity")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_without_a_device_the_command_says_what_to_do(tmp_path: Path) -> None:
+    done = by_hand("--out", str(tmp_path / "out"))
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert done.stdout.strip() == (
+        "make gpu: torch finds no CUDA device here; DEVICE=cpu runs the same steps with tiny shapes"
+    )
