@@ -76,6 +76,7 @@ class Cluster:
         mirrored: bool = False,
         clock: Clock | None = None,
         decode_page_size: int | None = None,
+        debug: bool = True,
         streams: Callable[[], tuple[Stream, Stream]] | None = None,
     ) -> None:
         self.runner = runner
@@ -109,7 +110,7 @@ class Cluster:
                 schedule=schedule,
                 device=device,
                 staging=staging,
-                debug=device.type == "cpu",
+                debug=debug,
             )
 
         self._engine = engine

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from scheduler.schedule_batch import ScheduleBatch
 from tests.explore_handoff.exploring import explore_seed
 from tests.explore_handoff.faults import KINDS
 from tests.explore_handoff.scenario import Scenario
@@ -22,6 +23,13 @@ def test_a_world_of_each_kind(seed: int) -> None:
     explored = explore_seed(seed)
     assert not explored.broken
     assert explored.outcomes["done"] > 0
+
+
+def test_its_engines_check_what_debug_mode_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[ScheduleBatch] = []
+    monkeypatch.setattr(ScheduleBatch, "check_mirrors", lambda batch: checked.append(batch))
+    explore_seed(0)
+    assert checked
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ class WorkerProcess:
             forward=self.forward,
             schedule=InlineStream(),
             device=CPU,
-            debug=False,
+            debug=True,
         )
         gateway = Dealer(cast(Any, self.context), GATEWAY_ENDPOINT, self.name.encode())
         self.sender: FrameSender | None = None

@@ -35,7 +35,8 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("topology", ["1P1D", "2P2D", "1U"])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_every_token_is_right_on_cuda(topology: str, overlap: bool, page_size: int) -> None:
+@pytest.mark.parametrize("debug", [True, False])  # its checks wait for the device: without them launches overlap
+def test_every_token_is_right_on_cuda(topology: str, overlap: bool, page_size: int, debug: bool) -> None:
     runner = FakeRunner(context_length=512, device=torch.device("cuda"))
     cluster = Cluster(
         runner,
@@ -44,6 +45,7 @@ def test_every_token_is_right_on_cuda(topology: str, overlap: bool, page_size: i
         page_size=page_size,
         num_pages=4000 // page_size,
         mirrored="U" not in topology,
+        debug=debug,
     )
     prompts = [[(7 * index + 3 * at) % runner.vocab_size for at in range(1 + 9 * index)] for index in range(8)]
     for index, prompt in enumerate(prompts):

@@ -69,6 +69,31 @@ ROLES = (
         ANY,
     ),
     Mutant(
+        "a PREBUILT batch joins one step late",
+        DECODE,
+        "        received = self._receive()\n"
+        "        self._fail_late(self._clock.now())\n"
+        "        self._send_jobs()\n"
+        "        progressed = self._loop.step()\n",
+        "        progressed = self._loop.step()\n"
+        "        received = self._receive()\n"
+        "        self._fail_late(self._clock.now())\n"
+        "        self._send_jobs()\n",
+        "each request waits for a launch that could have had it",
+        tests=("tests/handoff/test_depth.py",),
+    ),
+    *(
+        Mutant(
+            f"{role} waits for each launch before the next",
+            file,
+            "OverlapLoop(engine, self, overlap)",
+            "OverlapLoop(engine, self, False)",
+            "the device stands still while results are handled",
+            tests=("tests/handoff/test_depth.py",),
+        )
+        for role, file in (("prefill", PREFILL), ("decode", DECODE), ("unified", UNIFIED))
+    ),
+    Mutant(
         "choices share the partial page",
         UNIFIED,
         "        self.engine.copy_pages(sources, targets)\n",

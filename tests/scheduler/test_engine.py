@@ -5,6 +5,7 @@ import torch
 
 from model.fake import FakeRunner
 from model.inputs import ModelInput
+from protocol.errors import InternalError
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import ExtendChunk, LaunchPlan
 from scheduler.req import Req
@@ -94,6 +95,30 @@ def test_a_failed_launch_does_not_fail_those_who_join_the_next(debug: bool, fail
     launches = [finish(engine, stream) for _ in range(len(engine.in_flight))]
     assert [launch.error is not None for launch in launches] == [n == failing for n in range(1, len(launches) + 1)]
     assert dict(engine.tokens(launches[-1]))[new] == runner.expected_tokens((3, 4, 5), 2)[1]
+
+
+def test_debug_mode_compares_host_and_device_before_each_launch() -> None:
+    engine = make_engine(ManualStream(), debug=True)
+    req = admitted(engine)
+    engine.launch(prompt_plan(req))
+    running = ScheduleBatch.launched([req], CPU)
+    running.seq_lens_cpu = running.seq_lens_cpu + 1
+    with pytest.raises(AssertionError):
+        engine.launch(LaunchPlan((), running))
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_debug_mode_finds_a_token_that_is_read_twice(debug: bool) -> None:
+    stream = ManualStream()
+    engine = make_engine(stream, debug=debug)
+    req = admitted(engine)
+    engine.launch(prompt_plan(req))
+    running = ScheduleBatch.launched([req], CPU)
+    engine.launch(LaunchPlan((), running, relay=False))  # stashes nothing
+    engine.launch(LaunchPlan((), running))
+    errors = [finish(engine, stream).error for _ in range(3)]
+    assert errors[:2] == [None, None]
+    assert isinstance(errors[2], InternalError) == debug
 
 
 def test_what_is_released_in_flight_is_reused_after_the_launch() -> None:

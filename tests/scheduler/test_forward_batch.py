@@ -1,3 +1,6 @@
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
 import pytest
 import torch
 
@@ -121,6 +124,31 @@ def test_mixed(pool: Pool) -> None:
     assert batch.samples == (a, b, c)
     assert sampling_of(batch).position_L.tolist() == [9, 31, 5]
     assert batch.decode_generations == (b.row_generation, c.row_generation)
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Every tensor of a dataclass, in it or in a part of it."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, Req):
+        for each in fields(value):
+            yield from tensors_in(getattr(value, each.name))
+
+
+@pytest.mark.parametrize("relay", [True, False])
+def test_it_names_each_of_its_tensors(pool: Pool, relay: bool) -> None:
+    """What it does not name, another stream may overwrite while the forward reads it."""
+    a, b = pool.req(9), pool.req(30, (70,))
+    running = ScheduleBatch.prebuilt([b], CPU)
+    running.advance()
+    for plan in (
+        LaunchPlan((ExtendChunk(a, 0, 5),), None, relay),
+        LaunchPlan((), running, relay),
+        LaunchPlan((ExtendChunk(a, 5, 9, (a,)),), running, relay),
+    ):
+        batch = pool.launch(plan)
+        held = {id(tensor) for tensor in tensors_in(batch)}
+        assert len(held) > 5 and {id(tensor) for tensor in batch.tensors} == held
 
 
 @pytest.mark.parametrize("prompt_len", [15, 16, 17, 31, 32])
