@@ -24,6 +24,7 @@ from runtime.process_arguments import read_arguments
 from runtime.process_life import ALIVE_S, EXIT_CONFIG, StatusPipe
 from runtime.settings import GatewaySettings
 
+SWITCH_S = 0.0002  # for which the thread of a long body may keep the loop waiting, each time the loop wants to run
 GC_YOUNG = 20_000  # new objects before the collector looks for cycles; a token makes a dozen, and none
 
 
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.collect()
     gc.freeze()  # what is there now stays: the collector need not look at it again while tokens wait
     gc.set_threshold(GC_YOUNG)
+    sys.setswitchinterval(SWITCH_S)
     uvloop.run(_run(gateway, status))
     return 0
 

@@ -5,7 +5,7 @@ HTML escapes, `strftime_now`, loop controls, `generation` blocks). What it does 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from protocol.errors import BadRequest, CheckpointError, ConfigError
 
 MAX_WHY = 300  # characters
 MAX_TEMPLATE_BYTES = 1 << 20
+MAX_RENDERED = 32 * 1024 * 1024  # characters
 RESERVED = frozenset("messages add_generation_prompt tools documents".split())
 TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -78,7 +79,7 @@ class ChatTemplates:
                 )
         variables = {**self._special_tokens, "tools": None, "documents": None, **extra}
         try:
-            return template.render(variables, messages=list(messages), add_generation_prompt=True)
+            return _joined(template.generate(variables, messages=list(messages), add_generation_prompt=True))
         except TEMPLATE_FAULTS as error:
             why = str(error)[:MAX_WHY]  # it may quote a message
             raise BadRequest(f"messages: the model's chat template refused them: {why}", param="messages") from error
@@ -98,6 +99,20 @@ class ChatTemplates:
             f"{', '.join(self.names)}",
             param="chat_template",
         )
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """One text of the pieces that a template makes; BadRequest instead of more than memory should hold."""
+    found, num_chars = [], 0
+    for piece in pieces:
+        num_chars += len(piece)
+        if num_chars > MAX_RENDERED:
+            raise BadRequest(
+                f"messages: the model's chat template makes more than {MAX_RENDERED} characters of them",
+                param="messages",
+            )
+        found.append(piece)
+    return "".join(found)
 
 
 def read_template_sources(folder: Path) -> dict[str, str]:

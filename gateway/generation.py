@@ -21,6 +21,7 @@ from runtime.clock import Clock
 from runtime.log import get_log
 
 log = get_log("gateway.generation")
+TURN_TOKENS = 64 * 1024  # of prompts that are assigned in one turn of the loop
 MAX_LOGGED = 8  # prompts of one call that its line in the log names
 Batch = list[tuple[int, Piece]]  # (index of the choice in the response, what it gained)
 
@@ -90,7 +91,7 @@ class Generation:
         """Notes a moment for the time line."""
         self._stamps.append(Stamp(name, self._clock.now() if at is None else at, GATEWAY))
 
-    def start(self, received_at: float, timeline: bool, x_request_id: str = "") -> None:
+    async def start(self, received_at: float, timeline: bool, x_request_id: str = "") -> None:
         """Assigns every prompt, or none: Unavailable when there are no workers for one of them. `x_request_id` is the
         HTTP header's, for the log."""
         self._received_at = received_at
@@ -99,19 +100,28 @@ class Generation:
         self.stamp("received", received_at)
         self.stamp("tokenised")
         try:
-            for place, job in enumerate(self._jobs):
-                listener = _PromptListener(self, place)
-                ticket = self._control.assign(f"{self.response_id}-{place}", job, listener, timeline)
-                self._tickets.append(ticket)
-            if self.error is not None:  # assigning one prompt has shown that another's worker is gone
-                raise self.error
-        except BatonError:
+            await self._assign_all()
+        except (BatonError, asyncio.CancelledError):
             self._cancel_all()
             raise
         self._metrics.prompt_tokens.add(self.num_prompt_tokens)
         for job in self._jobs:
             self._metrics.prompt_length.observe(len(job.prompt_ids))
         self._metrics.gateway_request_s.observe(self._clock.now() - received_at)
+
+    async def _assign_all(self) -> None:
+        """Other requests get a turn while the prompts are many."""
+        num_tokens = 0
+        for place, job in enumerate(self._jobs):
+            num_tokens += len(job.prompt_ids)
+            if num_tokens > TURN_TOKENS:
+                num_tokens = len(job.prompt_ids)
+                await asyncio.sleep(0)
+            listener = _PromptListener(self, place)
+            ticket = self._control.assign(f"{self.response_id}-{place}", job, listener, self.with_timeline)
+            self._tickets.append(ticket)
+            if self.error is not None:  # assigning one prompt has shown that another's worker is gone
+                raise self.error
 
     async def batches(self) -> AsyncIterator[Batch]:
         """What the choices gained since the last turn, until all have finished, one failed, or the client left."""

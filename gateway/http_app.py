@@ -30,13 +30,14 @@ from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, c
 from gateway.service import Service
 from gateway.sse import ChunkWriter, ResponseHead
 from gateway.status_routes import add_status
-from gateway.translate import Job, TextRules, Translator
+from gateway.translate import Job, TextRules
 from gateway.unsupported import refuse_unsupported
 from gateway.whole_answer import WholeAnswer
 from protocol.errors import BadRequest, BatonError, InternalError
 from runtime.log import get_log
 
-LONG_BODY_BYTES = 16 * 1024  # a longer one is parsed and tokenised in a thread
+LONG_BODY_BYTES = 16 * 1024  # a longer one is parsed and tokenised in a thread, one at a time
+HUGE_BODY_BYTES = 256 * 1024  # a longer one does not keep those from being tokenised that are only long
 MAX_PATH_SHOWN = 200  # characters
 R = TypeVar("R", bound=GenerationRequest)
 log = get_log("gateway.http")
@@ -126,14 +127,19 @@ async def _generation(
     with service.admission.reading() as read:
         raw = await read_body(request, read)
         service.admission.check()
-        is_long = len(raw) > LONG_BODY_BYTES
+        num_bytes = len(raw)
+        is_long = num_bytes > LONG_BODY_BYTES
         parsed = await _parsed(kind, raw, service) if is_long else _checked(kind, raw, service)
         del raw
         service.names.check(parsed.model)
         with service.admission.entering(parsed.num_choices * parsed.num_prompts):
-            prepare = partial(_prepared, service.translator, parsed, tokenise, service.limits)
-            rules, jobs = await asyncio.to_thread(prepare) if is_long else prepare()
-            generation = _started(service, request, parsed, rules, jobs, received_at)
+            prepare = partial(_prepared, service, parsed, tokenise)
+            if is_long:
+                async with service.one_huge_text if num_bytes > HUGE_BODY_BYTES else service.one_long_text:
+                    rules, jobs = await asyncio.to_thread(prepare)
+            else:
+                rules, jobs = prepare()
+            generation = await _started(service, request, parsed, rules, jobs, received_at)
     return await _answer(service, request, parsed, generation)
 
 
@@ -155,14 +161,15 @@ def _checked(kind: type[R], raw: bytes, service: Service) -> R:
 
 
 def _prepared(
-    translator: Translator, parsed: R, tokenise: Callable[[R, Limits], list[list[int]]], limits: Limits
+    service: Service, parsed: R, tokenise: Callable[[R, Limits], list[list[int]]]
 ) -> tuple[TextRules, list[Job]]:
     """What workers are asked for, and what happens to the text that comes back."""
+    translator, limits = service.translator, service.limits
     prompts = tokenise(parsed, limits)
     return translator.text_rules(parsed), translator.jobs(parsed, prompts, limits)
 
 
-def _started(
+async def _started(
     service: Service,
     request: Request,
     parsed: GenerationRequest,
@@ -175,7 +182,7 @@ def _started(
     generation = Generation(
         response_id, jobs, rules, service.new_detokenizer, service.control, service.clock, service.metrics
     )
-    generation.start(received_at, wants_timeline(request, parsed.timeline), request_id_of(request))
+    await generation.start(received_at, wants_timeline(request, parsed.timeline), request_id_of(request))
     return generation
 
 

@@ -29,6 +29,12 @@ class Limits:
     prefill_page_size: int | None = None  # of the largest worker that prefills, where it has another
     max_choices: int | None = None  # rows of the largest worker that decodes
 
+    @property
+    def longest_prompt(self) -> int | None:
+        """A prompt of more tokens is refused, whatever else is asked for."""
+        bounds = (self.context_length, self.pool_tokens, self.prefill_pool_tokens)
+        return min((bound for bound in bounds if bound is not None), default=None)
+
     def room(self, num_prompt: int, num_choices: int) -> int | None:
         """The largest max_tokens whose KV fits the largest pool; less than 1 when not even the prompt does."""
         size = self.page_size
@@ -59,12 +65,18 @@ def check_ids(prompt: Sequence[int], where: str, limits: Limits) -> None:
 
 
 def check_list(prompt: object, limits: Limits) -> None:
-    """ContextLengthExceeded for a list that begins like token ids and is too long for any: before each is looked at."""
+    """ContextLengthExceeded for a list that begins like token ids and is too long for any: before each is looked at.
+    The same for a list of such lists."""
     longest = limits.context_length
-    if isinstance(prompt, list) and longest is not None and len(prompt) > longest and isinstance(prompt[0], int):
-        raise ContextLengthExceeded(
-            f"prompt has {len(prompt)} tokens: beyond the context length of {longest} tokens", param="prompt"
-        )
+    if not isinstance(prompt, list) or longest is None:
+        return
+    are_prompts = bool(prompt) and isinstance(prompt[0], list)
+    for place, ids in enumerate(prompt) if are_prompts else [(None, prompt)]:
+        if isinstance(ids, list) and len(ids) > longest and isinstance(ids[0], int):
+            where = "prompt" if place is None else f"prompt[{place}]"
+            raise ContextLengthExceeded(
+                f"{where} has {len(ids)} tokens: beyond the context length of {longest} tokens", param="prompt"
+            )
 
 
 def check_text(least_tokens: int, num_chars: int, where: str, limits: Limits) -> None:
@@ -73,8 +85,18 @@ def check_text(least_tokens: int, num_chars: int, where: str, limits: Limits) ->
         raise ContextLengthExceeded(
             f"{where} has {num_chars} characters, at least {least_tokens} tokens: "
             f"beyond the context length of {limits.context_length} tokens",
-            param=where,
+            param=where.partition("[")[0],
         )
+
+
+def prompt_too_long(where: str, num_chars: int, limits: Limits) -> ContextLengthExceeded:
+    """For a text that was not tokenised to its end: it has more tokens than any prompt may have."""
+    longest = limits.longest_prompt
+    bound = "context length of" if longest == limits.context_length else "KV memory of a worker, which can hold"
+    return ContextLengthExceeded(
+        f"{where} has {num_chars} characters, more than {longest} tokens: beyond the {bound} {longest} tokens",
+        param=where.partition("[")[0],
+    )
 
 
 def max_tokens(

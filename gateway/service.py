@@ -34,6 +34,8 @@ class Service:
     api_keys: tuple[str, ...] = ()  # none: whoever connects is served
     allowed_origins: tuple[str, ...] = ()
     one_long_body: asyncio.Lock = field(default_factory=asyncio.Lock)  # parsed at a time: parsing lets nothing else run
+    one_long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenised at a time: that takes memory
+    one_huge_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # the same, but it takes seconds
 
     @property
     def limits(self) -> Limits:

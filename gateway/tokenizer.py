@@ -19,6 +19,7 @@ from gateway.detokenizer import (
     is_byte_level,
 )
 from gateway.model_folder import read_object
+from gateway.text_slices import find_cuts
 from protocol.brief import brief
 from protocol.errors import CheckpointError
 
@@ -39,7 +40,10 @@ class SpecialTokens:
 
 
 class TextTokenizer:
-    """A model's tokenizer. Threads may encode at the same time."""
+    """A model's tokenizer. Threads may encode at the same time; while one does, others run Python.
+
+    None instead of ids: the text was not read to its end, because what was read has more than `most` tokens already.
+    """
 
     def __init__(self, tokenizer: Tokenizer, special: SpecialTokens) -> None:
         tokenizer.no_truncation()
@@ -53,6 +57,8 @@ class TextTokenizer:
         self._longest = None if swallows or self._token_bytes is None else _longest_token(tokenizer)
         self.bos_id = self._id_of("bos_token")
         self.eos_id = self._id_of("eos_token")
+        self._cuts = find_cuts(tokenizer)
+        self._around = self._special_around()
 
     @property
     def vocab_size(self) -> int:
@@ -63,24 +69,42 @@ class TextTokenizer:
         """At least so many tokens `text` has, told from its length alone; 0 where that tells nothing."""
         return 0 if self._longest is None else len(text) // self._longest
 
-    def encode_plain(self, text: str) -> list[int]:
+    def encode_plain(self, text: str, most: int | None = None) -> list[int] | None:
         """Ids of a text that brings its own special tokens: a rendered chat template."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-    def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a plain prompt, with the special tokens that the model expects around it, BOS never twice."""
-        special = self.special
-        if special.add_bos is None and special.add_eos is None:
-            ids = self._tokenizer.encode(text).ids
-        else:
-            ids = self.encode_plain(text)
-            if special.add_bos and self.bos_id is not None:
-                ids = [self.bos_id, *ids]
-            if special.add_eos and self.eos_id is not None:
-                ids = [*ids, self.eos_id]
-        if self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]:
-            return ids[1:]  # the text began with it
+        ids: list[int] = []
+        for part in [text] if self._cuts is None else self._cuts.slices(text):
+            if most is not None and len(ids) > most:
+                return None
+            ids += self._encode(part)
         return ids
+
+    def encode_prompt(self, text: str, most: int | None = None) -> list[int] | None:
+        """Ids of a plain prompt, with the special tokens that the model expects around it, BOS never twice."""
+        if self._around is None:
+            ids: list[int] | None = self._encode(text, add_special=True)
+        else:
+            ids = self.encode_plain(text, most)
+            if ids is not None:
+                before, after = self._around
+                ids = [*before, *ids, *after]
+        if ids is not None and self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]:
+            del ids[0]  # the text began with it
+        return ids
+
+    def _encode(self, text: str, add_special: bool = False) -> list[int]:
+        """`encode` would keep the interpreter's lock, and with it every other thread, until it is done."""
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
+        return encoding.ids
+
+    def _special_around(self) -> tuple[list[int], list[int]] | None:
+        """What is put before and after a prompt; None when the post-processor's way cannot be told from an example."""
+        special = self.special
+        if special.add_bos is not None or special.add_eos is not None:
+            before = [self.bos_id] if special.add_bos and self.bos_id is not None else []
+            return before, [self.eos_id] if special.add_eos and self.eos_id is not None else []
+        ids, whole = self._encode("a"), self._encode("a", add_special=True)
+        places = [at for at in range(len(whole)) if ids and whole[at : at + len(ids)] == ids]
+        return (whole[: places[0]], whole[places[0] + len(ids) :]) if len(places) == 1 else None
 
     def detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
         """For the outputs of one choice of this prompt."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gateway.chat_template import ChatTemplates
-from gateway.limits import Limits, check_ids, check_text, max_tokens
+from gateway.limits import Limits, check_ids, check_text, max_tokens, prompt_too_long
 from gateway.model_folder import ModelFolder
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from gateway.stop_strings import StopSet
@@ -51,12 +51,13 @@ class Translator:
         """Token ids of each prompt. BadRequest for text without a tokenizer, or far too long."""
         prompt = request.prompt
         if isinstance(prompt, str):
-            return [self._encode_prompt(prompt, request.add_special_tokens, limits)]
+            return [self._encode_prompt(prompt, "prompt", request.add_special_tokens, limits)]
         found: list[list[int]] = []
         flat: list[int] = []
         for each in prompt:
             if isinstance(each, str):
-                found.append(self._encode_prompt(each, request.add_special_tokens, limits))
+                where = f"prompt[{len(found)}]" if len(prompt) > 1 else "prompt"
+                found.append(self._encode_prompt(each, where, request.add_special_tokens, limits))
             elif isinstance(each, list):
                 found.append(each)
             else:
@@ -72,7 +73,10 @@ class Translator:
         messages = [message.for_template() for message in request.messages]
         text = self._templates.render(messages, request.chat_template, request.chat_template_kwargs or {})
         check_text(self._tokenizer.least_tokens(text), len(text), "messages", limits)
-        return self._tokenizer.encode_plain(text)
+        ids = self._tokenizer.encode_plain(text, limits.longest_prompt)
+        if ids is None:
+            raise prompt_too_long("messages", len(text), limits)
+        return ids
 
     def text_rules(self, request: GenerationRequest) -> TextRules:
         """What happens to the text of this request's choices."""
@@ -106,13 +110,15 @@ class Translator:
             jobs.append(Job(tuple(prompt), replace(rules, max_tokens=num_tokens), num_choices))
         return jobs
 
-    def _encode_prompt(self, text: str, add_special_tokens: bool | None, limits: Limits) -> list[int]:
+    def _encode_prompt(self, text: str, where: str, add_special_tokens: bool | None, limits: Limits) -> list[int]:
         if self._tokenizer is None:
             raise BadRequest("prompt: this model has no tokenizer: got text, expected token ids", param="prompt")
-        check_text(self._tokenizer.least_tokens(text), len(text), "prompt", limits)
-        if add_special_tokens is False:
-            return self._tokenizer.encode_plain(text)
-        return self._tokenizer.encode_prompt(text)
+        check_text(self._tokenizer.least_tokens(text), len(text), where, limits)
+        encode = self._tokenizer.encode_plain if add_special_tokens is False else self._tokenizer.encode_prompt
+        ids = encode(text, limits.longest_prompt)
+        if ids is None:
+            raise prompt_too_long(where, len(text), limits)
+        return ids
 
     def _sampling(self, request: GenerationRequest, limits: Limits) -> SamplingParams:
         """Rules that all prompts share; `max_tokens` is still to be filled in."""

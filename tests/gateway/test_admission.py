@@ -1,11 +1,13 @@
 import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from gateway.admission import BODIES, Admission
-from gateway.http_app import LONG_BODY_BYTES
+from gateway.http_app import HUGE_BODY_BYTES, LONG_BODY_BYTES
+from gateway.tokenizer import TextTokenizer
 from protocol.errors import Overloaded
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
@@ -119,3 +121,40 @@ async def test_bodies_that_wait_for_their_turn_count(folder: Path) -> None:
         service.one_long_body.release()
         assert [(await each).status_code for each in waiting] == [200] * BODIES
         assert held.num_bytes == 0
+
+
+@pytest.mark.parametrize("num_bytes", [LONG_BODY_BYTES, HUGE_BODY_BYTES])
+async def test_one_long_text_is_tokenised_at_a_time(
+    folder: Path, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes memory. Short texts, and long ones beside huge ones, do not wait for them."""
+    running_now, most, begun, go_on = 0, 0, threading.Semaphore(0), threading.Semaphore(0)
+    encode = TextTokenizer.encode_prompt
+
+    def slow(self: TextTokenizer, text: str, bound: int | None = None) -> list[int] | None:
+        nonlocal running_now, most
+        if not text.startswith("slow"):
+            return encode(self, text, bound)
+        running_now += 1
+        most = max(most, running_now)
+        begun.release()
+        go_on.acquire(timeout=30)
+        running_now -= 1
+        return encode(self, "x", bound)
+
+    monkeypatch.setattr(TextTokenizer, "encode_prompt", slow)
+    monkeypatch.setattr(TextTokenizer, "least_tokens", lambda *_: 0)
+    async with running(folder) as setting:
+        await setting.add(Role.UNIFIED)
+        text = "slow" + " x" * (num_bytes // 2)
+        waiting = [asyncio.create_task(setting.complete(text, max_tokens=1)) for _ in range(3)]
+        assert await asyncio.to_thread(begun.acquire, timeout=20)
+        held = setting.gateway.service.admission
+        await wait_until(lambda: held.num_bytes > 3 * len(text))
+        assert (await setting.complete("short", max_tokens=1)).status_code == 200
+        if num_bytes == HUGE_BODY_BYTES:
+            answer = await setting.complete("short", max_tokens=1, user="y" * LONG_BODY_BYTES)
+            assert answer.status_code == 200
+        go_on.release(3)
+        answers = [(await each).status_code for each in waiting]
+    assert (answers, most) == ([200] * 3, 1)

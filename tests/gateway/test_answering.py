@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import pytest
@@ -64,7 +65,8 @@ class Call:
             MonotonicClock(),
             self.metrics,
         )
-        self.generation.start(0.0, timeline=False)
+        with suppress(StopIteration):  # one prompt is assigned without a wait
+            self.generation.start(0.0, timeline=False).send(None)
         self.messages: list[Message] = []
         self.has_left = asyncio.Event()
         self.fail_at: int | None = None  # the message whose sending fails

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.chat_template import ChatTemplates, read_template_sources
+from gateway.chat_template import MAX_RENDERED, ChatTemplates, read_template_sources
 from protocol.errors import BadRequest, CheckpointError
 from tests.gateway.folders import TEMPLATE, byte_tokenizer, write_folder
 
@@ -43,6 +43,12 @@ def test_what_templates_may_use() -> None:
 def test_a_template_that_complains_is_the_requests_fault(source: str) -> None:
     with pytest.raises(BadRequest, match="chat template") as caught:
         render(source)
+    assert caught.value.param == "messages"
+
+
+def test_a_template_that_makes_too_much_of_the_messages() -> None:
+    with pytest.raises(BadRequest, match=f"more than {MAX_RENDERED} characters") as caught:
+        render("{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}", [{"content": "x" * 2000}])
     assert caught.value.param == "messages"
 
 

@@ -1,5 +1,6 @@
 """A client request's hold on workers."""
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from gateway.control import Control
 from gateway.detokenizer import NoText
 from gateway.dispatch import Listener, Ticket
-from gateway.generation import Generation
+from gateway.generation import TURN_TOKENS, Generation
 from gateway.metrics import Metrics
 from gateway.stop_strings import StopSet
 from gateway.translate import Job, TextRules
@@ -39,7 +40,7 @@ async def test_all_prompts_are_assigned_or_none() -> None:
         "r", [job, job], rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
     )
     with pytest.raises(Unavailable, match="full"):
-        generation.start(0.0, timeline=False)
+        await generation.start(0.0, timeline=False)
     assert control.cancelled == [("r-0", -1)]
 
 
@@ -66,5 +67,42 @@ async def test_a_prompt_that_fails_while_others_are_assigned_ends_all() -> None:
         "r", [job, job], rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
     )
     with pytest.raises(Unavailable, match="gone"):
-        generation.start(0.0, timeline=False)
+        await generation.start(0.0, timeline=False)
     assert "r-1" in control.cancelled
+
+
+class Counts:
+    """A control that takes every prompt, and notes when."""
+
+    def __init__(self) -> None:
+        self.assigned: list[str] = []
+        self.cancelled: list[str] = []
+
+    def assign(self, request_id: str, *_: Any) -> Ticket:
+        self.assigned.append(request_id)
+        return Ticket(request_id, cast(Any, None), lambda _: self.cancelled.append(request_id))
+
+
+@pytest.mark.parametrize("ends", ["assigned", "lost", "stopped"])
+async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) -> None:
+    control = Counts()
+    job = Job((1,) * (TURN_TOKENS // 2), SamplingParams(max_tokens=3), 1)
+    rules, metrics = TextRules(StopSet(()), 0, True), Metrics("story", lambda: (), lambda: 0)
+    generation = Generation(
+        "r", [job] * 6, rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
+    )
+    starting = asyncio.ensure_future(generation.start(0.0, timeline=False))
+    turns = []
+    while not starting.done():
+        await asyncio.sleep(0)
+        turns.append(len(control.assigned))
+        if ends == "lost" and turns[-1] == 4:
+            generation.on_failed(Unavailable("gone"))
+        elif ends == "stopped" and turns[-1] == 4:
+            starting.cancel()
+    assert turns[:2] == [2, 4]
+    if ends == "assigned":
+        assert turns[2] == 6 and not control.cancelled and starting.result() is None
+    else:
+        assert set(control.cancelled) == set(control.assigned) and len(control.assigned) in (4, 5)
+        assert starting.cancelled() or isinstance(starting.exception(), Unavailable)

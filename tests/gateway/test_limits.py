@@ -3,7 +3,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.control import limits_of
-from gateway.limits import UNKNOWN_REST, Limits, check_ids, check_list, max_tokens
+from gateway.limits import (
+    UNKNOWN_REST,
+    ContextLengthExceeded,
+    Limits,
+    check_ids,
+    check_list,
+    max_tokens,
+    prompt_too_long,
+)
 from gateway.membership import Member
 from gateway.pairing import Need
 from protocol.errors import BadRequest
@@ -90,6 +98,31 @@ def test_a_list_that_is_too_long_whatever_is_in_it() -> None:
     with pytest.raises(BadRequest, match="prompt has 101 tokens: beyond the context length of 100") as caught:
         check_list([1] * 101, LIMITS)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+def test_a_list_among_lists_that_is_too_long() -> None:
+    check_list([[1] * 100, [1] * 100, [], "a"], LIMITS)
+    with pytest.raises(BadRequest, match=r"prompt\[1\] has 101 tokens: beyond the context length of 100") as caught:
+        check_list([[1] * 100, [1] * 101], LIMITS)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+@pytest.mark.parametrize(
+    ("limits", "longest"),
+    [
+        (Limits(), None),
+        (Limits(context_length=100), 100),
+        (Limits(context_length=100, pool_tokens=99, page_size=16), 99),
+        (Limits(context_length=100, pool_tokens=200, prefill_pool_tokens=50, page_size=16), 50),
+    ],
+)
+def test_a_prompt_beyond_the_longest_could_never_be_served(limits: Limits, longest: int | None) -> None:
+    assert limits.longest_prompt == longest
+    if longest is not None:
+        with pytest.raises(ContextLengthExceeded):
+            max_tokens(longest + 1, 1, 16, 1, "prompt", limits)
+        told = prompt_too_long("prompt[3]", 7, limits)
+        assert told.param == "prompt" and f"prompt[3] has 7 characters, more than {longest} tokens" in told.message
 
 
 def test_ids() -> None:

@@ -1,3 +1,5 @@
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -216,3 +218,20 @@ def test_a_list_of_faults_is_one_fault(body: Any) -> None:
         parse(CompletionRequest, body)
     cause = caught.value.__cause__
     assert isinstance(cause, ValidationError) and cause.error_count() <= 5
+
+
+def test_other_threads_can_run_between_two_lists_of_token_ids() -> None:
+    """Which they can where Python runs: pydantic alone would keep the interpreter until it has seen all of them."""
+    calls = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+
+    body, before = {"prompt": [[1, 2]] * 100}, sys.getprofile()
+    sys.setprofile(note)
+    try:
+        parsed = parse(CompletionRequest, body)
+    finally:
+        sys.setprofile(before)
+    assert parsed.prompt == body["prompt"] and len(calls) >= 100

@@ -1,10 +1,13 @@
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, normalizers, processors
 
+from gateway.text_slices import SLICE_CHARS
 from gateway.tokenizer import SpecialTokens, TextTokenizer, load_tokenizer
 from protocol.errors import CheckpointError
 from tests.gateway.folders import BOS, EOS, byte_tokenizer, piece_tokenizer, write_folder
@@ -104,3 +107,77 @@ def test_what_the_length_of_a_text_tells(tmp_path: Path) -> None:
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
     assert TextTokenizer(tokenizer, NONE).least_tokens("x" * 70) == 0
     assert TextTokenizer(piece_tokenizer(), NONE).least_tokens("x" * 70) == 0
+
+
+def tokenizer_that_counts(monkeypatch: pytest.MonkeyPatch) -> tuple[TextTokenizer, list[int]]:
+    """The bundled tokenizer; the list tells the characters of each text that it encodes."""
+    found, encoded = load_tokenizer(Path("models/story")), list[int]()
+    assert found is not None
+    encode = found._encode
+
+    def count(text: str, add_special: bool = False) -> list[int]:
+        encoded.append(len(text))
+        return encode(text, add_special)
+
+    monkeypatch.setattr(found, "_encode", count)
+    return found, encoded
+
+
+def test_encoding_stops_soon_after_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, encoded = tokenizer_that_counts(monkeypatch)
+    text = "once upon a time " * (20 * SLICE_CHARS // 17)
+    assert tokenizer.encode_plain(text, 100) is None and tokenizer.encode_prompt(text, 100) is None
+    assert len(encoded) == 2 and sum(encoded) < 2.1 * SLICE_CHARS < len(text)
+
+
+def test_a_text_within_the_bound_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By tokens, not by characters: one token may stand for very many."""
+    tokenizer, encoded = tokenizer_that_counts(monkeypatch)
+    text = "once upon a time " * (3 * SLICE_CHARS // 17)
+    ids = tokenizer.encode_plain(text)
+    assert ids is not None and len(encoded) == 3 and sum(encoded) == len(text)
+    assert tokenizer.encode_plain(text, len(ids)) == tokenizer.encode_prompt(text, len(ids)) == ids
+    assert max(encoded) < 1.1 * SLICE_CHARS
+
+
+def test_a_thread_runs_while_another_encodes() -> None:
+    """The interpreter changes threads only where one gives way: with such an interval nothing takes it away."""
+    tokenizer = load_tokenizer(Path("models/story"))
+    assert tokenizer is not None
+    asked, has_run, before = threading.Event(), threading.Event(), sys.getswitchinterval()
+
+    def other() -> None:
+        asked.wait()
+        has_run.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    text = "once upon a time " * 2000
+    sys.setswitchinterval(1000)
+    try:
+        asked.set()
+        for _ in range(100):  # the system may be slow to start the thread
+            tokenizer.encode_plain(text)
+            ran = has_run.is_set()
+            if ran:
+                break
+    finally:
+        sys.setswitchinterval(before)
+    thread.join()
+    assert ran
+
+
+@pytest.mark.parametrize(
+    ("single", "ids"),
+    [
+        ("$A", [72, 105]),
+        ("<|bos|> $A", [BOS, 72, 105]),
+        ("<|bos|> $A <|eos|> <|eos|>", [BOS, 72, 105, EOS, EOS]),
+        ("$A <|bos|> $A", [72, 105, BOS, 72, 105]),
+    ],
+)
+def test_what_the_post_processor_puts_around_a_prompt(single: str, ids: list[int]) -> None:
+    tokenizer = byte_tokenizer()
+    special = [("<|bos|>", BOS), ("<|eos|>", EOS)]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    assert TextTokenizer(tokenizer, NONE).encode_prompt("Hi") == tokenizer.encode("Hi").ids == ids

@@ -1,3 +1,5 @@
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ from gateway.chat_template import ChatTemplates, read_template_sources
 from gateway.limits import Limits
 from gateway.model_folder import read_model_folder
 from gateway.schemas import ChatRequest, CompletionRequest
+from gateway.text_slices import SLICE_CHARS
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Job, Translator
 from protocol.errors import BadRequest
@@ -149,3 +152,28 @@ def test_a_text_that_is_far_too_long_is_not_tokenised(folder: Path, monkeypatch:
     with pytest.raises(BadRequest, match="at least 65 tokens") as caught:
         found.chat_prompt(chat("x" * (65 * longest - len("<user><|end|><assistant>"))), limits)
     assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("limits", [Limits(context_length=20_000), Limits(pool_tokens=20_000, page_size=16)])
+def test_a_long_text_is_tokenised_as_far_as_it_could_be_served(
+    folder: Path, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, encoded, encode = translator(folder), list[int](), TextTokenizer._encode
+
+    def count(self: TextTokenizer, text: str, add_special: bool = False) -> list[int]:
+        encoded.append(len(text))
+        return encode(self, text, add_special)
+
+    monkeypatch.setattr(TextTokenizer, "_encode", count)
+    text = "x y " * SLICE_CHARS  # not too long for its characters: the longest token has seven
+    limits = replace(limits, vocab_size=300)
+    for tokenise, where in (
+        (lambda: found.completion_prompts(completion(prompt=text[:130_000]), limits), "prompt"),
+        (lambda: found.completion_prompts(completion(prompt=["x", text[:130_000]]), limits), "prompt[1]"),
+        (lambda: found.chat_prompt(chat(text[:130_000]), limits), "messages"),
+    ):
+        encoded.clear()
+        with pytest.raises(BadRequest, match=f"^{re.escape(where)} has .* more than 20000 tokens") as caught:
+            tokenise()
+        assert caught.value.code == "context_length_exceeded" and caught.value.param == where.partition("[")[0]
+        assert sum(encoded) < 1.1 * SLICE_CHARS, "one slice, and not the other"

@@ -1,0 +1,199 @@
+"""Cuts a long text where the tokens of its slices, one after another, are exactly the tokens of the whole text.
+
+A cut lies before a space that follows another character, or behind a line that a letter or digit follows. That such a
+cut changes nothing must follow from the tokenizer's own description (`find_cuts`): no added token is near, and either
+its pre-tokenizer always splits there, or no token of its vocabulary reaches across. For any other tokenizer the text
+stays whole. What it does not know: how many tokens are too many.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from tokenizers import Tokenizer, models
+
+SLICE_CHARS = 64 * 1024
+STRIDE_CHARS = 64 * 1024  # within which so many places are tried:
+MAX_TRIES = 8
+NEAR_CHARS = 2
+
+# Normalizers that change a character without regard to a space beside it. Those of each line may besides remove
+# characters (BertNormalizer), make one begin with a space (NFKC, NFKD), or neither.
+NEUTRAL = frozenset("NFC NFD Lowercase".split())
+NEUTRAL_AT_SPACES = NEUTRAL | {"NFKC", "NFKD"}
+LOCAL_NORMALIZERS = NEUTRAL_AT_SPACES | {"BertNormalizer"}
+# Pre-tokenizers that split at every space, and those that split within words only.
+SPLIT_AT_SPACES = frozenset("Whitespace WhitespaceSplit BertPreTokenizer".split())
+APART = ("Isolated", "Removed", "Contiguous")  # behaviours that join nothing with its neighbour
+# Alternatives of regular expressions. None matches a space behind another character, none a letter or digit behind a
+# line break, and none looks behind. If `\s+` is among them, every space and line break is in some match.
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+SAFE_ALTERNATIVES = frozenset(
+    [*"'s 't 're 've 'm 'll 'd".split(), _CONTRACTION]
+    + [r" ?\p{L}+", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"]
+    + [r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"]
+    + [
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}{a}{_LOWER}{b}{end}"
+        for a, b in ("*+", "+*")
+        for end in ("", _CONTRACTION + "?")
+    ]
+    + [r"\p{N}", r" ?\p{N}+", r"\p{N}{1,3}", "[0-9][0-9][0-9]", "[一-龥぀-ゟ゠-ヿ]+"]
+    + [
+        rf" ?[^\s{kinds}]+{end}"
+        for kinds in (r"\p{L}\p{N}", r"\p{L}\p{M}\p{N}")
+        for end in ("", r"[\r\n]*", r"[\r\n/]*")
+    ]
+    + [r" ?[\p{P}\p{S}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]
+)
+AT_SPACE = r"(?<=\S)(?= \S)"
+AT_LINE = r"(?<=\S\n)(?=[^\W_])"
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Where texts may be cut. `drops_space`: the normalizer puts the space at the cut back, so it is left out."""
+
+    places: re.Pattern[str]
+    drops_space: bool
+    not_after: frozenset[str]  # characters that some token joins with a space behind them
+    space: str  # what spaces become
+    added: tuple[str, ...]  # tokens that may not be near
+
+    def slices(self, text: str, size: int = SLICE_CHARS) -> Iterator[str]:
+        """The text in order, in slices of about `size` characters; longer where it cannot be cut."""
+        start = 0
+        while len(text) - start > size:
+            cut = self._next(text, start + size)
+            if cut is None:
+                break
+            yield text[start:cut]
+            start = cut + self.drops_space
+        yield text[start:]
+
+    def _next(self, text: str, at: int) -> int | None:
+        """The next place to cut; few are tried, so that a text full of added tokens takes no long search."""
+        for begin in range(at, len(text), STRIDE_CHARS):
+            found = self.places.finditer(text, begin, begin + STRIDE_CHARS)
+            for match in islice(found, MAX_TRIES):
+                if self._is_exact(text, match.start()):
+                    return match.start()
+        return None
+
+    def _is_exact(self, text: str, cut: int) -> bool:
+        if text[cut - 1] in self.not_after:
+            return False
+        reach = max(map(len, self.added), default=0) + NEAR_CHARS
+        near = text[max(0, cut - reach) : cut + reach].replace(" ", self.space)
+        return not any(token in near for token in self.added)
+
+
+def find_cuts(tokenizer: Tokenizer) -> Cuts | None:
+    """Where texts for this tokenizer may be cut, None where nothing is proven."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    normalizing = _read_normalizer(_parts(tokenizer.normalizer, "normalizers"))
+    if normalizing is None:
+        return None
+    space, drops_space, kinds = normalizing
+    if kinds and any(each.normalized for each in added):
+        return None  # they may be spelt in other ways
+
+    splitting = _read_pre_tokenizer(_parts(tokenizer.pre_tokenizer, "pretokenizers"), space, kinds)
+    if splitting is None:
+        return None
+    space, splits, at_lines = splitting
+    joined = frozenset({space}) if splits else None if kinds else _joined(tokenizer, space)
+    if joined is None:
+        return None
+    places = re.compile(f"{AT_SPACE}|{AT_LINE}" if at_lines and not drops_space else AT_SPACE)
+    return Cuts(places, drops_space, joined, space, tuple(each.content.replace(" ", space) for each in added))
+
+
+def _parts(component: Any, name: str) -> list[dict[str, Any]]:
+    """The description of a normalizer or pre-tokenizer, sequences flattened."""
+
+    def flat(spec: dict[str, Any]) -> list[dict[str, Any]]:
+        return [part for each in spec[name] for part in flat(each)] if spec["type"] == "Sequence" else [spec]
+
+    return [] if component is None else flat(json.loads(component.__getstate__()))
+
+
+def _read_normalizer(parts: list[dict[str, Any]]) -> tuple[str, bool, frozenset[str]] | None:
+    """(what a space becomes, whether that is put before each text, what else there is)."""
+    space, prepended, kinds = " ", "", set[str]()
+    for part in parts:
+        if part["type"] == "Replace" and part["pattern"] == {"String": " "} and len(part["content"]) == 1:
+            space = part["content"]
+        elif part["type"] == "Prepend":
+            prepended = part["prepend"]
+        elif part["type"] in LOCAL_NORMALIZERS:
+            kinds.add(part["type"])
+        else:
+            return None
+    return (space, bool(prepended), frozenset(kinds)) if prepended in ("", space) else None
+
+
+def _read_pre_tokenizer(
+    parts: list[dict[str, Any]], space: str, normalizers: frozenset[str]
+) -> tuple[str, bool, bool] | None:
+    """(what a space becomes, whether texts are split at each, whether they are split behind lines, too)."""
+    for part in parts:
+        kind = part["type"]
+        if kind == "Metaspace":
+            return (part["replacement"], part["split"], False) if space in (" ", part["replacement"]) else None
+        if kind == "Digits" or (kind == "Punctuation" and part["behavior"] in APART):
+            continue
+        if kind == "Split" and space != " " and part["pattern"] == {"String": " "}:
+            continue  # there are no spaces any more
+        if space != " ":
+            return None
+        if kind in SPLIT_AT_SPACES:
+            return " ", True, False
+        if not normalizers <= NEUTRAL_AT_SPACES:
+            return None
+        at_lines = normalizers <= NEUTRAL and not any(each.get("add_prefix_space") for each in parts)
+        if kind == "ByteLevel":
+            return (" ", True, at_lines) if part["use_regex"] else None
+        alternatives = _alternatives(part) if kind == "Split" else None
+        if alternatives is None or not alternatives <= SAFE_ALTERNATIVES:
+            return None
+        if r"\s+" in alternatives:
+            return " ", True, at_lines
+    return space, False, False
+
+
+def _alternatives(split: dict[str, Any]) -> frozenset[str] | None:
+    """Those of the regular expression that a text is split by, None where matches are joined with what is beside."""
+    pattern = split["pattern"].get("Regex")
+    if pattern is None or (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):
+        return None
+    found, depth, in_class, escaped = [""], 0, False, False
+    for char in pattern.replace("\r", r"\r").replace("\n", r"\n"):
+        if not (escaped or in_class):
+            depth += (char == "(") - (char == ")")
+        if char == "|" and not (depth or in_class or escaped):
+            found.append("")
+        else:
+            found[-1] += char
+        in_class = in_class if escaped else (char == "[" or (in_class and char != "]"))
+        escaped = char == "\\" and not escaped
+    return frozenset(found)
+
+
+def _joined(tokenizer: Tokenizer, space: str) -> frozenset[str] | None:
+    """Characters that some token has before a space; None unless merges of the vocabulary alone make the tokens.
+
+    Merges on both sides of a place that no token reaches across do not depend on one another.
+    """
+    model = tokenizer.model
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    if not isinstance(model, models.BPE) or space not in vocabulary or model.ignore_merges:
+        return None
+    if model.continuing_subword_prefix or model.end_of_word_suffix or model.dropout:
+        return None
+    return frozenset(
+        {space, *(before for token in vocabulary for before in re.findall(f"(.){re.escape(space)}", token, re.DOTALL))}
+    )
