@@ -59,7 +59,7 @@ demo: $(SERVING) ## set up, stream one answer, show the request's time line acro
 bench: $(READY) ## measure Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm), or one deployment beside another
 	@$(PY) -m loadtest $(ARGS)
 
-bench-gateway: $(READY) ## measure the gateway alone: its CPU per token, and what it adds to TTFT
+bench-gateway: $(READY) ## measure the gateway alone: its CPU per token, what it adds to TTFT, and streams beside long prompts
 	@$(PY) -m loadtest.gateway_bench $(ARGS)
 
 bench-overlap: $(READY) ## measure a decode step: the forward alone, with overlap, without; and what scheduling costs
