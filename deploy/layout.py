@@ -24,6 +24,7 @@ from runtime.address import is_loopback
 from runtime.layered_config import Config
 from runtime.process_life import thread_environment
 from runtime.settings import (
+    AttentionName,
     Dtype,
     GatewaySettings,
     HttpLimits,
@@ -278,6 +279,7 @@ def _worker_settings(
         check_weights=config.switch("check-weights"),
         overlap=not config.switch("disable-overlap-schedule"),
         cuda_graphs=not config.switch("disable-cuda-graph"),
+        attention_backend=cast(AttentionName, config.text("attention-backend")),
         cpu_kernels=not config.switch("disable-cpu-kernels"),
         transfer_backend=cast(TransferBackend, config.text("transfer-backend")),
         host=host,

@@ -6,7 +6,7 @@ What it does not know: how values are found (runtime/layered_config.py) or what 
 from typing import get_args
 
 from runtime.layered_config import Kind, Option
-from runtime.settings import TransferBackend
+from runtime.settings import AttentionName, TransferBackend
 
 COMMANDS = {
     "serve": "start a gateway and workers on this machine",
@@ -173,6 +173,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="disable-cuda-graph", kind=Kind.SWITCH, default=False, group=MEMORY, commands=_SERVE,
         help="decode on a GPU kernel by kernel",
+    ),
+    Option(
+        name="attention-backend", default="auto", metavar="NAME", group=MEMORY, commands=_SERVE,
+        choices=get_args(AttentionName),
+        help="what computes attention; auto is triton on a GPU, where a request's result does not depend on its batch"
+        " (docs/operations.md); one of",
     ),
     Option(
         name="disable-cpu-kernels", kind=Kind.SWITCH, default=False, group=MEMORY, commands=_SERVE,

@@ -39,40 +39,44 @@ def choose_attention(
     kernels: CpuKernels | None = None,
 ) -> AttentionBackend:
     """The backend `name` (auto, cpu, triton or varlen) for a device. Only cpu takes queries wider than the pages, and
-    `kernels`.
+    `kernels`. `max_context`: tokens of the longest context.
 
     auto is cpu on a CPU and triton on a GPU, which takes every page size and dtype and gives a request the same result
     whatever its neighbours. Raises ConfigError when the backend named cannot run there.
     """
     if name == "auto":
-        name = "cpu" if device.type == "cpu" else "triton"
-    if name == "cpu" and device.type == "cpu":
+        name = "triton" if device.type == "cuda" else "cpu"
+    if name == "cpu":
+        if device.type != "cpu":
+            raise _refused(name, f"but it computes on a CPU, and the model is on {device}")
         return CpuAttention(query_dtype, kernels)
-    if name == "triton" and device.type == "cuda":
-        return _triton(device, layout, num_heads, max_context)
-    if name == "varlen" and device.type == "cuda":
-        return _varlen(device, layout, num_heads)
-    possible = "auto or cpu" if device.type == "cpu" else "auto, triton or varlen"
-    raise ConfigError(f"attention: got {name!r} on {device}, expected {possible}", param="attention")
+    if name not in ("triton", "varlen"):
+        raise _refused(name, "expected auto, triton, varlen or cpu")
+    if device.type != "cuda":
+        raise _refused(name, f"but it needs a CUDA device, and the model is on {device}")
+    return (_triton if name == "triton" else _varlen)(device, layout, num_heads, max_context)
+
+
+def _refused(name: str, why: str) -> ConfigError:
+    return ConfigError(f"--attention-backend: got {name!r}, {why}", param="attention-backend")
 
 
 def _triton(device: torch.device, layout: KvLayout, num_heads: int, max_context: int) -> AttentionBackend:
     try:
         from model.attention_triton import TritonAttention  # noqa: PLC0415 - an optional package, for GPUs
     except ImportError:
-        raise ConfigError("attention on a GPU needs the package triton, which is not installed") from None
+        raise _refused("triton", "but the package triton is not installed") from None
     whole_pages = layout.num_pages(max_context) * layout.page_size  # a graph's bound of lengths
     return TritonAttention(num_heads, layout.num_kv_heads, layout.head_dim, whole_pages, device)
 
 
-def _varlen(device: torch.device, layout: KvLayout, num_heads: int) -> AttentionBackend:
+def _varlen(device: torch.device, layout: KvLayout, num_heads: int, max_context: int) -> AttentionBackend:
+    del max_context  # of any length
     kernel = find_kernel()
     if kernel is None:
-        raise ConfigError(
-            f"attention: got 'varlen', but torch {torch.__version__} has no varlen_attn with block tables"
-        )
+        raise _refused("varlen", f"but it needs torch 2.12 or newer, and this is torch {torch.__version__}")
     attention = VarlenAttention(kernel)
     trouble = trial(attention, layout, num_heads, device)
     if trouble is not None:
-        raise ConfigError(f"attention: got 'varlen', but {trouble}; choose auto")
+        raise _refused("varlen", f"but {trouble}")
     return attention

@@ -57,14 +57,19 @@ class VarlenAttention:
         self._options = {"num_splits": 1} if "num_splits" in inspect.signature(kernel).parameters else {}
 
     def plan(self, inp: ModelInput, layout: KvLayout) -> VarlenPlan:
-        """Lengths of queries from the host, of contexts from the device; nothing is read back."""
+        """Lengths of queries from the host, of contexts from the device; nothing is read back. Decodes alone take
+        nothing from the host, so that a graph can be made of them."""
         del layout
         device = inp.seq_lens_B.device
         query_lens = inp.extend_lens + (1,) * inp.num_decodes
-        cu_seq_q = torch.tensor((0, *query_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        if inp.extend_lens:
+            host_cu_seq_q = torch.tensor((0, *query_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            cu_seq_q = host_cu_seq_q.to(device, non_blocking=True)
+        else:
+            cu_seq_q = torch.arange(inp.num_decodes + 1, dtype=torch.int32, device=device)
         seqused_k = inp.seq_lens_B.to(torch.int32)
         return VarlenPlan(
-            cu_seq_q=cu_seq_q.to(device, non_blocking=True),
+            cu_seq_q=cu_seq_q,
             cu_seq_k=torch.nn.functional.pad(seqused_k.cumsum(0, dtype=torch.int32), (1, 0)),
             max_q=max(query_lens, default=0),
             max_k=max((*inp.extend_seq_lens, inp.max_decode_seq_len)),

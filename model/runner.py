@@ -128,9 +128,9 @@ class ModelRunner:
         compute = torch.float32 if widened else torch_dtype(name)
         kernels = _kernels(config, compute, name) if cpu_kernels and on.type == "cpu" else None
         passes = kernels or TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
-        decoder = load_decoder(checkpoint, config, passes, to_dtype=compute, to_device=on, packed=packed)
         layout = _kv_layout(config, page_size, name)
         backend = choose_attention(attention, on, layout, config.num_heads, compute, config.context_length, kernels)
+        decoder = load_decoder(checkpoint, config, passes, to_dtype=compute, to_device=on, packed=packed)
         return cls(config, on, name, decoder, backend, checkpoint, packed, widened, check_weights)
 
     def kv_layout(self, page_size: int) -> KvLayout:

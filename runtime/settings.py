@@ -16,6 +16,7 @@ from protocol.messages_gateway import Role
 
 Device = Annotated[str, Field(pattern="^(auto|cpu|cuda(:[0-9]{1,3})?)$")]  # cuda is cuda:0
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+AttentionName = Literal["auto", "triton", "varlen", "cpu"]  # every name that --attention-backend takes
 TransferBackend = Literal["auto", "shm", "zmq", "cuda_ipc", "ray", "nixl"]  # every name that --transfer-backend takes
 Pairing = Literal["least_loaded", "round_robin"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -71,6 +72,7 @@ class WorkerSettings(Settings):
     context_length: Positive | None = None  # tokens, prompt and outputs together; None: the model's own
     overlap: bool = True
     cuda_graphs: bool = True  # for decodes, on a GPU
+    attention_backend: AttentionName = "auto"
     cpu_kernels: bool = True  # on a CPU, where there is a C compiler
     transfer_backend: TransferBackend = "auto"
     host: str = "127.0.0.1"  # where peers reach this worker; its sockets bind here, on ports the system chooses

@@ -184,6 +184,7 @@ def load_runner(settings: WorkerSettings) -> Runner:
         page_size=settings.page_size,
         workers_on_host=settings.workers_on_host,
         check_weights=settings.check_weights,
+        attention=settings.attention_backend,
         cpu_kernels=settings.cpu_kernels,
     )
     decodes = settings.role is not Role.PREFILL

@@ -91,6 +91,7 @@ FLAGS = [
     ("serve --pairing best", "--pairing: got 'best', expected one of least_loaded, round_robin"),
     ("serve --log-level loud", "--log-level: got 'loud', expected one of debug"),
     ("serve --transfer-backend pigeon", "--transfer-backend: got 'pigeon', expected one of auto, shm, zmq"),
+    ("serve --attention-backend flash", "--attention-backend: got 'flash', expected one of auto, triton, varlen, cpu"),
     ("serve --disable-overlap-schedule=maybe", "--disable-overlap-schedule: got 'maybe', expected true or false"),
     ("worker --role unifed", "got 'unifed', expected one of prefill, decode, unified (did you mean 'unified'?)"),
     # names, addresses, folders

@@ -70,6 +70,7 @@ def test_settings_follow_the_flags() -> None:
         "serve", prefill="0", decode="0", unified="2", page_size="1", chunked_prefill_size="0", context_length="128",
         disable_overlap_schedule="true", max_total_tokens="512", dtype="float32", device="cpu", port="0",
         max_running_requests="3", pairing="round_robin", log_level="debug", host="0.0.0.0",
+        attention_backend="varlen",
     )  # fmt: skip
     plan = serve_plan(found, MODEL, "tale", cores=8)
     gateway = GatewaySettings.from_json(plan.gateway.command[-1])
@@ -81,6 +82,7 @@ def test_settings_follow_the_flags() -> None:
         worker_id="unified-1", role=Role.UNIFIED, gateway="", model="/models/story", device="cpu", dtype="float32",
         page_size=1, max_total_tokens=512, max_running_requests=3, chunked_prefill_size=0, context_length=128,
         overlap=False, host="127.0.0.1", workers_on_host=2, num_threads=4, log_level="debug",
+        attention_backend="varlen",
     )  # fmt: skip
 
 

@@ -185,7 +185,7 @@ def test_integer_weights_are_refused(tmp_path: Path) -> None:
     [
         ({"device": "tpu"}, "device: got 'tpu'"),
         ({"dtype": "int8", "device": "cpu"}, "dtype: got 'int8'"),
-        ({"device": "cpu", "attention": "triton"}, "attention: got 'triton' on cpu, expected auto or cpu"),
+        ({"device": "cpu", "attention": "triton"}, "--attention-backend: got 'triton', but it needs a CUDA device"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, str], sentence: str) -> None:

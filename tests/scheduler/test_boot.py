@@ -13,7 +13,7 @@ from model.kv_sizing import graph_bytes
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
-from scheduler.boot import has_twin, memory_budgets, read_trust
+from scheduler.boot import has_twin, load_runner, memory_budgets, read_trust
 
 
 def settings(role: Role, **fields: Any) -> WorkerSettings:
@@ -106,3 +106,16 @@ def test_the_weights_of_the_others_on_the_device_are_still_to_come(monkeypatch: 
     wanted = settings(Role.UNIFIED, workers_on_host=5, workers_on_gpu=3)
     on_gpu, on_cpu = (memory_budgets(FakeRunner(device=torch.device(name)), wanted, 64)[0] for name in ("cuda", "cpu"))
     assert (on_gpu.weight_bytes, on_cpu.weight_bytes) == (2000, 4000)
+
+
+def test_the_attention_that_was_asked_for_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def load(folder: str, *, attention: str, **_: Any) -> FakeRunner:
+        asked.append(attention)
+        return FakeRunner()
+
+    monkeypatch.setattr("scheduler.boot.ModelRunner.load", load)
+    for fields in ({}, {"attention_backend": "varlen"}):
+        load_runner(settings(Role.DECODE, **fields))
+    assert asked == ["auto", "varlen"]
