@@ -107,6 +107,7 @@ class Engine:
     def warm_up(self) -> None:
         """Compiles, loads and captures what forwards need, before the first launch. InternalError when it fails."""
         assert not self.num_launches, "warming up writes into page 0 and blocks"
+        self._forward.wait(self._schedule.record())  # weights and KV memory have been filled there
         max_requests, max_pages = self.rows.num_rows - 1, self.rows.req_to_page.shape[1]
         warm_up(self._runner, self.kv, self._forward, max_requests=max_requests, max_pages=max_pages)
 

@@ -1,5 +1,7 @@
 """Warming up: the runner computes a chunk and a decode, on padding only, before anything is launched."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from scheduler.boot import load_runner, open_streams
 from scheduler.engine import Engine
 from scheduler.forward_batch import ExtendChunk, LaunchPlan
 from scheduler.schedule_batch import ScheduleBatch
-from scheduler.streams import Stream
+from scheduler.streams import Event, Segment, Stream
 from scheduler.streams_host import InlineStream
 from tests.scheduler.building import CPU, admitted, make_engine
 
@@ -89,6 +91,22 @@ def test_who_decodes_on_a_gpu_has_graphs_unless_told_otherwise(
             settings = WorkerSettings(worker_id="w", role=role, gateway="tcp://x:1", model="m", cuda_graphs=wanted)
             found = load_runner(settings)
             assert isinstance(found, GraphedRunner) == (graphs and wanted and device == "cuda")
+
+
+def test_it_waits_for_what_the_schedule_stream_has_filled() -> None:
+    """On a GPU, weights are merged and KV memory is zeroed on the schedule stream, and take their time."""
+    calls: list[str] = []
+
+    class Forward(InlineStream):
+        def wait(self, event: Event) -> None:
+            calls.append("wait")
+
+        def launch(self, segments: Sequence[Segment], *used: object) -> None:
+            calls.append("launch")
+            super().launch(segments, *used)
+
+    engine_of([], Forward()).warm_up()
+    assert calls == ["wait", "launch"]
 
 
 def test_it_comes_before_the_first_launch_only() -> None:
