@@ -8,6 +8,7 @@ float16 stands for half precision: the interpreter multiplies the raw bits of bf
 import pytest
 import torch
 
+import tests.interpreted  # noqa: F401 - mends what the installed versions need
 from model import attention_triton
 from model.attention_triton import SPLIT, TritonAttention, extend_tiles
 from protocol.kv_layout import KvLayout

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import tests.interpreted  # noqa: F401 - mends what the installed versions need
 from model.page_copies_triton import copy_pages
 from tests.model.page_copies_cases import CASES, check_copy
 

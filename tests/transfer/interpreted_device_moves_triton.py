@@ -5,6 +5,7 @@ Triton decides when it is imported whether kernels are interpreted, so TRITON_IN
 
 import pytest
 
+import tests.interpreted  # noqa: F401 - mends what the installed versions need
 from tests.transfer.device_cases import CASES, Case, moved_by_kernel
 
 
