@@ -25,6 +25,7 @@ from protocol.kv_layout import KvLayout
 
 KV_STEP_BYTES: Final = 16 << 10  # K (or V) that a program holds per step, within every GPU's shared memory
 EXTEND_ROWS: Final = 64  # query rows of a tile of a chunk
+FLOAT32_ROWS: Final = 32  # the same in float32, whose tiles would not fit into the registers of a GPU
 MIN_ROWS: Final = 16  # the smallest matrix that the tensor cores take
 SPLIT: Final = 256  # tokens of a decode's context that make one split; a multiple of every kv step
 COMBINED: Final = 16  # splits that are combined at once
@@ -82,7 +83,8 @@ class TritonAttention:
     def plan(self, inp: ModelInput, layout: KvLayout) -> TritonPlan:
         """Tiles of chunks from host lengths; splits of decodes from device lengths, so that nothing is read back."""
         device = inp.positions_T.device
-        tokens_per_tile = max(1, EXTEND_ROWS // self.groups)
+        most_rows = FLOAT32_ROWS if layout.dtype == "float32" else EXTEND_ROWS
+        tokens_per_tile = max(1, most_rows // self.groups)
         table = extend_tiles(inp.extend_lens, inp.extend_seq_lens, tokens_per_tile)
         tiles = None
         if table:
