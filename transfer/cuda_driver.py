@@ -68,10 +68,20 @@ class CudaIpc:
         handle.reserved[:] = bytes.fromhex(offered.handle)
         self._call("cuIpcOpenMemHandle_v2", byref(base), handle, _ENABLE_PEER_ACCESS)
         try:
+            self._check_inside(base.value, offered)
             return OpenedMemory(self._tensor(base.value + offered.offset, offered.num_bytes), self, base.value)
         except WireError:
             self.close(base.value)
             raise
+
+    def _check_inside(self, base: int, offered: DeviceHandle) -> None:
+        """WireError unless the bytes offered are inside the allocation that was mapped at `base`."""
+        start, size = c_uint64(), c_size_t()
+        self._call("cuMemGetAddressRange_v2", byref(start), byref(size), base)
+        num_bytes = start.value + size.value - base
+        first, end = offered.offset, offered.offset + offered.num_bytes
+        if not 0 <= first <= end <= num_bytes:
+            raise WireError(f"bytes {first} to {end} are offered of device memory that has {num_bytes}")
 
     def close(self, base: int) -> None:
         """Unmaps what was opened at this address. What was queued for it must have completed."""

@@ -71,14 +71,12 @@ ROLES = (
     Mutant(
         "a PREBUILT batch joins one step late",
         DECODE,
-        "        received = self._receive()\n"
-        "        self._fail_late(self._clock.now())\n"
-        "        self._send_jobs()\n"
+        "        for request, first_tokens in self._staged.take():\n"
+        "            self._prebuild(request, first_tokens)\n"
         "        progressed = self._loop.step()\n",
         "        progressed = self._loop.step()\n"
-        "        received = self._receive()\n"
-        "        self._fail_late(self._clock.now())\n"
-        "        self._send_jobs()\n",
+        "        for request, first_tokens in self._staged.take():\n"
+        "            self._prebuild(request, first_tokens)\n",
         "each request waits for a launch that could have had it",
         tests=("tests/handoff/test_depth.py",),
     ),

@@ -18,9 +18,10 @@ KEY = bytes(range(HANDLE_BYTES))
 class Driver:
     """Notes calls; `failing` is the call that fails."""
 
-    def __init__(self, base: int = BASE, failing: str = "") -> None:
+    def __init__(self, base: int = BASE, failing: str = "", size: int = 1 << 62) -> None:
         self.calls: list[tuple[object, ...]] = []
         self._base = base
+        self._size = size
         self._failing = failing
         for name in ("cuGetErrorName", "cuMemGetAddressRange_v2", "cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2"):
             setattr(self, name, self._function(name))
@@ -38,7 +39,7 @@ class Driver:
         return called
 
     def _cuMemGetAddressRange_v2(self, base: Any, size: Any, address: int) -> None:
-        base._obj.value, size._obj.value = self._base, 1 << 62
+        base._obj.value, size._obj.value = address if address == MAPPED else self._base, self._size
 
     def _cuIpcGetMemHandle(self, handle: Any, base: Any) -> None:
         assert base.value == self._base
@@ -100,10 +101,31 @@ def test_memory_of_another_gpu_is_used_where_it_is(monkeypatch: pytest.MonkeyPat
     assert opened.memory.data_ptr() == MAPPED + 40 and asked == [torch.device("cuda", 3)]
 
 
+@pytest.mark.parametrize("offset, num_bytes", [(0, 101), (60, 41), (101, 0), (-1, 60), (1 << 63, 1)])
+def test_bytes_outside_the_allocation_are_refused(offset: int, num_bytes: int) -> None:
+    """Prefill would write where decode's process has something else, or nothing."""
+    driver = Driver(size=100)
+    with pytest.raises(WireError, match="of device memory that has 100"):
+        Here(torch.device("cpu"), driver).open(DeviceHandle(KEY.hex(), offset, num_bytes))
+    assert driver.names[-1] == "cuIpcCloseMemHandle"
+
+
+def test_the_last_byte_of_an_allocation_is_inside() -> None:
+    opened = Here(torch.device("cpu"), Driver(size=100)).open(DeviceHandle(KEY.hex(), 40, 60))
+    assert opened.memory.tolist() == [MAPPED + 40, 60]
+
+
 def test_memory_that_torch_cannot_use_is_closed_again() -> None:
     driver = Driver()
     with pytest.raises(WireError, match="torch cannot"):
         Here(torch.device("cpu"), driver).open(DeviceHandle(KEY.hex(), 0, 13))
+    assert driver.names[-1] == "cuIpcCloseMemHandle"
+
+
+def test_an_allocation_whose_size_is_unknown_is_closed_again() -> None:
+    driver = Driver(failing="cuMemGetAddressRange_v2")
+    with pytest.raises(WireError, match="cuMemGetAddressRange_v2: CUDA_ERROR_INVALID_CONTEXT"):
+        Here(torch.device("cpu"), driver).open(DeviceHandle(KEY.hex(), 0, 1))
     assert driver.names[-1] == "cuIpcCloseMemHandle"
 
 
