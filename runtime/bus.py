@@ -18,6 +18,7 @@ from runtime.link_watch import LinkWatch
 QUEUE_LIMIT = 100_000  # messages; beyond it the peer counts as gone
 MAX_RECEIVE = 1_000  # messages taken in one go, so that a loop keeps turning
 BEAT_MS = 2_000  # of a watched connection, by the transport's own threads
+REDIAL_S = 5.0  # after a refusal, which a person has to mend
 SILENT_MS = 10_000  # and it is lost after so long without an answer
 RECEIVE_BYTES = 4 * 1024 * 1024  # and no more once so many bytes were taken: reading them takes time, too
 
@@ -51,7 +52,7 @@ def bind_on_host(socket: "zmq.Socket[Any]", host: str, security: Security = OPEN
 class Dealer:
     """One ordered connection to a Router, at its address. Messages sent before the peer answers wait in the queue.
     zmq.ZMQError when it is no address, WireError when `security` does not allow it. Of one that is `watched`,
-    `has_returned` tells."""
+    `has_returned` tells; one that is `tended` dials slowly where it is refused."""
 
     def __init__(
         self,
@@ -60,20 +61,38 @@ class Dealer:
         identity: bytes,
         watched: bool = False,
         security: Security = OPEN,
+        tended: bool = False,
     ) -> None:
         self.num_sent = 0  # messages, those among them that the queue did not take
-        self.socket = _prepare(context.socket(zmq.DEALER))
+        self._context = context
+        self._address = address
+        self._identity = identity
+        self._watched = watched
+        self._tended = tended
+        self._security = security
+        self._dial_at: float | None = None  # while it has hung up
+        self._open()
+        self._dial()
+
+    def _open(self) -> None:
+        self.socket = _prepare(self._context.socket(zmq.DEALER))
         self._watch: LinkWatch | None = None
         try:
-            self.endpoint = security.unlock(self.socket, address)
+            self.endpoint = self._security.unlock(self.socket, self._address)
         except WireError:
             self.close()
             raise
-        self.socket.setsockopt(zmq.ROUTING_ID, identity)
+        self.socket.setsockopt(zmq.ROUTING_ID, self._identity)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         self.socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
-        self._watch = self._watched() if watched else None
+        if self._watched:
+            self.socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)
+            self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+        if self._watched or self._tended:
+            self._watch = LinkWatch(self.socket)
+
+    def _dial(self) -> None:
         try:
             self.socket.connect(self.endpoint)
         except zmq.ZMQError:
@@ -109,17 +128,39 @@ class Dealer:
         self._watch.look()
         return self._watch.num_made > before
 
+    def tend(self, now: float) -> str:
+        """Why the other end has refused a handshake since the last call (UNKNOWN_KEY or NO_HANDSHAKE of link_watch), or
+        "". It then hangs up, and dials again REDIAL_S later: the transport would not dial again at all after some
+        refusals, and 20 times a second after others. To be called a few times a second of one that is `tended`."""
+        if not self._tended:
+            return ""
+        if self._dial_at is not None:
+            if now >= self._dial_at:
+                self._dial_at = None
+                self._dial()
+            return ""
+        assert self._watch is not None
+        self._watch.look()
+        if refusal := self._watch.refusal:
+            self._hang_up()
+            self._dial_at = now + REDIAL_S
+        return refusal
+
+    def _hang_up(self) -> None:
+        """A new socket in place of the old one, whose messages are lost: one that was told to disconnect goes on
+        dialling. The old one is closed later, so that nobody takes one for the other."""
+        socket, watch = self.socket, self._watch
+        self._open()
+        assert watch is not None
+        watch.close()
+        socket.close(0)
+
     def close(self, linger_ms: int = 0) -> None:
         """Closes the socket; what is still queued may leave for `linger_ms` more."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
         self.socket.close(linger_ms)
-
-    def _watched(self) -> LinkWatch:
-        self.socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)
-        self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
-        return LinkWatch(self.socket)
 
 
 class Router:

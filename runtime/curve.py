@@ -19,11 +19,11 @@ from zmq.utils.monitor import parse_monitor_message
 from protocol.brief import brief
 from protocol.errors import ConfigError, WireError
 from runtime.keys import ALLOWED, Keys, allowed_in, is_key
+from runtime.link_watch import NO_HANDSHAKE, UNKNOWN_KEY
 from runtime.log import EventLog
 from runtime.refusals import Refusals
 
 MARK = ";"  # between an endpoint and a key; no key has it
-UNKNOWN_KEY, NO_HANDSHAKE = "key", "handshake"  # why a connection is refused
 OVERHEAD_BYTES = 33  # of each encrypted part of a message: a name, a nonce, a flag, a sum
 _DOMAIN = "baton"
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL

@@ -28,7 +28,8 @@ from runtime.address import is_loopback, refuse_exposed
 from runtime.bus import Dealer, Wake
 from runtime.clock import MonotonicClock
 from runtime.curve import MARK, Security, open_security, security_of_data
-from runtime.keys import Keys, read_keys
+from runtime.keys import ALLOWED, GATEWAY, Keys, read_keys
+from runtime.link_watch import NO_HANDSHAKE, UNKNOWN_KEY
 from runtime.log import get_log, start_log
 from runtime.name_check import check_imports
 from runtime.process_arguments import read_arguments
@@ -108,7 +109,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         Started(settings, instance, identity, engine, fingerprint, context, clock, security, data_security)
     )
     gateway_address = settings.gateway if keys is None else f"{settings.gateway}{MARK}{keys.gateway}"
-    gateway = Dealer(context, gateway_address, identity, security=security)
+    gateway = Dealer(context, gateway_address, identity, security=security, tended=True)
     layout = engine.kv.layout
     capacity = (engine.kv.num_pages - 1) * layout.page_size
     register = Register(
@@ -143,6 +144,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     loop = WorkerLoop(core, link, gateway, register, wake, stop, clock, on_ready, status.alive, spin=spin)
     loop.refused_connections = security.refused
     loop.silence_may_mean = UNANSWERED[keys is not None]
+    loop.refusal_means = why_refused(keys)
     try:
         loop.run()
     finally:
@@ -152,6 +154,17 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         security.close()
         context.term()
         wake.close()
+
+
+def why_refused(keys: Keys | None) -> dict[str, str]:
+    """What it means that a gateway refuses the connection of a worker, by reason."""
+    if keys is None:
+        return {NO_HANDSHAKE: "it has keys, and this worker has none: say --keys DIR"}
+    return {
+        UNKNOWN_KEY: f"its list lacks this worker's key, {keys.public}: put the file of that key into {ALLOWED}/ of its"
+        " folder of keys",
+        NO_HANDSHAKE: f"it has no keys, or not the key that {GATEWAY} of this worker's folder names",
+    }
 
 
 def read_trust(settings: WorkerSettings) -> Keys | None:

@@ -30,7 +30,7 @@ from protocol.messages_gateway import (
     Welcome,
     WorkerStats,
 )
-from runtime.bus import Dealer, Wake
+from runtime.bus import REDIAL_S, Dealer, Wake
 from runtime.clock import Clock
 from runtime.log import get_log
 from runtime.process_life import StopSignal
@@ -162,10 +162,12 @@ class WorkerLoop:
     spin: bool = False
     refused_connections: Callable[[], Mapping[str, int]] = dict  # by reason; see runtime/curve.py
     silence_may_mean: str = ""  # of a gateway: for a person, beside that it is not there
+    refusal_means: Mapping[str, str] = field(default_factory=dict)  # of a gateway, by reason: for a person
     _gateway_instance: int = 0  # 0: not a member now
     _num_read: int = 0  # messages of the gateway; what cannot be read is as good as lost, and the gateway must know
     _join_deadline: float = 0.0
     _tell_at: float = 0.0  # when to say that no gateway answers
+    _refusal: str = ""  # why the gateway has refused the connection since the last Welcome
     _next_beat: float = 0.0
     _refusals: Refusals = field(default_factory=lambda: Refusals(log, "message refused"))
     _next_register: float = 0.0
@@ -211,9 +213,10 @@ class WorkerLoop:
 
     def _check_joining(self, now: float) -> None:
         if now > self._join_deadline:
-            why = f" ({self.silence_may_mean})" if self.silence_may_mean else ""
+            why = self.refusal_means.get(self._refusal, self.silence_may_mean)
+            why = f" ({why})" if why else ""
             raise Unavailable(f"no gateway has answered at {self.gateway.endpoint} in {JOIN_DEADLINE_S:.0f} s{why}")
-        if now > self._tell_at:
+        if now > self._tell_at and not self._refusal:
             perhaps = {"perhaps": self.silence_may_mean} if self.silence_may_mean else {}
             log.warning("no gateway answers yet, still trying", endpoint=self.gateway.endpoint, **perhaps)
             self._tell_at = self._join_deadline
@@ -261,6 +264,7 @@ class WorkerLoop:
                 self._start_joining()
             else:
                 joins, self._gateway_instance = not self._gateway_instance, message.gateway_instance
+                self._refusal = ""
                 if joins:
                     self.on_ready()
             return
@@ -298,6 +302,14 @@ class WorkerLoop:
             self._next_beat = now + HEARTBEAT_S
             self.on_turn(now)
             self._beat(now)
+            self._tend_link(now)
+
+    def _tend_link(self, now: float) -> None:
+        refusal = self.gateway.tend(now)
+        if refusal and refusal != self._refusal:
+            self._refusal = refusal
+            why = self.refusal_means.get(refusal, refusal)
+            log.error("the gateway refuses this worker", endpoint=self.gateway.endpoint, why=why, again_s=REDIAL_S)
 
     def _stats(self) -> WorkerStats:
         stats, link = self.core.stats(), self.link.counters

@@ -1,6 +1,7 @@
 """Gateway and workers that know one another by keys, as real processes: they serve, and strangers reach no socket."""
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -125,3 +126,34 @@ def test_one_command_serves_with_keys(fake_folder: Path, keys: Path, tmp_path: P
         ]
         assert baton.wait_for_rest()
         assert set(refused(baton).values()) == {0}
+
+
+def test_a_worker_with_a_wrong_key_is_told_at_once_and_joins_once_that_is_mended(keys: Path, tmp_path: Path) -> None:
+    """Its folder is right but for one thing: the gateway's list lacks its key."""
+    listed = keys / "gateway/allowed/decode-host.key"
+    kept = listed.rename(tmp_path / "kept.key")
+    log = tmp_path / "decode.log"
+    ended = threading.Event()
+
+    def mend() -> None:
+        while not ended.wait(0.05):
+            if log.exists() and "the gateway refuses this worker" in log.read_text():
+                kept.rename(listed)
+                return
+
+    mending = threading.Thread(target=mend)
+    flags = ["--port", "0", "--keys", str(keys / "gateway")]
+    with BatonProcess("gateway", *flags, log=tmp_path / "gateway.log") as gateway:
+        control = re.findall(r"workers dial (tcp://127.0.0.1:\d+)\.", gateway.ready)[0]
+        worker = ["worker", "--role", "decode", "--gateway", control, "--keys", str(keys / "decode-host")]
+        mending.start()
+        try:
+            with BatonProcess(*worker, "--max-total-tokens", "4096", log=log):
+                assert [each["role"] for each in gateway.workers()] == ["decode"]
+        finally:
+            ended.set()
+            mending.join()
+    text = log.read_text()
+    assert text.count("the gateway refuses this worker") == 1
+    assert read_keys(keys / "decode-host").public in text
+    assert (tmp_path / "gateway.log").read_text().count("connection refused") == 1

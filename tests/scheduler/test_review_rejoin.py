@@ -1,5 +1,6 @@
 """A worker that has served for long joins a gateway that was started again."""
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -294,3 +295,26 @@ def test_heartbeats_tell_the_age_of_the_oldest_launch(context: Any) -> None:
         "a beat counts itself"
     )
     assert counts[-1][1] == num_registers, "each Register was answered"
+
+
+def test_a_refused_connection_is_told_once_and_is_the_reason_in_the_end(
+    context: "zmq.Context[zmq.Socket[bytes]]", caplog: pytest.LogCaptureFixture
+) -> None:
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        bench.clock.advance(0.25)
+
+    bench = Bench(context, play)
+    refusals = iter(["", "key", "", "key", ""])
+    bench._dealer.tend = lambda now: next(refusals, "")  # type: ignore[method-assign]
+    bench.loop.refusal_means = {"key": "its list lacks the key"}
+    bench.loop.silence_may_mean = "anything"
+    with pytest.raises(Unavailable, match=r"in 60 s \(its list lacks the key\)"):
+        bench.loop.run()
+    bench.close()
+    told = [(each.levelname, each.getMessage(), fields_of(each).get("why")) for each in caplog.records]
+    assert told == [("ERROR", "the gateway refuses this worker", "its list lacks the key")]
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    found: dict[str, object] = record.__dict__["baton_fields"]
+    return found
