@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from deploy.number_lists import NumberList, show_numbers
+from protocol.brief import brief
 from protocol.errors import ConfigError
 
 ALL = "all"
@@ -39,9 +40,14 @@ def read_gpu(asked: str | None, device: str, count: int) -> int | None:
     """The GPU of a worker that is alone: the one that is named, else the first. None for the CPU. ConfigError as above,
     and where several are named."""
     found = read_gpus(asked or ALL, device, count)
-    if asked is not None and len(found) > 1:
-        raise ConfigError(f"--gpus: got {asked[:80]!r}, expected one GPU for one worker", param="gpus")
+    if is_named(asked, device) and len(found) > 1:
+        raise ConfigError(f"--gpus: got {brief(asked)}, expected one GPU for one worker", param="gpus")
     return found[0] if found else None
+
+
+def is_named(asked: str | None, device: str) -> bool:
+    """Whether --gpus or --device says which GPU, rather than any."""
+    return asked not in (None, ALL) or ":" in device
 
 
 def share_gpus(gpus: Sequence[int], roles: Sequence[str]) -> list[int | None]:

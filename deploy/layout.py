@@ -16,7 +16,7 @@ from typing import Final, cast
 from urllib.parse import urlsplit
 
 from deploy.cpus import share_cpus
-from deploy.gpus import share_gpus
+from deploy.gpus import is_named, share_gpus
 from protocol.brief import brief
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
@@ -130,8 +130,8 @@ def worker_plan(
     settings = _worker_settings(
         config, Role(role), worker_id, model, threads, gateway=gateway, host=host, workers=workers
     )
-    is_named = config.optional_text("gpus") is not None or ":" in config.text("device")
-    settings = on_gpu(settings, gpu, config.optional_integer("workers-on-gpu") or (1 if is_named else workers))
+    alone = is_named(config.optional_text("gpus"), config.text("device"))
+    settings = on_gpu(settings, gpu, config.optional_integer("workers-on-gpu") or (1 if alone else workers))
     return worker_spec(replace(settings, trust_network=config.switch("trust-network")), cpus)
 
 

@@ -242,6 +242,11 @@ def worker(config: Config, console: Console) -> int:
     cpus = read_cpus(config.text("cpus"), available_cpus())
     device = config.text("device")
     gpu = read_gpu(config.optional_text("gpus"), device, count_gpus(device))
+    if gpu is None and (sharing := config.optional_integer("workers-on-gpu")) is not None:
+        raise ConfigError(
+            f"--workers-on-gpu: got {sharing}, but this worker computes on the CPU; expected --workers-on-host",
+            param="workers-on-gpu",
+        )
     spec = worker_plan(config, model, worker_id, host, count_cores(), cpus, gpu)
     for line in describe_gpus({worker_id: gpu}):
         console.note(line)

@@ -6,13 +6,13 @@ unknown key or a wrong value by name. What it does not know: where a value came 
 
 import json
 from dataclasses import asdict, dataclass, field, fields
-from difflib import get_close_matches
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
+from runtime.nearest_name import nearest_name
 
 Device = Annotated[str, Field(pattern="^(auto|cpu|cuda(:[0-9]{1,3})?)$")]  # cuda is cuda:0
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -46,8 +46,8 @@ class Settings:
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "unexpected_keyword_argument":
             known = [each.name for each in fields(cls)]  # type: ignore[arg-type]
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+            near = nearest_name(name, known)
+            hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(known)}"
             raise ConfigError(f"{cls.__name__}: unknown key {name!r}, {hint}", param=name)
         if first["type"] == "missing":
             raise ConfigError(f"{cls.__name__}: {name!r} is missing", param=name)

@@ -113,7 +113,7 @@ def test_what_cannot_be_asked(asked: str, device: str, count: int, says: str) ->
 
 
 def test_one_worker_takes_one_gpu() -> None:
-    assert read_gpu(None, "auto", 3) == 0
+    assert read_gpu(None, "auto", 3) == read_gpu("all", "auto", 3) == 0
     assert read_gpu("2", "auto", 3) == read_gpu(None, "cuda:2", 3) == 2
     assert read_gpu(None, "auto", 0) is None
     assert read_gpu(None, "cpu", 3) is None

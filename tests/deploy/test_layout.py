@@ -288,6 +288,7 @@ def test_a_worker_comes_back_on_its_gpu_and_divides_it_no_more() -> None:
     [
         ({}, None, "auto", 1),
         ({}, 0, "cuda:0", 3),  # who names none may be on the same
+        ({"gpus": "all"}, 0, "cuda:0", 3),
         ({"gpus": "1"}, 1, "cuda:1", 1),
         ({"device": "cuda:1"}, 1, "cuda:1", 1),
         ({"gpus": "1", "workers-on-gpu": "2"}, 1, "cuda:1", 2),

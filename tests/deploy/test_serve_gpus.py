@@ -35,6 +35,10 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("serve --port 0 --device cuda:2", "--device: got 'cuda:2', but there are 0-1"),
         ("serve --port 0 --device cpu --gpus 0", "--gpus: got '0', but --device is cpu"),
         (f"worker --role decode {GATEWAY} --gpus 0,1", "--gpus: got '0,1', expected one GPU for one worker"),
+        (
+            f"worker --role decode {GATEWAY} --device cpu --workers-on-gpu 2",
+            "--workers-on-gpu: got 2, but this worker c",
+        ),
         (f"worker --role decode {GATEWAY} --gpus 2", "--gpus: got '2', but there is no GPU 2 for us"),
     ],
 )
