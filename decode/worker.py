@@ -23,7 +23,6 @@ from protocol.errors import (
     LayoutMismatch,
     Unavailable,
     WorkerLost,
-    as_baton_error,
     error_from_code,
 )
 from protocol.fingerprint import Fingerprint
@@ -162,6 +161,11 @@ class DecodeWorker:
         return self._loop.busy or self._receiver.is_checking or len(self._staged) > 0
 
     @property
+    def broken(self) -> str:
+        """Why this worker cannot compute anything any more; "" while it can."""
+        return self._loop.broken
+
+    @property
     def oldest_launch(self) -> int:
         """The ticket of the oldest launch in flight; 0 when there is none."""
         return self._loop.oldest_launch
@@ -196,12 +200,11 @@ class DecodeWorker:
             if req.finish is None:
                 self._take_token(self._requests[req.request_id, req.attempt], req, token)
 
-    def failed(self, reqs: Sequence[Req], error: Exception) -> None:
+    def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """The launch raised: its requests fail."""
-        reason = as_baton_error(error)
         for req in reqs:
             if (request := self._requests.get((req.request_id, req.attempt))) is not None:
-                self._fail(request, reason)
+                self._fail(request, error)
 
     # ---- from Assign to PrefillJob ----
 
@@ -220,8 +223,7 @@ class DecodeWorker:
         self._reservations.queue(request)
         self._stamp(request, "queued at decode")
         self._greet(assign.prefill)
-        peer = self._peers.get(assign.prefill.instance)
-        if peer is not None and peer.refusal:
+        if (peer := self._peers.get(assign.prefill.instance)) is not None and peer.refusal:
             self._fail(request, LayoutMismatch(peer.refusal))
 
     def _greet(self, prefill: WorkerAddress) -> None:
@@ -232,8 +234,7 @@ class DecodeWorker:
     def _send_jobs(self) -> None:
         for request in self._reservations.admit():
             request.move(DecodeState.REQUESTED)
-            peer = self._peers.get(request.prefill.instance)
-            ahead = peer.tokens_queued if peer is not None else 0
+            ahead = peer.tokens_queued if (peer := self._peers.get(request.prefill.instance)) is not None else 0
             handover_s = max(HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN * ahead)
             request.deadline = self._clock.now() + handover_s
             request.late = f"no KV from {request.prefill.worker_id} in {handover_s:.0f} s"

@@ -13,7 +13,7 @@ from gateway.pairing import Choice, Load, LoadBook, Pairer, decode_load, prefill
 from gateway.requests import Attempt, Delivery, RequestRecord, Requests
 from gateway.retry import PASSING_CODES, GiveUp, RetryRules, Wait, decide, may_go_on
 from gateway.translate import Job
-from protocol.errors import BatonError, InternalError, Unavailable, WireError, WorkerLost, error_from_code
+from protocol.errors import BatonError, InternalError, LaunchFailed, Unavailable, WireError, WorkerLost, error_from_code
 from protocol.messages_gateway import CancelRequest, ChoiceTokens, RequestFailed, Stamp, ToWorker
 from protocol.request import FinishReason
 from runtime.clock import Clock
@@ -185,6 +185,9 @@ class Dispatch:
     def _attempt_failed(self, record: RequestRecord, attempt: Attempt, error: BatonError) -> None:
         """What its choices have is kept; what they lack comes from other workers, if it can."""
         self._end_attempt(record, attempt)
+        if isinstance(error, LaunchFailed):
+            for number in attempt.choices:
+                record.choices[number].num_launch_failures += 1
         now = self._clock.now()
         heard = [self._membership.lost_since(key) for key in attempt.workers]
         since = min([at for at in heard if at is not None], default=now)
@@ -207,6 +210,7 @@ class Dispatch:
                 decision = decide(
                     stranded.error,
                     num_attempts=record.choices[choices.start].num_attempts,
+                    num_launch_failures=record.choices[choices.start].num_launch_failures,
                     has_pair=pair is not None,
                     since=stranded.since,
                     now=self._clock.now(),

@@ -111,7 +111,7 @@ class Gateway:
             settings.pairing,
             RetryRules(settings.max_attempts, settings.retry_wait_s),
             settings.launch_deadline_s,
-            tokenizer_digest(folder.path),
+            "" if settings.tokenizer is not None else tokenizer_digest(folder.path),
         )
         try:
             self._http_socket = listen(settings.host, settings.port, BACKLOG)

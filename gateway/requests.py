@@ -32,6 +32,7 @@ class ChoiceRecord:
     max_tokens: int
     token_ids: list[int] = field(default_factory=list)
     num_attempts: int = 0
+    num_launch_failures: int = 0  # attempts that ended because a launch raised
     finish: FinishReason | None = None
     closed: bool = False  # finished, or nobody wants the rest
     early: dict[int, ChoiceTokens] = field(default_factory=dict)

@@ -5,7 +5,7 @@ Pure. What it does not know: who fails, which pair it would be, how choices are 
 
 from dataclasses import dataclass
 
-from protocol.errors import BatonError, LayoutMismatch, Unavailable
+from protocol.errors import BatonError, LaunchFailed, LayoutMismatch, Unavailable
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class GiveUp:
 
 
 Decision = Retry | Wait | GiveUp
-PASSING = (Unavailable, LayoutMismatch)
+PASSING = (Unavailable, LayoutMismatch, LaunchFailed)
+MOST_LAUNCH_FAILURES = 2  # of one request: it may be what fells the workers that compute it
 PASSING_CODES = tuple(kind.code for each in PASSING for kind in (each, *each.__subclasses__()))
 
 
@@ -47,12 +48,22 @@ def may_go_on(error: BatonError) -> bool:
 
 
 def decide(
-    error: BatonError, *, num_attempts: int, has_pair: bool, since: float, now: float, rules: RetryRules
+    error: BatonError,
+    *,
+    num_attempts: int,
+    num_launch_failures: int = 0,
+    has_pair: bool,
+    since: float,
+    now: float,
+    rules: RetryRules,
 ) -> Decision:
-    """`num_attempts` were made and the last one failed with `error`; `since` is when its worker was last heard, `now`
-    if it still is; `has_pair`: somebody could take over at once."""
+    """`num_attempts` were made and the last one failed with `error`; of all of them, `num_launch_failures` because a
+    launch raised. `since` is when its worker was last heard, `now` if it still is; `has_pair`: somebody could take over
+    at once."""
     if not may_go_on(error):
         return GiveUp(error)
+    if num_launch_failures >= MOST_LAUNCH_FAILURES:
+        return GiveUp(LaunchFailed(f"{error.message} (computing it failed {num_launch_failures} times)"))
     if num_attempts >= rules.max_attempts:
         tried = "the only attempt" if num_attempts == 1 else f"the last of {num_attempts} attempts"
         return GiveUp(_final(error, f"{error.message} ({tried})"))
@@ -65,5 +76,5 @@ def decide(
 
 
 def _final(error: BatonError, message: str) -> BatonError:
-    """Of the kind of `error` if clients know that as a passing fault."""
-    return type(error)(message) if isinstance(error, Unavailable) else Unavailable(message)
+    """Of the kind of `error`, unless clients would not know that as a fault of the service."""
+    return type(error)(message) if isinstance(error, Unavailable | LaunchFailed) else Unavailable(message)

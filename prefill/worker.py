@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from prefill.job import Job
 from prefill.job_states import JobState
-from protocol.errors import BadRequest, BatonError, KvNotDelivered, LayoutMismatch, WireError, as_baton_error
+from protocol.errors import BadRequest, BatonError, KvNotDelivered, LayoutMismatch, WireError
 from protocol.fingerprint import Fingerprint, difference
 from protocol.kv_layout import mismatch
 from protocol.messages_gateway import (
@@ -140,6 +140,11 @@ class PrefillWorker:
         return self._loop.busy or self._sender.is_moving
 
     @property
+    def broken(self) -> str:
+        """Why this worker cannot compute anything any more; "" while it can."""
+        return self._loop.broken
+
+    @property
     def oldest_launch(self) -> int:
         """The ticket of the oldest launch in flight; 0 when there is none."""
         return self._loop.oldest_launch
@@ -182,12 +187,11 @@ class PrefillWorker:
             self._stamp(job, "prompt computed", launch.computed_at)
             self._on_first_tokens(job, first_tokens)
 
-    def failed(self, reqs: Sequence[Req], error: Exception) -> None:
+    def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """The launch raised: its jobs fail."""
-        reason = as_baton_error(error)
         for req in reqs:
             if (job := self._job_of.get(req)) is not None:
-                self._fail(job, reason)
+                self._fail(job, error)
 
     # ---- messages, one by one ----
 

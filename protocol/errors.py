@@ -13,6 +13,7 @@
     ├── WireError             a message or frame from a peer is malformed           (counted, dropped)
     │   └── LayoutMismatch    two workers hold KV of different shape or model       (pair refused)
     └── InternalError         our own fault; fails one request                      HTTP 500
+        └── LaunchFailed      a worker could not compute it; elsewhere it may work  HTTP 500
 
 What it does not know: how an error is rendered (the gateway maps the tree to HTTP in one place).
 """
@@ -100,6 +101,12 @@ class InternalError(BatonError):
     """Our own fault. Fails the request that met it and nothing else."""
 
     code = "internal_error"
+
+
+class LaunchFailed(InternalError):
+    """The forward that computed a request raised. Another worker may compute it."""
+
+    code = "launch_failed"
 
 
 def _tree(root: type[BatonError]) -> dict[str, type[BatonError]]:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Self
 LAUNCHER_PID = "BATON_LAUNCHER_PID"
 EXIT_CONFIG = 2  # it could not start: configuration, model, address
 EXIT_REFUSED = 3  # the gateway will not have this worker
+EXIT_BROKEN = 4  # it served, and then every launch failed
 MAX_STATUS_BYTES = 4096  # a pipe writes so much in one piece
 ALIVE_S = 1.0  # between two signs of life
 _PR_SET_PDEATHSIG = 1

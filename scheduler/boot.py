@@ -33,13 +33,13 @@ from runtime.link_watch import NO_HANDSHAKE, UNKNOWN_KEY
 from runtime.log import get_log, start_log
 from runtime.name_check import check_imports
 from runtime.process_arguments import read_arguments
-from runtime.process_life import EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal
+from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal
 from runtime.settings import WorkerSettings
 from scheduler.engine import Engine
 from scheduler.streams import Stream
 from scheduler.streams_cuda import CudaStream
 from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
-from scheduler.worker_loop import Core, PeerLink, RefusedByGateway, WorkerLoop, host_name
+from scheduler.worker_loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop, host_name
 
 HOST_DEMAND_TOKENS = 262_144  # of KV in host memory, unless --max-total-tokens asks for more: all is touched at start
 UNANSWERED = {  # by whether the worker has keys
@@ -81,6 +81,9 @@ def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
         _serve(settings, status, build)
     except BatonError as error:
         status.failed(error.message, code=error.code)
+        if isinstance(error, WorkerBroken):
+            log.error("every launch fails", why=error.message)
+            return EXIT_BROKEN
         log.error("cannot serve", why=error.message)
         return EXIT_REFUSED if isinstance(error, RefusedByGateway) else EXIT_CONFIG
     return 0

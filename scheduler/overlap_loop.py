@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from model.sampler import NOT_A_TOKEN
-from protocol.errors import InternalError
+from protocol.errors import BatonError, InternalError, LaunchFailed, as_baton_error
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import LaunchPlan
+from scheduler.launch_failures import LaunchFailures
 from scheduler.req import Req
 
 
@@ -33,7 +34,7 @@ class RoleSteps(Protocol):
         """Results of a completed launch: (request, token) pairs. Requests finished meanwhile are to be skipped."""
         ...
 
-    def failed(self, reqs: Sequence[Req], error: Exception) -> None:
+    def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """A launch raised, or drew no token for these: they fail, and nothing else. A request may be named twice."""
         ...
 
@@ -45,6 +46,15 @@ class OverlapLoop:
         self._engine = engine
         self._role = role
         self._depth = 2 if overlap else 1
+        self._failures = LaunchFailures()
+        self._last_error = ""
+
+    @property
+    def broken(self) -> str:
+        """Why this worker cannot compute anything any more; "" while it can."""
+        if not self._failures.is_broken:
+            return ""
+        return f"{self._failures.count} launches in a row have failed without a request in common: {self._last_error}"
 
     @property
     def busy(self) -> bool:
@@ -65,8 +75,9 @@ class OverlapLoop:
         if (launch := self._engine.take_completed()) is not None:
             if launch.error is not None:
                 prompts = (chunk.req for chunk in launch.plan.chunks)
-                self._role.failed([*prompts, *launch.batch.samples], launch.error)
+                self._fail([*prompts, *launch.batch.samples], launch.error)
             else:
+                self._failures = LaunchFailures()
                 tokens = self._engine.tokens(launch)
                 if bad := [req for req, token in tokens if token == NOT_A_TOKEN]:
                     self._role.failed(bad, InternalError("the model's scores for the next token are not finite"))
@@ -80,6 +91,12 @@ class OverlapLoop:
         try:
             launch = self._engine.launch(plan)
         except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails its own requests
-            self._role.failed(reqs, error)
+            self._fail(reqs, error)
         else:
             self._role.launched(launch)
+
+    def _fail(self, reqs: Sequence[Req], error: Exception) -> None:
+        """A launch has raised: its requests fail, and may be served elsewhere."""
+        self._failures = self._failures.failed((req.request_id, req.attempt) for req in reqs)
+        self._last_error = as_baton_error(error).message
+        self._role.failed(reqs, LaunchFailed(self._last_error))

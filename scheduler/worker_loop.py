@@ -70,6 +70,11 @@ class Core(Protocol):
         ...
 
     @property
+    def broken(self) -> str:
+        """Why this worker cannot compute anything any more; "" while it can."""
+        ...
+
+    @property
     def oldest_launch(self) -> int:
         """The ticket of the oldest launch in flight; 0 when there is none."""
         ...
@@ -146,6 +151,12 @@ class RefusedByGateway(BatonError):
     code = "refused"
 
 
+class WorkerBroken(BatonError):
+    """Every launch of this worker fails, whatever the request: it ends, so that another start may mend it."""
+
+    code = "worker_broken"
+
+
 @dataclass
 class WorkerLoop:
     """One worker process. `spin` polls without waiting while the core is busy: for devices that cannot wake us."""
@@ -178,7 +189,8 @@ class WorkerLoop:
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
 
     def run(self) -> None:
-        """Serves until a stop signal; RefusedByGateway or Unavailable when it cannot join."""
+        """Serves until a stop signal. Raises RefusedByGateway or Unavailable when it cannot join, and WorkerBroken when
+        its launches fail one after the other; the gateway has then been told that it leaves."""
         self.begin()
         progressed = True
         while not self.stop.is_set():
@@ -196,6 +208,9 @@ class WorkerLoop:
         self._receive()
         progressed = self.core.step()
         self._send()
+        if self.core.broken:
+            self.leave()  # the gateway gives its requests to others at once
+            raise WorkerBroken(self.core.broken)
         if not self._gateway_instance:
             self._check_joining(self.clock.now())
         return progressed

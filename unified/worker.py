@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocol.errors import BadRequest, BatonError, as_baton_error
+from protocol.errors import BadRequest, BatonError
 from protocol.messages_gateway import (
     Assign,
     CancelRequest,
@@ -100,6 +100,11 @@ class UnifiedWorker:
         return self._loop.busy
 
     @property
+    def broken(self) -> str:
+        """Why this worker cannot compute anything any more; "" while it can."""
+        return self._loop.broken
+
+    @property
     def oldest_launch(self) -> int:
         """The ticket of the oldest launch in flight; 0 when there is none."""
         return self._loop.oldest_launch
@@ -143,12 +148,11 @@ class UnifiedWorker:
             if req.finish is None:
                 self._take_token(self._requests[req.request_id, req.attempt], req, token)
 
-    def failed(self, reqs: Sequence[Req], error: Exception) -> None:
+    def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """The launch raised: its requests fail."""
-        reason = as_baton_error(error)
         for req in reqs:
             if (request := self._requests.get((req.request_id, req.attempt))) is not None:
-                self._fail(request, reason)
+                self._fail(request, error)
 
     # ---- requests ----
 

@@ -60,7 +60,7 @@ class RaiseOn:
 def expect_clear(cluster: Cluster, names: set[str]) -> None:
     assert set(cluster.failures) == names
     for failure in cluster.failures.values():
-        assert (failure.code, failure.message) == ("internal_error", "RuntimeError: broken kernel")
+        assert (failure.code, failure.message) == ("launch_failed", "RuntimeError: broken kernel")
 
 
 @pytest.mark.parametrize("topology", ["1P1D", pytest.param("2P2D", marks=pytest.mark.slow), "1U"])

@@ -62,9 +62,10 @@ def hang(stage: Stage, rng: random.Random) -> None:
 
 
 def fail(stage: Stage, rng: random.Random) -> None:
-    """The next forward of a worker raises."""
+    """The next forward of a worker raises, or every one from now on."""
     if stage.workers:
-        rng.choice(stage.workers).fails_next = True
+        worker = rng.choice(stage.workers)
+        worker.fails_next, worker.fails_always = True, rng.random() < 0.4
 
 
 def gateway_pause(stage: Stage, rng: random.Random) -> None:

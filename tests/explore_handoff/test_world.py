@@ -1,13 +1,16 @@
 """Whatever happens between gateway, prefill and decode: no wrong token, no page lost, nobody waits for ever."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from protocol.messages_gateway import Role
+from scheduler.launch_failures import TOO_MANY
 from scheduler.schedule_batch import ScheduleBatch
 from tests.explore_handoff.exploring import explore_seed
 from tests.explore_handoff.faults import KINDS
-from tests.explore_handoff.scenario import Scenario
+from tests.explore_handoff.scenario import Fault, Scenario
 from tests.explore_handoff.world import Violation, World
 
 SLICES = 2  # of the slow test, so that they run side by side
@@ -46,6 +49,26 @@ def test_hundreds_of_worlds(part: int) -> None:
         happened += explored.happened
     assert outcomes["done"] > 0.7 * num_handoffs > 5 * SEEDS
     assert not DONE - set(happened), "the exploration has lost its point"
+
+
+@pytest.mark.parametrize("seed", range(0, 35, 7))
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_a_worker_that_cannot_compute_ends_and_its_requests_go_elsewhere(role: Role, seed: int) -> None:
+    """A calm world of two workers each, but for one whose every forward raises until it is another process."""
+    calm = Scenario.random(seed)
+    arrivals = tuple(
+        replace(each, name=f"{each.name}-{lap}", at=each.at + lap) for lap in range(3) for each in calm.arrivals
+    )
+    no_fault = (Fault(0.0, "slow", "s"),)  # else a world expects that nothing is tried twice
+    two_of_each = replace(calm, num_prefills=2, num_decodes=2, pairing="round_robin")
+    world = World(replace(two_of_each, arrivals=arrivals, faults=no_fault))
+    victim = next(each for each in world.workers if each.role is role)
+    victim.fails_always = True
+    world.run()
+    assert not victim.alive and world.story.happened["broken"] == 1
+    assert victim.num_launch_failures >= TOO_MANY
+    assert not [client.error for client in world.clients if client.error]
+    assert world.num_retries >= TOO_MANY
 
 
 def test_the_same_seed_gives_the_same_story() -> None:

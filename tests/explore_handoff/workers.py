@@ -25,8 +25,9 @@ from protocol.messages_gateway import Register, Role, WorkerAddress
 from runtime.bus import Dealer, Router
 from runtime.process_life import StopSignal
 from scheduler.engine import Engine
+from scheduler.launch_failures import TOO_MANY
 from scheduler.streams_host import InlineStream
-from scheduler.worker_loop import RefusedByGateway, WorkerLoop
+from scheduler.worker_loop import RefusedByGateway, WorkerBroken, WorkerLoop
 from tests.decode.driving import VOCAB
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.compute import TimedStream
@@ -93,6 +94,7 @@ class WorkerProcess:
         self.alive = True
         self.paused_until = 0.0
         self.fails_next = False  # the next forward raises
+        self.fails_always = False  # every forward raises
         self.num_launch_failures = 0
         self.context = SimulatedContext(world.network, self)
         self._on_turn, self._on_end = on_turn, on_end
@@ -167,8 +169,11 @@ class WorkerProcess:
     def _turn(self) -> None:
         try:
             progressed = self.loop.turn()
-        except (RefusedByGateway, Unavailable) as error:
+        except (RefusedByGateway, Unavailable, WorkerBroken) as error:
             self.world.story.tell(self.world.agenda.now, self.name, f"ends: {error.message}")
+            if isinstance(error, WorkerBroken):
+                assert self.num_launch_failures >= TOO_MANY, "it can compute, and ends"
+                self.world.story.fault(self.world.agenda.now, self.name, "broken", "it ends by itself")
             self._on_end(self)
             return
         self._turn_by(self.world.agenda.now + (TURN_S if progressed else IDLE_S))
@@ -238,7 +243,7 @@ class WorkerProcess:
         )
 
     def _maybe_fail(self, inp: ModelInput) -> None:
-        if self.fails_next:
+        if self.fails_next or self.fails_always:
             self.fails_next = False
             self.num_launch_failures += 1
             self.world.story.fault(self.world.agenda.now, self.name, "launch fails", "its forward raises")

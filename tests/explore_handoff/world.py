@@ -15,7 +15,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from gateway.translate import Job
-from protocol.errors import BatonError, InternalError
+from protocol.errors import BatonError, LaunchFailed
 from protocol.messages_gateway import Role
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.clients import Client
@@ -117,7 +117,7 @@ class World:
         """Nothing more goes wrong; what has begun goes on to its end."""
         self.surroundings.plane.is_calm = True
         for worker in self.workers:
-            worker.fails_next = worker.forward.hangs = False
+            worker.fails_next = worker.fails_always = worker.forward.hangs = False
             worker.context.num_to_refuse = 0
 
     def _until(self, moment: float) -> None:
@@ -147,7 +147,7 @@ class World:
         )
 
     def _check_outcomes(self) -> None:
-        allowed = FAILURES | ({InternalError.code} if self._num_launch_failures else set())
+        allowed = FAILURES | ({LaunchFailed.code} if self._num_launch_failures else set())
         for client in self.clients:
             assert client.outcome in ("done", "left") or client.error in allowed, f"fails with {client.error}"
             if self.scenario.is_mild:

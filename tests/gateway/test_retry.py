@@ -6,6 +6,7 @@ from protocol.errors import (
     BatonError,
     InternalError,
     KvNotDelivered,
+    LaunchFailed,
     LayoutMismatch,
     Overloaded,
     Unavailable,
@@ -18,9 +19,22 @@ LOST = WorkerLost("decode worker 'd0' is lost")
 
 
 def after(
-    error: BatonError = LOST, num_attempts: int = 1, has_pair: bool = True, since: float = 10.0, now: float = 12.0
+    error: BatonError = LOST,
+    num_attempts: int = 1,
+    has_pair: bool = True,
+    since: float = 10.0,
+    now: float = 12.0,
+    num_launch_failures: int = 0,
 ) -> Retry | Wait | GiveUp:
-    return decide(error, num_attempts=num_attempts, has_pair=has_pair, since=since, now=now, rules=RULES)
+    return decide(
+        error,
+        num_attempts=num_attempts,
+        num_launch_failures=num_launch_failures,
+        has_pair=has_pair,
+        since=since,
+        now=now,
+        rules=RULES,
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,6 +44,7 @@ def after(
         (Unavailable("x"), True),
         (KvNotDelivered("x"), True),
         (LayoutMismatch("x"), True),
+        (LaunchFailed("x"), True),
         (WireError("x"), False),
         (InternalError("x"), False),
         (BadRequest("x"), False),
@@ -59,6 +74,16 @@ def test_the_last_attempt_is_the_last(has_pair: bool) -> None:
     ended = after(num_attempts=3, has_pair=has_pair)
     assert isinstance(ended, GiveUp) and isinstance(ended.error, WorkerLost)
     assert ended.error.message == "decode worker 'd0' is lost (the last of 3 attempts)"
+
+
+def test_a_request_whose_launch_failed_twice_fells_no_third_worker() -> None:
+    broken = LaunchFailed("RuntimeError: broken kernel")
+    assert after(broken, num_attempts=2, num_launch_failures=1) == Retry()
+    ended = after(broken, num_attempts=2, num_launch_failures=2)
+    assert isinstance(ended, GiveUp) and type(ended.error) is LaunchFailed
+    assert ended.error.message == "RuntimeError: broken kernel (computing it failed 2 times)"
+    only = after(broken, num_attempts=3)
+    assert isinstance(only, GiveUp) and type(only.error) is LaunchFailed, "500: it is no lack of workers"
 
 
 def test_clients_see_a_passing_fault() -> None:

@@ -345,8 +345,8 @@ MUTANTS = (
     Mutant(
         "a failed launch fails only its prompts",
         LOOP,
-        "self._role.failed([*prompts, *launch.batch.samples], launch.error)",
-        "self._role.failed([*prompts], launch.error)",
+        "self._fail([*prompts, *launch.batch.samples], launch.error)",
+        "self._fail([*prompts], launch.error)",
         "the requests that decoded in it never end",
         ANY,
     ),

@@ -296,6 +296,28 @@ def test_a_worker_that_failed_a_request_is_avoided_while_there_is_another() -> N
     cluster.close()
 
 
+def test_a_request_whose_launch_failed_goes_elsewhere_once_and_then_ends() -> None:
+    cluster = new_cluster("3U", max_attempts=9)
+    client, other = (cluster.ask(name, prompt_of(name, LENGTH), PARAMS, 2) for name in ("r", "other"))
+    tried: list[str] = []
+    for attempt in range(2):
+        cluster.run(lambda: len(client.tokens[0]) > len(tried))  # choices with outputs go on one by one
+        [worker_id] = [
+            each for each, assign in cluster.assigns if (assign.request_id, assign.attempt) == ("r", attempt)
+        ]
+        tried.append(worker_id)
+        [key] = [key for key in cluster._keys.values() if key.worker_id == worker_id]
+        cluster.say(key, RequestFailed("r", attempt, "launch_failed", "broken kernel"))
+    assert len(set(tried)) == 2, "the worker that failed it is avoided"
+    assert client.error is not None and client.error.code == "launch_failed"
+    assert client.error.message == "broken kernel (computing it failed 2 times)"
+    assert cluster.control.counts.retries["launch_failed"] == 2  # both choices, the first time
+    cluster.run(lambda: other.is_done)
+    expect_exact(cluster, "other")
+    cluster.finish()
+    cluster.close()
+
+
 def test_an_instance_that_was_lost_stays_out() -> None:
     cluster = new_cluster("2P2D")
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)

@@ -112,7 +112,7 @@ def test_never_more_than_two_in_flight_and_a_step_never_blocks() -> None:
 
 def test_a_failed_launch_is_told_instead_of_processed() -> None:
     role = drive(overlap=False, max_tokens=1, failing=1)
-    assert role.calls == ["choose 0", "launched 0", "failed: forward 1 is broken"]
+    assert role.calls == ["choose 0", "launched 0", "failed: RuntimeError: forward 1 is broken"]
     assert role.tokens == []
 
 
@@ -134,6 +134,6 @@ def test_a_launch_that_cannot_be_built_fails_its_requests_and_leaves_the_batch_a
 
     monkeypatch.setattr(ForwardBatch, "init_new", broken)
     assert loop.step()
-    assert role.calls[-2:] == ["choose 1", "failed: no inputs"]
+    assert role.calls[-2:] == ["choose 1", "failed: RuntimeError: no inputs"]
     assert (batch.seq_lens_B, batch.seq_lens_cpu) == before
     assert not loop.busy

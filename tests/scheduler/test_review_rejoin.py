@@ -20,6 +20,7 @@ from protocol.messages_gateway import (
     Leaving,
     Register,
     RegisterAgain,
+    RequestFailed,
     Role,
     ToGateway,
     ToWorker,
@@ -31,7 +32,7 @@ from runtime.bus import Dealer, Router, Wake
 from runtime.clock import VirtualClock
 from runtime.process_life import StopSignal
 from scheduler.outbox import Outbox
-from scheduler.worker_loop import JOIN_DEADLINE_S, NoPeers, WorkerLoop
+from scheduler.worker_loop import JOIN_DEADLINE_S, NoPeers, WorkerBroken, WorkerLoop
 
 STATS = WorkerStats(KvPages(total=1, free=1), running=0, waiting=0)
 IDENTITY = b"unified-0#5"
@@ -44,6 +45,7 @@ class Core:
         self.outbox = Outbox()
         self.busy = False
         self.oldest_launch = 0
+        self.broken = ""
         self.num_resets = 0
         self._on_step = on_step
 
@@ -262,6 +264,26 @@ def test_a_gateway_that_never_answers_is_given_up(context: Any) -> None:
         bench.loop.run()
     bench.close()
     assert bench.num_ready == 0
+
+
+def test_a_broken_worker_tells_what_has_failed_and_leaves_before_it_ends(context: Any) -> None:
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        bench.clock.advance(0.05)
+        if any(isinstance(message, Register) for message in arrived):
+            bench.send(Welcome(1))
+        if any(isinstance(message, Heartbeat) for message in arrived):
+            bench.core.outbox.gateway.append(RequestFailed("r", 0, "launch_failed", "broken kernel"))
+            bench.core.broken = "3 launches in a row have failed"
+
+    bench = Bench(context, play)
+    with pytest.raises(WorkerBroken, match="3 launches in a row have failed"):
+        bench.loop.run()
+    assert bench.router.socket.poll(10_000)
+    said: list[ToGateway] = []
+    while not said or not isinstance(said[-1], Leaving):
+        said += [TO_GATEWAY.decode(raw) for _, raw in bench.router.receive()]
+    bench.close()
+    assert said[-2:] == [RequestFailed("r", 0, "launch_failed", "broken kernel"), Leaving("unified-0", 5)]
 
 
 def test_heartbeats_tell_the_age_of_the_oldest_launch(context: Any) -> None:

@@ -184,10 +184,28 @@ def _transfer_sending(module: ModuleType) -> None:
     _wrap(module.FrameSender, "_send", before, after)
 
 
+def _fake_model(module: ModuleType) -> None:
+    """While broken.json names this process, every forward raises. Each writes a line of proof."""
+    folder = Path(FOLDER)
+
+    def before(*_: Any) -> None:
+        try:
+            is_meant = json.loads((folder / "broken.json").read_text()) == os.getpid()
+        except FileNotFoundError:
+            return
+        if is_meant:
+            with (folder / "raised").open("a") as proof:
+                proof.write(f"{os.getpid()}\n")
+            raise RuntimeError("every forward of this process fails")
+
+    _wrap(module.FakeRunner, "forward", before)
+
+
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "gateway.control": _gateway_control,
     "decode.request": _decode_request,
     "scheduler.token_stream": _token_stream,
+    "model.fake": _fake_model,
     "prefill.job": _prefill_job,
     "prefill.worker": _prefill_worker,
     "transfer.sending": _transfer_sending,
