@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import torch
 
+from loadtest.kinds import GREEDY, Guests, Kind
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.messages_gateway import TO_GATEWAY, Assign
-from protocol.request import SamplingParams
 from runtime.clock import Clock
 from scheduler.engine import Engine
 from scheduler.streams import Segment, Stream
@@ -102,6 +102,7 @@ class Decoding:
     worker: UnifiedWorker
     clock: Clock
     idle: Callable[[], None]
+    guests: Guests | None = None
     host_s: float = 0.0  # of the last run, in turns that had something to do, and in encoding what they send
 
     @staticmethod
@@ -110,15 +111,17 @@ class Decoding:
         worker = UnifiedWorker(engine, "bench", clock, overlap=overlap, chunk_size=EVERY_TOKEN)
         return Decoding(worker, clock, stream.idle)
 
-    def start(self, batch: int, context: int, num_tokens: int) -> None:
+    def start(self, batch: int, context: int, num_tokens: int, kind: Kind = GREEDY) -> None:
         """Requests of `context` random tokens that decode `num_tokens` more."""
         rng = random.Random(0)
-        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        params = kind.params(num_tokens)
         for index in range(batch):
             prompt = tuple(rng.choices(range(self.worker.engine.vocab_size), k=context))
             self.worker.on_gateway(Assign(f"r{index}", 0, prompt, params, 1, None))
         while self.worker.stats().waiting:
             self._turn()
+        if kind.joins:
+            self.guests = Guests(self.worker.on_gateway, params)
         self.run(WARM_STEPS)
 
     def run(self, steps: int) -> float:
@@ -138,6 +141,8 @@ class Decoding:
 
     def _turn(self) -> None:
         start = self.clock.now()
+        if self.guests is not None:
+            self.guests.change(self.worker.engine.num_launches)
         progressed = self.worker.step()
         for message in self.worker.outbox.gateway:
             TO_GATEWAY.encode(message)

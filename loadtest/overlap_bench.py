@@ -4,9 +4,10 @@
     overlap    a unified worker that decodes, two launches in flight
     serial     the same worker with one launch in flight
 
-The forward has one core and the host another, then the forward has two threads and nothing is pinned. Beside that, the
-host's part of a step with a model that computes nothing. The last line is one JSON object. On a GPU,
-`make gpu STEP=decode` measures a step.
+The forward has one core and the host another, then the forward has two threads and nothing is pinned. The first of
+these again for each of loadtest/kinds.py: requests that are sampled, that use top-p, or that have min_tokens and many
+stops, and a batch that one request joins and one leaves in every step. Beside that, the host's part of a step with a
+model that computes nothing. The last line is one JSON object. On a GPU, `make gpu STEP=decode` measures a step.
 """
 
 import argparse
@@ -25,12 +26,12 @@ from torch import Tensor
 
 from loadtest.bench_model import bench_model
 from loadtest.decoding import PAGE_SIZE, WARM_STEPS, Decoding, Plan, ReplayedStream, engine_of, pin
+from loadtest.kinds import GREEDY, KINDS, Guests, Kind
 from model.fake import FakeRunner
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner, Runner
 from protocol.messages_gateway import TO_GATEWAY, Assign
-from protocol.request import SamplingParams
 from runtime.clock import Clock, MonotonicClock
 from scheduler.streams import Segment
 from scheduler.streams_host import InlineStream
@@ -48,7 +49,7 @@ class StepTimes:
     serial_ms: float
 
 
-def measure(runner: Runner, batch: int, plan: Plan, num_threads: int) -> StepTimes:
+def measure(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: Kind = GREEDY) -> StepTimes:
     """Both sides in alternation, and after each round what its last launch takes by itself. With one thread the
     forward has one core and the host another, where there are two."""
     cores = sorted(os.sched_getaffinity(0))
@@ -58,15 +59,16 @@ def measure(runner: Runner, batch: int, plan: Plan, num_threads: int) -> StepTim
         pin({cores[1]})
     clock = MonotonicClock()
     streams = [ReplayedStream(forward_cores, num_threads, clock) for _ in range(2)]
+    room = kind.num_requests(batch)
     sides = [
-        Decoding.on(engine_of(runner, batch, plan.max_context, stream), stream, clock, overlap=overlap)
+        Decoding.on(engine_of(runner, room, plan.max_context, stream), stream, clock, overlap=overlap)
         for stream, overlap in zip(streams, (True, False), strict=True)
     ]
     steps: dict[int, list[float]] = {0: [], 1: []}
     forwards: list[float] = []
     try:
         for side in sides:
-            side.start(batch, plan.context, plan.num_tokens)
+            side.start(batch, plan.context, plan.num_tokens, kind)
         for turn in range(plan.rounds):
             for index in (0, 1) if turn % 2 == 0 else (1, 0):
                 steps[index].append(sides[index].run(plan.steps))
@@ -102,22 +104,25 @@ class CountedStream(InlineStream):
         self.spent_s += self._clock.now() - start
 
 
-def schedule_cost(batch: int, plan: Plan) -> tuple[float, float]:
+def schedule_cost(batch: int, plan: Plan, kind: Kind = GREEDY) -> tuple[float, float]:
     """(microseconds of the host in one step, microseconds to encode what it sends): medians. Everything on this
     thread, less what the forward stream does."""
     clock = MonotonicClock()
     stream = CountedStream(clock)
-    engine = engine_of(NoModel(), batch, plan.max_context, stream)
+    engine = engine_of(NoModel(), kind.num_requests(batch), plan.max_context, stream)
     worker = UnifiedWorker(engine, "bench", clock, overlap=True, chunk_size=1 << 20)
-    params = SamplingParams(max_tokens=plan.num_tokens, temperature=0.0, ignore_eos=True)
+    params = kind.params(plan.num_tokens)
     for index in range(batch):
         worker.on_gateway(Assign(f"r{index}", 0, (1,) * plan.context, params, 1, None))
     for _ in range(WARM_STEPS):
         worker.step()
     worker.outbox.gateway.clear()
+    guests = Guests(worker.on_gateway, params)
     steps, encodings = [], []
     for _ in range(plan.steps * plan.rounds):
         stream.spent_s, start = 0.0, clock.now()
+        if kind.joins:
+            guests.change(engine.num_launches)
         worker.step()
         stepped = clock.now()
         for message in worker.outbox.gateway:
@@ -125,14 +130,18 @@ def schedule_cost(batch: int, plan: Plan) -> tuple[float, float]:
         steps.append(stepped - start - stream.spent_s)
         encodings.append(clock.now() - stepped)
         worker.outbox.gateway.clear()
-    assert worker.stats().running == batch, "nobody has ended: every step had the whole batch"
+    assert worker.stats().running == batch + len(guests), "nobody has ended: every step had the whole batch"
     return round(median(steps) * 1e6, 1), round(median(encodings) * 1e6, 1)
 
 
 def show(
-    console: Console, times: dict[int, dict[int, StepTimes]], costs: dict[int, tuple[float, float]], about: str
+    console: Console,
+    times: dict[int, dict[int, StepTimes]],
+    kinds: dict[str, tuple[StepTimes, float]],
+    costs: dict[int, tuple[float, float]],
+    about: str,
 ) -> None:
-    """The tables, and the JSON line for programs."""
+    """The tables, and the JSON line for programs. `kinds` has the host's microseconds of a step beside its times."""
     console.print(about)
     for num_threads, by_batch in times.items():
         title = "forward on one core, host on another" if num_threads == 1 else f"forward on {num_threads} threads"
@@ -144,6 +153,11 @@ def show(
             numbers = (each.forward_ms, each.overlap_ms, each.serial_ms)
             table.add_row(str(batch), *(f"{ms:.2f}" for ms in numbers), *(f"{ratio:.2f}" for ratio in ratios))
         console.print(table)
+    table = Table("what is asked", "forward ms", "overlap ms", "serial ms", "schedule us", title="requests of a kind")
+    for name, (each, schedule_us) in kinds.items():
+        numbers = (each.forward_ms, each.overlap_ms, each.serial_ms)
+        table.add_row(name, *(f"{ms:.2f}" for ms in numbers), f"{schedule_us:.0f}")
+    console.print(table)
     table = Table("batch", "schedule us", "encode us", title="the host's part of a step, without a model")
     for batch, (schedule_us, encode_us) in costs.items():
         table.add_row(str(batch), f"{schedule_us:.0f}", f"{encode_us:.0f}")
@@ -152,6 +166,7 @@ def show(
     result = {
         "batch": found.pop(1, {}),
         "threads": {str(threads): by for threads, by in found.items()},
+        "kinds": {name: {**vars(each), "schedule_us": cost} for name, (each, cost) in kinds.items()},
         "schedule_us": {str(batch): cost[0] for batch, cost in costs.items()},
         "encode_us": {str(batch): cost[1] for batch, cost in costs.items()},
     }
@@ -168,6 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="", help="checkpoint folder (default: 29M parameters, Qwen3's shape)")
     parser.add_argument("--batches", type=_numbers, default=(1, 8, 16, 32), help="batch sizes (default 1,8,16,32)")
     parser.add_argument("--scheduled", type=_numbers, default=SCHEDULED, help="batch sizes of the scheduling cost")
+    parser.add_argument("--kinds", type=int, default=16, help="batch size for what requests ask for (default 16)")
     parser.add_argument("--threads", type=_numbers, default=(1, 2), help="threads of the forward (default 1,2)")
     parser.add_argument("--context", type=int, default=256, help="prompt tokens (default 256)")
     parser.add_argument("--steps", type=int, default=40, help="decode steps of a round (default 40)")
@@ -178,11 +194,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     runner = ModelRunner.load(asked.model or bench_model(), device="cpu", page_size=PAGE_SIZE)
     times = {n: {batch: measure(runner, batch, plan, n) for batch in asked.batches} for n in asked.threads}
+    kinds = {
+        kind.name: (measure(runner, asked.kinds, plan, 1, kind), schedule_cost(asked.kinds, plan, kind)[0])
+        for kind in KINDS
+    }
     costs = {batch: schedule_cost(batch, plan) for batch in asked.scheduled}
     about = (
         f"{plan.context} tokens of context, {plan.steps} steps a round, medians of {plan.rounds} rounds of each side"
     )
-    show(Console(), times, costs, about)
+    show(Console(), times, kinds, costs, about)
     return 0
 
 

@@ -45,15 +45,17 @@ class AskingRows:
 
 @dataclass(frozen=True)
 class Endings:
-    """The tokens that N of the rows of a batch may not draw before min_tokens. Tensors are on the device."""
+    """The tokens that N of the rows of a batch may not draw before min_tokens. `banned` is None without such rows."""
 
     rows: tuple[int, ...]
-    banned: Banned
+    banned: Banned | None
 
     @staticmethod
     def of(reqs: Sequence[Req], device: torch.device) -> "Endings":
         """Endings of those of `reqs` that are below min_tokens. Choices that share their parameters share one list."""
         rows = [row for row, req in enumerate(reqs) if req.bans_endings and req.sampling.ending_ids]
+        if not rows:
+            return Endings((), None)
         lists: dict[int, int] = {}  # of a SamplingParams: which list
         found: list[list[int]] = []
         for row in rows:
@@ -61,7 +63,7 @@ class Endings:
             if id(params) not in lists:
                 lists[id(params)] = len(found)
                 found.append([token for token in params.ending_ids if 0 <= token < _MAX_ID])
-        longest = max(map(len, found), default=0)
+        longest = max(map(len, found))
         filled = [ids + [_NO_ID] * (longest - len(ids)) for ids in found]
         ids_NE = _int64(filled, device).view(len(found), longest)
         which_N = _int64([lists[id(reqs[row].sampling)] for row in rows], device)
@@ -72,10 +74,12 @@ class Endings:
 
     def take(self, keep: Sequence[int]) -> "Endings":
         """Endings of the batch that consists of the rows `keep`."""
-        if not self.rows:
+        if self.banned is None:
             return self
         place_of = {row: place for place, row in enumerate(self.rows)}
         kept = [(row, place_of[old]) for row, old in enumerate(keep) if old in place_of]
+        if not kept:
+            return Endings((), None)
         device = self.banned.rows_N.device
         index_N = _int64([place for _, place in kept], device)
         rows = tuple(row for row, _ in kept)
@@ -84,17 +88,21 @@ class Endings:
 
     def concat(self, other: "Endings", num_rows: int) -> "Endings":
         """Endings of a batch of `num_rows` rows, these its own, and then the other's rows."""
-        if not other.rows:
+        if other.banned is None:
             return self
-        mine, others = self.banned, other.banned
+        rows = self.rows + tuple(row + num_rows for row in other.rows)
+        others = Banned(other.banned.rows_N + num_rows, other.banned.ids_NE, other.banned.until_N)
+        if self.banned is None:
+            return Endings(rows, others)
+        mine = self.banned
         width = max(mine.ids_NE.shape[1], others.ids_NE.shape[1])
         ids = [F.pad(each.ids_NE, (0, width - each.ids_NE.shape[1]), value=_NO_ID) for each in (mine, others)]
         banned = Banned(
-            torch.cat((mine.rows_N, others.rows_N + num_rows)),
+            torch.cat((mine.rows_N, others.rows_N)),
             torch.cat(ids),
             torch.cat((mine.until_N, others.until_N)),
         )
-        return Endings(self.rows + tuple(row + num_rows for row in other.rows), banned)
+        return Endings(rows, banned)
 
     def for_launch(self, reqs: Sequence[Req]) -> Banned | None:
         """What the next launch has to compare with its positions; None once every row is past min_tokens."""

@@ -15,8 +15,10 @@ from scheduler.streams_host import InlineStream
 from tests.scheduler.building import CPU, admitted, make_engine, make_req
 
 
-def bound(banned: Banned) -> dict[int, tuple[set[int], int]]:
+def bound(banned: Banned | None) -> dict[int, tuple[set[int], int]]:
     """By row: the tokens that it may not draw, and the position from which it may."""
+    if banned is None:
+        return {}
     columns = (banned.rows_N.tolist(), banned.ids_NE.tolist(), banned.until_N.tolist())
     return {row: (set(ids) - {-1}, until) for row, ids, until in zip(*columns, strict=True)}
 

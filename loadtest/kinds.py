@@ -1,0 +1,74 @@
+"""What the requests of a benchmark's batch ask for, and who joins and leaves it.
+
+What it does not know: workers, or what is timed.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protocol.messages_gateway import Assign, CancelRequest
+from protocol.request import SamplingParams
+
+GUESTS = 4  # of those that join, how many are there before the first one leaves
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What each request asks for. With `joins`, in every step one request more joins the batch and one leaves."""
+
+    name: str
+    temperature: float = 0.0
+    top_p: float = 1.0
+    num_stops: int = 0  # tokens that may not be drawn before the end
+    joins: bool = False
+
+    def params(self, num_tokens: int) -> SamplingParams:
+        """For a request that draws all of `num_tokens` tokens."""
+        return SamplingParams(
+            max_tokens=num_tokens,
+            min_tokens=num_tokens if self.num_stops else 0,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            stop_token_ids=tuple(range(100, 100 + self.num_stops)),
+            ignore_eos=True,
+        )
+
+    def num_requests(self, batch: int) -> int:
+        """How many need memory at once. Rows and pages of a guest that has left are not free at once."""
+        return batch + 2 * GUESTS if self.joins else batch
+
+
+GREEDY = Kind("greedy")
+KINDS = (
+    GREEDY,
+    Kind("sampled", temperature=1.0),
+    Kind("top-p", temperature=1.0, top_p=0.9),
+    Kind("min_tokens, 900 stops", num_stops=900),
+    Kind("one joins, one leaves", joins=True),
+)
+
+
+class Guests:
+    """Requests beside those of the batch. With each launch one more comes; once there are GUESTS, the oldest goes."""
+
+    def __init__(self, tell: Callable[[Assign | CancelRequest], None], params: SamplingParams) -> None:
+        self._tell = tell
+        self._params = params
+        self._names: deque[str] = deque()
+        self._changed_at = -1  # launches
+        self._num = 0
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def change(self, num_launches: int) -> None:
+        """One comes and one goes, unless they have already since the last launch."""
+        if num_launches == self._changed_at:
+            return
+        self._changed_at = num_launches
+        self._num += 1
+        self._names.append(f"guest{self._num}")
+        self._tell(Assign(self._names[-1], 0, (1,), self._params, 1, None))
+        if len(self._names) > GUESTS:
+            self._tell(CancelRequest(self._names.popleft(), 0))
