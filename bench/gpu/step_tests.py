@@ -1,23 +1,54 @@
-"""`pytest -m gpu`, in this process, so that each failure is a figure as soon as it is there.
+"""`pytest -m gpu`: each failure is a figure as soon as it is there.
 
-On a CPU the tests are only collected. What it does not know: what they test.
+    side by side    most tests, in several processes: their time is that of compilers
+    one by one      those of tests/handoff, which need a device that nobody else uses
+
+Tests run in processes of their own, so that one that crashes or hangs fails alone. On a CPU the tests are collected,
+and some others run in their place. What it does not know: what they test.
 """
 
-import sys
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from time import perf_counter
+from typing import Any, Final
 
 import pytest
 
 from bench.gpu.sheet import Sheet
 
-OPTIONS: Final = ("-m", "gpu", "-p", "no:cacheprovider", "-p", "no:xdist", "-v", "--no-header")
-INTERRUPTED: Final = 2  # pytest's status for errors while collecting
+ROOT: Final = Path(__file__).resolve().parents[2]
+TEST_S: Final = 100  # that one test may take
+OPTIONS: Final = ("-p", "no:cacheprovider", "-v", "--no-header", "--rootdir", str(ROOT))
+APART: Final = ("--dist", "worksteal", "--timeout", str(TEST_S), "--timeout-method", "thread")
+FAILED: Final = 1  # pytest's status when tests have failed; above it, more than a test is wrong
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests that run together, as pytest's arguments."""
+
+    name: str
+    paths: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+PARTS: Final = {
+    "cuda": (
+        Part("side by side", ("tests",), ("-m", "gpu", "-n", "8", *APART, "--ignore", str(ROOT / "tests/handoff"))),
+        Part("one by one", ("tests/handoff",), ("-m", "gpu", "-n", "1", *APART)),
+    ),
+    "cpu": (
+        Part("collected, not run", ("tests",), ("-m", "gpu", "-p", "no:xdist", "--collect-only", "-q")),
+        Part("side by side, in their place", ("tests/bench/gpu/test_plan.py",), ("-n", "2", *APART)),
+        Part("one by one, in their place", ("tests/bench/gpu/test_records.py",), ("-n", "1", *APART)),
+    ),
+}
 
 
 class Watch:
-    """A pytest plugin: counts outcomes, writes down failures."""
+    """A pytest plugin: counts outcomes, writes down failures, and ends the tests when the step's time is over."""
 
     def __init__(self, sheet: Sheet) -> None:
         self.counts: Counter[str] = Counter()
@@ -25,8 +56,13 @@ class Watch:
         self._sheet = sheet
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """How many there are."""
-        self.collected = len(session.items)
+        """How many there are, where this process has collected them."""
+        self.collected = max(self.collected, len(getattr(session, "items", ())))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """How many there are, where another has."""
+        self.collected = len(ids)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot even be read as tests."""
@@ -39,6 +75,8 @@ class Watch:
             self._failed(report.nodeid, report.longreprtext)
         elif report.when == "call" or report.skipped:
             self.counts[report.outcome] += 1
+        if self._sheet.left_s < 0:
+            pytest.exit("the step's time is over", returncode=FAILED)
 
     def _failed(self, name: str, text: str) -> None:
         self.counts["failed"] += 1
@@ -54,15 +92,19 @@ def last_line(text: str) -> str:
 
 def measure(sheet: Sheet, device: str) -> None:
     """The step."""
-    root = Path(__file__).resolve().parents[2]
-    watch = Watch(sheet)
-    more = [] if device == "cuda" else ["--collect-only", "-q"]
-    sys.path.insert(0, str(root))
-    status = pytest.main([*OPTIONS, *more, "--rootdir", str(root), str(root / "tests")], plugins=[watch])
+    for part in PARTS[device]:
+        run_part(sheet, part)
+
+
+def run_part(sheet: Sheet, part: Part) -> None:
+    """A row for these tests, a fault for each that failed."""
+    watch, start = Watch(sheet), perf_counter()
+    status = pytest.main([*OPTIONS, *part.options, *(str(ROOT / path) for path in part.paths)], plugins=[watch])
     counts = watch.counts
-    cells = {"collected": watch.collected, **{name: counts[name] for name in ("passed", "failed", "skipped")}}
-    sheet.row("Tests that need a device", cells, "" if device == "cuda" else "There is none: nothing was run.")
-    if not watch.collected:
-        sheet.fault(f"pytest found no test, and ended with status {int(status)}")
-    if status >= INTERRUPTED and watch.collected:
-        sheet.fault(f"pytest ended with status {int(status)}")
+    cells: dict[str, Any] = {"tests": part.name, "collected": watch.collected}
+    cells |= {name: counts[name] for name in ("passed", "failed", "skipped")}
+    sheet.row("Tests that need a device", {**cells, "seconds": perf_counter() - start})
+    if not watch.collected or status > FAILED:
+        sheet.fault(f"{part.name}: pytest ended with status {int(status)}; the log says why")
+    elif "--collect-only" not in part.options and counts.total() < watch.collected:
+        sheet.fault(f"{part.name}: {counts.total()} of {watch.collected} tests were run")

@@ -51,9 +51,15 @@ def measured_limits(device: torch.device) -> Limits:
     is_gpu = device.type == "cuda"
     num_bytes, side, repeat = (4 << 30, 8192, 20) if is_gpu else (1 << 24, 256, 3)
     copy_s = _copy_s(num_bytes, repeat, device)
-    left, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
-    product_s = median(seconds_each(lambda: left @ right, repeat, device))
+    product_s = _product_s(side, repeat, device)
+    if is_gpu:
+        torch.cuda.empty_cache()
     return Limits(2 * num_bytes / copy_s, 2 * side**3 / product_s)
+
+
+def _product_s(side: int, repeat: int, device: torch.device) -> float:
+    left, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+    return median(seconds_each(lambda: left @ right, repeat, device))
 
 
 def _copy_s(num_bytes: int, repeat: int, device: torch.device) -> float:
