@@ -100,6 +100,9 @@ def test_made_up_requests(server: BatonProcess, number: int) -> None:
         ("/health", "GET"),
         ("/workers", "GET"),
         ("/metrics", "GET"),
+        ("/server_info", "GET"),
+        ("/model_info", "GET"),
+        ("/version", "GET"),
         ("/flush_cache", "POST"),
         ("/reset_prefix_cache", "POST"),
     ):
