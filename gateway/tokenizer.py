@@ -21,7 +21,7 @@ from gateway.detokenizer import (
 from gateway.model_folder import read_object
 from gateway.text_slices import find_cuts
 from protocol.brief import brief
-from protocol.errors import CheckpointError
+from protocol.errors import BadRequest, CheckpointError
 
 LENGTH_KEEPING = ("NFC", "NFD")  # normalizers after which a text has at least a third of its characters
 SPECIAL_NAMES = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
@@ -92,8 +92,11 @@ class TextTokenizer:
         return ids
 
     def _encode(self, text: str, add_special: bool = False) -> list[int]:
-        """`encode` would keep the interpreter's lock, and with it every other thread, until it is done."""
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
+        """Unlike the library's `encode`, this lets other threads run. BadRequest for a word without any token."""
+        try:
+            [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
+        except Exception as error:  # the library raises bare Exception
+            raise BadRequest(f"the model's tokenizer cannot encode the text: {str(error)[:300]}") from error
         return encoding.ids
 
     def _special_around(self) -> tuple[list[int], list[int]] | None:
@@ -102,7 +105,10 @@ class TextTokenizer:
         if special.add_bos is not None or special.add_eos is not None:
             before = [self.bos_id] if special.add_bos and self.bos_id is not None else []
             return before, [self.eos_id] if special.add_eos and self.eos_id is not None else []
-        ids, whole = self._encode("a"), self._encode("a", add_special=True)
+        try:
+            ids, whole = self._encode("a"), self._encode("a", add_special=True)
+        except BadRequest:
+            return None
         places = [at for at in range(len(whole)) if ids and whole[at : at + len(ids)] == ids]
         return (whole[: places[0]], whole[places[0] + len(ids) :]) if len(places) == 1 else None
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,27 @@ async def test_what_generation_config_asks_in_vain_is_logged(tmp_path: Path, cap
     async with running(write_folder(tmp_path / "story", generation={"repetition_penalty": 1.1})):
         [record] = [each for each in caplog.records if "generation_config.json" in each.getMessage()]
     assert record.__dict__["baton_fields"] == {"repetition_penalty": 1.1}
+
+
+def test_threads_of_long_bodies_give_way_soon(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the loop waits 5 ms whenever it wants to run beside one: at every write to a client."""
+    seen: list[float] = []
+
+    def run(work: Coroutine[Any, Any, None]) -> None:
+        seen.append(sys.getswitchinterval())
+        work.close()
+
+    monkeypatch.setattr("gateway.__main__.uvloop.run", run)
+    monkeypatch.setattr("gateway.__main__.Gateway", lambda *_: None)
+    for what in ("_make_room", "gc.freeze", "gc.set_threshold"):
+        monkeypatch.setattr(f"gateway.__main__.{what}", lambda *_: None)
+    before, handlers = sys.getswitchinterval(), logging.getLogger().handlers[:]
+    try:
+        assert main(["--settings", settings(folder).to_json()]) == 0
+    finally:
+        sys.setswitchinterval(before)
+        logging.getLogger().handlers[:] = handlers
+    assert len(seen) == 1 and seen[0] <= 0.001 < before
 
 
 @pytest.mark.parametrize("text", ["{", '{"port": "x"}', '{"model": "/nowhere", "served_model_name": "m"}'])

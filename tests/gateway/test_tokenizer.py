@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, normalizers, processors
+from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
 
 from gateway.text_slices import SLICE_CHARS
 from gateway.tokenizer import SpecialTokens, TextTokenizer, load_tokenizer
-from protocol.errors import CheckpointError
+from protocol.errors import BadRequest, CheckpointError
 from tests.gateway.folders import BOS, EOS, byte_tokenizer, piece_tokenizer, write_folder
 
 NONE = SpecialTokens({}, None, None)
@@ -181,3 +181,11 @@ def test_what_the_post_processor_puts_around_a_prompt(single: str, ids: list[int
     special = [("<|bos|>", BOS), ("<|eos|>", EOS)]
     tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
     assert TextTokenizer(tokenizer, NONE).encode_prompt("Hi") == tokenizer.encode("Hi").ids == ids
+
+
+def test_a_word_that_the_vocabulary_lacks() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"hello": 0}, unk_token="<unk>"))
+    found = TextTokenizer(tokenizer, NONE)
+    assert found.encode_prompt("hello") == found.encode_plain("hello") == [0]
+    with pytest.raises(BadRequest, match="tokenizer cannot encode the text"):
+        found.encode_prompt("world")
