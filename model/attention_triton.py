@@ -88,8 +88,9 @@ class TritonAttention:
         table = extend_tiles(inp.extend_lens, inp.extend_seq_lens, tokens_per_tile)
         tiles = None
         if table:
-            table_X4 = torch.tensor(table, dtype=torch.int64).to(device, non_blocking=True)
-            tiles = _Tiles(table_X4, _rows(tokens_per_tile * self.groups))
+            # Pinned: the copy of a long table from other memory would wait for the forward that runs now.
+            host_X4 = torch.tensor(table, dtype=torch.int64, pin_memory=device.type == "cuda")
+            tiles = _Tiles(host_X4.to(device, non_blocking=True), _rows(tokens_per_tile * self.groups))
 
         # Each launch holds as many decodes as have room for their partial results, however long they are.
         num_extends, first_token = len(inp.extend_lens), sum(inp.extend_lens)

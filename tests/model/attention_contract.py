@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -145,3 +146,18 @@ def _after_a_chunk(case: Case) -> Case:
         extend_seq_lens=(5,),
     )
     return replace(case, inp=own, q_THD=torch.cat((case.q_THD[:1].expand(5, -1, -1), case.q_THD)))
+
+
+def check_a_graph_can_be_made(make: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of decodes takes nothing from the host and gives it nothing: a GPU refuses both while it captures."""
+    case = make_case((), (31, 2, 300), page_size=16)
+    backend = make(4, case.layout)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("operation not permitted when stream is capturing")
+
+    with monkeypatch.context() as patched:
+        for name in ("item", "tolist", "cpu", "__bool__", "__int__"):
+            patched.setattr(Tensor, name, refuse)
+        patched.setattr(torch, "tensor", refuse)
+        backend.plan(case.inp, case.layout)

@@ -24,11 +24,12 @@ REAL_SIZES = tuple(
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel is compiled for the device here")
-def test_interpreted_cases() -> None:
+@pytest.mark.parametrize("half", ["contract", "not contract"])
+def test_interpreted_cases(half: str) -> None:
     """A process of its own: Triton reads TRITON_INTERPRET once, when anything first imports it."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
-        [*command, "tests/model/interpreted_attention_triton.py"],
+        [*command, "-k", half, "tests/model/interpreted_attention_triton.py"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
         capture_output=True,

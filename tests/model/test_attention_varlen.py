@@ -9,7 +9,7 @@ from torch import Tensor
 from model.attention_varlen import VarlenAttention, find_kernel, reads_block_tables, trial
 from protocol.kv_layout import KvLayout
 from tests.model.attention_cases import plain_attention
-from tests.model.attention_contract import CASES, ContractCase, check_case
+from tests.model.attention_contract import CASES, ContractCase, check_a_graph_can_be_made, check_case
 
 LAYOUT = KvLayout(1, 2, 16, 4, "float32")
 
@@ -50,6 +50,10 @@ def make(num_heads: int, layout: KvLayout) -> VarlenAttention:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_contract(case: ContractCase, page_size: int) -> None:
     check_case(make, case, page_size)
+
+
+def test_a_graph_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_a_graph_can_be_made(make, monkeypatch)
 
 
 def test_probe_reads_the_signature() -> None:
