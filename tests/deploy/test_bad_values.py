@@ -97,7 +97,7 @@ FLAGS = [
     # names, addresses, folders
     ("serve --host=", "--host: got '', expected a string of printable characters"),
     ("serve --model=", "--model: got '', expected a string of printable characters"),
-    ("serve --served-model-name=", "--served-model-name: got '', expected a string of printable characters"),
+    ("serve --served-model-name=", "--served-model-name: got '', expected strings of printable characters"),
     ("serve --host no..dots --port 0", "--host: got 'no..dots', expected an address of this machine"),
     ("serve --host 999.1.1.1 --port 0", "--host: got '999.1.1.1', expected an address of this machine"),
     ("serve --host 192.0.2.7 --port 0", "--host: cannot listen on 192.0.2.7:0"),
@@ -174,7 +174,7 @@ def test_flags(typed: str, says: str, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     "typed, says",
     [
-        (["serve", "--served-model-name", "a\nb"], "--served-model-name: got 'a\\nb', expected a string of printable"),
+        (["serve", "--served-model-name", "a\nb"], "--served-model-name: got 'a\\nb', expected strings of printable"),
         (["serve", "--host", "\x1b[31m"], "--host: got '\\x1b[31m', expected a string of printable"),
         (["serve", "--model", "/x\udcff"], "--model: got '/x\\udcff', expected a string of printable characters"),
         (["serve", "--port", "80\n"], "--port: got '80\\n', expected an integer"),
@@ -201,7 +201,7 @@ ENVIRONMENT = [
     ("BATON_DISABLE_OVERLAP_SCHEDULE", "2", "BATON_DISABLE_OVERLAP_SCHEDULE: got '2', expected true or false"),
     ("BATON_DEVICE", "tpu", "BATON_DEVICE: got 'tpu', expected one of auto, cpu, cuda"),
     ("BATON_DEVICE", "cud", "BATON_DEVICE: got 'cud', expected one of auto, cpu, cuda, cuda:N (did you mean 'cuda'?)"),
-    ("BATON_SERVED_MODEL_NAME", "a\tb", "BATON_SERVED_MODEL_NAME: got 'a\\tb', expected a string of printable"),
+    ("BATON_SERVED_MODEL_NAME", "a\tb", "BATON_SERVED_MODEL_NAME: got 'a\\tb', expected strings of printable"),
     ("BATON_PAGESIZE", "16", "environment variable BATON_PAGESIZE is unknown, did you mean 'BATON_PAGE_SIZE'?"),
     ("BATON_PORTS", "", "environment variable BATON_PORTS is unknown, did you mean 'BATON_PORT'?"),
     ("BATON_", "1", "environment variable BATON_ is unknown"),
