@@ -8,6 +8,8 @@ import random
 import signal
 from dataclasses import dataclass
 
+from decode.prefill_peers import HELLO_DEADLINE_S
+
 PHASES = (
     "queued",  # the gateway is about to send Assign
     "reserving",  # decode has reserved, and is about to send the job
@@ -22,7 +24,7 @@ PHASES = (
 VICTIMS = ("prefill", "decode", "gateway", "launcher")
 FAULTS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 DELIVERED = ("prebuilt", "decoding", "finishing")  # phases in which decode needs its prefill worker no more
-LIMIT_S = 5.0  # from the fault to the end of the request, on cores of our own
+LIMIT_S = HELLO_DEADLINE_S - 5.0  # of what must not wait for a deadline: this is the shortest
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tests.gateway.fake_worker import PATIENCE_S, Behaviour
 pytestmark = pytest.mark.slow
 
 SMALL = HttpLimits(max_body_bytes=2000, max_header_bytes=1000, max_headers=20, max_connections=8)
-HASTY = HttpLimits(header_timeout_s=0.1, body_timeout_s=0.1, keep_alive_s=0.3)
+HASTY = HttpLimits(header_timeout_s=0.3, body_timeout_s=0.3, keep_alive_s=0.3)
 GET = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n"
 LAST = b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
@@ -206,13 +206,13 @@ async def test_whoever_was_refused_takes_nobody_s_place(small: Setting) -> None:
 
 async def test_headers_that_do_not_come(hasty: Setting) -> None:
     for parts in ((b"GET / HTTP/1.1\r\na: b\r\n",), (), (b"\r\n",)):
-        assert "headers did not arrive within 0.1 s" in error_of(await exchange(hasty, *parts), 408)
+        assert "headers did not arrive within 0.3 s" in error_of(await exchange(hasty, *parts), 408)
 
 
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/chat/completions"])
 async def test_a_body_that_does_not_come(hasty: Setting, path: bytes) -> None:
     head = b"POST " + path + b" HTTP/1.1\r\ncontent-length: 100\r\n\r\n{"
-    assert "body did not arrive within 0.1 s" in error_of(await exchange(hasty, head), 408)
+    assert "body did not arrive within 0.3 s" in error_of(await exchange(hasty, head), 408)
 
 
 async def test_a_body_that_trickles_is_cut_while_a_stream_goes_on(hasty: Setting) -> None:

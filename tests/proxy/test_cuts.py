@@ -1,5 +1,5 @@
 """A connection between decode and prefill is cut after each of its first bytes: in the greeting, in a header, in KV, in
-a job. Every answer is exact, within seconds, and nothing is held.
+a job. Every answer is exact, sooner than by a deadline, and nothing is held.
 
     data    prefill dials decode: frames there, nothing but ZMQ's own words back
     peer    decode dials prefill: greetings, jobs, credit there; answers back
@@ -12,7 +12,7 @@ import pytest
 
 from runtime.clock import MonotonicClock
 from tests.faults.deployment import wait_until
-from tests.faults.grid import stretched
+from tests.faults.grid import LIMIT_S, stretched
 from tests.proxy.conftest import Lend
 from tests.proxy.deployment import RUNNER, Proxied
 from tests.proxy.proxy import Cut, Gate, Way
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.faults
 
 FIRST_BYTES = range(200)
 FEW = (0, 10, 11, 64, 91, 100, 153, 199)  # ends of what ZMQ says first, and beyond
-LIMIT_S = 20.0  # on busy cores, too: far less than any deadline for what was lost
 AT_A_TIME = 40  # positions between two looks at the ledger
 
 
