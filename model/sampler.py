@@ -22,6 +22,7 @@ from model.splitmix import mix, shift_right
 NOT_A_TOKEN: Final = -1  # drawn from logits that are not finite
 GREEDY_BELOW: Final = 1e-30  # a temperature so low that logits divided by it would leave float32
 _NEG_INF: Final = float("-inf")
+_CACHED: Final = 2**18  # logits
 _DIGITS: Final = ((22, 2**10), (11, 2**11), (0, 2**11))  # of a 32-bit key, highest first: (shift, number of values)
 
 
@@ -122,9 +123,12 @@ def _without_banned(logits_LV: Tensor, position_L: Tensor, banned: Banned) -> Te
 
 def _mask_rows(scaled_LV: Tensor, mask: Callable[[Tensor, Tensor], Tensor], rows_N: Tensor, column_L: Tensor) -> None:
     """Replaces the rows that ask for a mask. The others are not looked at."""
-    scaled_NV = scaled_LV.index_select(0, rows_N)
-    cut_NV = mask(scaled_NV, column_L.index_select(0, rows_N)[:, None])
-    scaled_LV.index_copy_(0, rows_N, scaled_NV.masked_fill_(cut_NV, _NEG_INF))
+    # A CPU takes as many rows at a time as stay in its cache.
+    num_together = max(1, _CACHED // scaled_LV.shape[-1]) if scaled_LV.is_cpu else len(rows_N)
+    for part_N in rows_N.split(num_together):
+        scaled_NV = scaled_LV.index_select(0, part_N)
+        cut_NV = mask(scaled_NV, column_L.index_select(0, part_N)[:, None])
+        scaled_LV.index_copy_(0, part_N, scaled_NV.masked_fill_(cut_NV, _NEG_INF))
 
 
 def _mask_top_k(scaled_NV: Tensor, k_N1: Tensor) -> Tensor:
