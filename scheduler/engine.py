@@ -259,9 +259,9 @@ class Engine:
 
     def _resolve(self, launch: Launch) -> None:
         with _failures_of(launch):
-            inp, generations = launch.batch.input, launch.batch.decode_generations
+            inp, owners_B = launch.batch.input, launch.batch.decode_owners_B
             if launch.batch.has_sentinels:
-                resolved_T = self.future_map.resolve_future(inp.input_ids_T, generations)
+                resolved_T = self.future_map.resolve_future(inp.input_ids_T, owners_B)
                 inp = replace(inp, input_ids_T=resolved_T)
             launch.input = inp
 
@@ -280,13 +280,13 @@ class Engine:
             with _failures_of(launch):
                 tokens_L = sample(logits_LV, batch.sampling)
                 # NOT_A_TOKEN must not be read by the launch behind this one, which is enqueued already
-                self.future_map.stash(batch.stash_rows_L, tokens_L.clamp(min=0), batch.stash_generations)
+                self.future_map.stash(batch.stash_rows_L, tokens_L.clamp(min=0), batch.stash_owners_L)
                 launch.tokens_L = self._forward.to_host(tokens_L)
         launch.input = launch.logits_LV = None
         if launch.error is not None:
             # The launch behind this one is enqueued already, and others than the failed requests may have joined it:
             # they must not fail because these rows hold no token. What is drawn from the zeros is ignored.
-            self.future_map.stash(batch.stash_rows_L, torch.zeros_like(batch.stash_rows_L), batch.stash_generations)
+            self.future_map.stash(batch.stash_rows_L, torch.zeros_like(batch.stash_rows_L), batch.stash_owners_L)
 
     def _layer_written(self, launch: Launch, layer: int) -> None:
         written, pages_N = self._forward.mark(), launch.written_pages_N

@@ -15,7 +15,7 @@ from torch import Tensor
 from model.inputs import ModelInput
 from model.sampler import SamplingInput
 from scheduler.req import Req
-from scheduler.row_pool import RowPool
+from scheduler.row_pool import RowPool, owners_of
 from scheduler.sampling_columns import SamplingColumns
 from scheduler.schedule_batch import IntArray, Members, ScheduleBatch
 
@@ -60,15 +60,16 @@ class ForwardBatch:
     sampling: SamplingInput | None  # None when nothing is sampled
     samples: tuple[Req, ...]
     stash_rows_L: Tensor  # rows to stash the sampled tokens at; empty without relay
-    stash_generations: tuple[int, ...]
-    decode_generations: tuple[int, ...]  # owners of the rows of the decodes
+    stash_owners_L: Tensor  # of those rows; see row_pool.owners_of
+    decode_owners_B: Tensor  # of the rows of the decodes
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Everything that the forward reads, made on the schedule stream."""
         inp, sampling = self.input, self.sampling
         found = (inp.input_ids_T, inp.positions_T, inp.slots_T, inp.page_table_BP, inp.seq_lens_B, inp.logit_indices_L)
-        return (*found, self.stash_rows_L, *(() if sampling is None else sampling.tensors))
+        relay = (self.stash_rows_L, self.stash_owners_L, self.decode_owners_B)
+        return (*found, *relay, *(() if sampling is None else sampling.tensors))
 
     @staticmethod
     def init_new(plan: LaunchPlan, rows: RowPool, page_size: int, device: torch.device) -> "ForwardBatch":
@@ -78,29 +79,29 @@ class ForwardBatch:
         sampling = _sampling(chunks, samples, running, device)
         inputs: list[ModelInput] = []
         stash_rows: list[Tensor] = []
-        decode_generations: tuple[int, ...] = ()
-        stash_generations = tuple(req.row_generation for req in samples)
+        stash_owners: list[Tensor] = []
         if chunks:
             inputs.append(_extend_input(chunks, rows, page_size, device))
             stash_rows.append(_column([req.row for req in samples], device))
+            stash_owners.append(owners_of(samples, device))
         if running is not None:
             longest = max(running.seq_lens_cpu.tolist())  # numpy's own maximum takes ten times as long
             members = running.members(rows, -(-longest // page_size))
             inputs.append(_decode_input(running, members, longest, rows, page_size, device))
             stash_rows.append(running.rows_B)
-            decode_generations = members.generations
-            stash_generations += members.generations
+            stash_owners.append(members.owners_B)
             samples += members.reqs
+        decode_owners_B = _column([], device) if running is None else members.owners_B
         if not plan.relay:
-            stash_rows, stash_generations = [_column([], device)], ()
+            stash_rows, stash_owners = [_column([], device)], [_column([], device)]
         return ForwardBatch(
             input=inputs[0] if len(inputs) == 1 else _joined(*inputs),
             has_sentinels=running is not None,
             sampling=sampling,
             samples=samples,
             stash_rows_L=stash_rows[0] if len(stash_rows) == 1 else torch.cat(stash_rows),
-            stash_generations=stash_generations,
-            decode_generations=decode_generations,
+            stash_owners_L=stash_owners[0] if len(stash_owners) == 1 else torch.cat(stash_owners),
+            decode_owners_B=decode_owners_B,
         )
 
 

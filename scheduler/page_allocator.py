@@ -1,4 +1,4 @@
-"""Which KV page belongs to whom: numbers, states, reference counts and generations. No memory is touched here.
+"""Which KV page belongs to whom: numbers, states and reference counts. No memory is touched here.
 
     FREE --allocate--> RESERVED or OWNED --retire (last reference)--> QUARANTINED --reuse--> FREE
                           RESERVED --own--> OWNED
@@ -32,7 +32,6 @@ class PageAllocator:
         self._free = list(range(num_pages - 1, 0, -1))
         self._state = [PageState.FREE] * num_pages
         self._refs = [0] * num_pages
-        self._generation = [0] * num_pages
         self._count = dict.fromkeys(PageState, 0)
         self._count[PageState.FREE] = num_pages - 1
 
@@ -42,7 +41,7 @@ class PageAllocator:
         return len(self._free)
 
     def allocate(self, num: int, state: PageState = PageState.OWNED) -> list[int] | None:
-        """`num` pages with one reference each and a new generation, or None when fewer are free."""
+        """`num` pages with one reference each, or None when fewer are free."""
         assert state in (PageState.RESERVED, PageState.OWNED), state
         if num > len(self._free):
             return None
@@ -51,7 +50,6 @@ class PageAllocator:
         for page in pages:
             self._move(page, PageState.FREE, state)
             self._refs[page] = 1
-            self._generation[page] += 1
         return pages
 
     def own(self, pages: Sequence[int]) -> None:
@@ -81,10 +79,6 @@ class PageAllocator:
         for page in pages:
             self._move(page, PageState.QUARANTINED, PageState.FREE)
         self._free.extend(pages)
-
-    def generation(self, page: int) -> int:
-        """How often the page was handed out."""
-        return self._generation[page]
 
     def counts(self) -> KvPages:
         """The ledger of the pool."""

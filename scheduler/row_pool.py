@@ -6,9 +6,15 @@ flight can read it (the retire queue sees to that). What it does not know: page 
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from scheduler.req import Req
+
+OWNER_SHIFT: Final = 32  # bits; a token is smaller than 2**32, and no row changes hands 2**31 times
 
 
 class RowPool:
@@ -52,3 +58,9 @@ class RowPool:
     def generation(self, row: int) -> int:
         """How often the row was handed out."""
         return self._generation[row]
+
+
+def owners_of(reqs: Sequence[Req], device: torch.device) -> Tensor:
+    """(N,) int64: the generations of the requests' rows, shifted by OWNER_SHIFT, so that a token fits below each."""
+    shifted = [req.row_generation << OWNER_SHIFT for req in reqs]
+    return torch.tensor(shifted, dtype=torch.int64).to(device, non_blocking=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scheduler.req import Req
-from scheduler.row_pool import RowPool
+from scheduler.row_pool import RowPool, owners_of
 from scheduler.sampling_columns import SamplingColumns
 
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -24,7 +24,7 @@ class Members:
     """What follows from who is in a batch, and in which order. Launches share it; nobody writes into it."""
 
     reqs: tuple[Req, ...]
-    generations: tuple[int, ...]  # of their rows
+    owners_B: Tensor  # the generations of their rows, as the FutureMap writes them
     rows_cpu: IntArray
     indices_B: Tensor  # 0, 1, ...
     page_table_BP: Tensor  # as wide as it was needed so far
@@ -87,7 +87,7 @@ class ScheduleBatch:
         if found is None or found.page_table_BP.shape[1] < num_pages:
             found = self._members = Members(
                 reqs=tuple(self.reqs),
-                generations=tuple(req.row_generation for req in self.reqs),
+                owners_B=owners_of(self.reqs, self.rows_B.device),
                 rows_cpu=np.array([req.row for req in self.reqs], dtype=np.int64),
                 indices_B=torch.arange(len(self.reqs), device=self.rows_B.device),
                 page_table_BP=rows.req_to_page[:, :num_pages].index_select(0, self.rows_B),

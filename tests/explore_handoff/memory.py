@@ -4,6 +4,7 @@ A sender shows only pages that are still its own, until the wire has read them. 
 are reserved. What it does not know: transfers.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -20,7 +21,16 @@ class SourceMemory:
     def __init__(self, kv: PagedKv, pages: PageAllocator) -> None:
         self._kv = kv
         self._pages = pages
-        self._shown: list[tuple[int, int]] = []  # (page, generation)
+        self._shown: list[tuple[int, int]] = []  # (page, how often it had been handed out)
+        self._times: Counter[int] = Counter()  # by page, how often it was handed out
+        allocate = pages.allocate
+
+        def counted(num: int, state: PageState = PageState.OWNED) -> list[int] | None:
+            got = allocate(num, state)
+            self._times.update(got or ())
+            return got
+
+        pages.allocate = counted  # type: ignore[method-assign]
 
     @property
     def layout(self) -> KvLayout:
@@ -38,7 +48,7 @@ class SourceMemory:
         return self._kv.window(layer, pages)
 
     def _show(self, pages: Sequence[int]) -> None:
-        self._shown += [(page, self._pages.generation(page)) for page in pages]
+        self._shown += [(page, self._times[page]) for page in pages]
 
     def held(self) -> Callable[[], None]:
         """A check that the pages of the views made last are still held for whoever held them."""
@@ -46,8 +56,8 @@ class SourceMemory:
         pages = self._pages
 
         def check() -> None:
-            for page, generation in shown:
-                assert pages.generation(page) == generation, f"page {page} has a new owner and is still being sent"
+            for page, times in shown:
+                assert self._times[page] == times, f"page {page} has a new owner and is still being sent"
                 assert pages._state[page] is not PageState.FREE, f"page {page} is free and is still being sent"
 
         return check

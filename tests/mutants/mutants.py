@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant(
         "a launch names one of its tensors only",
         FORWARD,
-        "        return (*found, self.stash_rows_L, *(() if sampling is None else sampling.tensors))\n",
+        "        return (*found, *relay, *(() if sampling is None else sampling.tensors))\n",
         "        return found[:1]\n",
         "a device may give the memory of the others away, and the simulation holds them for ever",
         tests=(f"{SCHEDULER}/test_forward_batch.py",),
@@ -143,16 +143,16 @@ MUTANTS = (
     Mutant(
         "on a GPU nobody notices a token that no launch has stashed",
         FUTURE,
-        '            torch._assert_async(is_valid, "a launch reads a token that no launch has stashed")\n',
-        "            pass\n",
+        "torch._assert_async(~is_wrong, ",
+        "print(~is_wrong, ",
         "the next token follows from garbage",
         tests=(f"{SCHEDULER}/test_future_map.py",),
     ),
     Mutant(
         "a stashed token is not checked for its owner",
         FUTURE,
-        "if row > 0 and written != generation:",
-        "if False and row > 0 and written != generation:",
+        "held_B - owners_B)",
+        "held_B & ((1 << OWNER_SHIFT) - 1))",
         "a former owner's token would pass for the present one's",
         (),
         (f"{SCHEDULER}/test_future_map.py",),
@@ -160,7 +160,7 @@ MUTANTS = (
     Mutant(
         "the stash comes before the sample",
         ENGINE,
-        "                self.future_map.stash(batch.stash_rows_L, tokens_L.clamp(min=0), batch.stash_generations)\n"
+        "                self.future_map.stash(batch.stash_rows_L, tokens_L.clamp(min=0), batch.stash_owners_L)\n"
         "                launch.tokens_L = self._forward.to_host(tokens_L)",
         "                launch.tokens_L = self._forward.to_host(tokens_L)",
         "the next launch reads a token that was never drawn",
@@ -169,7 +169,7 @@ MUTANTS = (
     Mutant(
         "a row that was read is not poisoned",
         FUTURE,
-        "        self.output_tokens_buf[[row for row in rows if row > 0]] = POISON\n",
+        "            self.output_tokens_buf[rows_B[rows_B > 0]] = POISON\n",
         "",
         "a token that is read twice passes unnoticed",
         (),
@@ -187,14 +187,14 @@ MUTANTS = (
         "sentinels are resolved twice",
         ENGINE,
         "                inp = replace(inp, input_ids_T=resolved_T)",
-        "                inp = replace(inp, input_ids_T=self.future_map.resolve_future(inp.input_ids_T, generations))",
+        "                inp = replace(inp, input_ids_T=self.future_map.resolve_future(inp.input_ids_T, owners_B))",
         "the second gather finds what the first has taken",
         ANY,
     ),
     Mutant(
         "an empty gather is not skipped",
         FUTURE,
-        "        if input_ids_T.numel() == 0:\n            return input_ids_T\n",
+        "        if num_decodes == 0:\n            return input_ids_T\n",
         "",
         "an idle rank touches the buffer",
         (),
@@ -248,7 +248,7 @@ MUTANTS = (
         ROWS,
         "        self._generation[row] += 1\n",
         "",
-        "the debug check cannot tell one owner from the next",
+        "no check can tell one owner from the next",
         (),
         (f"{SCHEDULER}/test_row_pool.py",),
     ),
@@ -336,7 +336,7 @@ MUTANTS = (
         "a failed launch leaves nothing for those who joined the next",
         ENGINE,
         "            self.future_map.stash(batch.stash_rows_L, torch.zeros_like(batch.stash_rows_L), "
-        "batch.stash_generations)\n",
+        "batch.stash_owners_L)\n",
         "            pass\n",
         "they fail with it",
         ANY,

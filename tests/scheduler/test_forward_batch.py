@@ -7,7 +7,7 @@ import torch
 from model.sampler import SamplingInput
 from scheduler.forward_batch import ExtendChunk, ForwardBatch, LaunchPlan
 from scheduler.req import Req
-from scheduler.row_pool import RowPool
+from scheduler.row_pool import OWNER_SHIFT, RowPool
 from scheduler.schedule_batch import ScheduleBatch
 from tests.scheduler.building import CPU, greedy, make_req
 
@@ -65,7 +65,7 @@ def test_extend(pool: Pool) -> None:
     assert inp.page_table_BP[1, :own].tolist() == b.pages[:own]
     assert (batch.samples, batch.has_sentinels) == ((b,), False)
     assert sampling_of(batch).position_L.tolist() == [5]
-    assert (batch.stash_rows_L.tolist(), batch.stash_generations) == ([], ())  # no relay
+    assert (batch.stash_rows_L.tolist(), batch.stash_owners_L.tolist()) == ([], [])  # no relay
 
 
 def test_only_middle_chunks_sample_nothing(pool: Pool) -> None:
@@ -100,7 +100,7 @@ def test_decode(pool: Pool) -> None:
     assert inp.logit_indices_L.tolist() == [0, 1]
     assert sampling_of(batch).position_L.tolist() == [17, 5]
     assert batch.samples == (a, b)
-    assert batch.decode_generations == (a.row_generation, b.row_generation)
+    assert (batch.decode_owners_B >> OWNER_SHIFT).tolist() == [a.row_generation, b.row_generation]
     assert batch.stash_rows_L.tolist() == [a.row, b.row]
     assert batch.has_sentinels
 
@@ -123,7 +123,7 @@ def test_mixed(pool: Pool) -> None:
     assert inp.page_table_BP[1].tolist() == b.pages[:pages]
     assert batch.samples == (a, b, c)
     assert sampling_of(batch).position_L.tolist() == [9, 31, 5]
-    assert batch.decode_generations == (b.row_generation, c.row_generation)
+    assert (batch.decode_owners_B >> OWNER_SHIFT).tolist() == [b.row_generation, c.row_generation]
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:

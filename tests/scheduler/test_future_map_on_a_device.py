@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from scheduler.future_map import FutureMap
+from scheduler.row_pool import OWNER_SHIFT
 
+OWNER = 1 << OWNER_SHIFT
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -35,8 +37,8 @@ def test_the_device_asserts_that_every_token_is_there(
     asserted: list[tuple[Tensor, str]] = []
     monkeypatch.setattr(torch, "_assert_async", lambda condition, text: asserted.append((condition, text)))
     future_map = FutureMap(8, torch.device("cpu"))
-    future_map.stash(torch.tensor([1, 2]), torch.tensor([10, 20]), [1, 1])
-    future_map.resolve_future(on_device(*ids), [1] * len(ids))
+    future_map.stash(torch.tensor([1, 2]), torch.tensor([10, 20]), torch.tensor([OWNER, OWNER]))
+    future_map.resolve_future(on_device(*ids), torch.tensor([OWNER] * len(ids)))
     [(condition, text)] = asserted
     assert (condition.dtype, condition.numel()) == (torch.bool, 1)
     assert condition.as_subclass(Tensor).tolist() is is_valid
@@ -49,10 +51,11 @@ import torch
 from scheduler.future_map import FutureMap
 
 future_map = FutureMap(8, torch.device("cuda"))
-future_map.stash(torch.tensor([1], device="cuda"), torch.tensor([10], device="cuda"), [1])
-resolved = future_map.resolve_future(torch.tensor([-1, 7], device="cuda"), [1, 1])
+owners = torch.tensor([1 << 32, 1 << 32], device="cuda")
+future_map.stash(torch.tensor([1], device="cuda"), torch.tensor([10], device="cuda"), owners[:1])
+resolved = future_map.resolve_future(torch.tensor([-1, 7], device="cuda"), owners)
 assert resolved.tolist() == [10, 7]
-future_map.resolve_future(torch.tensor([-3], device="cuda"), [1])
+future_map.resolve_future(torch.tensor([-3], device="cuda"), owners[:1])
 print("not waited", flush=True)
 try:
     torch.cuda.synchronize()

@@ -105,8 +105,8 @@ def test_an_idle_rank_touches_nothing() -> None:
     future_map = FutureMap(4, torch.device("cpu"), debug=True)
     nothing = torch.empty(0, dtype=torch.int64)
     with Ops() as ops:
-        future_map.stash(nothing, nothing, ())
-        assert future_map.resolve_future(nothing, ()) is nothing
+        future_map.stash(nothing, nothing, nothing)
+        assert future_map.resolve_future(nothing, nothing) is nothing
         assert ops.num == 0
-        future_map.stash(torch.tensor([1]), torch.tensor([5]), (1,))
+        future_map.stash(torch.tensor([1]), torch.tensor([5]), torch.tensor([1]))
     assert ops.num > 0

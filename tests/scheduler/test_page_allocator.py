@@ -24,14 +24,12 @@ class Pages(RuleBasedStateMachine):
         self.num_pages = 2
         self.refs: dict[int, int] = {}
         self.state: dict[int, PageState] = {}
-        self.generation: dict[int, int] = {}
         self.quarantined: set[int] = set()
 
     @initialize(num_pages=st.integers(2, 12))
     def make(self, num_pages: int) -> None:
         self.pages = PageAllocator(num_pages)
         self.num_pages = num_pages
-        self.generation = dict.fromkeys(range(num_pages), 0)
 
     @property
     def num_free(self) -> int:
@@ -47,7 +45,6 @@ class Pages(RuleBasedStateMachine):
             assert page not in self.refs and page not in self.quarantined
             self.refs[page] = 1
             self.state[page] = state
-            self.generation[page] += 1
         assert got is None or len(set(got)) == num
 
     @precondition(lambda self: self.refs)
@@ -107,7 +104,6 @@ class Pages(RuleBasedStateMachine):
         assert counts.quarantined == len(self.quarantined)
         assert counts.cached == 0
         assert counts.total == counts.free + counts.owned + counts.reserved + counts.quarantined + counts.cached
-        assert all(self.pages.generation(page) == number for page, number in self.generation.items())
 
 
 def test_pages_against_the_model() -> None:
@@ -119,7 +115,6 @@ def test_the_page_given_back_last_is_handed_out_first() -> None:
     assert sorted(pages.allocate(3) or []) == [1, 2, 3]
     pages.reuse(pages.retire([2]))
     assert pages.allocate(1) == [2]
-    assert pages.generation(2) == 2
 
 
 def test_a_pool_without_a_page_is_refused() -> None:
