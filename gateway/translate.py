@@ -45,6 +45,7 @@ class Translator:
     def __init__(self, folder: ModelFolder, tokenizer: TextTokenizer | None, templates: ChatTemplates) -> None:
         self._folder = folder
         self._tokenizer = tokenizer
+        self._eos_token_ids = _eos_token_ids(folder, tokenizer)
         self._templates = templates
 
     def completion_prompts(self, request: CompletionRequest, limits: Limits) -> list[list[int]]:
@@ -130,9 +131,6 @@ class Translator:
                     f"stop_token_ids: got {token_id}, expected ids below the vocabulary size {limits.vocab_size}",
                     param="stop_token_ids",
                 )
-        eos = self._folder.eos_token_ids
-        if not eos and self._tokenizer is not None and self._tokenizer.eos_id is not None:
-            eos = (self._tokenizer.eos_id,)
         return SamplingParams(
             max_tokens=1,
             min_tokens=request.min_tokens or 0,
@@ -142,9 +140,17 @@ class Translator:
             min_p=_first(request.min_p, defaults.min_p, 0.0),
             seed=request.seed if request.seed is not None else secrets.randbits(63),
             stop_token_ids=stop_token_ids,
-            eos_token_ids=eos,
+            eos_token_ids=self._eos_token_ids,
             ignore_eos=request.ignore_eos is True,
         )
+
+
+def _eos_token_ids(folder: ModelFolder, tokenizer: TextTokenizer | None) -> tuple[int, ...]:
+    """What ends a choice: EOS of the configuration, and EOS of the tokenizer, which may be another one that only
+    the chat format uses. Ids outside the vocabulary cannot be drawn."""
+    own = () if tokenizer is None or tokenizer.eos_id is None else (tokenizer.eos_id,)
+    both = dict.fromkeys((*folder.eos_token_ids, *own))
+    return tuple(each for each in both if folder.vocab_size is None or each < folder.vocab_size)
 
 
 def _first(*values: T | None) -> T:

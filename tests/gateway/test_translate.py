@@ -13,6 +13,7 @@ from gateway.text_slices import SLICE_CHARS
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Job, Translator
 from protocol.errors import BadRequest
+from protocol.request import FinishReason, finish_reason
 from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, write_folder
 
 LIMITS = Limits(context_length=64, vocab_size=300)
@@ -98,9 +99,34 @@ def test_defaults_of_the_model_and_of_the_client(tmp_path: Path) -> None:
     assert (asked.temperature, asked.top_p, asked.top_k, asked.min_p, asked.seed) == (0.0, 1.0, 0, 0.0, -5)
 
 
-def test_eos_from_the_tokenizer_when_nothing_else_says(tmp_path: Path) -> None:
-    path = write_folder(tmp_path, byte_tokenizer(), config={"eos_token_id": None})
-    assert job(path, completion()).sampling.eos_token_ids == (EOS,)
+@pytest.mark.parametrize(
+    ("config", "generation", "ids"),
+    [
+        ({"eos_token_id": None}, {}, (EOS,)),  # only the tokenizer says
+        ({"eos_token_id": EOS}, {}, (EOS,)),
+        ({"eos_token_id": END}, {}, (END, EOS)),
+        ({"eos_token_id": [7, END]}, {}, (7, END, EOS)),
+        ({"eos_token_id": 7}, {"eos_token_id": [END]}, (END, EOS)),
+        ({"eos_token_id": END, "vocab_size": EOS}, {}, tuple(each for each in (END,) if each < EOS)),
+    ],
+)
+def test_eos_of_the_configuration_and_of_the_tokenizer_both_end_a_choice(
+    tmp_path: Path, config: dict[str, Any], generation: dict[str, Any], ids: tuple[int, ...]
+) -> None:
+    path = write_folder(tmp_path, byte_tokenizer(), config=config, generation=generation)
+    sampling = job(path, completion(min_tokens=3)).sampling
+    assert sampling.eos_token_ids == ids
+    assert sampling.ending_ids == set(ids)
+    for token_id in ids:
+        assert finish_reason(sampling, 3, token_id) is FinishReason.STOP
+        assert finish_reason(sampling, 2, token_id) is None  # min_tokens holds back all of them
+    ignoring = job(path, completion(ignore_eos=True)).sampling
+    assert ignoring.ending_ids == frozenset()
+
+
+def test_eos_of_the_configuration_alone_where_there_is_no_tokenizer(tmp_path: Path) -> None:
+    path = write_folder(tmp_path, config={"eos_token_id": [7, END]})
+    assert job(path, completion()).sampling.eos_token_ids == (7, END)
 
 
 def test_max_tokens(folder: Path) -> None:
