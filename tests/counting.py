@@ -17,6 +17,7 @@ def instructions(run: Callable[[], object]) -> int:
         num += event == "opcode"
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # before tracing begins: else Python 3.12 sees none the first time
     before = sys.gettrace()
     gc.collect()
     gc.disable()  # what is collected meanwhile may run code of its own

@@ -2,8 +2,14 @@
 
 import gc
 import os
+from pathlib import Path
 
 import psutil
+
+
+def python_path(*folders: Path) -> str:
+    """For a child's PYTHONPATH: the folders, then what this process was given, where all of its packages may be."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def command_line(process: psutil.Process) -> list[str]:

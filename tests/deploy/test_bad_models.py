@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import make_checkpoint
 from tests.e2e.baton_process import PATIENCE_S
 from tests.gateway.folders import byte_tokenizer
-from tests.processes import command_line
+from tests.processes import command_line, python_path
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def test_a_damaged_folder_ends_baton_serve(damage: object, flags: list[str], say
     process = subprocess.Popen(
         [sys.executable, "-m", "deploy", "serve", "--model", str(folder), "--port", "0", "--threads", "1", *flags],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        env={**os.environ, "PYTHONPATH": python_path(PROJECT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

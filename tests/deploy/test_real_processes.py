@@ -17,6 +17,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.e2e.baton_process import PATIENCE_S
 from tests.gateway.folders import byte_tokenizer
+from tests.processes import python_path
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def baton(*argv: str) -> list[str]:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(PROJECT), **extra}
+    return {**os.environ, "PYTHONPATH": python_path(PROJECT), **extra}
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import psutil
 
 from loadtest.tied import tied
 from runtime.clock import MonotonicClock
+from tests.processes import python_path
 
 PROJECT = Path(__file__).resolve().parents[2]
 SERVE_FAKE = str(Path(__file__).with_name("serve_fake.py"))
@@ -161,7 +162,7 @@ class BatonProcess:
 
 def environment() -> dict[str, str]:
     """Ours, with this project importable, and without what tests set for themselves."""
-    return {**{k: v for k, v in os.environ.items() if not k.startswith("OMP_")}, "PYTHONPATH": str(PROJECT)}
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("OMP_")}, "PYTHONPATH": python_path(PROJECT)}
 
 
 def read_event(line: str) -> dict[str, Any]:

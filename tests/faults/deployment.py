@@ -20,7 +20,7 @@ from model.fake import FakeRunner
 from runtime.clock import MonotonicClock
 from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
 from tests.faults.client import Client
-from tests.processes import command_line
+from tests.processes import command_line, python_path
 
 HOOKED = Path(__file__).with_name("hooked")
 RUNNER = FakeRunner()
@@ -75,7 +75,7 @@ class Deployment:
             argv += [f"--{flag}", str(counts.get(flag[0].upper(), 0))]
         self.num_ways = counts.get("P", 0) * counts.get("D", 0) + counts.get("U", 0)
         variables = {
-            "PYTHONPATH": str(HOOKED) + os.pathsep + str(HOOKED.parents[2]),
+            "PYTHONPATH": python_path(HOOKED, HOOKED.parents[2]),
             "PHASE_HOOKS_FOLDER": str(self.faults),
             "TMPDIR": str(self.temporary),
         }

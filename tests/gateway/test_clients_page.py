@@ -12,6 +12,7 @@ import pytest
 
 from tests.gateway.conftest import Setting, running
 from tests.gateway.fake_worker import Behaviour
+from tests.processes import python_path
 
 pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
@@ -38,7 +39,8 @@ async def locked(folder: Path, tmp_path: Path) -> AsyncIterator[Setting]:
 
 async def said(setting: Setting, folder: Path, *command: str) -> str:
     """What a command prints; it must succeed. `python` is this one."""
-    variables = {**os.environ, "URL": setting.gateway.url, "KEY": KEY, "PYTHONPATH": str(Path(__file__).parents[2])}
+    path = python_path(Path(__file__).parents[2])
+    variables = {**os.environ, "URL": setting.gateway.url, "KEY": KEY, "PYTHONPATH": path}
     child = await asyncio.create_subprocess_exec(
         *command, cwd=folder, env=variables, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -69,6 +71,7 @@ async def test_each_command(locked: Setting, tmp_path: Path) -> None:
 
 
 async def test_the_python_program(locked: Setting, tmp_path: Path) -> None:
+    pytest.importorskip("openai", reason="the package `openai` is not installed")
     [program] = blocks("python")
     for found, ours in (("http://127.0.0.1:8000", locked.gateway.url), ('"none"', repr(KEY))):
         assert found in program

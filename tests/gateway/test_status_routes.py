@@ -49,7 +49,7 @@ async def test_ping_is_health(setting: Setting) -> None:
 
 async def test_version(setting: Setting) -> None:
     assert (await setting.client.get("/version")).json() == {"version": baton_version()}
-    assert baton_version()[0].isdigit()
+    assert baton_version()[0].isdigit() or baton_version() == "(not installed)"
 
 
 async def facts(setting: Setting, *paths: str) -> dict[str, Any]:

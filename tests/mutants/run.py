@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutants.mutant import ANY, SEEDS, Mutant
+from tests.processes import python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLER_S = 120.0  # a killer that takes longer hangs: noticed as well
@@ -103,7 +104,7 @@ class Copy:
         return Verdict(mutant, None)
 
     def _run(self, module: Sequence[str], timeout_s: float = KILLER_S) -> tuple[int, str]:
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(self.folder)}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(self.folder)}
         command = [sys.executable, "-m", *module]
         try:
             done = subprocess.run(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.process_life import LAUNCHER_PID, StatusPipe, StopSignal, die_with_parent, thread_environment
+from tests.processes import python_path
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -18,7 +19,7 @@ def test_started_by_hand_nothing_is_tied_to_the_parent(monkeypatch: pytest.Monke
 
 
 def test_a_parent_that_is_gone_already_ends_the_process() -> None:
-    environment = {**os.environ, LAUNCHER_PID: "1", "PYTHONPATH": str(PROJECT)}
+    environment = {**os.environ, LAUNCHER_PID: "1", "PYTHONPATH": python_path(PROJECT)}
     program = "from runtime.process_life import die_with_parent; die_with_parent(); print('alive')"
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL
@@ -27,7 +28,7 @@ def test_a_parent_that_is_gone_already_ends_the_process() -> None:
 
 @pytest.mark.parametrize("room", ["gateway", "prefill", "decode", "unified"])
 def test_a_process_ends_with_its_parent_while_it_still_imports(room: str) -> None:
-    environment = {**os.environ, LAUNCHER_PID: "1", "PYTHONPATH": str(PROJECT)}
+    environment = {**os.environ, LAUNCHER_PID: "1", "PYTHONPATH": python_path(PROJECT)}
     argv = [sys.executable, "-X", "importtime", "-P", "-m", room, "--settings", "{}"]
     ended = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from runtime.shared_memory import SharedMemory, host_identity, is_taken, open_shared, take_seat
+from tests.processes import python_path
 
 PROJECT = Path(__file__).resolve().parents[2]
 SIZE = 1 << 20
@@ -40,7 +41,7 @@ sys.stdin.read()
 def python(program: str, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
     """A process that waits until it is killed; its first line has been said."""
     argv = [sys.executable, "-c", program, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    environment = {**os.environ, "PYTHONPATH": python_path(PROJECT)}
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             yield process
@@ -133,7 +134,7 @@ def test_a_seat_has_one_holder_until_its_descriptor_is_closed() -> None:
 def test_processes_of_one_host_name_it_alike() -> None:
     said = subprocess.run(
         [sys.executable, "-c", "from runtime.shared_memory import host_identity; print(host_identity())"],
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        env={**os.environ, "PYTHONPATH": python_path(PROJECT)},
         capture_output=True,
         text=True,
         check=True,
