@@ -21,6 +21,14 @@ def find_model(wanted: str | None) -> Path:
     return _bundled() if wanted is None else _found("model", wanted, _why_no_checkpoint)
 
 
+def is_checkpoint(name: str) -> bool:
+    """Whether this is the path of a folder that `--model` would take."""
+    try:
+        return find_model(name).is_dir()
+    except ConfigError:
+        return False
+
+
 def find_tokenizer(wanted: str | None) -> Path | None:
     """The folder that `--tokenizer` names; None for the model's own. ConfigError when no tokenizer is there."""
     return None if wanted is None else _found("tokenizer", wanted, _why_no_tokenizer)

@@ -49,9 +49,11 @@ from deploy.model_folder import (
     find_template,
     find_tokenizer,
     has_tokenizer,
+    is_checkpoint,
     model_name,
 )
 from deploy.supervisor import GivenUp, Rules, Supervisor
+from protocol.brief import brief
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.address import is_loopback, refuse_exposed, split_endpoint
@@ -108,8 +110,18 @@ def check_keys(config: Config, *, for_gateway: bool) -> None:
 
 
 def first_name(config: Config, model: Path) -> str:
-    """The name that answers tell."""
-    return (*config.items("served-model-name"), model_name(model))[0]
+    """The name that answers tell. ConfigError when a later name is the folder of a model and no --model is given: then
+    the flag has taken what was typed as MODEL behind it, and the bundled model would be served under its name."""
+    names = config.items("served-model-name")
+    if config.optional_text("model") is None:
+        for name in names[1:]:
+            if is_checkpoint(name):
+                raise ConfigError(
+                    f"--served-model-name: got {brief(name)}, which is the folder of a model, and no --model; to serve"
+                    " it, put it before this flag or behind --model",
+                    param="served-model-name",
+                )
+    return (*names, model_name(model))[0]
 
 
 def check_api_keys(config: Config) -> None:

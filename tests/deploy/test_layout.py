@@ -112,6 +112,22 @@ def test_the_first_name_is_told() -> None:
     assert first_name(config("serve"), MODEL) == "story"
 
 
+def test_a_folder_that_the_names_have_swallowed_is_not_served_as_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`baton serve --served-model-name tale models/story` would serve the bundled model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="--served-model-name: got 'mine', which is the folder of a model") as caught:
+        first_name(config("serve", served_model_name="tale,mine"), MODEL)
+    assert caught.value.param == "served-model-name"
+    assert first_name(config("serve", served_model_name="tale,empty"), MODEL) == "tale"
+    assert first_name(config("serve", served_model_name="mine"), MODEL) == "mine"
+    assert first_name(config("serve", served_model_name="tale,mine", model="mine"), MODEL) == "tale"
+
+
 def test_every_limit_has_a_flag_of_its_own() -> None:
     flags = [option for option in options_for("gateway") if option.group == LIMITS]
     typed = {option.key: str(101 + place) for place, option in enumerate(flags)}
