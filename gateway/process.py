@@ -132,6 +132,7 @@ class Gateway:
         self.service = Service(
             names=ModelNames((settings.served_model_name, *settings.more_model_names), settings.model_as_typed),
             model=str(folder.path),
+            texts=str(texts.absolute()),
             control=self.control,
             translator=Translator(folder, tokenizer, templates),
             tokenizer=tokenizer,

@@ -22,6 +22,7 @@ class Service:
 
     names: ModelNames
     model: str  # its folder
+    texts: str  # the folder of its tokenizer
     control: Control
     translator: Translator
     tokenizer: TextTokenizer | None

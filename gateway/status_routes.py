@@ -144,7 +144,7 @@ def _server_info(service: Service) -> dict[str, Any]:
         "model_id": service.names.first,
         "served_model_name": service.names.first,
         "model_path": service.model,
-        "tokenizer_path": service.model,
+        "tokenizer_path": service.texts,
         "version": baton_version(),
         "max_running_requests": sum(each.max_running_requests for each in decodes),
         "max_total_tokens": sum(each.max_total_tokens for each in decodes),
@@ -162,7 +162,7 @@ def _model_info(service: Service) -> dict[str, Any]:
     limits = service.limits
     return {
         "model_path": service.model,
-        "tokenizer_path": service.model,
+        "tokenizer_path": service.texts,
         "served_model_name": service.names.first,
         "is_generation": True,
         "has_image_understanding": False,

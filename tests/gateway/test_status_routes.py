@@ -7,6 +7,7 @@ from gateway.http_app import build_app
 from protocol.messages_gateway import Role
 from runtime.version import baton_version
 from tests.gateway.conftest import Setting, running
+from tests.gateway.folders import byte_tokenizer, write_folder
 
 
 def routes(setting: Setting) -> list[tuple[str, set[str]]]:
@@ -80,6 +81,15 @@ async def test_model_info(setting: Setting, folder: Path) -> None:
     found = await facts(setting, "/model_info", "/get_model_info")
     assert found["is_generation"] is True and found["model_path"] == str(folder)
     assert (found["served_model_name"], found["max_context_length"]) == ("story", 512)
+
+
+async def test_routers_are_told_where_the_tokenizer_is(folder: Path, tmp_path: Path) -> None:
+    """They load it to count tokens."""
+    for elsewhere in (None, str(write_folder(tmp_path / "texts", byte_tokenizer()))):
+        async with running(folder, tokenizer=elsewhere) as setting:
+            for paths in (("/server_info", "/get_server_info"), ("/model_info", "/get_model_info")):
+                found = await facts(setting, *paths)
+                assert (found["model_path"], found["tokenizer_path"]) == (str(folder), elsewhere or str(folder))
 
 
 @pytest.mark.parametrize("asked", ["tale", "fable", "models/story", "./models/story/"])
