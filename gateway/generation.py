@@ -101,7 +101,7 @@ class Generation:
         self.stamp("tokenised")
         try:
             await self._assign_all()
-        except (BatonError, asyncio.CancelledError):
+        except BaseException:
             self._cancel_all()
             raise
         self._metrics.prompt_tokens.add(self.num_prompt_tokens)
@@ -120,8 +120,8 @@ class Generation:
             listener = _PromptListener(self, place)
             ticket = self._control.assign(f"{self.response_id}-{place}", job, listener, self.with_timeline)
             self._tickets.append(ticket)
-            if self.error is not None:  # assigning one prompt has shown that another's worker is gone
-                raise self.error
+            if (wrong := self.error or self._fault) is not None:  # of a prompt that was assigned before
+                raise wrong
 
     async def batches(self) -> AsyncIterator[Batch]:
         """What the choices gained since the last turn, until all have finished, one failed, or the client left."""

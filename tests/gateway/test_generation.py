@@ -83,7 +83,7 @@ class Counts:
         return Ticket(request_id, cast(Any, None), lambda _: self.cancelled.append(request_id))
 
 
-@pytest.mark.parametrize("ends", ["assigned", "lost", "stopped"])
+@pytest.mark.parametrize("ends", ["assigned", "lost", "fault", "stopped"])
 async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) -> None:
     control = Counts()
     job = Job((1,) * (TURN_TOKENS // 2), SamplingParams(max_tokens=3), 1)
@@ -98,6 +98,8 @@ async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) 
         turns.append(len(control.assigned))
         if ends == "lost" and turns[-1] == 4:
             generation.on_failed(Unavailable("gone"))
+        elif ends == "fault" and turns[-1] == 4:
+            generation.on_fault(RuntimeError("broken detokenizer"))
         elif ends == "stopped" and turns[-1] == 4:
             starting.cancel()
     assert turns[:2] == [2, 4]
@@ -105,4 +107,4 @@ async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) 
         assert turns[2] == 6 and not control.cancelled and starting.result() is None
     else:
         assert set(control.cancelled) == set(control.assigned) and len(control.assigned) in (4, 5)
-        assert starting.cancelled() or isinstance(starting.exception(), Unavailable)
+        assert starting.cancelled() or isinstance(starting.exception(), Unavailable | RuntimeError)
