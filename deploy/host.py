@@ -18,9 +18,9 @@ from runtime.address import listen, split_endpoint
 from runtime.process_life import thread_environment
 
 _CGROUP = Path("/sys/fs/cgroup")
-# where drivers that torch calls cuda show themselves: NVIDIA's, its boards', a Windows host's, AMD's
 _ASK_TORCH = "import torch; print(torch.cuda.device_count())"
 _ASK_TORCH_S = 120.0
+# where drivers that torch calls cuda show themselves: NVIDIA's, its boards', a Windows host's, AMD's
 _GPU_SIGNS = ("dev/nvidia*", "proc/driver/nvidia", "dev/nvhost-*", "dev/nvmap", "dev/dxg", "dev/kfd")
 
 

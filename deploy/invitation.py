@@ -57,7 +57,7 @@ def curl(url: str, body: dict[str, object], api_key_file: str | None = None) -> 
     written = shlex.quote(json.dumps(body, ensure_ascii=False))
     key = ""
     if api_key_file is not None:  # the key itself does not stand in the terminal
-        key = f""" -H "Authorization: Bearer $(grep -m1 '^[^#]' {shlex.quote(api_key_file)})\""""
+        key = f""" -H "Authorization: Bearer $(awk '$1 ~ /^[^#]/ {{print $1; exit}}' {shlex.quote(api_key_file)})\""""
     return f"curl -N -s {url}/v1/completions -H 'Content-Type: application/json'{key} -d {written}"
 
 

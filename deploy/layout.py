@@ -197,8 +197,7 @@ def _absolute(path: str | None) -> str | None:
 
 def api_key_file(config: Config) -> str | None:
     """Where the API keys are, wherever the gateway is started; None without keys."""
-    path = config.optional_text("api-key-file")
-    return None if path is None else str(Path(path).expanduser().absolute())
+    return _absolute(config.optional_text("api-key-file"))
 
 
 def allowed_origins(config: Config) -> tuple[str, ...]:

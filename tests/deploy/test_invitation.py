@@ -34,7 +34,7 @@ def test_a_name_with_quotes_survives_the_shell() -> None:
 
 def test_with_keys_the_command_reads_the_first_one_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "our keys"
-    path.write_text("# ours\n\nsk-1\nsk-2\n")
+    path.write_text("# ours\n  # old: sk-0\n  \n sk-1\nsk-2\n")
     command = serve_lines("http://h:1", "m", ["unified"], 1.0, with_text=True, api_key_file=str(path))[1]
     said = subprocess.run(["bash", "-c", command.replace("curl", "printf '%s\\n'", 1)], capture_output=True, check=True)
     assert "Authorization: Bearer sk-1" in said.stdout.decode().splitlines() and "sk-1" not in command

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.gateway.conftest import Setting
-from tests.gateway.fake_worker import Behaviour
+from tests.gateway.fake_worker import PATIENCE_S, Behaviour
 
 BODY = json.dumps({"prompt": [1, 2], "max_tokens": 4, "stream": True}).encode()
 
@@ -17,7 +17,7 @@ async def said(setting: Setting, request: bytes) -> tuple[bytes, bytes]:
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(request)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     finally:
         writer.close()
