@@ -8,6 +8,8 @@ cryptography; without a list, or without the thread that looks into it, they tak
 (keys.py), what is said on a socket.
 """
 
+import hmac
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -25,7 +27,8 @@ from runtime.refusals import Refusals
 
 MARK = ";"  # between an endpoint and a key; no key has it
 OVERHEAD_BYTES = 33  # of each encrypted part of a message: a name, a nonce, a flag, a sum
-_DOMAIN = "baton"
+PLAIN_MARK = ";plain="  # between the endpoint of a data socket that is not encrypted and the secret that it asks for
+_DOMAIN, _DATA_DOMAIN = "baton", "baton data"
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 Socket = zmq.Socket[Any]
@@ -104,14 +107,28 @@ class Curve:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # else, were nobody there to ask, anybody would be let in
+        self._watch(socket, _FAILURES)
+        return MARK + self._keys.public
+
+    def guard_by_secret(self, socket: Socket) -> str:
+        """Prepares a socket that takes whoever tells a new random secret in the handshake, in clear text (PLAIN).
+        Returns what its address ends in: such an address is told on encrypted connections only."""
+        secret = secrets.token_hex(16)
+        self._doorkeeper.secrets.add(secret)
+        socket.setsockopt(zmq.PLAIN_SERVER, 1)
+        socket.setsockopt(zmq.ZAP_DOMAIN, _DATA_DOMAIN.encode())
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self._watch(socket, _FAILURES | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        return PLAIN_MARK + secret
+
+    def _watch(self, socket: Socket, events: int) -> None:
         address = f"inproc://failed-handshakes-{id(self)}-{len(self._failures)}"
-        socket.monitor(address, _FAILURES)
+        socket.monitor(address, events)
         failures = self._context.socket(zmq.PAIR)
         failures.setsockopt(zmq.LINGER, 0)
         failures.setsockopt(zmq.RCVHWM, 0)  # the transport's thread never waits for us
         failures.connect(address)
         self._failures.append(failures)
-        return MARK + self._keys.public
 
     def unlock(self, socket: Socket, address: str) -> str:
         """See Security: the address must name the gateway's key, or one on the list."""
@@ -146,15 +163,16 @@ class Curve:
     def _count(self, failures: Socket) -> None:
         while failures.poll(0):
             event = parse_monitor_message(failures.recv_multipart())["event"]
-            if event & _FAILURES:
-                self._refusals.note(NO_HANDSHAKE, why="no CURVE, another key of ours, or gone before it was over")
+            if event & (_FAILURES | zmq.EVENT_HANDSHAKE_FAILED_AUTH):
+                why = "no CURVE or no secret, another key of ours, a wrong secret, or gone before it was over"
+                self._refusals.note(NO_HANDSHAKE, why=why)
 
 
 class AsPeersAsk:
-    """The Security of the data plane of a process with keys where it need not be encrypted: its own socket is open, and
-    it dials whatever the peer has. `curve` stays its owner's."""
+    """The Security of the data plane of a process with keys where it need not be encrypted: its own socket asks for a
+    secret, and it dials whatever the peer has. `curve` stays its owner's."""
 
-    def __init__(self, curve: Security) -> None:
+    def __init__(self, curve: Curve) -> None:
         self._curve = curve
 
     def refused(self) -> Mapping[str, int]:
@@ -162,11 +180,16 @@ class AsPeersAsk:
         return {}
 
     def guard(self, socket: Socket) -> str:
-        """Nothing to do."""
-        return ""
+        """See Curve.guard_by_secret."""
+        return self._curve.guard_by_secret(socket)
 
     def unlock(self, socket: Socket, address: str) -> str:
         """See Security."""
+        endpoint, mark, secret = address.partition(PLAIN_MARK)
+        if mark:
+            socket.setsockopt(zmq.PLAIN_USERNAME, b"kv")
+            socket.setsockopt(zmq.PLAIN_PASSWORD, secret.encode())
+            return endpoint
         return (self._curve if split_address(address)[1] else OPEN).unlock(socket, address)
 
     def close(self) -> None:
@@ -198,12 +221,19 @@ class _Doorkeeper(ThreadAuthenticator):
         super().__init__(context)
         self._list = allowed
         self._refusals = refusals
+        self.secrets: set[str] = set()  # of data sockets
         self._asking = ""  # the address of who connects now
 
     async def handle_zap_message(self, msg: list[bytes]) -> None:
         """One question; see RFC 27 of ZeroMQ for its parts."""
         self._asking = msg[3].decode("ascii", "replace") if len(msg) > 3 else ""
         await super().handle_zap_message(msg)
+
+    def _authenticate_plain(self, domain: str, username: str, password: str) -> tuple[bool, bytes]:
+        """In place of pyzmq's, which takes less time the sooner a password differs."""
+        given = password.encode()
+        is_right = any(hmac.compare_digest(given, secret.encode()) for secret in self.secrets)
+        return domain == _DATA_DOMAIN and is_right, b"" if is_right else b"wrong secret"
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -221,6 +251,11 @@ class _Doorkeeper(ThreadAuthenticator):
         return False
 
 
+def without_secret(address: str) -> str:
+    """An address as strangers may see it."""
+    return address.partition(PLAIN_MARK)[0]
+
+
 def split_address(address: str) -> tuple[str, str]:
     """(endpoint, key) of an address; the key is "" where the socket is open. WireError for what is no key."""
     endpoint, mark, key = address.partition(MARK)
@@ -236,4 +271,4 @@ def open_security(keys: Keys | None, context: "zmq.Context[Any]", log: EventLog)
 
 def security_of_data(control: Security, *, encrypt: bool) -> Security:
     """The Security of the data plane, beside that of the other sockets of the process."""
-    return control if encrypt or isinstance(control, Open) else AsPeersAsk(control)
+    return AsPeersAsk(control) if isinstance(control, Curve) and not encrypt else control

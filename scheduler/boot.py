@@ -9,7 +9,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import zmq
@@ -27,7 +27,7 @@ from protocol.messages_gateway import Register, Role, WorkerAddress
 from runtime.address import is_loopback, refuse_exposed
 from runtime.bus import Dealer, Wake
 from runtime.clock import MonotonicClock
-from runtime.curve import MARK, Security, open_security, security_of_data
+from runtime.curve import MARK, Security, open_security, security_of_data, without_secret
 from runtime.keys import ALLOWED, GATEWAY, Keys, read_keys
 from runtime.link_watch import NO_HANDSHAKE, UNKNOWN_KEY
 from runtime.log import get_log, start_log
@@ -116,7 +116,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     layout = engine.kv.layout
     capacity = (engine.kv.num_pages - 1) * layout.page_size
     register = Register(
-        address=address,
+        address=replace(address, data=without_secret(address.data)),  # the gateway shows it to whoever asks
         role=settings.role,
         pid=os.getpid(),
         host=host_name(),

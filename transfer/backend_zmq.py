@@ -13,7 +13,7 @@ import zmq
 
 from protocol.errors import WireError
 from runtime.bus import bind_on_host
-from runtime.curve import OPEN, Security
+from runtime.curve import OPEN, Security, without_secret
 from runtime.link_watch import LinkWatch
 from transfer.interface import FRAME_BYTES, WINDOW_BYTES, PageMemory, Pollable
 from transfer.landing import FrameReceiver
@@ -65,7 +65,7 @@ class ZmqWire:
 
     def connect(self, instance: int, endpoint: str) -> None:
         if not endpoint.startswith(SCHEME):
-            raise WireError(f"data address {endpoint!r}, expected one that begins with {SCHEME}")
+            raise WireError(f"data address {without_secret(endpoint)!r}, expected one that begins with {SCHEME}")
         push = self._context.socket(zmq.PUSH)
         push.setsockopt(zmq.LINGER, 0)
         push.setsockopt(zmq.SNDHWM, 0)
@@ -78,7 +78,7 @@ class ZmqWire:
         except (zmq.ZMQError, WireError) as error:
             watch.close()
             push.close(0)
-            raise WireError(f"data address {endpoint!r}: {error}") from error
+            raise WireError(f"data address {without_secret(endpoint)!r}: {error}") from error
         self._sockets[instance], self._watches[instance] = push, watch
 
     def send(self, instance: int, parts: Sequence[Part]) -> Reading | None:

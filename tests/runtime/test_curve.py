@@ -11,7 +11,19 @@ import zmq
 
 from deploy.keys import new, revoke
 from protocol.errors import WireError
-from runtime.curve import OPEN, AllowList, AsPeersAsk, Curve, Open, open_security, security_of_data, split_address
+from runtime.bus import bind_on_host
+from runtime.curve import (
+    OPEN,
+    PLAIN_MARK,
+    AllowList,
+    AsPeersAsk,
+    Curve,
+    Open,
+    open_security,
+    security_of_data,
+    split_address,
+    without_secret,
+)
 from runtime.keys import read_keys
 from runtime.log import get_log
 
@@ -200,13 +212,48 @@ def test_data_may_be_open_beside_a_guarded_control_plane(net: Net) -> None:
     data = security_of_data(curve, encrypt=False)
     assert isinstance(data, AsPeersAsk) and data.refused() == {}
     with context.socket(zmq.PUSH) as socket:
-        assert data.guard(socket) == ""
         assert data.unlock(socket, "tcp://h:1") == "tcp://h:1"
         known = read_keys(net.folder / "b").public
         assert data.unlock(socket, f"tcp://h:1;{known}") == "tcp://h:1"
         assert socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
         with pytest.raises(WireError, match="not among"):
             data.unlock(socket, f"tcp://h:1;{KEY}")
+
+
+@pytest.mark.parametrize("password", [None, "wrong"])
+def test_a_stranger_at_an_unencrypted_data_socket_delivers_no_part_of_a_message(net: Net, password: str | None) -> None:
+    (here, ours), (there, theirs) = net.process("a"), net.process("b")
+    data = security_of_data(ours, encrypt=False)
+    pull = here.socket(zmq.PULL)
+    pull.setsockopt(zmq.LINGER, 0)
+    pull.setsockopt(zmq.MAXMSGSIZE, 5000)
+    address = bind_on_host(pull, "127.0.0.1", data)
+    endpoint = without_secret(address)
+    assert address.startswith(f"{endpoint}{PLAIN_MARK}") and len(address) > len(endpoint) + 32
+
+    # A message of many parts, which libzmq would gather without a bound, from one who does not know the secret.
+    stranger = net.stranger().socket(zmq.PUSH)
+    stranger.setsockopt(zmq.LINGER, 0)
+    stranger.setsockopt(zmq.SNDHWM, 0)
+    if password is not None:
+        stranger.setsockopt(zmq.PLAIN_USERNAME, b"kv")
+        stranger.setsockopt(zmq.PLAIN_PASSWORD, password.encode())
+    stranger.connect(endpoint)
+    for _ in range(200):
+        stranger.send(bytes(5000), zmq.SNDMORE)
+    stranger.send(b"the last part")
+    wait_for(ours, "handshake", 1)
+    assert not pull.poll(0)
+
+    # Who knows it goes on.
+    push = there.socket(zmq.PUSH)
+    push.setsockopt(zmq.LINGER, 0)
+    push.connect(security_of_data(theirs, encrypt=False).unlock(push, address))
+    push.send_multipart([b"header", bytes(5000)])
+    assert pull.poll(PATIENCE_MS) and pull.recv_multipart() == [b"header", bytes(5000)]
+    assert not pull.poll(0)
+    for socket in (stranger, push, pull):
+        socket.close(0)
 
 
 def test_encryption_takes_nothing_from_what_a_message_may_hold(net: Net) -> None:
