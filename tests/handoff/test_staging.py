@@ -1,9 +1,12 @@
 """KV between a device and its twin in host memory, on a stream of its own: who waits for it, and who does not."""
 
+from typing import Any
+
 import pytest
 
 from model.fake import FakeRunner
 from protocol.request import SamplingParams
+from scheduler.streams import Event
 from tests.cluster import Cluster
 from tests.scheduler.building import ManualStream
 
@@ -61,6 +64,9 @@ def test_pages_of_a_request_that_has_left_are_not_reused_while_they_are_staged()
     free = engine.pages.num_free
     cluster.assign("left", PROMPT, greedy(12), n=2)
     cluster.run(lambda: bool(stream.queue))
+    engine._forward.synchronize()
+    steps(cluster)
+    assert not engine.in_flight and cluster.decodes[200].busy  # so that its loop looks again soon
     cluster.cancel("left")
     steps(cluster)
     assert engine.pages.num_free < free and not cluster.decodes[200].stats().running
@@ -99,4 +105,40 @@ def test_prefill_sends_a_layer_when_it_is_in_host_memory() -> None:
     cluster.run()
     cluster.check()
     assert cluster.answers["r", 0].ids == runner.expected_tokens(PROMPT, 12)
+    cluster.close()
+
+
+def test_each_layer_is_staged_behind_the_forward_that_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU a layer is written when the forward says so; on a GPU only this order keeps old KV out of the twin."""
+    runner = FakeRunner(context_length=512)
+    cluster = cluster_of(runner)
+    stream, engine = held(cluster, 100), cluster.prefills[100].engine
+    calls: list[tuple[str, Any]] = []
+    mark, launch = engine._forward.mark, stream.launch
+
+    def marked() -> Event:
+        event = mark()
+        calls.append(("written", event))
+        return event
+
+    def launched(*arguments: Any) -> None:
+        calls.append(("staged", None))
+        launch(*arguments)
+
+    monkeypatch.setattr(engine._forward, "mark", marked)
+    monkeypatch.setattr(stream, "wait", lambda event: calls.append(("waits", event)))
+    monkeypatch.setattr(stream, "launch", launched)
+    cluster.assign("r", PROMPT, greedy(12))
+    cluster.run(lambda: bool(engine.in_flight) and bool(engine.in_flight[0].layers))
+    engine._forward.synchronize()
+    num_layers = engine.kv.layout.num_layers
+    assert [name for name, _ in calls] == ["written", "waits", "staged"] * num_layers
+    assert all(calls[at][1] is calls[at + 1][1] for at in range(0, len(calls), 3))
+
+    # The forward stream uses the page numbers: their memory is not given away before it is done.
+    launch_of = engine.in_flight[0]
+    assert any(each is launch_of.written_pages_N for each in launch_of.tensors)
+    stream.synchronize()
+    cluster.run()
+    cluster.check()
     cluster.close()
