@@ -36,7 +36,7 @@ VARIABLES: Final = {  # of every step
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Status 1 if a step failed; goals that are missed are figures. 2: there is no such device or step."""
+    """Status 1: a step failed or was not run; goals that are missed are figures. 2: there is no such device or step."""
     names = ", ".join(step.name for step in STEPS)
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--step", default="", help=f"some of: {names} (default: all)")
@@ -69,9 +69,9 @@ def run_steps(steps: Sequence[Step], folder: Folder, device: str, total_s: float
     clock = MonotonicClock()
     end_s = clock.now() + total_s
     for index, step in enumerate(steps):
-        limit = limit_s(steps[index + 1 :], end_s - clock.now())
+        limit = limit_s(steps[index:], end_s - clock.now())
         if limit < LEAST_S:
-            folder.add(End(step.name, "failed", 0.0, "no time was left for it"))
+            folder.add(End(step.name, "not run", 0.0, "no time was left"))
             continue
         console.print(f"{step.name}: {step.words} (up to {limit:.0f} s)", markup=False)
         start_s = clock.now()
@@ -98,8 +98,8 @@ def report(steps: Sequence[Step], folder: Folder, console: Console) -> int:
     console.print(f"\n{folder.path / 'page.md'} and {folder.path / 'figures.jsonl'}:", markup=False)
     for step in steps:
         console.print(f"{step.name:8} {summary(step.name, records)}", markup=False)
-    failed = [each for each in records if isinstance(each, End) and each.outcome == "failed"]
-    return 1 if any(of_step(each, step.name) for each in failed for step in steps) else 0
+    not_ok = [each for each in records if isinstance(each, End) and each.outcome != "ok"]
+    return 1 if any(of_step(each, step.name) for each in not_ok for step in steps) else 0
 
 
 if __name__ == "__main__":

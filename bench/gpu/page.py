@@ -6,7 +6,7 @@ What it does not know: where the records are, or what any of them means.
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 
-from bench.gpu.records import Goal, Machine, Note, Record, Row, Value, of_step, summary
+from bench.gpu.records import End, Goal, Machine, Note, Record, Row, Value, of_step, summary
 from loadtest.report import counted
 
 
@@ -17,11 +17,12 @@ def page(records: Sequence[Record], steps: Sequence[str]) -> str:
         f"### {_text(machine.facts.get('device', 'a machine'))}, {_text(machine.facts.get('date', 'undated'))}",
         "",
     ]
-    lines += [", ".join(f"{name} {_text(value)}" for name, value in machine.facts.items()) + ".", ""]
+    facts = [f"{name} {_text(value)}" for name, value in machine.facts.items() if name not in ("device", "date")]
+    lines += [", ".join(facts) + ".", ""] if facts else []
     lines += ["| step | what came of it |", "|---|---|"]
     lines += [f"| {name} | {_escaped(summary(name, records))} |" for name in steps]
     for name in steps:
-        own = [record for record in records if of_step(record, name)]
+        own = [record for record in records if of_step(record, name) and not isinstance(record, End)]
         lines += ["", *_of_step(name, own)] if own else []
     return "\n".join(lines) + "\n"
 

@@ -25,8 +25,8 @@ class Step:
 STEPS: Final = (
     Step("tests", "step_tests", 300, "the tests that need a device"),
     Step("parity", "step_parity", 210, "tokens and logits beside transformers"),
-    Step("decode", "step_decode", 330, "decode steps of Qwen3-8B's shape, beside the floor"),
-    Step("prefill", "step_prefill", 90, "prompts of that shape, beside the matrix-product peak"),
+    Step("decode", "step_decode", 330, "decode steps, beside the floor"),
+    Step("prefill", "step_prefill", 90, "prompts, beside the matrix-product peak"),
     Step("ipc", "step_ipc", 90, "KV from process to process, beside a device copy"),
     Step("serve", "step_serve", 330, "a unified worker and a pair over HTTP"),
     Step("profile", "step_profile", 60, "a trace of decode steps"),
@@ -41,7 +41,10 @@ def chosen(names: Sequence[str]) -> list[Step]:
     return [step for step in STEPS if not names or step.name in names]
 
 
-def limit_s(later: Sequence[Step], left_s: float) -> float:
-    """How long a step may take when `left_s` seconds are left to it and the `later` ones: what those need is kept for
-    them, and what earlier ones have not used is there. At most STEP_S, never negative."""
-    return max(0.0, min(STEP_S, left_s - sum(each.seconds for each in later)))
+def limit_s(steps: Sequence[Step], left_s: float) -> float:
+    """How long the first of `steps` may take when `left_s` seconds are left to all of them. The seconds that the later
+    steps need are kept for them. Where the time is too short for all, every step's seconds are scaled down alike. At
+    most STEP_S, never negative."""
+    needed_s = sum(each.seconds for each in steps)
+    scale = min(1.0, max(0.0, left_s) / needed_s)
+    return max(0.0, min(STEP_S, left_s - scale * (needed_s - steps[0].seconds)))

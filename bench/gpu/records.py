@@ -63,10 +63,10 @@ class Note:
 
 @dataclass(frozen=True)
 class End:
-    """A step is over after `seconds`; `why` says what failed."""
+    """A step is over after `seconds`; `why` says what failed, or why the step was not run."""
 
     step: str
-    outcome: Literal["ok", "failed"]
+    outcome: Literal["ok", "failed", "not run"]
     seconds: float
     why: str = ""
 
@@ -99,6 +99,8 @@ def summary(name: str, records: Iterable[Record]) -> str:
     end = next((record for record in reversed(own) if isinstance(record, End)), None)
     if end is None:
         return "has not run"
+    if end.outcome == "not run":
+        return f"not run: {end.why}"
     goals = [record for record in own if isinstance(record, Goal) and record.judged]
     missed = [str(goal) for goal in goals if not goal.met]
     told = [f"{end.outcome}, {end.seconds:.0f} s", *([end.why] if end.why else [])]

@@ -91,10 +91,11 @@ def device_runner(device: str, page_size: int) -> ModelRunner:
     return random_runner(QWEN3_8B if device == "cuda" else TINY, device, page_size)
 
 
-def words_of(config: ModelConfig) -> str:
-    """The shape in a few words."""
+def words_of(config: ModelConfig, device: str) -> str:
+    """The shape of `device_runner` in a few words."""
+    name = "Qwen3-8B's shape" if device == "cuda" else "a tiny shape"
     return (
-        f"{config.num_layers} layers, hidden {config.hidden_size:,}, {config.num_heads} heads and"
+        f"{name}: {config.num_layers} layers, hidden {config.hidden_size:,}, {config.num_heads} heads and"
         f" {config.num_kv_heads} KV heads of {config.head_dim}, intermediate {config.intermediate_size:,}, vocabulary"
         f" {config.vocab_size:,}, {DTYPE}, random weights"
     )
@@ -148,6 +149,11 @@ def run_again(run: Run) -> Run:
 def maker_of_graphs(device: torch.device) -> Capture:
     """CUDA graphs; on a CPU what stands in for them."""
     return CudaCapture() if device.type == "cuda" else run_again
+
+
+def words_of_graphs(device: str) -> str:
+    """What `maker_of_graphs` makes."""
+    return "graphs" if device == "cuda" else "a stand-in for graphs"
 
 
 def noise(kv: PagedKv) -> None:

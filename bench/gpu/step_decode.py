@@ -17,6 +17,7 @@ from typing import Final
 import torch
 
 from bench.gpu.decoders import Decoder, decoders
+from bench.gpu.records import Value
 from bench.gpu.shape import decode_bytes, device_runner, words_of
 from bench.gpu.sheet import Sheet
 from bench.gpu.timing import Limits, measured_limits
@@ -65,7 +66,8 @@ def measure(sheet: Sheet, device: str) -> None:
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
     limits = measured_limits(runner.device)
     sheet.note(
-        f"{words_of(runner.config)}; a device copy moves {limits.copy_bytes_s / 1e9:,.0f} GB/s, read plus written"
+        f"{words_of(runner.config, device)};"
+        f" a device copy moves {limits.copy_bytes_s / 1e9:,.0f} GB/s, read plus written"
     )
     for context in size.contexts:
         for batch in size.batches:
@@ -91,10 +93,11 @@ def _one(sheet: Sheet, runner: ModelRunner, limits: Limits, batch: int, plan: Pl
     mean_context = plan.context + plan.num_tokens // 2
     num_bytes = decode_bytes(runner.config, runner.kv_layout(PAGE_SIZE), batch, mean_context)
     floor = num_bytes / limits.copy_bytes_s * 1e3
+    with_graphs = "yes" if runner.device.type == "cuda" else "stand-in"
     with decoders(runner, batch, plan) as ways:
         for graphs, times in timed(ways, plan).items():
-            cells = {"batch": batch, "context": plan.context, "graphs": "yes" if graphs else "no", "floor": floor}
-            cells |= vars(times)
+            cells: dict[str, Value] = {"batch": batch, "context": plan.context}
+            cells |= {"graphs": with_graphs if graphs else "no", "floor": floor, **vars(times)}
             ratios = {"floor / forward": floor / times.forward, "overlap / forward": times.overlap / times.forward}
             ratios |= {"host / serial": times.host / times.serial}
             sheet.row("A decode step", {**cells, **ratios}, ABOUT)

@@ -43,7 +43,7 @@ def measure(sheet: Sheet, device: str) -> None:
     """The step."""
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
     limits = measured_limits(runner.device)
-    sheet.note(f"{words_of(runner.config)}; a product reaches {limits.product_flops_s / 1e12:,.3g} TFLOP/s")
+    sheet.note(f"{words_of(runner.config, device)}; a product reaches {limits.product_flops_s / 1e12:,.3g} TFLOP/s")
     for tokens, chunk in size.prompts:
         what = f"{tokens:,} tokens in chunks of {chunk:,}"
         sheet.part(what, size.part_s, partial(_one, sheet, runner, limits, tokens, chunk, size.repeat))

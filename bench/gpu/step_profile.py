@@ -15,7 +15,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu.decoders import decoders
-from bench.gpu.shape import device_runner, words_of
+from bench.gpu.shape import device_runner, words_of, words_of_graphs
 from bench.gpu.sheet import Sheet
 from loadtest.decoding import PAGE_SIZE, Decoding, Plan
 
@@ -32,14 +32,15 @@ def measure(sheet: Sheet, device: str) -> None:
     batch, context = (32, 1024) if is_gpu else (2, 17)
     plan = Plan(context, STEPS, rounds=2)
     runner = device_runner(device, PAGE_SIZE)
-    sheet.note(f"batch {batch}, context {context:,}, {STEPS} steps, graphs and overlap; {words_of(runner.config)}")
+    how = f"{words_of_graphs(device)} and overlap"
+    sheet.note(f"batch {batch}, context {context:,}, {STEPS} steps, {how}; {words_of(runner.config, device)}")
     with decoders(runner, batch, plan, graphs=(True,)) as ways:
         [way] = [each for each in ways if each.overlap]
         found = traced(way.decoding, is_gpu)
     size = compress(found, sheet.folder.path / TRACE)
     if size > MAX_BYTES:
         sheet.fault(f"{TRACE} has {size / 1e6:.1f} MB, more than comes back from a GPU machine")
-    sheet.note(f"{TRACE}: {size / 1e6:.2f} MB, for chrome://tracing or ui.perfetto.dev")
+    sheet.note(f"{TRACE}: {size / 1e6:.3g} MB, for chrome://tracing or ui.perfetto.dev")
     for cells in top_rows(found.key_averages(), is_gpu):
         sheet.row("What takes the time" if is_gpu else "What takes the host's time", cells, ABOUT)
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,8 +39,9 @@ MID_SIZE: Final[Mapping[str, Any]] = {  # Qwen3-1.7B's shape, embeddings apart
     "max_position_embeddings": 8192,
 }
 DEPLOYMENTS: Final = {"unified": UNIFIED, "pair": PAIR}
-CLIENTS_ABOUT: Final = "Each client sends its next request when its last one has ended. Times in ms."
-LONG_ABOUT: Final = "Streams that decode all the while, alone and beside long prompts. Times in ms."
+TIMES: Final = "Times in ms; *ITL p50* is `-` where most tokens came together with the one before."
+CLIENTS_ABOUT: Final = f"Each client sends its next request when its last one has ended. {TIMES}"
+LONG_ABOUT: Final = f"Streams that decode all the while, alone and beside long prompts. {TIMES}"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def measure(sheet: Sheet, device: str) -> None:
         write_model(folder, size.model, lambda name, shape: random_bytes(name, shape, device))
         megabytes = (folder / "model.safetensors").stat().st_size / 1e6
         sheet.note(
-            f"Qwen3's shape with {size.model['num_hidden_layers']} layers, {megabytes:,.0f} MB of random weights"
+            f"a model like Qwen3 with {size.model['num_hidden_layers']} layers, {megabytes:,.1f} MB of random weights"
         )
         for name in DEPLOYMENTS:
             sheet.part(name, size.deployment_s, partial(_one, sheet, name, folder, size))
@@ -104,7 +105,7 @@ async def _deployment(sheet: Sheet, name: str, folder: Path, size: Size) -> None
         for clients in size.clients:
             load = replace(size.load, num_requests=max(size.load.num_requests, 2 * clients), concurrency=clients)
             found = await run_load(server, clock, load)
-            _row(sheet, "Clients over HTTP", {"deployment": name, "clients": clients}, load, found, CLIENTS_ABOUT)
+            add_row(sheet, "Clients over HTTP", {"deployment": name, "clients": clients}, load, found, CLIENTS_ABOUT)
         for rate in (0.0, size.long_rate):
             load = replace(size.streams, intruder_rate=rate, intruder_tokens=size.long_tokens)
             found = await run_load(server, clock, load)
@@ -112,14 +113,15 @@ async def _deployment(sheet: Sheet, name: str, folder: Path, size: Size) -> None
                 "deployment": name,
                 "long prompts": f"{size.long_tokens:,} tokens, {rate:g} a second" if rate else "none",
             }
-            _row(sheet, "Long prompts beside streams", cells, load, found, LONG_ABOUT)
+            add_row(sheet, "Long prompts beside streams", cells, load, found, LONG_ABOUT)
 
 
-def _row(sheet: Sheet, table: str, cells: Mapping[str, str | int], load: Load, found: Figures, about: str) -> None:
+def add_row(sheet: Sheet, table: str, cells: Mapping[str, str | int], load: Load, found: Figures, about: str) -> None:
+    """One line of a table. A figure that is not known is None; requests that failed are a fault."""
     words = f"{load.prompt_tokens:,} in, {load.output_tokens:,} out"
     figures = {
         "TTFT p50": found.ttft_p50_ms, "TTFT max": found.ttft_max_ms,
-        "ITL p50": found.itl_p50_ms, "ITL p99": found.itl_p99_ms, "tokens/s": found.output_tokens_per_s,
+        "ITL p50": found.itl_p50_ms or nan, "ITL p99": found.itl_p99_ms, "tokens/s": found.output_tokens_per_s,
     }  # fmt: skip
     if table.startswith("Long"):
         figures["long prompts' TTFT p50"] = found.intruder_ttft_p50_ms

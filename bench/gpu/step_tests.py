@@ -40,7 +40,7 @@ PARTS: Final = {
         Part("one by one", ("tests/handoff",), ("-m", "gpu", "-n", "1", *APART)),
     ),
     "cpu": (
-        Part("collected, not run", ("tests",), ("-m", "gpu", "-p", "no:xdist", "--collect-only", "-q")),
+        Part("for a GPU: collected here, not run", ("tests",), ("-m", "gpu", "-p", "no:xdist", "--collect-only", "-q")),
         Part("side by side, in their place", ("tests/bench/gpu/test_plan.py",), ("-n", "2", *APART)),
         Part("one by one, in their place", ("tests/bench/gpu/test_records.py",), ("-n", "1", *APART)),
     ),
@@ -100,11 +100,11 @@ def run_part(sheet: Sheet, part: Part) -> None:
     """A row for these tests, a fault for each that failed."""
     watch, start = Watch(sheet), perf_counter()
     status = pytest.main([*OPTIONS, *part.options, *(str(ROOT / path) for path in part.paths)], plugins=[watch])
-    counts = watch.counts
+    counts, runs = watch.counts, "--collect-only" not in part.options
     cells: dict[str, Any] = {"tests": part.name, "collected": watch.collected}
-    cells |= {name: counts[name] for name in ("passed", "failed", "skipped")}
+    cells |= {name: counts[name] if runs else None for name in ("passed", "failed", "skipped")}
     sheet.row("Tests that need a device", {**cells, "seconds": perf_counter() - start})
     if not watch.collected or status > FAILED:
         sheet.fault(f"{part.name}: pytest ended with status {int(status)}; the log says why")
-    elif "--collect-only" not in part.options and counts.total() < watch.collected:
+    elif runs and counts.total() < watch.collected:
         sheet.fault(f"{part.name}: {counts.total()} of {watch.collected} tests were run")

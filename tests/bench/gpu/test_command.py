@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench.gpu.__main__ import main, run_steps
+from bench.gpu.__main__ import main, report, run_steps
 from bench.gpu.plan import STEPS, Step
 from bench.gpu.records import End
 from bench.gpu.sheet import FIGURES, PAGE, Folder
@@ -65,6 +65,9 @@ def test_each_step_runs_on_a_cpu(tmp_path: Path, name: str) -> None:
     page = (tmp_path / PAGE).read_text()
     assert f"| {name} | ok" in page and all(f"**{table}.**" in page for table in TABLES[name])
     assert (tmp_path / "decode-trace.json.gz").exists() == (name == "profile")
+    counted = [line["cells"] for line in lines if line.get("table") == "Tests that need a device"]
+    assert all((cells["passed"] is None) == ("not run" in cells["tests"]) for cells in counted)
+    assert "steps, graphs" not in page and "| yes |" not in page and "Qwen3-8B" not in page  # there are none on a CPU
 
 
 @pytest.mark.slow
@@ -82,8 +85,16 @@ def test_a_step_that_ends_without_a_word_is_reported_and_the_rest_goes_on(tmp_pa
 def test_a_step_without_time_is_not_begun(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     run_steps([Step("decode", "x", 1, "x")], folder, "cpu", 1.0, Console(quiet=True))
-    assert folder.records() == [End("decode", "failed", 0.0, "no time was left for it")]
+    assert folder.records() == [End("decode", "not run", 0.0, "no time was left")]
     assert not (tmp_path / "log.txt").exists()
+
+
+def test_a_step_that_was_not_run_makes_the_exit_status_1(tmp_path: Path) -> None:
+    folder, step = Folder(tmp_path), Step("decode", "x", 1, "x")
+    folder.add(End("decode", "ok", 1.0))
+    assert report([step], folder, Console(quiet=True)) == 0
+    folder.add(End("decode", "not run", 0.0, "no time was left"))
+    assert report([step], folder, Console(quiet=True)) == 1
 
 
 def test_a_step_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,16 +13,18 @@ FOUND: list[Record] = [
     End("decode", "failed", 61.0, "a | b"),
     Goal("prefill", "2,048 tokens", 0.02, "at least", 0.6, judged=False),
     End("prefill", "ok", 2.0),
+    End("serve", "not run", 0.0, "no time was left"),
 ]
 WANTED = r"""### NVIDIA H200, 2026-11-22
 
-device NVIDIA H200, date 2026-11-22, cores 16.
+cores 16.
 
 | step | what came of it |
 |---|---|
 | decode | failed, 61 s; a \| b; 0 of 1 goals met; missed: batch 1: 0.71 (at least 0.8) |
 | prefill | ok, 2 s |
 | ipc | has not run |
+| serve | not run: no time was left |
 
 #### decode
 
@@ -46,8 +48,10 @@ device NVIDIA H200, date 2026-11-22, cores 16.
 
 
 def test_the_page_is_this() -> None:
-    assert page(FOUND, ["decode", "prefill", "ipc"]) == WANTED
+    assert page(FOUND, ["decode", "prefill", "ipc", "serve"]) == WANTED
 
 
 def test_a_page_of_nothing_says_so() -> None:
-    assert "| decode | has not run |" in page([], ["decode"])
+    assert page([], ["decode"]).splitlines() == [
+        "### a machine, undated", "", "| step | what came of it |", "|---|---|", "| decode | has not run |",
+    ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.gpu.plan import STEP_S, STEPS, TOTAL_S, chosen, limit_s
+from bench.gpu.plan import STEP_S, STEPS, TOTAL_S, Step, chosen, limit_s
 
 
 def test_the_steps_fit_and_stand_in_their_order() -> None:
@@ -15,16 +15,34 @@ def test_the_steps_fit_and_stand_in_their_order() -> None:
 def test_each_step_has_its_time_even_if_all_before_took_all_of_theirs() -> None:
     left = TOTAL_S
     for index, step in enumerate(STEPS):
-        limit = limit_s(STEPS[index + 1 :], left)
+        limit = limit_s(STEPS[index:], left)
         assert step.seconds <= limit <= STEP_S
         left -= limit
     assert left >= 0
 
 
 def test_what_is_not_used_is_there_for_later_steps_and_no_limit_is_negative() -> None:
-    assert limit_s([], 100.0) == 100.0
-    assert limit_s([], 1000.0) == STEP_S
-    assert limit_s(STEPS, 100.0) == 0.0
+    last = STEPS[-1:]
+    assert limit_s(last, 100.0) == 100.0
+    assert limit_s(last, 1000.0) == STEP_S
+    assert limit_s(last, 0.0) == limit_s(STEPS, 0.0) == limit_s(STEPS, -1.0) == 0.0
+
+
+@pytest.mark.parametrize("total_s", [60.0, 8 * 60.0, 20 * 60.0])
+def test_with_fewer_minutes_every_step_gets_the_same_share_of_its_time(total_s: float) -> None:
+    needed_s, left = sum(step.seconds for step in STEPS), total_s
+    for index, step in enumerate(STEPS):
+        limit = limit_s(STEPS[index:], left)
+        assert limit == pytest.approx(step.seconds * total_s / needed_s)
+        left -= limit
+    assert left == pytest.approx(0.0)
+
+
+def test_with_fewer_minutes_what_a_step_has_not_used_goes_to_the_next() -> None:
+    steps = [Step("a", "a", 300, "a"), Step("b", "b", 100, "b"), Step("c", "c", 100, "c")]
+    assert limit_s(steps, 250.0) == 150.0
+    assert limit_s(steps[1:], 240.0) == 140.0  # only 10 s were used: c keeps its whole 100 s
+    assert limit_s(steps[2:], 100.0) == 100.0
 
 
 def test_steps_are_chosen_by_name_in_their_own_order() -> None:

@@ -13,9 +13,17 @@ from bench.gpu.shape import (
     prompt_input,
     random_runner,
     run_again,
+    words_of,
+    words_of_graphs,
 )  # fmt: skip
 from model.paged_kv import PagedKv
 from protocol.kv_layout import KvLayout
+
+
+def test_the_words_for_a_cpu_claim_neither_the_large_shape_nor_graphs() -> None:
+    assert words_of(config_of(QWEN3_8B), "cuda").startswith("Qwen3-8B's shape: 36 layers, hidden 4,096,")
+    assert words_of(config_of(TINY), "cpu").startswith("a tiny shape: 2 layers, hidden 64,")
+    assert (words_of_graphs("cuda"), words_of_graphs("cpu")) == ("graphs", "a stand-in for graphs")
 
 
 def test_the_shape_is_of_eight_billion_weights() -> None:
