@@ -21,6 +21,13 @@ def available_bytes(device: torch.device, *, proc: Path = _PROC, cgroups: Path =
     return min(_mem_available(proc), *_cgroup_rooms(proc, cgroups))
 
 
+def device_share(device: torch.device, workers: int) -> int:
+    """Bytes that one of `workers` on a CUDA device may still allocate: an equal part of all its memory, less what this
+    process holds. So the order in which they start does not matter. Never more than is free."""
+    free, total = torch.cuda.mem_get_info(device)
+    return min(int(free), int(total) // workers - torch.cuda.memory_reserved(device))
+
+
 def _mem_available(proc: Path) -> int:
     for line in (proc / "meminfo").read_text().splitlines():
         name, _, value = line.partition(":")

@@ -16,7 +16,7 @@ import zmq
 
 from model.fake import FakeRunner
 from model.graphs import GraphedRunner, bucket_sizes
-from model.host_memory import available_bytes
+from model.host_memory import available_bytes, device_share
 from model.kv_sizing import KvBudget, activation_bytes, choose_kv_size, graph_bytes
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
@@ -249,7 +249,7 @@ def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int) -> li
     """The memories of which each page takes some: that of the device, which only the workers of that device divide, and
     that of the host, where KV has a twin. `longest` is that of a request, in tokens."""
     device, config = runner.device, runner.config
-    workers = sharers(device, settings)
+    workers, on_host = sharers(device, settings), settings.workers_on_host
     activations = activation_bytes(
         config,
         runner.dtype,
@@ -258,16 +258,15 @@ def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int) -> li
     )
     if isinstance(runner, GraphedRunner):
         activations += graph_bytes(config, runner.dtype, lanes=bucket_sizes(settings.max_running_requests)[-1])
-    budget = KvBudget(
-        available_bytes(device),
-        workers,
-        weight_bytes=runner.mapped_weight_bytes + (workers - 1) * runner.private_weight_bytes,
-        activation_bytes=activations,
-        place="this host" if device.type == "cpu" else str(device),
-    )
+    if device.type == "cpu":
+        weights = runner.mapped_weight_bytes + (workers - 1) * runner.private_weight_bytes
+        return [KvBudget(available_bytes(device), workers, weights, activations)]
+
+    place = str(device) if workers == 1 else f"{device}, of which this worker has 1/{workers}"
+    budget = KvBudget(device_share(device, workers), 1, 0, activations, place)
     if not has_twin(device, settings):
         return [budget]
-    return [budget, KvBudget(available_bytes(torch.device("cpu")), settings.workers_on_host, 0, 0)]
+    return [budget, KvBudget(available_bytes(torch.device("cpu")), on_host, 0, 0)]
 
 
 def sharers(device: torch.device, settings: WorkerSettings) -> int:

@@ -1,11 +1,12 @@
 """Memory as invented machines report it: both cgroup versions, nested limits, none at all."""
 
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 import torch
 
-from model.host_memory import available_bytes
+from model.host_memory import available_bytes, device_share
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -64,3 +65,27 @@ def test_a_full_group_has_no_room(tmp_path: Path, usage: int) -> None:
 
 def test_this_machine_has_some() -> None:
     assert available_bytes(CPU) > 0
+
+
+@pytest.mark.parametrize("order", list(permutations(("load a", "load b", "keep a", "keep b"))))
+def test_the_parts_of_a_device_do_not_depend_on_who_asks_first(
+    order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers load 16 of 140, and then each takes its part for KV; only loading comes before keeping."""
+    if any(order.index(f"load {each}") > order.index(f"keep {each}") for each in "ab"):
+        return
+    held = {"a": 0, "b": 0}
+    for step, who in map(str.split, order):
+        if step == "load":
+            held[who] += 16
+            continue
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (140 - sum(held.values()), 140))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _, who=who: held[who])
+        held[who] += device_share(torch.device("cuda"), 2)
+    assert held == {"a": 70, "b": 70}
+
+
+def test_a_part_of_a_device_is_never_more_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (30, 140))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 16)
+    assert device_share(torch.device("cuda"), 2) == 30

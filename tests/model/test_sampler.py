@@ -241,6 +241,13 @@ def test_a_ban_ends_where_the_device_says_that_the_position_is() -> None:
     assert sample(logits, replace(batch, banned=banned)).tolist() == [2, 3, 1, 1]
 
 
+def test_what_fills_up_a_shorter_ban_list_bans_nothing() -> None:
+    logits = torch.tensor([[9.0, 5.0, 1.0]]).repeat(2, 1)
+    batch = sampling(*[{"temperature": 0.0, "position": 3}] * 2)
+    banned = Banned(torch.tensor([0, 1]), torch.tensor([[0, 2], [2, -1]]), torch.tensor([5, 5]))
+    assert sample(logits, replace(batch, banned=banned)).tolist() == [1, 0]
+
+
 def test_no_rows() -> None:
     tokens = sample(torch.zeros(0, 5), sampling())
     assert tokens.shape == (0,) and tokens.dtype == torch.int64

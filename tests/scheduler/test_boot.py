@@ -83,16 +83,17 @@ def test_memory_that_graphs_keep_is_not_given_to_kv() -> None:
 @pytest.mark.parametrize(
     "device, role, budgets",
     [
-        # the device is divided by its own workers, the host's memory by all that keep a twin there
-        ("cuda:1", Role.DECODE, [(800, 2, "cuda:1"), (600, 5, "this host")]),
-        ("cuda:1", Role.UNIFIED, [(800, 2, "cuda:1")]),
+        # a part of the device, and of the host's memory, which all divide that keep a twin there
+        ("cuda:1", Role.DECODE, [(400, 1, "cuda:1, of which this worker has 1/2"), (600, 5, "this host")]),
+        ("cuda:1", Role.UNIFIED, [(400, 1, "cuda:1, of which this worker has 1/2")]),
         ("cpu", Role.DECODE, [(600, 5, "this host")]),
     ],
 )
 def test_memory_is_divided_among_those_who_share_it(
     device: str, role: Role, budgets: list[tuple[int, int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.boot.available_bytes", lambda on: 600 if on.type == "cpu" else 800)
+    monkeypatch.setattr("scheduler.boot.available_bytes", lambda _: 600)
+    monkeypatch.setattr("scheduler.boot.device_share", lambda _, workers: 800 // workers)
     wanted = settings(role, workers_on_host=5, workers_on_gpu=2)
     found = memory_budgets(FakeRunner(device=torch.device(device)), wanted, 64)
     assert [(each.available_bytes, each.workers, each.place) for each in found] == budgets
@@ -100,12 +101,11 @@ def test_memory_is_divided_among_those_who_share_it(
     assert [each.activation_bytes for each in found[1:]] == [0] * len(found[1:])
 
 
-def test_the_weights_of_the_others_on_the_device_are_still_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weights_of_the_others_on_the_host_are_still_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.boot.available_bytes", lambda _: 1 << 30)
     monkeypatch.setattr(FakeRunner, "private_weight_bytes", 1000)
-    wanted = settings(Role.UNIFIED, workers_on_host=5, workers_on_gpu=3)
-    on_gpu, on_cpu = (memory_budgets(FakeRunner(device=torch.device(name)), wanted, 64)[0] for name in ("cuda", "cpu"))
-    assert (on_gpu.weight_bytes, on_cpu.weight_bytes) == (2000, 4000)
+    (budget,) = memory_budgets(FakeRunner(), settings(Role.UNIFIED, workers_on_host=5), 64)
+    assert budget.weight_bytes == 4000
 
 
 def test_the_attention_that_was_asked_for_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
