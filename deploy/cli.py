@@ -36,7 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     typed = list(sys.argv[1:] if argv is None else argv)
     try:
         line = parse(typed or ["--help"], baton_version())
-        return _run(line, find_config(line, os.environ))
+        config = find_config(line, os.environ)
+        try:
+            return _run(line, config)
+        except ConfigError as error:
+            raise config.as_written(error) from error
     except ConfigError as error:
         print(f"baton: error: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
@@ -76,7 +80,7 @@ def find_config(line: CommandLine, environment: Mapping[str, str]) -> Config:
         options, flags = (*options_for("serve"), *options), {**flags, **_DEMO_FLAGS}
     path = flags.get("config") or environment.get("BATON_CONFIG")
     file = read_file(path) if path else None
-    return resolve(options, OPTIONS, flags, environment, file, OTHER_VARIABLES)
+    return resolve(options, OPTIONS, flags, environment, file, OTHER_VARIABLES, line.spelled)
 
 
 def read_file(path: str) -> ConfigFile:

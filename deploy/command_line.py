@@ -4,12 +4,13 @@ What it does not know: environment and file (runtime/layered_config.py), or what
 """
 
 import argparse
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from deploy.foreign_flags import FOREIGN, ForeignFlag
+from deploy.foreign_flags import FOREIGN, ForeignFlag, detached
 from deploy.options import COMMANDS, EXAMPLES, MODEL_FLAG, options_for
 from protocol.brief import SHOWN_CHARS, brief
 from protocol.errors import ConfigError
@@ -27,12 +28,13 @@ _ALIKE = 0.8  # from here on a flag may have been meant
 @dataclass(frozen=True)
 class CommandLine:
     """What was typed: a command, its flags by option name, unparsed; `as_json` is `baton config --json`; `words` are
-    those of `baton keys`."""
+    those of `baton keys`; `spelled` has the flag as typed, which may be an alias, by option name."""
 
     command: str
     flags: Mapping[str, str]
     as_json: bool = False
     words: tuple[str, ...] = ()
+    spelled: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,6 +58,7 @@ class _Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         _keep(namespace, self.dest, LIST_MARK.join(values) if isinstance(values, list) else values)
+        namespace.spelled = {**getattr(namespace, "spelled", {}), self.dest: option_string or f"--{self.dest}"}
 
 
 class _Foreign(argparse.Action):
@@ -76,6 +79,7 @@ class _Foreign(argparse.Action):
 
 def parse(argv: Sequence[str], version: str) -> CommandLine:
     """The command line of `baton`; ConfigError when it is wrong. `--help` and `--version` print and exit."""
+    argv = _spelled_out(argv)
     _refuse_unknown_command(argv)
     found, rest = _parser(version).parse_known_args(argv)
     has_model = _has_model(found.command)
@@ -83,8 +87,19 @@ def parse(argv: Sequence[str], version: str) -> CommandLine:
         if argument.startswith("-") or position > 0 or not has_model:
             raise _unknown(argument, found.command)
         _keep(found, MODEL_FLAG, argument)
-    typed = {name: text for name, text in vars(found).items() if name not in ("command", "as_json", "words")}
-    return CommandLine(found.command, typed, getattr(found, "as_json", False), tuple(getattr(found, "words", ())))
+    typed = dict(vars(found))
+    command, as_json, words = typed.pop("command"), typed.pop("as_json", False), tuple(typed.pop("words", ()))
+    spelled = typed.pop("spelled", {})
+    return CommandLine(command, typed, as_json, words, spelled)
+
+
+def _spelled_out(argv: Sequence[str]) -> list[str]:
+    """`baton version` is `baton --version`, `baton help COMMAND` is `baton COMMAND --help`, `-tp2` is `-tp 2`."""
+    if argv and argv[0] == "version":
+        return ["--version", *argv[1:]]
+    if argv and argv[0] == "help":
+        return [*argv[1:2], "--help"]
+    return [part for argument in argv for part in detached(argument)]
 
 
 def _keep(namespace: argparse.Namespace, name: str, value: str) -> None:
@@ -102,10 +117,22 @@ def _has_model(command: str) -> bool:
 
 def _refuse_unknown_command(argv: Sequence[str]) -> None:
     first = argv[0] if argv else ""
+    if first.startswith("-") and first not in ("-h", "--help", "--version"):
+        raise _without_command(argv)
     if first and not first.startswith("-") and first not in COMMANDS:
         near = nearest_name(first, COMMANDS)
         hint = f", did you mean `baton {near}`?" if near else f"; commands are {', '.join(COMMANDS)}"
         raise ConfigError(f"unknown command {brief(first)}{hint}")
+
+
+def _without_command(argv: Sequence[str]) -> ConfigError:
+    """`baton --prefill 2`: the hint names the command that was typed later, or else one that has the flag."""
+    name = argv[0].partition("=")[0]
+    owner = next((command for command in COMMANDS if name in _flags(command)), "serve")
+    command = next((argument for argument in argv if argument in COMMANDS), owner)
+    meant = shlex.join(["baton", command, *(argument for argument in argv if argument != command)])
+    shown = f"`{meant}`" if meant.isprintable() and len(meant) <= SHOWN_CHARS else "`baton COMMAND [flags]`"
+    return ConfigError(f"a command comes before the flags: {shown}; commands are {', '.join(COMMANDS)}")
 
 
 def _unknown(argument: str, command: str) -> ConfigError:

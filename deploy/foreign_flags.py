@@ -149,3 +149,11 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _taken("--disable-uvicorn-access-log", "there is no log of accesses"),
     _flag("--uvicorn-log-level --log-level-http", "--log-level is for all processes, HTTP among them"),
 )
+_SHORT = sorted((name for flag in FOREIGN for name in flag.names if not name.startswith("--")), key=len, reverse=True)
+
+
+def detached(argument: str) -> list[str]:
+    """A short flag with its value attached, `-tp2`, as flag and value; any other argument as it is."""
+    name = next((name for name in _SHORT if argument.startswith(name)), argument)
+    value = argument.removeprefix(name)
+    return [name, value] if value and not value.startswith("=") else [argument]

@@ -22,6 +22,7 @@ Value = str | int | bool | None
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
+_SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 1000**2, "M": 1 << 20}  # as vLLM reads them; a refusal names the number
 _TOML_TYPES = {str: "a string", int: "an integer", float: "a float", bool: "a boolean", list: "an array"}
 
 
@@ -102,7 +103,9 @@ class Option:
         """The value of a flag or environment variable; ConfigError names `where`."""
         if self.kind is Kind.INTEGER:
             if not _INTEGER.fullmatch(text):
-                raise self._wrong(text, where)
+                digits, factor = text[:-1], _SUFFIXES.get(text[-1:])
+                near = str(int(digits) * factor) if factor and _INTEGER.fullmatch(digits) else None
+                raise self._wrong(text, where, near)
             return self._checked(int(text), where)
         if self.kind is Kind.SWITCH:
             if text.lower() not in _TRUE + _FALSE:
@@ -154,12 +157,19 @@ class Option:
 
 @dataclass(frozen=True)
 class Setting:
-    """An option, its value, and where that was written (`place`: a flag, a variable, a file)."""
+    """An option, its value, and where that was written (`place`: a flag as typed, a variable, a file). `written` is the
+    text there, where it is another spelling of the value."""
 
     option: Option
     value: Value
     origin: Origin
     place: str = ""
+    written: str = ""
+
+    @property
+    def where(self) -> str:
+        """The place for an error message."""
+        return _where(self.option, self.origin, self.place)
 
 
 @dataclass(frozen=True)
@@ -204,6 +214,18 @@ class Config:
         """The value of a switch."""
         return self.settings[name].value is True
 
+    def as_written(self, error: ConfigError) -> ConfigError:
+        """The error with the place of the value, and the value, as the user wrote them: `--page-size: got 3` becomes
+        `--block-size (here --page-size): got 3`. An error that does not begin with a flag stays as it is."""
+        setting = self.settings.get(error.param or "")
+        flag = f"{setting.option.flag}: " if setting else ""
+        if setting is None or setting.origin is Origin.DEFAULT or not error.message.startswith(flag):
+            return error
+        rest, value = error.message.removeprefix(flag), f"got {setting.value!r}"
+        if setting.written and rest.startswith(value):
+            rest = f"got {setting.written!r}{rest.removeprefix(value)}"
+        return ConfigError(f"{setting.where}: {rest}", param=error.param)
+
 
 def listed(text: str) -> list[str]:
     """The items of a list option, without the space around them."""
@@ -236,28 +258,43 @@ def resolve(
     environment: Mapping[str, str],
     file: ConfigFile | None,
     other_variables: Iterable[str] = (),
+    spelled: Mapping[str, str] | None = None,
 ) -> Config:
     """The setting of each of `options`. `known` are the options of every command: those of another command may stand in
-    the environment or the file, where one place serves several commands. `flags` are as typed, by option name."""
+    the environment or the file, where one place serves several commands. `flags` are as typed, by option name;
+    `spelled` has the flag that was typed, `--max-model-len`, for each."""
     known = tuple(known)
     _refuse_unknown_variables(known, environment, other_variables)
     if file is not None:
         _refuse_unknown_keys(known, file)
-    return Config({option.name: _setting(option, flags, environment, file) for option in options})
+    return Config({option.name: _setting(option, flags, environment, file, spelled or {}) for option in options})
 
 
 def _setting(
-    option: Option, flags: Mapping[str, str], environment: Mapping[str, str], file: ConfigFile | None
+    option: Option,
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    file: ConfigFile | None,
+    spelled: Mapping[str, str],
 ) -> Setting:
     if option.name in flags:
-        return Setting(option, option.from_text(flags[option.name], option.flag), Origin.FLAG, option.flag)
-    if environment.get(option.variable):  # set but empty is not set
-        value = option.from_text(environment[option.variable], option.variable)
-        return Setting(option, value, Origin.ENVIRONMENT, option.variable)
-    if file is not None and option.name in file.keys and option.in_file:
-        value = option.from_toml(file.keys[option.name], f"{option.name} in {file.path}")
-        return Setting(option, value, Origin.FILE, file.path)
-    return Setting(option, option.default, Origin.DEFAULT)
+        origin, place, text = Origin.FLAG, spelled.get(option.name, option.flag), flags[option.name]
+    elif environment.get(option.variable):  # set but empty is not set
+        origin, place, text = Origin.ENVIRONMENT, option.variable, environment[option.variable]
+    elif file is not None and option.name in file.keys and option.in_file:
+        origin, place, text = Origin.FILE, file.path, file.keys[option.name]
+    else:
+        return Setting(option, option.default, Origin.DEFAULT)
+    where = _where(option, origin, place)
+    value = option.from_toml(text, where) if origin is Origin.FILE else option.from_text(text, where)
+    return Setting(option, value, origin, place, text if value in option.synonyms.values() else "")
+
+
+def _where(option: Option, origin: Origin, place: str) -> str:
+    """`--max-model-len (here --context-length)`, `BATON_PORT`, `port in baton.toml`."""
+    if origin is Origin.FILE:
+        return f"{option.name} in {place}"
+    return f"{place} (here {option.flag})" if origin is Origin.FLAG and place != option.flag else place
 
 
 def _refuse_unknown_variables(known: Sequence[Option], environment: Mapping[str, str], others: Iterable[str]) -> None:

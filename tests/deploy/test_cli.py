@@ -4,6 +4,7 @@ import pytest
 
 from deploy.cli import find_config, main
 from deploy.command_line import CommandLine
+from deploy.host import has_gpu_driver
 from runtime.layered_config import Origin
 
 
@@ -21,6 +22,16 @@ def test_a_wrong_flag_ends_with_status_2_and_one_line(capsys: pytest.CaptureFixt
         ("serve --prefill 0 --decode 0", "expected at least one prefill and one decode worker, or one unified"),
         ("serve --context-length 999999", "--context-length: got 999999, expected 2 to 2048"),
         ("gateway --context-length 999999", "--context-length: got 999999, expected 2 to 2048"),
+        (
+            "serve --max-model-len 999999",
+            "error: --max-model-len (here --context-length): got 999999, expected 2 to 2048",
+        ),
+        ("serve --max-model-len 0", "error: --max-model-len (here --context-length): got 0, expected an integer of at"),
+        (
+            "serve --max-model-len 8k",
+            "(here --context-length): got '8k', expected an integer of at least 1 (did you mean",
+        ),
+        ("serve --model-path /nowhere", "error: --model-path (here --model): folder '/nowhere' does not exist"),
         ("worker", "--role is missing"),
         ("worker --role decode", "--gateway is missing"),
         ("worker --role decode --gateway here", "--gateway: got 'here', expected tcp://HOST:PORT"),
@@ -39,6 +50,25 @@ def test_a_wrong_flag_ends_with_status_2_and_one_line(capsys: pytest.CaptureFixt
 def test_what_cannot_start_is_refused_first(typed: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(typed.split()) == 2
     assert says in capsys.readouterr().err
+
+
+def test_an_error_names_the_variable_or_the_file_that_has_the_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "baton.toml"
+    path.write_text("context-length = 999999\n")
+    assert main(["serve", "--config", str(path)]) == 2
+    assert f"error: context-length in {path}: got 999999, expected 2 to 2048" in capsys.readouterr().err
+    monkeypatch.setenv("BATON_CONTEXT_LENGTH", "999998")
+    assert main(["serve", "--config", str(path)]) == 2
+    assert "error: BATON_CONTEXT_LENGTH: got 999998, expected 2 to 2048" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(has_gpu_driver(), reason="there is a GPU")
+@pytest.mark.parametrize("typed", ["gpu", "cuda"])
+def test_an_error_shows_the_value_as_typed(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--device", typed]) == 2
+    assert f"error: --device: got '{typed}', but this machine shows no GPU" in capsys.readouterr().err
 
 
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ def test_the_model_needs_no_flag(command: str, typed: str) -> None:
 
 
 def test_a_foreign_flag_that_changes_nothing_is_taken() -> None:
-    typed = "-tp 1 --trust-remote-code --data-parallel-size=1 DIR --disable-radix-cache --load-format auto"
+    typed = "-tp 1 -pp1 --trust-remote-code --data-parallel-size=1 DIR --disable-radix-cache --load-format auto"
     assert parse(["serve", *typed.split()], "1").flags == {"model": "DIR"}
 
 
@@ -71,6 +71,17 @@ def test_config_takes_the_flags_of_every_server_and_json() -> None:
         ("serve --prompt x", "unknown flag --prompt for baton serve; it belongs to baton demo"),
         ("serve --max_model_len 1", "unknown flag --max_model_len for baton serve, did you mean --max-model-len?"),
         ("serve --tp-size 2", "--tp-size: got '2', expected 1: a worker computes on one device"),
+        ("serve -tp 2", "-tp: got '2', expected 1: a worker computes on one device"),
+        ("serve -tp2", "-tp: got '2', expected 1: a worker computes on one device"),
+        ("serve -tp=2", "-tp: got '2', expected 1: a worker computes on one device"),
+        ("serve -O 3", "-O is not a flag of this command: Baton compiles no graph"),
+        ("serve -O3", "-O is not a flag of this command: Baton compiles no graph"),
+        ("--prefill 2", "a command comes before the flags: `baton serve --prefill 2`; commands are serve, gateway"),
+        ("--role=decode", "a command comes before the flags: `baton worker --role=decode`; commands are"),
+        ("--port 1 gateway", "a command comes before the flags: `baton gateway --port 1`; commands are"),
+        ("--what", "a command comes before the flags: `baton serve --what`; commands are"),
+        (f"--port {'9' * 999}", "a command comes before the flags: `baton COMMAND [flags]`; commands are"),
+        ("help srve", "unknown command 'srve', did you mean `baton serve`?"),
         ("serve --tp-size", "--tp-size/--tp: expected one argument"),
         ("serve --disaggregation-mode prefill", "prefill and decode are workers of one command: `baton serve --pre"),
         ("gateway --disaggregation-mode=decode", "--disaggregation-mode is not a flag of this command"),
@@ -136,3 +147,16 @@ def test_required_flags_are_marked(capsys: pytest.CaptureFixture[str], monkeypat
 
 def test_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert helped(capsys, monkeypatch, "--version") == "baton 1.2.3\n"
+    assert helped(capsys, monkeypatch, "version") == "baton 1.2.3\n"
+
+
+@pytest.mark.parametrize("typed, same", [("help", "--help"), ("help serve", "serve --help")])
+def test_help_may_be_typed_as_a_word(
+    typed: str, same: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert helped(capsys, monkeypatch, *typed.split()) == helped(capsys, monkeypatch, *same.split())
+
+
+def test_the_flag_as_typed_is_kept() -> None:
+    line = parse(["serve", "--max-model-len=9", "--page-size", "2", "DIR"], "1")
+    assert line.spelled == {"context-length": "--max-model-len", "page-size": "--page-size"}

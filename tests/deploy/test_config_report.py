@@ -5,16 +5,18 @@ import pytest
 from rich.console import Console
 
 from deploy.cli import find_config, main
-from deploy.command_line import CommandLine
+from deploy.command_line import CommandLine, parse
 from deploy.config_report import as_json, print_table
 
 
 def test_the_table_tells_value_and_origin() -> None:
-    config = find_config(CommandLine("config", {"port": "9000"}), {"BATON_DEVICE": "cpu"})
+    line = parse(["config", "--port", "9000", "--max-model-len", "64"], "1")
+    config = find_config(line, {"BATON_DEVICE": "cpu"})
     out = io.StringIO()
     print_table(config, Console(file=out, width=120))
     rows = [" ".join(line.split()) for line in out.getvalue().splitlines()]
     assert "port 9000 flag --port" in rows
+    assert "context-length 64 flag --max-model-len" in rows
     assert "device cpu environment BATON_DEVICE" in rows
     assert "model (the bundled model) default" in rows
     assert "disable-overlap-schedule false default" in rows

@@ -85,6 +85,13 @@ def test_variables_of_others_are_ignored() -> None:
     "flags, environment, toml, says",
     [
         ({"page-size": "x"}, {}, None, "--page-size: got 'x', expected an integer of at least 1"),
+        (
+            {"page-size": "8k"},
+            {},
+            None,
+            "--page-size: got '8k', expected an integer of at least 1 (did you mean '8000'?)",
+        ),
+        ({"page-size": "8K"}, {}, None, "(did you mean '8192'?)"),
         ({"page-size": "0"}, {}, None, "--page-size: got 0, expected an integer of at least 1"),
         ({"port": "65536"}, {}, None, "--port: got 65536, expected an integer from 0 to 65535"),
         ({"role": "unifed"}, {}, None, "--role: got 'unifed', expected one of a, unified (did you mean 'unified'?)"),
@@ -112,6 +119,26 @@ def test_wrong_values_are_refused_by_name(
     with pytest.raises(ConfigError) as caught:
         values(flags, environment, toml)
     assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "found, where",
+    [
+        (values({"role": "null"}), "--role"),
+        (resolve(ALL, ALL, {"role": "null"}, {}, None, spelled={"role": "--mode"}), "--mode (here --role)"),
+        (values({}, {"BATON_ROLE": "null"}), "BATON_ROLE"),
+        (values(toml='role = "null"'), "role in b.toml"),
+    ],
+)
+def test_an_error_is_told_with_place_and_value_as_written(found: Config, where: str) -> None:
+    def told(message: str, param: str | None = "role") -> str:
+        return found.as_written(ConfigError(message, param=param)).message
+
+    assert told("--role: got 'unified', but no") == f"{where}: got 'null', but no"
+    assert told("--role: got 'unifie', but no") == f"{where}: got 'unifie', but no"
+    for other in ("--page-size: got 3", "no --role: here"):
+        assert told(other) == told(other, None) == other
+    assert told("--page-size: got 3", "page-size") == "--page-size: got 3"  # a default
 
 
 def test_a_wrong_value_that_is_overridden_is_not_looked_at() -> None:
