@@ -20,8 +20,8 @@ STRIDE_CHARS = 64 * 1024  # within which so many places are tried:
 MAX_TRIES = 8
 NEAR_CHARS = 2
 
-# Normalizers that change a character without regard to a space beside it. Those of each line may besides remove
-# characters (BertNormalizer), make one begin with a space (NFKC, NFKD), or neither.
+# Normalizers that change a character without regard to a space beside it. The first group does nothing else. NFKC and
+# NFKD may turn a character into text that begins with a space. BertNormalizer may also remove characters.
 NEUTRAL = frozenset("NFC NFD Lowercase".split())
 NEUTRAL_AT_SPACES = NEUTRAL | {"NFKC", "NFKD"}
 LOCAL_NORMALIZERS = NEUTRAL_AT_SPACES | {"BertNormalizer"}

@@ -1,7 +1,4 @@
-"""Which of many waits are over. A look costs the same however many there are, apart from those that it finds.
-
-What it does not know: what is waited for.
-"""
+"""Finds the waits that are over. A look costs the same however many waits there are, apart from those that it finds."""
 
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
@@ -16,27 +13,27 @@ class Deadlines(Generic[Key]):
 
     def __init__(self) -> None:
         self._at: dict[Key, tuple[float, int]] = {}  # the deadline that counts, and its number
-        self._heap: list[tuple[float, int, Key]] = []  # with some that count no more
+        self._heap: list[tuple[float, int, Key]] = []  # may hold replaced and dropped deadlines
         self._numbers = count()
 
     def __len__(self) -> int:
         return len(self._at)
 
     def set(self, key: Key, at: float) -> None:
-        """The deadline of `key` is `at`; an earlier word about it is void."""
+        """Sets the deadline of `key` to `at`, in place of an earlier one."""
         number = next(self._numbers)
         self._at[key] = at, number
         heappush(self._heap, (at, number, key))
-        if len(self._heap) > 2 * len(self._at) + 64:  # most count no more
+        if len(self._heap) > 2 * len(self._at) + 64:  # most were replaced or dropped
             self._heap = [(at, number, key) for key, (at, number) in self._at.items()]
             heapify(self._heap)
 
     def drop(self, key: Key) -> None:
-        """Nothing is waited for under `key`. Idempotent."""
+        """Forgets the deadline of `key`. Idempotent."""
         self._at.pop(key, None)
 
     def due(self, now: float) -> list[Key]:
-        """Those whose deadline has come, the earliest first. They are dropped."""
+        """Drops and returns the keys whose deadline has come, the earliest first."""
         found: list[Key] = []
         while self._heap and self._heap[0][0] <= now:
             at, number, key = heappop(self._heap)

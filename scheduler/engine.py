@@ -149,8 +149,10 @@ class Engine:
             self.collect()
 
     def land(self, in_twin: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> Event | None:
-        """Whole pages are copied to those that need their KV too; before, what has landed in the twin, if there is one,
-        goes to the device, beside the launches. The event says when these pages may be decoded; None: in any launch."""
+        """Copies pages that have landed in the host twin to the device, then whole pages to others that need their KV.
+
+        The twin's copy runs beside the launches. The event is done when these pages may be decoded; without a twin it
+        is None, and the next launch may decode them."""
         if not in_twin or not isinstance(self.kv, MirroredKv):
             self.copy_pages(sources, targets)
             return None
