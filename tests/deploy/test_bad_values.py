@@ -111,7 +111,7 @@ FLAGS = [
     ("serve --model /proc/self/fd/x/y", "--model: folder '/proc/self/fd/x/y' does not exist"),
     ("serve --tokenizer /nowhere", "--tokenizer: folder '/nowhere' does not exist"),
     ("serve --tokenizer some/thing", "download a checkpoint from a hub first"),
-    ("serve --tokenizer-path /etc", "--tokenizer: folder '/etc' has no tokenizer.json"),
+    ("serve --tokenizer-path /etc", "--tokenizer-path (here --tokenizer): folder '/etc' has no tokenizer.json"),
     ("gateway --tokenizer /etc/passwd", "--tokenizer: '/etc/passwd' is a file, expected a folder with tokenizer.json"),
     ("serve --tokenizer ~nobody-at-all/x", "--tokenizer: cannot look into '~nobody-at-all/x'"),
     ("serve --chat-template no/such.jinja", "--chat-template: file 'no/such.jinja' does not exist"),
@@ -157,7 +157,7 @@ FLAGS = [
     ("srve", "unknown command 'srve', did you mean `baton serve`?"),
     ("Serve", "unknown command 'Serve', did you mean `baton serve`?"),
     (f"{'s' * 3000}", "unknown command 'ssss"),
-    ("--port 5", "COMMAND: invalid choice: '5' (choose from 'serve'"),
+    ("--port 5", "a command comes before the flags: `baton serve --port 5`; commands are serve"),
     ("serve --config /nowhere.toml", "--config: cannot read '/nowhere.toml': No such file or directory"),
     ("serve --config /etc", "--config: cannot read '/etc': it is no file"),
     ("serve --config /dev/zero", "--config: cannot read '/dev/zero': it is no file"),
@@ -207,9 +207,9 @@ ENVIRONMENT = [
     ("BATON_", "1", "environment variable BATON_ is unknown"),
     ("BATON_\x1b[31m", "1", "environment variable 'BATON_\\x1b[31m' is unknown"),
     ("BATON_" + "X" * 3000, "1", "environment variable 'BATON_XXX"),
-    ("BATON_MODEL", "/nowhere", "--model: folder '/nowhere' does not exist"),
+    ("BATON_MODEL", "/nowhere", "error: BATON_MODEL: folder '/nowhere' does not exist"),
     ("BATON_CONFIG", "/nowhere.toml", "--config: cannot read '/nowhere.toml'"),
-    ("BATON_HOST", "192.0.2.7", "--host: cannot listen on 192.0.2.7"),
+    ("BATON_HOST", "192.0.2.7", "error: BATON_HOST: cannot listen on 192.0.2.7"),
 ]
 
 
