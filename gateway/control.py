@@ -8,6 +8,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Protocol
 
 from gateway.continuity import Continuity, Punctuality
@@ -73,8 +74,9 @@ class Control:
         rules: RetryRules,
         launch_deadline_s: float = LAUNCH_DEADLINE_S,
         tokenizer: str = "",
+        facts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`tokenizer`: see Membership."""
+        """`tokenizer`, `facts`: see Membership."""
         self._socket = socket
         self._clock = clock
         self._ticker: asyncio.Task[None] | None = None
@@ -82,7 +84,7 @@ class Control:
         self._refusals = Refusals(log, "message refused")
         self._continuity = Continuity()
         self._joined = Counter({str(role): 0 for role in Role})
-        self.membership = Membership(secrets.randbits(62), launch_deadline_s, tokenizer)
+        self.membership = Membership(secrets.randbits(62), launch_deadline_s, tokenizer, facts)
         self._dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose)
 
     def start(self) -> None:

@@ -8,10 +8,12 @@ that a restarted worker, which asks again every second, takes over; what cannot 
 Pure: messages and times in, messages to send and members lost out. What it does not know: sockets, requests, pairing.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
-from protocol.fingerprint import difference
+from protocol.fingerprint import difference, unequal_fact
 from protocol.kv_layout import mismatch
 from protocol.messages_gateway import (
     Heartbeat,
@@ -99,13 +101,18 @@ class Loss:
 class Membership:
     """The table of workers of one gateway. `now` is in seconds of one clock. A launch that has been running for
     `launch_deadline_s` will never end: its worker is lost, although it is heard. `tokenizer` is the digest of the
-    gateway's tokenizer.json; where it is "", those of workers are not compared with it."""
+    gateway's tokenizer.json, `facts` what Fingerprint has of its config.json; what is empty is not compared."""
 
     def __init__(
-        self, gateway_instance: int, launch_deadline_s: float = LAUNCH_DEADLINE_S, tokenizer: str = ""
+        self,
+        gateway_instance: int,
+        launch_deadline_s: float = LAUNCH_DEADLINE_S,
+        tokenizer: str = "",
+        facts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.gateway_instance = gateway_instance
         self.tokenizer = tokenizer
+        self.facts = facts
         self._launch_deadline_s = launch_deadline_s
         self._members: dict[str, Member] = {}  # by worker id
         self._identities: set[bytes] = set()  # of the members
@@ -237,11 +244,14 @@ class Membership:
         return Change(tuple(Outgoing(other.key, news) for other in self.members), (member,))
 
     def _difference(self, message: Register) -> str | None:
-        """How this worker differs from the gateway's tokenizer, or from the workers that serve, so that KV or tokens
+        """How this worker differs from the gateway's own folder, or from the workers that serve, so that KV or tokens
         could not pass between them."""
         worker_id, tokenizer = message.address.worker_id, message.fingerprint.tokenizer
         if tokenizer and self.tokenizer and tokenizer != self.tokenizer:
             return f"tokenizer.json: its digest is {tokenizer} on {worker_id}, {self.tokenizer} at the gateway"
+        unequal = unequal_fact(message.fingerprint.facts, self.facts, worker_id, "the gateway")
+        if unequal is not None:
+            return unequal
         for other in self.members:
             if other.key.worker_id == worker_id:  # itself, or who must be gone before it may join
                 continue

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from model.config import config_facts, load_config
 from protocol.brief import brief
 from protocol.errors import CheckpointError
 
@@ -86,6 +87,17 @@ def read_model_folder(path: Path) -> ModelFolder:
             if (value := generation.get(name)) is not None and value not in neutral
         },
     )
+
+
+def model_facts(path: Path) -> dict[str, str]:
+    """The configuration as workers tell theirs (Fingerprint.facts), where config.json names an architecture; else {}.
+
+    CheckpointError when no worker could serve it.
+    """
+    values = read_object(path / "config.json")
+    if not values.get("architectures") and not values.get("model_type"):
+        return {}
+    return config_facts(load_config(path, context_length=2))  # so short that no sliding window matters
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from gateway.control_socket import ControlSocket
 from gateway.http_app import build_app
 from gateway.limits import Limits
 from gateway.metrics import Metrics
-from gateway.model_folder import ModelFolder, read_model_folder
+from gateway.model_folder import ModelFolder, model_facts, read_model_folder
 from gateway.model_names import ModelNames
 from gateway.retry import RetryRules
 from gateway.service import Service
@@ -104,6 +104,9 @@ class Gateway:
         keys = None if settings.keys is None else read_keys(settings.keys, for_gateway=True)
         where, _ = split_endpoint(settings.control, "control")
         refuse_exposed(where, "--control", has_keys=keys is not None, trust_network=settings.trust_network)
+        facts = model_facts(folder.path)
+        if not facts:
+            log.warning("config.json names no architecture: workers are not compared with it", model=settings.model)
         self._control_socket = ControlSocket(settings.control, keys)
         self.control = Control(
             self._control_socket,
@@ -112,6 +115,7 @@ class Gateway:
             RetryRules(settings.max_attempts, settings.retry_wait_s),
             settings.launch_deadline_s,
             "" if settings.tokenizer is not None else tokenizer_digest(folder.path),
+            facts,
         )
         try:
             self._http_socket = listen(settings.host, settings.port, BACKLOG)

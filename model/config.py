@@ -7,14 +7,16 @@ embeddings). What it does not know: weights, devices, sampling defaults or text.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from model.json_fields import JsonFields, read_json_object
-from model.rope import RopeConfig, read_rope
+from model.rope_config import RopeConfig, read_rope
 from protocol.errors import CheckpointError, ConfigError
 from protocol.kv_layout import ITEM_BYTES
+
+MAX_FACT_CHARS: Final = 200  # of one field as it is told to others
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,23 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
     )
 
 
+def config_facts(config: ModelConfig) -> dict[str, str]:
+    """Every field but the context length served, by name, as JSON; what is longer than MAX_FACT_CHARS, as a digest."""
+    content = asdict(config)
+    del content["context_length"]
+    rope = content.pop("rope")
+    content |= {f"rope.{name}": value for name, value in rope.items()}
+    texts = {name: json.dumps(value) for name, value in content.items()}
+    return {name: text if len(text) <= MAX_FACT_CHARS else _digest(text) for name, text in texts.items()}
+
+
 def config_digest(config: ModelConfig, dtype: str) -> str:
     """Hexadecimal digest of configuration and serving dtype; the context length served does not matter."""
-    content = asdict(replace(config, context_length=config.max_position_embeddings)) | {"dtype": dtype}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    return _digest(json.dumps(config_facts(config) | {"dtype": dtype}, sort_keys=True))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _family(config: JsonFields) -> _Family:

@@ -16,7 +16,7 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from model.rope import RopeConfig
+from model.rope_config import RopeConfig
 from model.splitmix import mix, mix_int, shift_right, signed
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout

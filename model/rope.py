@@ -1,56 +1,15 @@
-"""Rotary position embedding: which frequencies a config asks for, and how queries and keys are turned.
+"""Rotary position embedding: the frequencies of a RopeConfig, and how queries and keys are turned.
 
 What it does not know: layers, pages, or where positions come from. Formulas: Su et al. 2021 (RoFormer); the llama3
 rescaling as published with Llama 3.1. Shapes: T tokens, N heads, D head_dim, F = D / 2 frequencies.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from model.json_fields import JsonFields
-
-SUPPORTED_ROPE = "'default', 'linear' or 'llama3'"
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary embedding of one model. The last three fields matter to `llama3` only."""
-
-    theta: float
-    kind: str = "default"  # default | linear | llama3
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-
-
-def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
-    """Rope of a config.json, in the old spelling (`rope_theta` and `rope_scaling`) or the new (`rope_parameters`)."""
-    nested = (config.nested(name) for name in ("rope_scaling", "rope_parameters"))
-    fields = next((found for found in nested if found and found.values), JsonFields({}, config.where))
-    for name, value in fields.values.items():
-        if isinstance(value, dict):
-            raise fields.refuse(name, "one rope for all layers (rope by layer type is not supported)")
-    for holder in (fields, config):
-        if holder.positive_number("partial_rotary_factor", 1.0) != 1.0:
-            raise holder.refuse("partial_rotary_factor", "1 (partial rotation is not supported)")
-    theta = fields.positive_number("rope_theta", config.positive_number("rope_theta", 10_000.0))
-    name = "rope_type" if fields.has("rope_type") else "type"
-    kind = fields.text(name, "default")
-    if kind == "default":
-        return RopeConfig(theta)
-    if kind == "linear":
-        return RopeConfig(theta, kind, fields.positive_number("factor"))
-    if kind != "llama3":
-        raise fields.refuse(name, SUPPORTED_ROPE)
-    low, high = fields.positive_number("low_freq_factor"), fields.positive_number("high_freq_factor")
-    if high <= low:
-        raise fields.refuse("high_freq_factor", f"more than low_freq_factor, which is {low}")
-    original = fields.integer("original_max_position_embeddings", max_position_embeddings)
-    return RopeConfig(theta, kind, fields.positive_number("factor"), low, high, original)
+from model.rope_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -6,7 +6,7 @@ sampling, or what `on_layer` does.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model.attention import AttentionBackend, choose_attention
 from model.checkpoint import SERVED_DTYPES, Checkpoint, open_checkpoint
-from model.config import ModelConfig, config_digest, load_config
+from model.config import ModelConfig, config_digest, config_facts, load_config
 from model.cpu_kernels import CpuKernels, NoKernels, load_kernels
 from model.host_memory import available_bytes
 from model.inputs import ModelInput
@@ -142,7 +142,9 @@ class ModelRunner:
         cheap once a forward has read them."""
         full = full_digests(self.checkpoint) if self.check_weights else None
         tokenizer = tokenizer_digest(self.checkpoint.folder)
-        return pack_weights(config_digest(self.config, self.dtype), sampled_digests(self.checkpoint), full, tokenizer)
+        digest = config_digest(self.config, self.dtype)
+        packed = pack_weights(digest, sampled_digests(self.checkpoint), full, tokenizer)
+        return replace(packed, facts=config_facts(self.config))
 
     @property
     def mapped_weight_bytes(self) -> int:

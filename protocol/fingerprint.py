@@ -6,7 +6,7 @@ first message of a worker. What it does not know: how weights are read.
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.errors import CheckpointError
 from protocol.message import Blob, Message, Text
@@ -26,6 +26,7 @@ class Fingerprint(Message):
     sampled: Blob = b""  # digest of each tensor's dtype, shape and sampled blocks
     full: Blob = b""  # digest of each tensor's dtype, shape and all bytes; empty without --check-weights
     tokenizer: Text = ""  # digest of the folder's tokenizer.json; "" where there is none
+    facts: dict[Text, Text] = field(default_factory=dict)  # of the model configuration: each field as JSON
 
 
 def pack_weights(
@@ -52,7 +53,8 @@ def difference(one: Fingerprint, other: Fingerprint, one_id: str, other_id: str)
     """One sentence that names the first difference between the models of two workers, with both values; None if there
     is none. All bytes are compared only when both workers have hashed them. Tokenizers are not compared."""
     if one.config != other.config:
-        return f"model fingerprint is {one.config} on {one_id}, {other.config} on {other_id}"
+        unequal = unequal_fact(one.facts, other.facts, one_id, other_id)
+        return unequal or f"model fingerprint is {one.config} on {one_id}, {other.config} on {other_id}"
     both_full = bool(one.full and other.full)
     compared = (one.full, other.full) if both_full else (one.sampled, other.sampled)
     if one.names == other.names and compared[0] == compared[1]:
@@ -64,6 +66,18 @@ def difference(one: Fingerprint, other: Fingerprint, one_id: str, other_id: str)
         damaged = one_id if ones is None else other_id
         return f"fingerprint: the table of tensors of {damaged} is damaged, expected {DIGEST_BYTES} bytes a name"
     return _first_difference(ones, others, one_id, other_id)
+
+
+def unequal_fact(one: Mapping[str, str], other: Mapping[str, str], one_id: str, other_id: str) -> str | None:
+    """One sentence that names the first field in which two model configurations differ, with both values. None if there
+    is none, or one of the two is not known."""
+    if not (one and other):
+        return None
+    for name in {**one, **other}:
+        values = one.get(name, "missing"), other.get(name, "missing")
+        if values[0] != values[1]:
+            return f"{name[:200]} is {values[0][:200]} on {one_id}, {values[1][:200]} on {other_id}"
+    return None
 
 
 def _first_difference(one: Mapping[str, str], other: Mapping[str, str], one_id: str, other_id: str) -> str | None:

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.model_folder import model_facts
 from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import (
     ChoiceTokens,
@@ -20,8 +22,9 @@ from protocol.messages_gateway import (
     Tokens,
     Welcome,
 )
-from tests.gateway.conftest import Setting, wait_until
+from tests.gateway.conftest import Setting, running, wait_until
 from tests.gateway.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
+from tests.gateway.folders import byte_tokenizer, write_folder
 
 pytestmark = pytest.mark.slow
 
@@ -213,6 +216,39 @@ async def test_a_worker_with_another_model_or_tokenizer_is_refused(
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert isinstance(other.registration(), Register)
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "rms_norm_eps": 1e-05,
+}
+
+
+async def test_the_first_worker_with_another_model_than_the_gateways_is_refused(tmp_path: Path) -> None:
+    ours, theirs = (
+        write_folder(tmp_path / name, byte_tokenizer(), config=LLAMA | changes)
+        for name, changes in (("ours", {}), ("theirs", {"num_hidden_layers": 5}))
+    )
+    async with running(ours) as setting:
+        other = FakeWorker(Role.UNIFIED, setting.gateway.control_endpoint, "other")
+        other.fingerprint = Fingerprint("story", facts=model_facts(theirs))
+        setting.workers.append(other)
+        starting = asyncio.create_task(other.start())
+        await other.until(lambda: bool(other.received))
+        assert other.received == [Refused("num_layers is 5 on other, 2 on the gateway")]
+        assert (await setting.complete("x")).status_code == 503
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        same = FakeWorker(Role.UNIFIED, setting.gateway.control_endpoint, "same")
+        same.fingerprint = Fingerprint("story", facts=model_facts(ours))
+        setting.workers.append(same)
+        await same.start()
+        assert (await setting.complete("x")).status_code == 200
 
 
 async def test_a_worker_id_stays_with_its_live_worker(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:

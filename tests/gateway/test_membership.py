@@ -92,6 +92,24 @@ def test_the_tokenizer_of_a_worker_is_compared_with_the_gateways(at_gateway: str
     assert answer == (Welcome(77) if joins else refused) and len(table.members) == joins
 
 
+@pytest.mark.parametrize(
+    ("at_gateway", "on_worker", "reason"),
+    [
+        ({"num_layers": "2", "rope.theta": "1.0"}, {"num_layers": "2", "rope.theta": "1.0"}, None),
+        ({"num_layers": "2"}, {"num_layers": "5"}, "num_layers is 5 on u, 2 on the gateway"),
+        ({"num_layers": "2"}, {"num_heads": "2"}, "num_heads is 2 on u, missing on the gateway"),
+        ({}, {"num_layers": "5"}, None),  # a folder without config.json
+        ({"num_layers": "2"}, {}, None),  # a fake model
+    ],
+)
+def test_the_configuration_of_a_worker_is_compared_with_the_gateways(
+    at_gateway: dict[str, str], on_worker: dict[str, str], reason: str | None
+) -> None:
+    table = Membership(77, facts=at_gateway)
+    [answer] = messages(table.register(register("u", 1, fingerprint=replace(MODEL, facts=on_worker)), 0.0))
+    assert answer == (Welcome(77) if reason is None else Refused(reason)) and len(table.members) == (reason is None)
+
+
 def test_the_missing_role_is_named_and_yet_only_before_its_first_worker(table: Membership) -> None:
     assert table.missing == "no worker is ready yet"
     table.register(register("d", 1), 0.0)

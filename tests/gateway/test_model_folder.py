@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.model_folder import SamplingDefaults, read_model_folder
+from gateway.model_folder import SamplingDefaults, model_facts, read_model_folder
 from protocol.errors import CheckpointError
 from tests.gateway.folders import EOS, write_folder
 
@@ -44,6 +44,21 @@ def test_damage_is_named(tmp_path: Path, name: str, content: Any) -> None:
     (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(CheckpointError, match=name):
         read_model_folder(tmp_path)
+
+
+def test_facts_of_the_configuration_are_known_where_it_names_an_architecture(tmp_path: Path) -> None:
+    assert model_facts(tmp_path) == {} == model_facts(write_folder(tmp_path))
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8}
+    write_folder(tmp_path, config=sizes | {"model_type": "mistral", "sliding_window": 128})  # whatever is served
+    found = model_facts(tmp_path)
+    assert (found["architecture"], found["num_kv_heads"], found["rope.theta"]) == ('"mistral"', "8", "10000.0")
+    assert "context_length" not in found and found["max_position_embeddings"] == "512"
+
+
+def test_an_architecture_that_no_worker_serves_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, config={"architectures": ["BertModel"]})
+    with pytest.raises(CheckpointError, match="architectures: got"):
+        model_facts(tmp_path)
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """A config is read as transformers reads it, and what cannot be computed is refused by name."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from model.config import config_digest, load_config
-from model.rope import RopeConfig
+from model.config import ModelConfig, config_digest, config_facts, load_config
+from model.rope_config import RopeConfig
 from protocol.errors import CheckpointError, ConfigError
 
 BASE: dict[str, Any] = {
@@ -165,6 +166,13 @@ def test_damaged_files(tmp_path: Path, text: str | None, sentence: str) -> None:
 def test_context_length_is_bounded_by_the_model(tmp_path: Path, length: int) -> None:
     with pytest.raises(ConfigError, match=f"context length: got {length}, expected 2 to 8192"):
         load_config(write(tmp_path), context_length=length)
+
+
+def test_the_facts_are_every_field_but_the_context_length_served(tmp_path: Path) -> None:
+    facts = config_facts(load_config(write(tmp_path, rope_theta=5.0, eos_token_id=list(range(200))), context_length=64))
+    named = {each.name for each in fields(ModelConfig)} - {"context_length", "rope"}
+    assert set(facts) == named | {f"rope.{each.name}" for each in fields(RopeConfig)}
+    assert (facts["num_layers"], facts["rope.theta"], len(facts["eos_token_ids"])) == ("2", "5.0", 32)  # a digest
 
 
 def test_the_digest_covers_configuration_and_dtype(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from model.attention_cpu import CpuAttention
 from model.cpu_kernels import CpuKernels, NoKernels, built_library, cache_folder, find_compiler, load_kernels
 from model.paged_kv import PagedKv
 from model.passes import TorchPasses
-from model.rope import RopeConfig, inverse_frequencies
+from model.rope import inverse_frequencies
+from model.rope_config import RopeConfig
 from model.runner import ModelRunner
 from protocol.kv_layout import KvLayout
 from tests.checkpoints import make_checkpoint

@@ -21,7 +21,7 @@ def digests(**values: int) -> dict[str, bytes]:
     return {name: value.to_bytes(8, "big") for name, value in values.items()}
 
 
-ONE = pack_weights("c", digests(a=1, b=2, d=3))
+ONE = replace(pack_weights("c", digests(a=1, b=2, d=3)), facts={"name": "m", "size": "2"})
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,7 @@ ONE = pack_weights("c", digests(a=1, b=2, d=3))
         (pack_weights("c", digests(d=3, b=2, a=1)), None),
         (pack_weights("c", digests(a=1, b=2, d=3), tokenizer="t"), None),
         (pack_weights("x", digests(a=1, b=2, d=3)), "model fingerprint is c on one, x on two"),
+        (replace(pack_weights("x", digests(a=1)), facts={"name": "m", "size": "3"}), "size is 2 on one, 3 on two"),
         (
             pack_weights("c", digests(a=1, b=7, d=8)),
             f"weights: the digest of tensor 'b' is {2:016x} on one, {7:016x} on two (2 of 3 tensors differ)",
