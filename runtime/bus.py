@@ -128,6 +128,11 @@ class Dealer:
         self._watch.look()
         return self._watch.num_made > before
 
+    @property
+    def is_up(self) -> bool:
+        """Whether there was a connection at the last call of `tend`; always, of one that is not `tended`."""
+        return not self._tended or (self._watch is not None and self._watch.is_up)
+
     def tend(self, now: float) -> str:
         """Why the other end has refused a handshake since the last call (UNKNOWN_KEY or NO_HANDSHAKE of link_watch), or
         "". It then hangs up, and dials again REDIAL_S later: the transport would not dial again at all after some

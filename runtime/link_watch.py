@@ -25,6 +25,7 @@ class LinkWatch:
     def __init__(self, socket: "zmq.Socket[Any]") -> None:
         self.num_made = 0  # connections, until the last look
         self.num_broken = 0
+        self.is_up = False  # as the last look found it
         self.refusal = ""  # why the other end refuses a handshake, as the last look says: UNKNOWN_KEY or NO_HANDSHAKE
         self._num_cut = 0  # handshakes in a row
         self._socket = socket
@@ -41,6 +42,8 @@ class LinkWatch:
             event = found["event"]
             self.num_made += event == _MADE
             self.num_broken += event == zmq.EVENT_DISCONNECTED
+            if event in (_MADE, zmq.EVENT_DISCONNECTED):
+                self.is_up = event == _MADE
             self._note_handshake(event, found["value"])
 
     def _note_handshake(self, event: int, value: int) -> None:

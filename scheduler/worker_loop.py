@@ -179,6 +179,7 @@ class WorkerLoop:
     _join_deadline: float = 0.0
     _tell_at: float = 0.0  # when to say that no gateway answers
     _refusal: str = ""  # why the gateway has refused the connection since the last Welcome
+    _is_cut_off: bool = False  # a member whose connection to the gateway is lost
     _next_beat: float = 0.0
     _refusals: Refusals = field(default_factory=lambda: Refusals(log, "message refused"))
     _next_register: float = 0.0
@@ -325,6 +326,11 @@ class WorkerLoop:
             self._refusal = refusal
             why = self.refusal_means.get(refusal, refusal)
             log.error("the gateway refuses this worker", endpoint=self.gateway.endpoint, why=why, again_s=REDIAL_S)
+
+        if self._gateway_instance and self.gateway.is_up == self._is_cut_off:
+            self._is_cut_off = not self._is_cut_off
+            say, what = (log.warning, "is lost") if self._is_cut_off else (log.info, "is back")
+            say(f"the connection to the gateway {what}", endpoint=self.gateway.endpoint)
 
     def _stats(self) -> WorkerStats:
         stats, link = self.core.stats(), self.link.counters

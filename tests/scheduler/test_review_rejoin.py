@@ -33,6 +33,7 @@ from runtime.clock import VirtualClock
 from runtime.process_life import StopSignal
 from scheduler.outbox import Outbox
 from scheduler.worker_loop import JOIN_DEADLINE_S, NoPeers, WorkerBroken, WorkerLoop
+from tests.runtime.rebinding import bound_again
 
 STATS = WorkerStats(KvPages(total=1, free=1), running=0, waiting=0)
 IDENTITY = b"unified-0#5"
@@ -103,7 +104,10 @@ class Bench:
     """One worker loop on a virtual clock; `play` is the gateway, called at every turn with what has arrived."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", play: Callable[["Bench", list[ToGateway]], None]
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        play: Callable[["Bench", list[ToGateway]], None],
+        tended: bool = False,
     ) -> None:
         self.router = Router(context, "127.0.0.1")
         self.clock = VirtualClock()
@@ -111,7 +115,7 @@ class Bench:
         self.peers = Peers(self.core)
         self.num_ready = 0
         self._stop, self._wake = Stop(), Wake()
-        self._dealer = Dealer(context, self.router.endpoint, IDENTITY)
+        self._dealer = Dealer(context, self.router.endpoint, IDENTITY, tended=tended)
         register = Register(
             WorkerAddress("unified-0", 5),
             Role.UNIFIED,
@@ -187,6 +191,40 @@ def test_a_gateway_that_restarts_after_long_service_learns_the_worker_again(cont
     last = [TO_GATEWAY.decode(raw) for _, raw in bench.router.receive()]
     bench.close()
     assert not last or isinstance(last[-1], Leaving)
+
+
+def test_a_connection_to_the_gateway_that_is_lost_and_made_again_is_said_once_each(
+    context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    endpoint, turns_lost = "", 0
+
+    def said() -> list[tuple[str, str]]:
+        return [(each.levelname, each.getMessage()) for each in caplog.records if "connection to" in each.getMessage()]
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal endpoint, turns_lost
+        bench.clock.advance(0.05)
+        assert bench.clock.now() < 100, said()
+        if any(isinstance(message, Register) for message in arrived):
+            bench.send(Welcome(1))
+        elif arrived and not endpoint:  # a heartbeat of a member
+            endpoint = bench.router.endpoint
+            bench.router.close()
+            bench.router.socket = context.socket(zmq.ROUTER)  # which nobody dials
+        elif len(said()) == 1:
+            turns_lost += 1
+            if turns_lost == 20:  # four beats: it is not said again
+                bench.router.close()
+                bench.router.socket = bound_again(context, zmq.ROUTER, endpoint)
+        elif len(said()) > 1:
+            bench.stop()
+
+    bench = Bench(context, play, tended=True)
+    bench.loop.run()
+    bench.close()
+    lost, back = "the connection to the gateway is lost", "the connection to the gateway is back"
+    assert said() == [("WARNING", lost), ("INFO", back)]
 
 
 def test_the_same_gateway_may_welcome_and_ask_again_and_nothing_is_reset(context: Any) -> None:
