@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,16 +21,17 @@ from deploy.console import Console
 from deploy.endings import describe_end
 from deploy.gpus import read_gpus
 from deploy.host import check_device, count_cores, count_gpus
-from deploy.invitation import count_roles
+from deploy.invitation import TOKEN_IDS, count_roles
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import GATEWAY, api_key_file, serve_plan
-from deploy.model_folder import PROJECT, find_model, model_name
-from deploy.serve import check_lengths, start_plan
+from deploy.model_folder import PROJECT, find_model, has_tokenizer, model_name
+from deploy.serve import check_lengths, find_texts, start_plan
 from deploy.timeline import NOTE, Moment, read_moments, timeline_table
-from protocol.errors import BatonError
+from protocol.brief import brief
+from protocol.errors import BatonError, ConfigError
 from runtime.api_keys import read_api_keys
 from runtime.clock import Clock, MonotonicClock
-from runtime.layered_config import Config
+from runtime.layered_config import Config, Origin
 from runtime.process_life import StopSignal
 
 _TIMEOUT_S = 120.0
@@ -56,12 +58,12 @@ def demo(config: Config, console: Console) -> int:
     model = find_model(config.optional_text("model"))
     check_device(config.text("device"))
     check_lengths(config, model, console)
+    asked = prompt_fields(config, find_texts(config, model))
     name = model_name(model)
     gpus = read_gpus(config.text("gpus"), config.text("device"), count_gpus(config.text("device")))
     plan = serve_plan(config, model, name, count_cores(), gpus=gpus)
     keys_file = api_key_file(config)
     api_key = "" if keys_file is None else read_api_keys(keys_file)[0]
-    prompt, max_tokens = config.text("prompt"), config.integer("max-tokens")
     clock = MonotonicClock()
     began = clock.now()
     with StopSignal() as stop, Launcher(console, stop, clock, PROJECT) as launcher:
@@ -69,7 +71,7 @@ def demo(config: Config, console: Console) -> int:
             url = str(start_plan(launcher, plan)[GATEWAY]["http"])
             roles = [settings.role.value for settings in plan.worker_settings]
             console.serving([f"{name} on {count_roles(roles)}, up in {clock.now() - began:.1f} s", ""])
-            request = Request(url, {"model": name, "prompt": prompt, "max_tokens": max_tokens}, clock, api_key)
+            request = Request(url, {"model": name, "max_tokens": config.integer("max-tokens"), **asked}, clock, api_key)
             answer = _watch_request(launcher, stop, request)
         except (StartFailed, DemoFailed) as error:
             console.close()
@@ -82,6 +84,21 @@ def demo(config: Config, console: Console) -> int:
         _show(answer)
         launcher.stop(quietly=True)
     return 0
+
+
+def prompt_fields(config: Config, texts: Path) -> dict[str, Any]:
+    """The fields of the request with the prompt: token ids where the folder `texts` has no tokenizer. ConfigError for a
+    text that was asked for there."""
+    prompt = config.text("prompt")
+    if has_tokenizer(texts):
+        return {"prompt": prompt}
+    if config.settings["prompt"].origin is not Origin.DEFAULT:
+        raise ConfigError(
+            f"--prompt: got {brief(prompt)}, but folder {brief(str(texts))} has no tokenizer.json; without --prompt,"
+            " token ids are sent",
+            param="prompt",
+        )
+    return dict(TOKEN_IDS)
 
 
 def _watch_request(launcher: Launcher, stop: StopSignal, request: "Request") -> Answer:
@@ -127,6 +144,8 @@ class Request(threading.Thread):
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._error = DemoFailed(f"the request to {self._url} failed: {error}")
         finally:
+            if self._answer is None:
+                print(flush=True)  # the error has a line of its own, below the prompt
             self.finished.set()
 
     def answer(self) -> Answer:
@@ -147,7 +166,8 @@ class Request(threading.Thread):
             moments = read_moments(chunk) or moments
             num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
             for choice in chunk.get("choices", ()):
-                pieces.append(choice.get("text", ""))
+                ids = choice.get("token_ids")  # there if they were asked for
+                pieces.append(choice.get("text", "") if ids is None else "".join(f" {each}" for each in ids))
                 sys.stdout.write(printable(pieces[-1]))
                 sys.stdout.flush()
         return Answer("".join(pieces), num_tokens, moments, self._clock.now() - began)

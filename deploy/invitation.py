@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 PROMPT = "Once upon a time"
+TOKEN_IDS = {"prompt": [1, 2, 3], "return_token_ids": True}  # what a model without a tokenizer can be asked
 
 
 def serve_lines(
@@ -22,8 +23,8 @@ def serve_lines(
     """The ready line of `baton serve` and a curl that works. `workers` are roles."""
     url = local_url(http)
     body: dict[str, object] = {"model": served_model_name, "prompt": PROMPT, "max_tokens": 64, "stream": True}
-    if not with_text:  # nobody can read the answer but as token ids
-        body |= {"prompt": [1, 2, 3], "return_token_ids": True}
+    if not with_text:
+        body |= TOKEN_IDS
     return [
         f"Ready: {served_model_name} at {url} with {count_roles(workers)}, in {seconds:.1f} s. Ctrl-C ends it. Try:",
         curl(url, body, api_key_file),

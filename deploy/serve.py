@@ -79,7 +79,7 @@ def serve(config: Config, console: Console) -> int:
     """`baton serve`."""
     check_counts(*(config.integer(role) for role in ("prefill", "decode", "unified")))
     model = find_model(config.optional_text("model"))
-    tokenizer = find_texts(config) or model
+    tokenizer = find_texts(config, model)
     name = first_name(config, model)
     cpus = read_cpus(config.text("cpus"), available_cpus())
     check_device(config.text("device"))
@@ -94,10 +94,19 @@ def serve(config: Config, console: Console) -> int:
     return run_plan(plan, console, name, with_text=with_text, flags=flags, rules=rules, api_key_file=keys_file)
 
 
-def find_texts(config: Config) -> Path | None:
-    """The tokenizer's folder, if it is not the model's. What `--tokenizer` and `--chat-template` name must be there."""
-    find_template(config.optional_text("chat-template"))
-    return find_tokenizer(config.optional_text("tokenizer"))
+def find_texts(config: Config, model: Path) -> Path:
+    """The folder of the tokenizer: the model's, or that of `--tokenizer`. ConfigError when what `--tokenizer` or
+    `--chat-template` names is not there, or when there is a template and no tokenizer."""
+    template = config.optional_text("chat-template")
+    find_template(template)
+    texts = find_tokenizer(config.optional_text("tokenizer")) or model
+    if template is not None and not has_tokenizer(texts):
+        raise ConfigError(
+            f"--chat-template: got {brief(template)}, but folder {brief(str(texts))} has no tokenizer.json, so no chat"
+            " can be answered; expected --tokenizer DIR beside it",
+            param="chat-template",
+        )
+    return texts
 
 
 def check_keys(config: Config, *, for_gateway: bool) -> None:
@@ -214,7 +223,7 @@ def start_plan(launcher: Launcher, plan: Plan) -> dict[str, Mapping[str, Any]]:
 def gateway(config: Config, console: Console) -> int:
     """`baton gateway`."""
     model = find_model(config.optional_text("model"))
-    find_texts(config)
+    find_texts(config, model)
     check_keys(config, for_gateway=True)
     check_api_keys(config)
     check_exposed(config, split_endpoint(config.text("control"), "--control")[0], "--control")

@@ -52,6 +52,17 @@ def test_what_cannot_start_is_refused_first(typed: str, says: str, capsys: pytes
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_a_chat_template_without_a_tokenizer_is_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    assert main([command, "--model", str(tmp_path), "--chat-template", str(tmp_path / "chat.jinja")]) == 2
+    says = capsys.readouterr().err
+    assert "error: --chat-template: got " in says and "has no tokenizer.json, so no chat can be answered" in says
+
+
 def test_an_error_names_the_variable_or_the_file_that_has_the_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

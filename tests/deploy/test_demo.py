@@ -3,12 +3,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.demo import DemoFailed, Request, printable
+from deploy.cli import find_config
+from deploy.command_line import CommandLine
+from deploy.demo import DemoFailed, Request, printable, prompt_fields
 from deploy.timeline import Moment
+from protocol.errors import ConfigError
 from runtime.clock import VirtualClock
 
 CHUNKS: list[dict[str, Any]] = [
@@ -19,6 +23,10 @@ CHUNKS: list[dict[str, Any]] = [
         "usage": {"completion_tokens": 5},
         "timeline": [{"name": "done", "at_ms": 3.5, "worker": "decode-0"}],
     },
+]
+IDS: list[dict[str, Any]] = [
+    {"choices": [{"index": 0, "text": "", "token_ids": [7]}]},
+    {"choices": [{"index": 0, "text": "", "token_ids": [12, 9]}]},
 ]
 ERROR = {"error": {"message": "worker lost", "type": "unavailable"}}
 
@@ -36,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
         if refused:
             self.wfile.write(json.dumps({"error": {"message": "no such model"}}).encode())
             return
-        chunks = [CHUNKS[0], ERROR] if asked["model"] == "breaks" else CHUNKS
+        chunks = [CHUNKS[0], ERROR] if asked["model"] == "breaks" else IDS if asked["model"] == "ids" else CHUNKS
         for chunk in chunks:
             self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
         if asked["model"] != "breaks":
@@ -77,9 +85,27 @@ def test_a_key_is_sent(url: str) -> None:
 
 
 @pytest.mark.parametrize("model, says", [("unknown", "HTTP 404: no such model"), ("breaks", "worker lost")])
-def test_a_failure_is_told(url: str, model: str, says: str) -> None:
+def test_a_failure_is_told_below_the_prompt(
+    url: str, model: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(DemoFailed, match=says):
         ask(url, model).answer()
+    assert capsys.readouterr().out in ("Once\n", "Once, a fox\n")
+
+
+def test_token_ids_are_shown_where_there_is_no_text(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(url, "ids").answer().text == " 7 12 9"
+    assert capsys.readouterr().out == "Once 7 12 9"
+
+
+def test_a_model_without_tokenizer_gets_token_ids_and_no_text(tmp_path: Path) -> None:
+    default = find_config(CommandLine("demo", {}), {})
+    typed = find_config(CommandLine("demo", {"prompt": "The sea"}), {})
+    assert prompt_fields(default, tmp_path) == {"prompt": [1, 2, 3], "return_token_ids": True}
+    with pytest.raises(ConfigError, match=r"--prompt: got 'The sea', but folder .* has no tokenizer\.json; without"):
+        prompt_fields(typed, tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert prompt_fields(typed, tmp_path) == {"prompt": "The sea"}
 
 
 def test_a_terminal_obeys_no_answer() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -103,6 +104,21 @@ def test_a_model_that_no_worker_can_serve_is_one_clear_line(tmp_path: Path) -> N
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("baton: error: ")
     assert "BertModel" in last
+
+
+def test_the_demo_of_a_model_without_tokenizer_shows_token_ids(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "tiny", "qwen3")
+    ended = subprocess.run(
+        baton("demo", "--model", str(folder), "--max-tokens", "4"),
+        env=environment(COLUMNS="120"),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"^\[1, 2, 3\]( \d+){4}$", ended.stdout, re.MULTILINE), ended.stdout
+    assert "4 tokens in " in ended.stdout
 
 
 def test_the_demo_streams_an_answer_and_shows_its_time_line(model: Path) -> None:
