@@ -4,6 +4,7 @@ Types are strict (no bool for an int, no NaN); unknown fields are ignored; null 
 model's limits (translate.py), fields that are known but unsupported (unsupported.py).
 """
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -195,7 +196,11 @@ def check_counts(request: GenerationRequest, limits: HttpLimits) -> None:
 
 
 def short(value: Any) -> str:
-    """A value as an error message shows it. No more of it is looked at than is shown."""
+    """A value as an error message shows it: a text in single quotes, anything else as JSON. No more of it is looked at
+    than is shown."""
+    if isinstance(value, str):
+        text = repr(value[: MAX_SHOWN + 1])
+        return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
     shown = ""
     for piece in _written(value):
         shown += piece
@@ -205,9 +210,10 @@ def short(value: Any) -> str:
 
 
 def _written(value: Any) -> Iterator[str]:
-    """`repr(value)` piece by piece."""
+    """JSON of the value, piece by piece."""
     if isinstance(value, str):
-        yield repr(value[: MAX_SHOWN + 1])
+        cut = value[: MAX_SHOWN + 1]
+        yield json.dumps(cut, ensure_ascii=not cut.isprintable())
     elif isinstance(value, list):
         for place, each in enumerate(value):
             yield ", " if place else "["
@@ -221,7 +227,7 @@ def _written(value: Any) -> Iterator[str]:
             yield from _written(each)
         yield "}" if value else "{}"
     else:
-        yield repr(value)
+        yield json.dumps(value)
 
 
 def _bad_request(error: ValidationError) -> BadRequest:

@@ -44,6 +44,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logits_processors": EMPTY,
     "typical_p": (1,),
     "min_new_tokens": (0,),
+    "max_new_tokens": (),  # else the answer would end after another number of tokens
     "include_stop_str_in_output": OFF,
     "no_stop_trim": OFF,
     "truncate_prompt_tokens": OFF,

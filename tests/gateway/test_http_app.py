@@ -240,7 +240,7 @@ async def test_without_workers(setting: Setting) -> None:
 REFUSALS: list[tuple[bytes, int, str | None, str]] = [
     (b"{", 400, None, "not valid JSON"),
     (b'{"prompt": "a", "temperature": NaN}', 400, None, "not valid JSON"),
-    (b'{"prompt": "a", "temperature": 1e999}', 400, "temperature", "got inf, expected a finite number"),
+    (b'{"prompt": "a", "temperature": 1e999}', 400, "temperature", "got Infinity, expected a finite number"),
     (b'{"prompt": "\\ud800"}', 400, None, "not valid JSON"),
     (b'"a"', 400, None, "JSON object"),
     (b"{}", 400, "prompt", "missing"),

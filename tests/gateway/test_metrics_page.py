@@ -197,8 +197,9 @@ async def test_every_variable_of_a_query_is_declared() -> None:
     declared = {each["name"] for each in dashboard["templating"]["list"]} | {"__rate_interval"}
     for expression, _ in queries():
         assert set(re.findall(r"\$(\w+)", expression)) <= declared, expression
+    assert all('job=~"$job"' in expression for expression, _ in queries() if "$__" in expression or "{" in expression)
     ids = [panel["id"] for panel in dashboard["panels"]]
-    assert len(ids) == len(set(ids)) and all(panel["title"] for panel in dashboard["panels"])
+    assert len(ids) == len(set(ids)) and all(panel["title"] and panel["description"] for panel in dashboard["panels"])
 
 
 async def test_prometheus_scrapes_where_the_page_is(setting: Setting) -> None:

@@ -1,3 +1,4 @@
+import json
 import sys
 from types import FrameType
 from typing import Any
@@ -130,12 +131,13 @@ def test_wrong_messages(messages: Any) -> None:
         ({"messages": [{"role": "tool"}] * 10_001}, "messages: has 10001 items, expected at most 10000"),
         ({"stop": 5}, "stop: got 5, expected a string or a list of strings"),
         ({"temperature": 3}, "temperature: got 3, expected at most 2.0"),
-        ({"temperature": float("nan")}, "temperature: got nan, expected a finite number"),
-        ({"n": True}, "n: got True, expected an integer"),
+        ({"temperature": float("nan")}, "temperature: got NaN, expected a finite number"),
+        ({"n": True}, "n: got true, expected an integer"),
+        ({"n": {"a": [None, "é\n"]}}, 'n: got {"a": [null, "\\u00e9\\n"]}, expected an integer'),
         ({"stream_options": 5}, "stream_options: got 5, expected an object"),
         (
             {"stream_options": {"include_usage": True}},
-            "stream_options: got {'include_usage': True} without stream, expected it only beside stream: true",
+            'stream_options: got {"include_usage": true} without stream, expected it only beside stream: true',
         ),
     ],
 )
@@ -199,7 +201,7 @@ class Untouchable:
 
 @pytest.mark.parametrize("value", [None, True, 1.5, "a'b", [], {}, [[], {}], {"a": [1, {"b": None}]}, "x" * 78])
 def test_a_short_value_is_shown_as_it_is(value: Any) -> None:
-    assert short(value) == repr(value)
+    assert short(value) == (repr(value) if isinstance(value, str) else json.dumps(value))
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def test_neutral_values_pass(body: dict[str, Any]) -> None:
         ("thinking_token_budget", 0),
         ("stop_regex", "a+"),
         ("input_ids", [1]),
+        ("max_new_tokens", 5),
     ],
 )
 def test_others_are_refused_by_name(field: str, value: Any) -> None:
@@ -70,7 +71,7 @@ def test_others_are_refused_by_name(field: str, value: Any) -> None:
     ("body", "message"),
     [
         ({"logprobs": 5}, "logprobs: got 5, which is not supported"),
-        ({"repetition_penalty": True}, "repetition_penalty: got True, which is not supported"),
+        ({"repetition_penalty": True}, "repetition_penalty: got true, which is not supported"),
         ({"best_of": 2, "n": 3}, "best_of: got 2, which is not supported"),
         ({"suffix": "x"}, "suffix: got 'x', which is not supported"),
     ],
