@@ -36,7 +36,8 @@ def gateway_lines(http: str, control: str, model: str | None, trust: str = "") -
     `trust` the option that says whom to trust, if there is one."""
     served = ("" if model is None else f" --model {shlex.quote(model)}") + (f" {trust}" if trust else "")
     return [
-        f"Ready: gateway at {local_url(http)}, workers dial {control}. Ctrl-C ends it. Join workers with:",
+        f"Ready: gateway at {local_url(http)}, workers dial {control}. Ctrl-C ends it. Join workers with these"
+        " commands; where two share a host, add --workers-on-host 2 to each:",
         f"baton worker --role prefill --gateway {dialable(control)}{served}",
         f"baton worker --role decode --gateway {dialable(control)}{served}",
     ]

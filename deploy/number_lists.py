@@ -35,7 +35,7 @@ class NumberList:
             unknown = next((each for each in numbers if each not in available), None)
             if unknown is not None:
                 there = f"there are {show_numbers(available)}" if available else f"there is no {self.noun} at all"
-                raise self._wrong(text, f", but there is no {self.noun} {unknown} for us; {there}")
+                raise self._wrong(text, f", but there is no {self.noun} {unknown} for this process; {there}")
             twice = next((each for each in numbers if each in found), None)
             if twice is not None:
                 raise self._wrong(text, f", which names {self.noun} {twice} twice")

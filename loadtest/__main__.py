@@ -118,7 +118,7 @@ def _drive(typed: Sequence[str], console: Console) -> int:
     key = None if asked.api_key_file is None else read_api_keys(asked.api_key_file)[0]
     found: Figures = guarded_run(run_load(Server.at(asked.url, key), MonotonicClock(), load, asked.model))
     console.print(load.words())
-    console.print(figures_table({"figure": [found]}, {}, asked.markdown))
+    console.print(figures_table({"value": [found]}, {}, asked.markdown))
     if found.first_error:
         console.print(f"{found.num_errors} requests failed: {found.first_error}")
     medians = median_figures([found])

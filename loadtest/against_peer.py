@@ -91,7 +91,10 @@ def show_comparison(found: Comparison, console: Console, markdown: bool) -> dict
                     console.print(f"{side}: {sum(each.num_errors for each in figures)} requests failed: {error}")
     verdicts = found.verdicts()
     console.print(f"\ntargets, medians of {counted(found.num_rounds, 'round')} (lowest to highest)")
-    console.print(_targets_table(verdicts, markdown))
+    shown = [each for each in verdicts if {each.target.over.side, each.target.under.side} <= set(sides)]
+    console.print(_targets_table(shown, markdown))
+    if left_out := len(verdicts) - len(shown):
+        console.print(f"{counted(left_out, 'target')} of {len(verdicts)} left out, which compare Baton with vLLM")
     if found.is_quick:
         console.print("--quick shows that it works, no more: its figures are too few for a verdict")
     if not found.peer_version:
@@ -117,5 +120,5 @@ def _targets_table(verdicts: Sequence[Verdict], markdown: bool) -> Table:
     for verdict in verdicts:
         wanted = f"{verdict.target.kind} {verdict.target.bound:g}"
         ratio = "-" if verdict.ratio is None else f"{verdict.ratio:g} ({verdict.lowest:g} to {verdict.highest:g})"
-        table.add_row(verdict.target.words, wanted, ratio, verdict.word)
+        table.add_row(verdict.target.words, wanted, ratio, "no figure" if verdict.ratio is None else verdict.word)
     return table

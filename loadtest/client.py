@@ -48,11 +48,24 @@ async def model_name(server: Server, clock: Clock) -> str:
     """The first model that the server names. ConfigError where there is none."""
     try:
         status, body = await get(server, clock, "/v1/models")
-        return str(orjson.loads(body)["data"][0]["id"])
     except Broken as error:
         raise ConfigError(f"nothing answers at {server.host}:{server.port}: {error}") from error
+    if status != 200:
+        raise ConfigError(f"GET /v1/models: {refusal(status, body)}")
+    try:
+        return str(orjson.loads(body)["data"][0]["id"])
     except (ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"GET /v1/models: HTTP {status}, got {body[:200]!r}, expected a list of models") from error
+        raise ConfigError(f"GET /v1/models: got {body[:200]!r}, expected a list of models") from error
+
+
+def refusal(status: int, body: bytes) -> str:
+    """`HTTP 401: ` and the server's message, or the start of a body without one; then what to do about a key."""
+    try:
+        message = str(orjson.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        message = body.decode(errors="replace")
+    hint = "; --api-key-file FILE names a file with the key" if status in (401, 403) else ""
+    return f"HTTP {status}: {message[:200]}{hint}"
 
 
 async def stream_one(
@@ -66,7 +79,7 @@ async def stream_one(
     except Broken as failure:
         return Timing(error=str(failure))
     if status != 200:
-        return Timing(error=f"HTTP {status}: {b' '.join(heard.others)[:200].decode(errors='replace')}")
+        return Timing(error=refusal(status, b" ".join(heard.others)))
     if heard.error or not heard.done or not heard.arrivals:
         return Timing(error=heard.error or "the stream ended without [DONE]")
     arrivals = heard.arrivals

@@ -69,8 +69,12 @@ def test_every_make_command_in_the_docs_exists(doc: str) -> None:
 
 def test_every_flag_in_the_readme_exists() -> None:
     known = {"help", "json"} | {spelling for option in OPTIONS for spelling in (option.name, *option.aliases)}
-    named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", (ROOT / "README.md").read_text()))
+    flag, text = re.compile(r"(?<![\w-])--([a-z][a-z-]+)"), (ROOT / "README.md").read_text()
+    of_baton, _, of_make = text.partition("\n## Tests and measurements\n")
+    named = set(flag.findall(of_baton))
     assert {"prefill", "model", "page-size"} <= named <= known
+    of_bench = set(re.findall(r'"--([a-z-]+)"', (ROOT / "loadtest/__main__.py").read_text()))
+    assert {"quick"} <= set(flag.findall(of_make)) <= of_bench
 
 
 # ---- rooms are light, and are ours ----

@@ -43,8 +43,8 @@ def test_lists(text: str, cpus: tuple[int, ...] | None) -> None:
         ("0," * 9999, "expected auto, none, or cores"),
         ("0-99999999", "expected auto, none, or cores"),
         ("3-0", "expected 0-3"),
-        ("0-4", "but there is no core 4 for us; there are 0-3,6"),
-        ("0-999999", "but there is no core 4 for us; there are 0-3,6"),
+        ("0-4", "but there is no core 4 for this process; there are 0-3,6"),
+        ("0-999999", "but there is no core 4 for this process; there are 0-3,6"),
         ("0-2,1", "got '0-2,1', which names core 1 twice"),
     ],
 )

@@ -92,13 +92,13 @@ def test_what_is_asked(asked: str, device: str, count: int, gpus: tuple[int, ...
 @pytest.mark.parametrize(
     "asked, device, count, says",
     [
-        ("9", "auto", 2, "--gpus: got '9', but there is no GPU 9 for us; there are 0-1"),
+        ("9", "auto", 2, "--gpus: got '9', but there is no GPU 9 for this process; there are 0-1"),
         ("0,1,0", "auto", 2, "--gpus: got '0,1,0', which names GPU 0 twice"),
         ("one", "auto", 2, "--gpus: got 'one', expected all, or GPUs such as 0,1 or 0-3"),
         ("", "auto", 2, "--gpus: got '', expected all, or GPUs such as 0,1 or 0-3"),
         ("GPU-5fd4f5a6", "auto", 2, "--gpus: got 'GPU-5fd4f5a6', expected all"),
         ("-1", "auto", 2, "--gpus: got '-1', expected all"),
-        ("0", "auto", 0, "--gpus: got '0', but there is no GPU 0 for us; there is no GPU at all"),
+        ("0", "auto", 0, "--gpus: got '0', but there is no GPU 0 for this process; there is no GPU at all"),
         ("0", "cpu", 2, "--gpus: got '0', but --device is cpu"),
         ("0,1", "cuda:1", 2, "--gpus: got '0,1', but --device is cuda:1"),
         ("all", "cuda:2", 2, "--device: got 'cuda:2', but there are 0-1"),

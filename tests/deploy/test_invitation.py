@@ -48,6 +48,7 @@ def test_counts_of_roles() -> None:
 def test_the_gateway_says_how_to_join_it() -> None:
     lines = gateway_lines("http://127.0.0.1:8000", "tcp://0.0.0.0:7000", None)
     assert "http://127.0.0.1:8000" in lines[0]
+    assert lines[0].endswith("; where two share a host, add --workers-on-host 2 to each:")
     assert lines[2] == "baton worker --role decode --gateway tcp://THIS_HOST:7000"
     named = gateway_lines("http://h:1", "tcp://127.0.0.1:7000", "/my models/x")[1]
     assert named == "baton worker --role prefill --gateway tcp://127.0.0.1:7000 --model '/my models/x'"

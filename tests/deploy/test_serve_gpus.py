@@ -29,7 +29,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "typed, says",
     [
-        ("serve --port 0 --gpus 9", "--gpus: got '9', but there is no GPU 9 for us; there are 0-1"),
+        ("serve --port 0 --gpus 9", "--gpus: got '9', but there is no GPU 9 for this process; there are 0-1"),
         ("serve --port 0 --gpus 1,1", "--gpus: got '1,1', which names GPU 1 twice"),
         ("serve --port 0 --gpus x", "--gpus: got 'x', expected all, or GPUs such as 0,1 or 0-3"),
         ("serve --port 0 --device cuda:2", "--device: got 'cuda:2', but there are 0-1"),
@@ -39,7 +39,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             f"worker --role decode {GATEWAY} --device cpu --workers-on-gpu 2",
             "--workers-on-gpu: got 2, but this worker c",
         ),
-        (f"worker --role decode {GATEWAY} --gpus 2", "--gpus: got '2', but there is no GPU 2 for us"),
+        (f"worker --role decode {GATEWAY} --gpus 2", "--gpus: got '2', but there is no GPU 2 for this process"),
     ],
 )
 def test_wrong_gpus_end_the_command_before_anything_starts(

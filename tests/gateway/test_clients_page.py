@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.api_keys import read_api_keys
 from tests.gateway.conftest import Setting, running
 from tests.gateway.fake_worker import Behaviour
 from tests.processes import python_path
@@ -30,15 +31,15 @@ COMMANDS = [line.removeprefix("$ ") for block in blocks("console") for line in b
 @pytest.fixture
 async def locked(folder: Path, tmp_path: Path) -> AsyncIterator[Setting]:
     """A gateway that wants a key, with workers that answer in letters."""
-    (tmp_path / "keys.txt").write_text(KEY + "\n")
-    (tmp_path / "keys.txt").chmod(0o600)
-    async with running(folder, api_key_file=str(tmp_path / "keys.txt")) as found:
+    (tmp_path / "gateway.txt").write_text(KEY + "\n")
+    (tmp_path / "gateway.txt").chmod(0o600)
+    async with running(folder, api_key_file=str(tmp_path / "gateway.txt")) as found:
         await found.add_pair(Behaviour(lambda assign, choice: list(b"abcdefgh")[: assign.sampling.max_tokens]))
         yield found
 
 
 async def said(setting: Setting, folder: Path, *command: str) -> str:
-    """What a command prints; it must succeed. `python` is this one."""
+    """What a command prints; it must succeed. `.venv/bin/python` is this one."""
     path = python_path(Path(__file__).parents[2])
     variables = {**os.environ, "URL": setting.gateway.url, "KEY": KEY, "PYTHONPATH": path}
     child = await asyncio.create_subprocess_exec(
@@ -51,15 +52,18 @@ async def said(setting: Setting, folder: Path, *command: str) -> str:
 
 def test_the_first_command_says_where_and_the_others_use_it() -> None:
     assert COMMANDS[0] == "URL=http://127.0.0.1:8000 KEY=none"
-    assert len(COMMANDS) == 9 and all("$URL" in command for command in COMMANDS[1:])
+    assert len(COMMANDS) == 10
+    assert all("$URL" in command or command.endswith("> keys.txt)") for command in COMMANDS[1:])
 
 
 async def test_each_command(locked: Setting, tmp_path: Path) -> None:
     for command in COMMANDS[1:]:
-        command = command.replace("python -m", f"{sys.executable} -m")
+        command = command.replace(".venv/bin/python -m", f"{sys.executable} -m")
         output = await said(locked, tmp_path, "bash", "-c", command)
         if "/metrics" in command:
             assert "baton_requests_total" in output
+        elif command.endswith("> keys.txt)"):
+            assert read_api_keys(tmp_path / "keys.txt") == (KEY,)
         elif '"stream": true' in command:
             assert output.endswith("data: [DONE]\n\n") and '"total_tokens"' in output
         elif "loadtest" in command:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.client import completion_body, model_name, stream_one
+from loadtest.client import completion_body, model_name, refusal, stream_one
 from loadtest.http_exchange import Broken, Server, exchange, get
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
@@ -61,6 +61,32 @@ async def test_a_refusal_is_told_in_the_servers_words() -> None:
     async with standing_in(StandIn(lambda _: [b'{"error": "too many"}'], status)) as server:
         timing = await stream_one(server, CLOCK, BODY)
     assert timing.error == 'HTTP 429: {"error": "too many"}'
+
+
+@pytest.mark.parametrize(
+    "status, body, says",
+    [
+        (401, b'{"error": {"message": "no key"}}', "HTTP 401: no key; --api-key-file FILE names a file with the key"),
+        (403, b"forbidden", "HTTP 403: forbidden; --api-key-file FILE names a file with the key"),
+        (503, b'{"error": {"message": "no workers"}}', "HTTP 503: no workers"),
+        (500, b"[]", "HTTP 500: []"),
+    ],
+)
+def test_what_a_refusal_says(status: int, body: bytes, says: str) -> None:
+    assert refusal(status, body) == says
+
+
+async def test_a_key_that_is_missing_is_told_when_the_model_is_asked_for() -> None:
+    async def locked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'{"error": {"message": "a key is needed"}}'
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    async with await asyncio.start_server(locked, "127.0.0.1", 0) as listener:
+        server = Server("127.0.0.1", listener.sockets[0].getsockname()[1])
+        with pytest.raises(ConfigError, match=r"^GET /v1/models: HTTP 401: a key is needed; --api-key-file FILE names"):
+            await model_name(server, CLOCK)
 
 
 async def test_nobody_there_and_no_http_are_errors() -> None:
