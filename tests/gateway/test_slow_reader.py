@@ -101,7 +101,7 @@ async def test_a_stream_that_nobody_reads_is_cut(
             read = await asyncio.to_thread(rest_of, client)
         assert b"data: " in read and b"[DONE]" not in read
         assert not setting.gateway.control.loads
-        assert [record.getMessage() for record in caplog.records] == ["slow reader cut"]
+        assert [record.getMessage() for record in caplog.records].count("slow reader cut") == 1
         page = (await setting.client.get("/metrics")).text
         assert 'baton_requests_total{model_name="story",outcome="cancelled"} 1.0' in page
         assert (await setting.complete("again", max_tokens=3)).json()["usage"]["completion_tokens"] == 3
