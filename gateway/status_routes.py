@@ -99,13 +99,13 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
 
 def worker_row(member: Member, now: float) -> dict[str, Any]:
-    """What `/workers` says of one worker."""
+    """Describes one worker for `/workers`."""
     registered, stats = member.registered, member.stats
     return {
         "id": member.key.worker_id,
         "role": str(member.role),
         "pid": registered.pid,
-        "state": "ready",  # whoever cannot serve yet, or no longer, is no member
+        "state": "ready",  # a worker that cannot serve is not a member
         "instance": str(member.key.instance),  # above 2**53: JSON readers would round it
         "host": registered.host,
         "device": registered.device,

@@ -2,7 +2,7 @@
 per token and its memory.
 
 The long prompts begin when all streams have their first token. Streams and workers share the process that measures: how
-late its own clock ticks bounds what of a gap may be its own. What it does not know: models.
+late its own clock ticks is the part of a gap that the process itself may have caused.
 """
 
 import asyncio

@@ -4,7 +4,7 @@
     decode    the receiver writes the twin -> stage_in (host to device) -> decoded
 
 Page p of the device is page p of the twin. Each call is one call to the device, whatever the number of pages and
-layers. What it does not know: streams, or when the host may look, which events say. The twin takes as much host memory
+layers. The caller chooses the stream, and its events say when the host may read. The twin takes as much host memory
 as the pool takes on the device.
 """
 

@@ -318,8 +318,8 @@ def _variable(name: str) -> str:
 
 
 def _hint(name: str, meant: Mapping[str, str]) -> str:
-    """`, did you mean 'page-size'?`, or a weaker hint when no name is much like it. `meant` has the names that somebody
-    may type, and for each the one that is taken."""
+    """`, did you mean 'page-size'?`, or a weaker hint when no name is much like it. `meant` maps each name that users
+    type to the name of the option."""
     if near := nearest_name(name, meant):
         return f", did you mean {meant[near]!r}?"
     far = nearest_name(name, meant, least=0.0)

@@ -1,6 +1,6 @@
 """`python -m bench.gpu.child STEP --device D --out DIR --seconds N`: one step, in this process.
 
-What it does not know: the other steps, or who ends it when it takes too long.
+The parent process ends it when it takes too long.
 """
 
 import argparse

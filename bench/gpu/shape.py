@@ -66,7 +66,7 @@ class RandomWeights(Checkpoint):
 
 
 def config_of(fields: Mapping[str, Any]) -> ModelConfig:
-    """What a config.json of these fields means."""
+    """Reads these fields as a config.json."""
     with tempfile.TemporaryDirectory(prefix="baton-gpu-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(dict(fields)))
         return load_config(Path(folder))

@@ -141,7 +141,7 @@ def differences(runner: ModelRunner, wanted: Wanted, page_size: int, *, overlap:
 
 
 def difference(index: int, params: SamplingParams, ours: Sequence[int], theirs: Sequence[int]) -> str:
-    """Where two answers part."""
+    """Says from which token on two answers differ."""
     kind = "greedy" if params.temperature == 0 else "seeded"
     shared = next(
         (at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))

@@ -84,7 +84,7 @@ class Watch:
 
 
 def last_line(text: str) -> str:
-    """Of a traceback: what was raised, else its last line."""
+    """Returns the exception line of a traceback, else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no word"]
     raised = [line.removeprefix("E").strip() for line in lines if line.startswith("E ")]
     return (raised or lines[-1:])[0][:300]

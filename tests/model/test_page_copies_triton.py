@@ -1,10 +1,6 @@
 """The kernel that copies pages: interpreted, compiled for a GPU that is not there, and run where there is one."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +8,8 @@ import torch
 from model.mirrored_kv import MirroredKv, _copy_on_host
 from protocol.kv_layout import KvLayout
 from tests.compiled import cubin_bytes
+from tests.interpreting import check_interpreted
 from tests.model.page_copies_cases import CASES, check_copy
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("words, layers, pages", CASES)
@@ -26,19 +21,7 @@ def test_on_the_host(words: int, layers: int, pages: int) -> None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel is compiled for the device here")
 def test_interpreted_cases() -> None:
-    """A process of its own: Triton reads TRITON_INTERPRET once, when anything first imports it."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [*command, "tests/model/interpreted_page_copies_triton.py"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+    check_interpreted("tests/model/interpreted_page_copies_triton.py")
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def test_endings_that_joined_and_left_are_those_of_who_is_there(changes: list[tu
 
 
 class CountedIds(frozenset[int]):
-    """A set of ids that says how often somebody went through it."""
+    """A set of ids that counts how often it is iterated."""
 
     walks = 0
 

@@ -1,38 +1,21 @@
 """The kernel of moves: interpreted, compiled for a GPU that is not there, and run where there is one."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.compiled import cubin_bytes
+from tests.interpreting import check_interpreted
 from tests.transfer.device_cases import CASES, Case, moved_by_kernel
 from transfer.device_moves import FIRST, SECOND, STEP
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel is compiled for the device here")
 def test_interpreted_cases() -> None:
-    """A process of its own: Triton reads TRITON_INTERPRET once, when anything first imports it."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [*command, "tests/transfer/interpreted_device_moves_triton.py"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+    check_interpreted("tests/transfer/interpreted_device_moves_triton.py")
 
 
 @pytest.mark.slow

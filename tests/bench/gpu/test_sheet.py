@@ -1,4 +1,4 @@
-"""What a step writes is on disk at once; a part that fails or has no time is said, and the others go on."""
+"""A step's rows reach the disk at once. A part that fails or has no time is reported, and the other parts run."""
 
 from pathlib import Path
 
