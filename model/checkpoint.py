@@ -32,7 +32,7 @@ class Checkpoint:
         self._files = files
         self._check_values = check_values
         self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {  # name -> (dtype as in the header, shape)
-            name: (file.entries[name].dtype, file.entries[name].shape) for name, file in files.items()
+            name: file.entries[name] for name, file in files.items()
         }
 
     def __iter__(self) -> Iterator[str]:
@@ -61,15 +61,11 @@ class Checkpoint:
         file = self._files.get(name)
         if file is None:
             raise CheckpointError(f"{self.folder}: tensor {name} of shape {list(shape)} is missing from the checkpoint")
-        entry = file.entries[name]
-        if entry.shape != shape:
-            raise CheckpointError(
-                f"{file.path}: {name}: got shape {list(entry.shape)}, config.json implies {list(shape)}"
-            )
-        if entry.dtype not in SERVED_DTYPES:
-            raise CheckpointError(
-                f"{file.path}: {name}: got dtype {entry.dtype}, supported: {', '.join(SERVED_DTYPES)}"
-            )
+        kind, held = self.tensors[name]
+        if held != shape:
+            raise CheckpointError(f"{file.path}: {name}: got shape {list(held)}, config.json implies {list(shape)}")
+        if kind not in SERVED_DTYPES:
+            raise CheckpointError(f"{file.path}: {name}: got dtype {kind}, supported: {', '.join(SERVED_DTYPES)}")
         found = file.tensor(name)
         if self._check_values and (num_bad := count_not_finite(found)):
             raise CheckpointError(

@@ -4,7 +4,7 @@ Reads a few blocks of each tensor, at places that depend on the tensor's name an
 the same ones however the weights are split over files. What it does not know: what a tensor is for, who compares.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import xxhash
@@ -19,12 +19,12 @@ MAX_SAMPLED_BYTES: Final = MAX_TENSORS * BLOCKS_PER_TENSOR * BLOCK_BYTES  # of o
 
 def sampled_digests(checkpoint: Checkpoint) -> dict[str, bytes]:
     """By tensor name: xxh3-64 of its dtype, shape and sampled blocks. A tensor of up to 32 KiB is read whole."""
-    return {name: _digest(checkpoint, name, sample_places(name, len(checkpoint.raw(name)))) for name in checkpoint}
+    return {name: _digest(checkpoint, name, sample_places) for name in checkpoint}
 
 
 def full_digests(checkpoint: Checkpoint) -> dict[str, bytes]:
     """By tensor name: xxh3-64 of its dtype, shape and all bytes."""
-    return {name: _digest(checkpoint, name, [(0, len(checkpoint.raw(name)))]) for name in checkpoint}
+    return {name: _digest(checkpoint, name, lambda _, num_bytes: [(0, num_bytes)]) for name in checkpoint}
 
 
 def sample_places(name: str, num_bytes: int) -> list[tuple[int, int]]:
@@ -46,10 +46,10 @@ def _starts(name: str, last: int) -> Iterator[int]:
     yield last
 
 
-def _digest(checkpoint: Checkpoint, name: str, places: list[tuple[int, int]]) -> bytes:
+def _digest(checkpoint: Checkpoint, name: str, places: Callable[[str, int], list[tuple[int, int]]]) -> bytes:
     dtype, shape = checkpoint.tensors[name]
     raw = checkpoint.raw(name)
     digest = xxhash.xxh3_64(f"{dtype} {list(shape)}\n".encode())
-    for start, end in places:
+    for start, end in places(name, len(raw)):
         digest.update(raw[start:end])
     return digest.digest()

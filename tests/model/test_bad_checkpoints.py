@@ -21,6 +21,7 @@ Damage = Callable[[Path], Any]
 NAN, INF = math.nan, math.inf
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 NORM = "model.norm.weight"
+TWICE = b'{"a": %s, "a": %s}' % ((b'{"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}',) * 2)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,11 @@ def entry(**fields: Any) -> Damage:
 
 def raw_header(text: bytes, length: int | None = None) -> Damage:
     return file(SINGLE_FILE, struct.pack("<Q", len(text) if length is None else length) + text)
+
+
+def longer(folder: Path) -> None:
+    path = folder / SINGLE_FILE
+    path.write_bytes(path.read_bytes() + b"x")
 
 
 def weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Damage:
@@ -184,7 +190,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "generation pipe": (instead("generation_config.json", os.mkfifo), "/generation_config.json: it is no file"),
     # model.safetensors
     "weights absent": (instead(SINGLE_FILE, lambda path: None), f": no {SINGLE_FILE} and no {INDEX_FILE}"),
-    "weights empty": (file(SINGLE_FILE, b""), f"/{SINGLE_FILE}: cannot be mapped"),
+    "weights empty": (file(SINGLE_FILE, b""), f"/{SINGLE_FILE}: got 0 bytes, too short for a safetensors file"),
     "weights folder": (instead(SINGLE_FILE, Path.mkdir), f"/{SINGLE_FILE}: it is no file"),
     "weights pipe": (instead(SINGLE_FILE, os.mkfifo), f"/{SINGLE_FILE}: it is no file"),
     "weights short": (file(SINGLE_FILE, b"\x05\x00"), f"/{SINGLE_FILE}: got 2 bytes, too short for a safetensors file"),
@@ -198,11 +204,14 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         "header of 18446744073709551615 bytes; this is not a safetensors file",
     ),
     "header beyond": (raw_header(b"{}", 3), "truncated: the header ends at byte 11, the file at byte 10"),
-    "header latin": (raw_header(b'{"\xe9": 1}'), "the header is not JSON"),
-    "header deep": (raw_header(b"[" * 100_000), "the header is not JSON"),
+    "header latin": (raw_header(b'{"\xe9": 1}'), "the header is no sound JSON (invalid unicode"),
+    "header deep": (raw_header(b"[" * 100_000), "the header is no sound JSON (recursion limit"),
     "header list": (raw_header(b"[]"), "the header is not a JSON object"),
+    "same tensor twice": (raw_header(TWICE), 'the header is no sound JSON (Detected duplicate key "a"'),
+    "bytes between": (header(lambda entries: entries.pop(QUERY)), "invalid offset for tensor `"),
+    "bytes after": (longer, "expected tensors one after the other, up to the end of the file"),
     "header nothing": (raw_header(b"{}"), "tensor model.embed_tokens.weight of shape [307, 48] is missing"),
-    "header twice": (raw_header(b'{"a": {}, "a": {}}'), "the header names a tensor or a field twice"),
+    "header twice": (raw_header(b'{"a": {}, "a": {}}'), 'the header is no sound JSON (Detected duplicate key "a"'),
     "entry text": (header(lambda entries: entries.update({QUERY: "x"})), f"{QUERY}: damaged header entry 'x'"),
     "entry no dtype": (header(lambda entries: entries[QUERY].pop("dtype")), f"{QUERY}: damaged header entry"),
     "entry shape": (entry(shape=[48, -48]), f"{QUERY}: damaged header entry"),
@@ -214,9 +223,9 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "entry backwards": (entry(data_offsets=[96, 0]), "do not hold shape"),
     "entry beyond": (entry(data_offsets=[2**40, 2**40 + 9216]), f"truncated: {QUERY} ends at byte"),
     "entry negative": (entry(data_offsets=[-9216, 0]), f"{QUERY}: damaged header entry"),
-    "entry overlap": (entry(data_offsets=[0, 9216]), "lie over each other"),
+    "entry overlap": (entry(data_offsets=[0, 9216]), "invalid offset for tensor `lm_head.weight`; expected"),
     "entry dtype": (entry(dtype="F64"), "do not hold shape"),
-    "entry dtype odd": (entry(dtype="Q4_0"), f"{QUERY}: got dtype Q4_0, supported: F32, BF16, F16"),
+    "entry dtype odd": (entry(dtype="Q4_0"), f"{QUERY}: got dtype Q4_0, which safetensors does not have"),
     "entry name odd": (
         header(lambda entries: entries.update({"\x1b[31m\n": 5})),
         "'\\x1b[31m\\n': damaged header entry 5",

@@ -1,5 +1,6 @@
 """Workers with different weights notice it; the same weights agree, however they lie in files."""
 
+import json
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -31,9 +32,10 @@ def fingerprint(folder: Path, *, check_weights: bool = False) -> Fingerprint:
 def turn_bit(folder: Path, name: str, at: int) -> None:
     """Changes one bit of byte `at` of a tensor in model.safetensors."""
     path = folder / "model.safetensors"
-    start = open_checkpoint(folder)._files[name].entries[name].start
     content = bytearray(path.read_bytes())
-    content[start + at] ^= 1
+    header_bytes = int.from_bytes(content[:8], "little")
+    start, _ = json.loads(content[8 : 8 + header_bytes])[name]["data_offsets"]
+    content[8 + header_bytes + start + at] ^= 1
     path.write_bytes(content)
 
 
