@@ -107,7 +107,7 @@ explore: $(READY) ## random schedules of the overlap scheduler under every strat
 explore-handoff: $(READY) ## random worlds of gateway, prefill and decode where everything goes wrong: SEEDS=100000 for a night
 	@OMP_NUM_THREADS=1 $(PY) -m tests.explore_handoff --seeds $(SEEDS) --from $(FROM)
 
-mutants: $(READY) ## sabotage scheduler and hand-over line by line: something must notice each of them; under 10 minutes
+mutants: $(READY) ## sabotage scheduler and hand-over, one place at a time: something must notice each of them; under 10 minutes
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)
 
 gpu: $(READY) ## on a GPU machine, 25 minutes: tests, parity, speeds beside limits, service, trace (STEP= OUT= DEVICE=cpu)

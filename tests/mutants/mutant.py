@@ -9,14 +9,18 @@ OVERTAKING = ("ranked", "random", "late")
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old` stands in `file` exactly once and becomes `new`, which is wrong because of `why`.
+    """In `function`, `old` becomes `new`, which is wrong because of `why`. Both are patterns, see pattern.py.
+
+    An empty `new` deletes the statement. `function` is the dotted name of a function or a class, "Engine.launch", in
+    any file. `old` fits exactly once in all of that name. If it fits in several files, `function` begins with the path
+    or the folder of the right one: "prefill/ Worker.step".
 
     `strategies` are those of make explore, each with ten seeds, with `detect` under the race detector; `tests` are for
     what no schedule of a fake model shows.
     """
 
     name: str
-    file: str
+    function: str
     old: str
     new: str
     why: str

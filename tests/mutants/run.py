@@ -4,16 +4,19 @@ The copy is of every file that git does not ignore, as it is now. A mutant that 
 survives: what it sabotaged may have moved to where nothing looks.
 """
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.mutants import pattern
 from tests.mutants.mutant import ANY, SEEDS, Mutant
 from tests.processes import python_path
 
@@ -21,6 +24,32 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLER_S = 120.0  # a killer that takes longer hangs: noticed as well
 WORLDS_S = 600.0  # the same for worlds of the handoff, of which there are more
 NOT_COPIED = ("models/", "docs/", "deploy/", "loadtest/")  # no killer needs them
+
+
+def sources(root: Path) -> dict[str, str]:
+    """The text of every Python file of the tree in `root`, by its path."""
+    return {name: (root / name).read_text() for name in _files(root) if name.endswith(".py")}
+
+
+def sabotage(mutant: Mutant, texts: Mapping[str, str]) -> tuple[str, str]:
+    """The file that `mutant` changes and its text from then on. LookupError unless it applies exactly once."""
+    where, _, function = mutant.function.rpartition(" ")
+    old, new = pattern.parse(mutant.old, mutant.new)
+
+    found = []
+    for name, text in texts.items():
+        if name.startswith(where) and _may_define(text, function):  # parsing all files takes seconds
+            tree = ast.parse(text)
+            places = [place for scope in pattern.definitions(tree, function) for place in pattern.find(scope, old)]
+            found += [(name, tree, place) for place in places]
+
+    if len(found) != 1:
+        fits = f"fits {len(found)} times {[name for name, *_ in found]}" if found else "fits nowhere"
+        raise LookupError(f"{mutant.old!r} {fits} in functions named {mutant.function}")
+
+    name, tree, place = found[0]
+    place.put(new)
+    return name, ast.unparse(tree)
 
 
 @dataclass(frozen=True)
@@ -44,29 +73,29 @@ class Copy:
     def __init__(self, folder: Path, source: Path = ROOT) -> None:
         self.folder = folder
         self._clock = 1_000_000_000  # of changed files: each change looks newer to Python's cache of compiled files
-        listed = subprocess.run(
-            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-            cwd=source,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for name in listed.splitlines():
-            if not name.startswith(NOT_COPIED) and (source / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source / name, folder / name)
+        self.texts = sources(source)
+        for name in _files(source):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, folder / name)
 
     def judge(self, mutant: Mutant) -> Verdict:
         """Applies it, runs its killers until one notices, and undoes it."""
-        path = self.folder / mutant.file
-        text = path.read_text() if path.is_file() else ""
-        if text.count(mutant.old) != 1:
-            return Verdict(mutant, None, f"NO LONGER APPLIES: {text.count(mutant.old)} times in {mutant.file}")
-        self._write(path, text.replace(mutant.old, mutant.new))
+        try:
+            name, text = sabotage(mutant, self.texts)
+        except LookupError as error:
+            return Verdict(mutant, None, f"NO LONGER APPLIES: {error}")
+        self._write(name, text)
         try:
             return self._run_killers(mutant)
         finally:
-            self._write(path, text)
+            self._write(name, self.texts[name])
+
+    def rewrite(self, mutants: Sequence[Mutant]) -> None:
+        """Writes the files that `mutants` change as sabotages leave them, from their syntax trees, but unchanged."""
+        for mutant in mutants:
+            with suppress(LookupError):
+                name, _ = sabotage(mutant, self.texts)
+                self._write(name, ast.unparse(ast.parse(self.texts[name])))
 
     def explore(self, strategies: Sequence[str], detect: bool = False) -> tuple[int, str]:
         """Exit status and output of ten seeds under each of `strategies`."""
@@ -114,7 +143,8 @@ class Copy:
             return 1, "seed ?, strategy ?: hangs\nFAILED hangs"
         return done.returncode, done.stdout + done.stderr
 
-    def _write(self, path: Path, text: str) -> None:
+    def _write(self, name: str, text: str) -> None:
+        path = self.folder / name
         path.write_text(text)
         self._clock += 10
         os.utime(path, (self._clock, self._clock))
@@ -122,6 +152,7 @@ class Copy:
 
 def baseline(copy: Copy, mutants: Sequence[Mutant]) -> str:
     """What the killers say without any sabotage: nothing, or their word is worth nothing."""
+    copy.rewrite(mutants)
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     detecting = sorted({strategy for mutant in mutants if mutant.detect for strategy in mutant.strategies})
     explored = [copy.explore(ANY), *([copy.explore(detecting, detect=True)] if detecting else [])]
@@ -157,6 +188,17 @@ def judge_all(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> list[Verdict
     for worker in workers:
         worker.join()
     return verdicts
+
+
+def _files(root: Path) -> list[str]:
+    """What git tracks or would track, less what no killer needs."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [name for name in listed if not name.startswith(NOT_COPIED) and (root / name).is_file()]
+
+
+def _may_define(text: str, function: str) -> bool:
+    return all(f"def {part}(" in text or f"class {part}" in text for part in function.split("."))
 
 
 def _short(text: str) -> str:
