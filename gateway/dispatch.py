@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.membership import Membership, WorkerKey
-from gateway.pairing import Choice, Load, LoadBook, Pairer, decode_load, prefill_load
+from gateway.pairing import Load, LoadBook, Pair, Pairer, decode_load, prefill_load
 from gateway.requests import Attempt, Delivery, RequestRecord, Requests
 from gateway.retry import PASSING_CODES, GiveUp, RetryRules, Wait, decide, may_go_on
 from gateway.translate import Job
@@ -113,10 +113,10 @@ class Dispatch:
         self.requests.remove(request_id)
         raise Unavailable(self._membership.missing or "no workers are ready that can hold this request")
 
-    def _pick(self, record: RequestRecord, choices: range) -> Choice | None:
+    def _pick(self, record: RequestRecord, choices: range) -> Pair | None:
         return self._pairer.pick(self._membership.members, record.need_of(choices), self.loads, record.avoided)
 
-    def _begin(self, record: RequestRecord, choices: range, pair: Choice) -> bool:
+    def _begin(self, record: RequestRecord, choices: range, pair: Pair) -> bool:
         """Starts an attempt; False when its worker turns out to be gone, which is lost then."""
         prefill, key = pair.prefill, pair.decode.key
         assigned_at = self._clock.now()

@@ -55,8 +55,8 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """`decode` gets the Assign; `prefill` is None when it is a unified worker."""
+class Pair:
+    """The workers of one attempt. `decode` gets the Assign; `prefill` is None when that is a unified worker."""
 
     decode: Member
     prefill: Member | None
@@ -103,7 +103,7 @@ class Pairer:
         need: Need,
         loads: Mapping[WorkerKey, Load],
         avoided: Collection[WorkerKey] = (),
-    ) -> Choice | None:
+    ) -> Pair | None:
         """The workers for a request, or None when no ready pair could hold it. Those that are `avoided` only take it
         where there is nobody else."""
         fitting = [member for member in members if need.fits(member)]
@@ -132,13 +132,13 @@ def can_serve(prefills: Sequence[Member], decodes: Sequence[Member], unified: Se
     return bool(unified) or bool(prefills and decodes)
 
 
-def round_robin(prefills: Sequence[Member], decodes: Sequence[Member], unified: Sequence[Member], turn: int) -> Choice:
+def round_robin(prefills: Sequence[Member], decodes: Sequence[Member], unified: Sequence[Member], turn: int) -> Pair:
     """Decode and unified workers in turn; each pass over the decode workers shifts their prefill workers by one."""
     takers = [*(decodes if prefills else ()), *unified]
     taker = takers[turn % len(takers)]
     if taker.role is Role.UNIFIED:
-        return Choice(taker, None)
-    return Choice(taker, prefills[(turn + turn // len(takers)) % len(prefills)])
+        return Pair(taker, None)
+    return Pair(taker, prefills[(turn + turn // len(takers)) % len(prefills)])
 
 
 def least_loaded(
@@ -147,7 +147,7 @@ def least_loaded(
     unified: Sequence[Member],
     turn: int,
     loads: Mapping[WorkerKey, Load],
-) -> Choice:
+) -> Pair:
     """The lightest prefill with the lightest decode, or the lightest unified worker if that is lighter than both.
     Equal ones take turns."""
 
@@ -160,13 +160,13 @@ def least_loaded(
     alone = lightest(unified) if unified else None
     if not (prefills and decodes):
         assert alone is not None, "the caller checked that somebody can serve"
-        return Choice(alone[1], None)
+        return Pair(alone[1], None)
     prefill_weight, prefill = lightest(prefills)
     decode_weight, decode = lightest(decodes)
     pair_weight = max(prefill_weight, decode_weight)
     if alone is not None and (alone[0] < pair_weight or (alone[0] == pair_weight and turn % 2)):
-        return Choice(alone[1], None)
-    return Choice(decode, prefill)
+        return Pair(alone[1], None)
+    return Pair(decode, prefill)
 
 
 def weight(member: Member, load: Load) -> float:
