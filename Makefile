@@ -60,16 +60,16 @@ bench: $(READY) ## measure Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm), or
 	@$(PY) -m loadtest $(ARGS)
 
 bench-gateway: $(READY) ## measure the gateway alone: its CPU per token, what it adds to TTFT, and streams beside long prompts
-	@$(PY) -m loadtest.gateway_bench $(ARGS)
+	@$(PY) -m bench.gateway $(ARGS)
 
 bench-overlap: $(READY) ## measure a decode step: the forward alone, with overlap, without; and what scheduling costs
-	@$(PY) -m loadtest.overlap_bench $(ARGS)
+	@$(PY) -m bench.overlap $(ARGS)
 
 bench-transfer: $(READY) ## measure how fast KV moves between two processes, beside what memory and sockets can do
-	@$(PY) -m loadtest.transfer_bench $(ARGS)
+	@$(PY) -m bench.transfer $(ARGS)
 
 soak: $(READY) ## 20 minutes of mixed load with a fault every 20 s: nothing wrong, lost, grown or left behind
-	@$(PY) -m loadtest.soak $(ARGS)
+	@$(PY) -m bench.soak $(ARGS)
 
 # ---- gates ----
 

@@ -1,1 +1,1 @@
-"""Measurements of a machine from within: they look into every room, and only a checkout has them."""
+"""Measurements from within: they look into every room, and only a checkout has them."""

@@ -1,4 +1,4 @@
-"""`python -m decode --settings JSON`: one decode worker process. See scheduler/boot.py for what happens."""
+"""`python -m decode --settings JSON`: one decode worker process. See worker/boot.py for what happens."""
 
 from runtime.process_life import die_with_parent
 
@@ -10,8 +10,8 @@ from decode.prefill_link import PrefillLink
 from decode.worker import DecodeWorker
 from protocol.messages_gateway import WorkerAddress
 from runtime.process_life import end_process
-from scheduler.boot import Started, main
 from transfer.backends import open_receiver
+from worker.boot import Started, main
 
 
 def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:

@@ -15,8 +15,8 @@ from runtime.bus import Dealer
 from runtime.curve import OPEN, Security
 from runtime.log import get_log
 from runtime.refusals import Refusals
-from scheduler.outbox import Outbox
 from transfer.interface import KvReceiver
+from worker.outbox import Outbox
 
 LAST_WORDS_MS = 1000  # for cancels to leave on a connection that is given up
 

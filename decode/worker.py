@@ -51,15 +51,15 @@ from runtime.clock import Clock
 from scheduler.choice_pages import partial_page_copies
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import LaunchPlan
-from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
-from scheduler.phase_times import PhaseTimes
 from scheduler.req import Req
 from scheduler.request_check import first_tokens_fault
 from scheduler.running import Running
 from scheduler.schedule_batch import ScheduleBatch
-from scheduler.token_stream import TokenStream
 from transfer.interface import CreditReturned, Delivered, FirstFrame, KvReceiver, LastInDoubt, TransferFailed
+from worker.outbox import Outbox
+from worker.phase_times import PhaseTimes
+from worker.token_stream import TokenStream
 
 HANDOVER_DEADLINE_S = 120.0  # from the job to its last frame, at least
 HANDOVER_S_PER_TOKEN = 0.1  # of the prompts ahead at prefill and its own: long prompts on a slow core are no fault

@@ -1,4 +1,4 @@
-"""`python -m prefill --settings JSON`: one prefill worker process. See scheduler/boot.py for what happens."""
+"""`python -m prefill --settings JSON`: one prefill worker process. See worker/boot.py for what happens."""
 
 from runtime.process_life import die_with_parent
 
@@ -9,8 +9,8 @@ from prefill.worker import PrefillWorker
 from protocol.messages_gateway import WorkerAddress
 from runtime.bus import Router
 from runtime.process_life import end_process
-from scheduler.boot import Started, main
 from transfer.backends import open_sender
+from worker.boot import Started, main
 
 
 def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:

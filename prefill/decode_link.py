@@ -13,8 +13,8 @@ from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, HelloRefused
 from runtime.bus import Router
 from runtime.log import get_log
 from runtime.refusals import Refusals
-from scheduler.outbox import Outbox
 from transfer.interface import KvSender
+from worker.outbox import Outbox
 
 log = get_log("prefill")
 

@@ -43,12 +43,12 @@ from runtime.deadlines import Deadlines
 from scheduler.chunk_plan import plan_chunks
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import ExtendChunk, LaunchPlan
-from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
-from scheduler.phase_times import PhaseTimes
 from scheduler.req import Req
 from scheduler.request_check import replay_fault, transfer_fault
 from transfer.interface import KvSender
+from worker.outbox import Outbox
+from worker.phase_times import PhaseTimes
 
 JOB_TOKENS = 16_384  # queued prompt tokens granted to each decode worker
 LOST_REMEMBERED = 1000  # the last of them; who was paused for so many losses is long ended by the gateway's word

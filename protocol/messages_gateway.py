@@ -85,7 +85,7 @@ class WorkerStats(Message):
     queued_prompt_tokens: Count = 0
     num_launches: Count = 0
     counters: dict[Text, Number] = field(default_factory=dict)  # for /metrics: monotonic totals, and gauges named *_now
-    times: dict[Text, TimeSpread] = field(default_factory=dict)  # by phase, see scheduler/phase_times.py
+    times: dict[Text, TimeSpread] = field(default_factory=dict)  # by phase, see worker/phase_times.py
     transfer: dict[Text, Text] = field(default_factory=dict)  # of decode: by prefill worker, the backend that KV takes
 
 

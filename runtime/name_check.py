@@ -19,6 +19,7 @@ ROOMS = (
     "model",
     "transfer",
     "scheduler",
+    "worker",
     "prefill",
     "decode",
     "unified",

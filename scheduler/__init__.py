@@ -1,1 +1,1 @@
-"""The rules a worker's step is decided by, for every role."""
+"""How a worker's step is decided and launched, for every role."""

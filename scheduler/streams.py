@@ -1,8 +1,8 @@
 """Where device work runs: a Stream takes functions in order, an Event marks a point in it.
 
-Three implementations stand beside this file: streams_host.py (a worker thread, for CPU), streams_cuda.py, and
-streams_simulated.py, which runs segments in any order that the declared waits allow. A forward is several segments
-launched together; between them other streams may run. What it does not know: what the segments compute.
+Two implementations stand beside this file: streams_host.py (a worker thread, for CPU) and streams_cuda.py. Explorations
+pass one that runs segments in any order that the declared waits allow. A forward is several segments launched together;
+between them other streams may run. What it does not know: what the segments compute.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -25,11 +25,11 @@ from protocol.messages_gateway import (
 )
 from protocol.request import SamplingParams
 from runtime.clock import Clock, MonotonicClock
-from scheduler.boot import open_streams
 from scheduler.engine import Engine
 from scheduler.streams import Stream
-from transfer.backend_inproc import InprocNetwork
+from tests.doubles.backend_inproc import InprocNetwork
 from unified.worker import UnifiedWorker
+from worker.boot import open_streams
 
 Worker = PrefillWorker | DecodeWorker | UnifiedWorker
 

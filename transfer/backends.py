@@ -1,7 +1,7 @@
 """The backends that two processes may use, by the name that --transfer-backend takes.
 
 `device` is KV memory that a device computes in, where there is one: auto and cuda_ipc write there. What it does not
-know: any backend's workings. The in-process one is for tests and is not named here.
+know: any backend's workings.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`python -m unified --settings JSON`: one unified worker process. See scheduler/boot.py for what happens."""
+"""`python -m unified --settings JSON`: one unified worker process. See worker/boot.py for what happens."""
 
 from runtime.process_life import die_with_parent
 
@@ -6,9 +6,9 @@ die_with_parent()  # first of all: what is imported below takes seconds
 
 from protocol.messages_gateway import WorkerAddress
 from runtime.process_life import end_process
-from scheduler.boot import Started, main
-from scheduler.worker_loop import NoPeers
 from unified.worker import UnifiedWorker
+from worker.boot import Started, main
+from worker.loop import NoPeers
 
 
 def build(started: Started) -> tuple[UnifiedWorker, NoPeers, WorkerAddress]:

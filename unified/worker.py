@@ -24,15 +24,15 @@ from scheduler.choice_pages import allocate_choices, partial_page_copies
 from scheduler.chunk_plan import plan_chunks
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import ExtendChunk, LaunchPlan
-from scheduler.outbox import Outbox
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.page_allocator import PageState
-from scheduler.phase_times import PhaseTimes
 from scheduler.req import Req
 from scheduler.request_check import replay_fault
 from scheduler.running import Running
 from scheduler.schedule_batch import ScheduleBatch
-from scheduler.token_stream import TokenStream
+from worker.outbox import Outbox
+from worker.phase_times import PhaseTimes
+from worker.token_stream import TokenStream
 
 
 @dataclass(eq=False)

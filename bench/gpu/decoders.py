@@ -12,7 +12,7 @@ import torch
 
 from bench.gpu.shape import WithoutPrompts, maker_of_graphs, noise
 from bench.gpu.timing import ReplayedCudaStream
-from loadtest.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, engine_on, num_pages
+from bench.overlap.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, engine_on, num_pages
 from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner

@@ -21,7 +21,7 @@ from bench.gpu.records import Value
 from bench.gpu.shape import decode_bytes, device_runner, words_of
 from bench.gpu.sheet import Sheet
 from bench.gpu.timing import Limits, measured_limits
-from loadtest.decoding import PAGE_SIZE, Plan, num_pages
+from bench.overlap.decoding import PAGE_SIZE, Plan, num_pages
 from model.runner import ModelRunner
 
 FREE_SHARE: Final = 0.9  # of free device memory that KV may take

@@ -1,13 +1,13 @@
 """KV from one process's device memory into another's, beside a copy within the device: 32k tokens of Qwen3-8B's shape.
 
-What it does not know: how it is moved; loadtest/cuda_ipc_bench.py does that.
+What it does not know: how it is moved; bench/transfer/cuda_ipc.py does that.
 """
 
 from typing import Final
 
 from bench.gpu.sheet import Sheet
-from loadtest.cuda_ipc_bench import LAYOUT, NUM_TOKENS
-from loadtest.cuda_ipc_bench import measure as measure_ipc
+from bench.transfer.cuda_ipc import LAYOUT, NUM_TOKENS
+from bench.transfer.cuda_ipc import measure as measure_ipc
 from protocol.kv_layout import KvLayout
 
 COPY_SHARE: Final = 0.8

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from bench.gpu.shape import maker_of_graphs, prompt_input
 from bench.gpu.sheet import Sheet
-from loadtest.decoding import PAGE_SIZE
+from bench.overlap.decoding import PAGE_SIZE
 from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner

@@ -13,7 +13,7 @@ import torch
 from bench.gpu.shape import device_runner, prefill_flops, prompt_input, words_of
 from bench.gpu.sheet import Sheet
 from bench.gpu.timing import Limits, measured_limits, seconds_each
-from loadtest.decoding import PAGE_SIZE
+from bench.overlap.decoding import PAGE_SIZE
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.gpu.decoders import decoders
 from bench.gpu.shape import device_runner, words_of, words_of_graphs
 from bench.gpu.sheet import Sheet
-from loadtest.decoding import PAGE_SIZE, Decoding, Plan
+from bench.overlap.decoding import PAGE_SIZE, Decoding, Plan
 
 TRACE: Final = "decode-trace.json.gz"
 MAX_BYTES: Final = 16 << 20  # what a GPU machine gives back of one file

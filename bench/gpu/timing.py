@@ -69,7 +69,7 @@ def _copy_s(num_bytes: int, repeat: int, device: torch.device) -> float:
 
 
 class ReplayedCudaStream(CudaStream):
-    """See loadtest.decoding.Replayed; on a device."""
+    """See bench.overlap.decoding.Replayed; on a device."""
 
     def __init__(self, device: torch.device) -> None:
         self._own = torch.cuda.Stream(device)

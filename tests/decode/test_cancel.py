@@ -22,7 +22,7 @@ from tests.decode.driving import (
     make_cluster,
     prompt_of,
 )
-from transfer.backend_inproc import InprocNetwork
+from tests.doubles.backend_inproc import InprocNetwork
 
 # DELIVERED lasts for part of one step of either worker: nothing can arrive in it.
 STATES = [

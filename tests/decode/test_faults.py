@@ -24,7 +24,7 @@ from tests.decode.driving import (
     prompt_of,
     run_past_deadlines,
 )
-from transfer.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.backend_inproc import InprocNetwork, Parcel
 
 pytestmark = pytest.mark.slow
 

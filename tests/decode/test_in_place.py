@@ -13,7 +13,7 @@ from protocol.messages_handoff import HelloAccepted, JobStopped
 from runtime.clock import VirtualClock
 from tests.cluster import Cluster
 from tests.decode.driving import drive_to, expect_exact, expect_rest, greedy, job_state, make_cluster, prompt_of
-from transfer.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.backend_inproc import InprocNetwork, Parcel
 
 PARAMS = greedy(12)
 PROMPT = prompt_of("victim", 61)

@@ -10,8 +10,8 @@ from decode.prefill_link import PrefillLink
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import TO_PREFILL, CancelJob
 from runtime.bus import Router
-from scheduler.outbox import Outbox
 from tests.runtime.rebinding import bound_again
+from worker.outbox import Outbox
 
 CANCELS = tuple(CancelJob(f"r{index}", 0, index) for index in range(100))
 

@@ -25,7 +25,7 @@ from tests.decode.driving import (
     run_past_deadlines,
 )
 from tests.decode.test_cancel import slow_network
-from transfer.backend_inproc import InprocNetwork
+from tests.doubles.backend_inproc import InprocNetwork
 
 PARAMS = greedy(9)
 PROMPT = prompt_of("r", 30)

@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 
-from scheduler.strategies import Strategy
+from tests.doubles.strategies import Strategy
 from tests.explore.exploring import STRATEGIES, explore
 
 PROGRESS_S = 10.0

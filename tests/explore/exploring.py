@@ -8,8 +8,8 @@ from functools import partial
 from multiprocessing import get_context
 from traceback import format_exception
 
-from scheduler.strategies import Strategy
-from scheduler.streams_simulated import ScheduleViolation
+from tests.doubles.strategies import Strategy
+from tests.doubles.streams_simulated import ScheduleViolation
 from tests.explore.run import Run
 from tests.explore.workload import Workload
 

@@ -5,9 +5,9 @@ import numpy.typing as npt
 
 from decode.worker import DecodeWorker
 from model.inputs import ModelInput
-from scheduler.race_detector import SCHEDULER, Clock, RaceDetector
 from tests.cluster import Cluster, Worker
-from transfer.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.race_detector import SCHEDULER, Clock, RaceDetector
 
 
 def read_inputs(detector: RaceDetector, inp: ModelInput) -> None:

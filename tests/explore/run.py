@@ -15,11 +15,11 @@ from model.inputs import ModelInput
 from runtime.clock import VirtualClock
 from scheduler.engine import Engine
 from scheduler.forward_batch import ForwardBatch, LaunchPlan
-from scheduler.race_detector import RaceDetector
-from scheduler.strategies import Decisions, Strategy
 from scheduler.streams import Stream
-from scheduler.streams_simulated import ScheduleViolation, Simulation
 from tests.decode.driving import VOCAB, expect_rest, make_cluster
+from tests.doubles.race_detector import RaceDetector
+from tests.doubles.strategies import Decisions, Strategy
+from tests.doubles.streams_simulated import ScheduleViolation, Simulation
 from tests.explore.expected import expected
 from tests.explore.invariants import check_invariants
 from tests.explore.races import observe, read_inputs

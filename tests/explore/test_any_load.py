@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from protocol.request import SamplingParams
-from scheduler.strategies import Strategy
 from tests.cluster import Answer
 from tests.decode.driving import VOCAB, prompt_of
+from tests.doubles.strategies import Strategy
 from tests.explore.exploring import STRATEGIES
 from tests.explore.invariants import check_invariants
 from tests.explore.run import Run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.strategies import Strategy
+from tests.doubles.strategies import Strategy
 from tests.explore.exploring import STRATEGIES
 from tests.explore.run import Run
 from tests.explore.workload import Workload

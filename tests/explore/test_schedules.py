@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.clock import VirtualClock
-from scheduler.strategies import Listed, Strategy, next_decisions
+from tests.doubles.strategies import Listed, Strategy, next_decisions
 from tests.explore.exploring import STRATEGIES
 from tests.explore.run import Run
 from tests.explore.threads import Threads

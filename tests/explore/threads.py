@@ -7,7 +7,7 @@ from typing import Any
 
 from scheduler.streams import Segment, Stream
 from scheduler.streams_host import HostStream, InlineStream
-from scheduler.streams_simulated import ScheduleViolation
+from tests.doubles.streams_simulated import ScheduleViolation
 
 IDLE_S = 0.001
 PAUSES_S = (0.0, 0.0, 0.0, 0.0003, 0.002)

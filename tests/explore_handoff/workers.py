@@ -27,7 +27,6 @@ from runtime.process_life import StopSignal
 from scheduler.engine import Engine
 from scheduler.launch_failures import TOO_MANY
 from scheduler.streams_host import InlineStream
-from scheduler.worker_loop import RefusedByGateway, WorkerBroken, WorkerLoop
 from tests.decode.driving import VOCAB
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.compute import TimedStream
@@ -41,6 +40,7 @@ from tests.explore_handoff.story import Story
 from transfer.landing import FrameReceiver
 from transfer.sending import FrameSender
 from transfer.writers import Writers
+from worker.loop import RefusedByGateway, WorkerBroken, WorkerLoop
 
 GATEWAY_ENDPOINT = "tcp://gateway:1"
 INJECTED = "a failure for the test"

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from loadtest.lone_gateway import gateway_process
+from bench.gateway.lone_gateway import gateway_process
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from tests.gateway.conftest import Setting, running, wait_until

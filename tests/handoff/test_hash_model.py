@@ -7,8 +7,8 @@ import pytest
 from model.fake import FakeRunner
 from protocol.request import SamplingParams
 from tests.cluster import Cluster
+from tests.doubles.backend_inproc import InprocNetwork
 from tests.transfer.held_copies import HeldCopies
-from transfer.backend_inproc import InprocNetwork
 from transfer.device_moves import word_bytes
 
 

@@ -23,7 +23,7 @@ from tests.processes import python_path
 ROOT = Path(__file__).resolve().parents[2]
 KILLER_S = 120.0  # a killer that takes longer hangs: noticed as well
 WORLDS_S = 600.0  # the same for worlds of the handoff, of which there are more
-NOT_COPIED = ("models/", "docs/", "deploy/", "loadtest/")  # no killer needs them
+NOT_COPIED = ("models/", "docs/", "deploy/", "loadtest/", "bench/")  # no killer needs them
 
 
 def sources(root: Path) -> dict[str, str]:

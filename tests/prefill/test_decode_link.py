@@ -23,7 +23,7 @@ from protocol.messages_handoff import (
     ToPrefill,
 )
 from protocol.request import SamplingParams
-from scheduler.outbox import Outbox
+from worker.outbox import Outbox
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 
 from model.fake import FakeRunner
-from scheduler import boot
+from worker import boot
 
 NUM_LAYERS, HEAD_DIM = 16, 64  # many layers, because a forward takes memory for one of them at a time
 

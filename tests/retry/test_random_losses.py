@@ -15,9 +15,9 @@ from protocol.request import SamplingParams
 from tests.cluster import Worker
 from tests.decode.driving import VOCAB, greedy, prompt_of
 from tests.decode.driving import reference as fake_reference
+from tests.doubles.backend_inproc import InprocNetwork, Parcel
 from tests.reference import reference
 from tests.retry.controlled import Controlled, Loss
-from transfer.backend_inproc import InprocNetwork, Parcel
 
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 

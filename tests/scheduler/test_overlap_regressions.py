@@ -12,10 +12,10 @@ from model.fake import FakeRunner
 from model.inputs import ModelInput
 from protocol.request import SamplingParams
 from scheduler.future_map import FutureMap
-from scheduler.strategies import Strategy
-from scheduler.streams_simulated import Simulation
 from tests.cluster import Cluster
 from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of, reference
+from tests.doubles.strategies import Strategy
+from tests.doubles.streams_simulated import Simulation
 from tests.explore.exploring import STRATEGIES
 
 Load = dict[str, tuple[list[int], SamplingParams]]

@@ -12,13 +12,13 @@ from model.paged_kv import PagedKv
 from protocol.errors import InternalError
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
-from scheduler.boot import load_runner, open_streams
 from scheduler.engine import Engine
 from scheduler.forward_batch import ExtendChunk, LaunchPlan
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams import Event, Segment, Stream
 from scheduler.streams_host import InlineStream
 from tests.scheduler.building import CPU, admitted, make_engine
+from worker.boot import load_runner, open_streams
 
 
 def engine_of(seen: list[ModelInput], forward: Stream, page_size: int = 4) -> Engine:
@@ -87,7 +87,7 @@ def test_who_decodes_on_a_gpu_has_graphs_unless_told_otherwise(
     for device in ("cpu", "cuda"):
         for wanted in (True, False):
             loaded = FakeRunner(device=torch.device(device))
-            monkeypatch.setattr("scheduler.boot.ModelRunner.load", lambda *a, loaded=loaded, **k: loaded)
+            monkeypatch.setattr("worker.boot.ModelRunner.load", lambda *a, loaded=loaded, **k: loaded)
             settings = WorkerSettings(worker_id="w", role=role, gateway="tcp://x:1", model="m", cuda_graphs=wanted)
             found = load_runner(settings)
             assert isinstance(found, GraphedRunner) == (graphs and wanted and device == "cuda")

@@ -187,7 +187,7 @@ def test_what_is_no_export_is_refused(pair: Pair) -> None:
 @pytest.mark.parametrize("transports", ["", "tcp"])
 def test_between_two_processes(transports: str) -> None:
     """By one process reading another's memory, and by UCX over TCP, as between hosts without RDMA."""
-    command = [sys.executable, "-m", "loadtest.transfer_bench", "--only", "nixl", "--repeat", "1"]
+    command = [sys.executable, "-m", "bench.transfer", "--only", "nixl", "--repeat", "1"]
     blocks = ["--blocks", "8192 tokens", "--blocks", "64 x 16 KiB"]
     environment = {**os.environ, **({"UCX_TLS": transports} if transports else {})}
     done = subprocess.run(

@@ -11,11 +11,11 @@ from protocol.frame import Check, FrameHeader, pack_header, seal, unpack_header
 from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import DeviceHandle, PoolOffer
 from runtime.shared_memory import is_taken
+from tests.doubles.backend_inproc import InprocNetwork, Parcel
 from tests.processes import num_open_files
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.held_copies import HeldCopies
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.backend_inproc import InprocNetwork, Parcel
 from transfer.backend_shm import PoolMaps, PoolOwner
 from transfer.device_moves import HostCopies
 from transfer.device_pools import AtDevice, DeviceMaps, DeviceOwner, LocalIpc, SeatFile

@@ -204,7 +204,7 @@ def _fake_model(module: ModuleType) -> None:
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "gateway.control": _gateway_control,
     "decode.request": _decode_request,
-    "scheduler.token_stream": _token_stream,
+    "worker.token_stream": _token_stream,
     "model.fake": _fake_model,
     "prefill.job": _prefill_job,
     "prefill.worker": _prefill_worker,

@@ -1,0 +1,1 @@
+"""`make bench-overlap`: what a decode step costs, and what overlap hides of it."""

@@ -1,0 +1,185 @@
+"""A unified worker in this process whose requests all decode: what bench/overlap/ and bench/gpu/ time.
+
+It looks into the rooms that it measures. What it does not know: devices (the stream does), or what is compared.
+"""
+
+import os
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from bench.overlap.kinds import GREEDY, Guests, Kind
+from model.paged_kv import PagedKv
+from model.runner import Runner
+from protocol.messages_gateway import TO_GATEWAY, Assign
+from runtime.clock import Clock
+from scheduler.engine import Engine
+from scheduler.streams import Segment, Stream
+from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
+from unified.worker import UnifiedWorker
+
+PAGE_SIZE = 16
+WARM_STEPS = 5
+LEAD = 3  # launches of a round before its first that counts: two may be complete already, the third fills the pipeline
+EVERY_TOKEN = 1 << 20  # of all prompts in one chunk
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured. `steps` are decode steps of one round."""
+
+    context: int  # tokens of each prompt
+    steps: int
+    rounds: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Outputs of each request: more than are measured, so that none ends."""
+        return WARM_STEPS + LEAD + (self.steps + LEAD) * self.rounds + 8
+
+    @property
+    def max_context(self) -> int:
+        """The longest that a request becomes (tokens)."""
+        return self.context + self.num_tokens
+
+
+class Replayed(Stream, Protocol):
+    """A forward stream that can run its last launch again."""
+
+    def replay(self, count: int) -> list[float]:
+        """Runs the last launch `count` times; seconds that each took."""
+        ...
+
+    def idle(self) -> None:
+        """Waits a moment for the forward stream, where waiting helps it."""
+        ...
+
+
+class ReplayedStream(HostStream):
+    """On chosen cores."""
+
+    def __init__(self, cores: set[int], num_threads: int, clock: Clock) -> None:
+        self._completed = threading.Event()  # set whenever the forward stream reaches an event
+        super().__init__("forward", self._completed.set, FORWARD_NICENESS)
+        self._clock = clock
+        self._last: tuple[Sequence[Segment], tuple[Any, ...]] = ((), ())
+        super().launch([lambda: pin(cores), lambda: torch.set_num_threads(num_threads)])
+
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        """As HostStream; the launch is remembered."""
+        self._last = (segments, used)
+        super().launch(segments, *used)
+
+    def replay(self, count: int) -> list[float]:
+        """See Replayed."""
+        segments, used = self._last
+        times: list[float] = []
+
+        def run() -> None:
+            start = self._clock.now()
+            for segment in segments:
+                segment(*used)
+            times.append(self._clock.now() - start)
+
+        super().launch([run] * count)
+        self.synchronize()
+        return times
+
+    def idle(self) -> None:
+        """Until an event is reached, for 50 ms at most."""
+        self._completed.wait(0.05)
+        self._completed.clear()
+
+
+@dataclass
+class Decoding:
+    """A unified worker whose requests all decode, one token a step."""
+
+    worker: UnifiedWorker
+    clock: Clock
+    idle: Callable[[], None]
+    guests: Guests | None = None
+    host_s: float = 0.0  # of the last run, in turns that had something to do, and in encoding what they send
+
+    @staticmethod
+    def on(engine: Engine, stream: Replayed, clock: Clock, *, overlap: bool) -> "Decoding":
+        """A worker of the engine, whose forward stream is `stream`."""
+        worker = UnifiedWorker(engine, "bench", clock, overlap=overlap, chunk_size=EVERY_TOKEN)
+        return Decoding(worker, clock, stream.idle)
+
+    def start(self, batch: int, context: int, num_tokens: int, kind: Kind = GREEDY) -> None:
+        """Requests of `context` random tokens that decode `num_tokens` more."""
+        rng = random.Random(0)
+        params = kind.params(num_tokens)
+        for index in range(batch):
+            prompt = tuple(rng.choices(range(self.worker.engine.vocab_size), k=context))
+            self.worker.on_gateway(Assign(f"r{index}", 0, prompt, params, 1, None))
+        while self.worker.stats().waiting:
+            self._turn()
+        if kind.joins:
+            self.guests = Guests(self.worker.on_gateway, params)
+        self.run(WARM_STEPS)
+
+    def run(self, steps: int) -> float:
+        """Seconds from the completion of one launch to that of the next, over `steps` of them. Messages are encoded, as
+        the process loop does."""
+        first = self._num_completed + LEAD
+        while self._num_completed < first:
+            self._turn()
+        self.host_s, start = 0.0, self.clock.now()
+        while self._num_completed < first + steps:
+            self._turn()
+        return (self.clock.now() - start) / steps
+
+    @property
+    def _num_completed(self) -> int:
+        return self.worker.engine.num_launches - len(self.worker.engine.in_flight)
+
+    def _turn(self) -> None:
+        start = self.clock.now()
+        if self.guests is not None:
+            self.guests.change(self.worker.engine.num_launches)
+        progressed = self.worker.step()
+        for message in self.worker.outbox.gateway:
+            TO_GATEWAY.encode(message)
+        self.worker.outbox.gateway.clear()
+        if progressed:
+            self.host_s += self.clock.now() - start
+        else:
+            self.idle()
+
+
+def engine_of(runner: Runner, batch: int, max_context: int, forward: Stream, schedule: Stream | None = None) -> Engine:
+    """An engine with memory for `batch` requests of `max_context` tokens."""
+    layout = runner.kv_layout(PAGE_SIZE)
+    kv = PagedKv(layout, num_pages(runner, batch, max_context), runner.device)
+    return engine_on(kv, runner, batch, max_context, forward, schedule)
+
+
+def num_pages(runner: Runner, batch: int, max_context: int) -> int:
+    """Pages that `batch` requests need, the padding page among them."""
+    return 1 + batch * runner.kv_layout(PAGE_SIZE).num_pages(max_context)
+
+
+def engine_on(
+    kv: PagedKv, runner: Runner, batch: int, max_context: int, forward: Stream, schedule: Stream | None = None
+) -> Engine:
+    """An engine on `kv`."""
+    return Engine(
+        runner,
+        kv,
+        max_requests=batch,
+        max_context=max_context,
+        forward=forward,
+        schedule=schedule or InlineStream(),
+        device=runner.device,
+    )
+
+
+def pin(cores: set[int]) -> None:
+    """The calling thread runs on `cores` only."""
+    os.sched_setaffinity(0, cores)

@@ -1,0 +1,185 @@
+"""`python -m bench.soak`: a deployment of Baton under mixed load, clients that leave, and a fault every so often.
+
+Status 0 means: no token wrong, no request lost, every fault recovered from, all pages free at the end, no process
+grown, none left behind. The last line is one JSON object. What it does not know: how any of it is found out (run.py).
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from bench.soak.run import Findings, Plan, Soak
+from bench.soak.watch import Growth, Watch
+from bench.soak.work import Verdict
+from loadtest.__main__ import WIDTH, guarded_run
+from loadtest.deployment import SERVE, deployment
+from loadtest.ports import held_port
+from loadtest.report import new_table
+from protocol.errors import ConfigError
+from runtime.clock import Clock, MonotonicClock
+
+ORPHANS_S = 30.0
+# the faults are ours, and may hit one process again and again
+_FIXED = ("--dtype", "float32", "--max-total-tokens", "16384", "--max-restarts", "1000")
+_LOG_LINES = 40
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All there is to say about a run."""
+
+    findings: Findings
+    growths: Sequence[Growth]
+    orphans: Sequence[str]
+    said: Sequence[str]  # the last lines of the deployment's log
+
+    def problems(self) -> list[str]:
+        """What must not be."""
+        grown = [f"{growth.name} grew" for growth in self.growths if growth.is_flat is False]
+        return [*self.findings.problems(), *grown, *(f"left behind: {orphan}" for orphan in self.orphans)]
+
+
+async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Console) -> Outcome:
+    """Starts a deployment, runs the plan on it, ends it."""
+    said: Sequence[bytes] = ()
+    with held_port() as port:  # a gateway that is started again must come back to it
+        async with deployment(arguments, (*SERVE[:-2], "--port", str(port))) as running:
+            watch = Watch(running.pid)
+            watch.look(clock.now())
+            run = Soak(plan, running, clock, watch, tell=lambda line: console.print(line, markup=False))
+            console.print("the known answers, undisturbed")
+            await run.learn()
+            console.print(
+                f"{plan.seconds:g} s of load from {plan.clients} clients, a fault every {plan.fault_every_s:g} s"
+            )
+            await run.run()
+            watch.look(clock.now())
+            said = running.said
+    _, alive = psutil.wait_procs(watch.processes(), ORPHANS_S)
+    left = {process.pid for process in alive} & {process.pid for process in watch.processes()}
+    orphans = [f"process {pid}" for pid in sorted(left)]
+    words = [line.decode(errors="replace") for line in list(said)[-_LOG_LINES:]]
+    return Outcome(run.findings, watch.growths(), orphans, words)
+
+
+def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict[str, Any]:
+    """Prints the tables; returns what programs want to know."""
+    findings, problems = outcome.findings, outcome.problems()
+    requests = new_table(markdown, "requests that ended as", "number", "by code")
+    for verdict in Verdict:
+        codes = ", ".join(f"{code} {count}" for code, count in sorted(findings.error_codes.items()))
+        requests.add_row(verdict, str(findings.verdicts[verdict]), codes if verdict is Verdict.ERROR else "")
+    console.print(requests)
+    faults = new_table(markdown, "fault", "of", "number", "landed", "recovered", "median s", "longest s")
+    for (fault, role), number in sorted(Counter((hit.fault, hit.role) for hit in findings.hits).items()):
+        these = [hit for hit in findings.hits if (hit.fault, hit.role) == (fault, role)]
+        took = [hit.recovered_s for hit in these if hit.recovered_s is not None]
+        times = (f"{median(took):.1f}", f"{max(took):.1f}") if took else ("-", "-")
+        faults.add_row(fault, role, str(number), str(sum(hit.landed for hit in these)), str(len(took)), *times)
+    console.print(faults)
+    memory = new_table(markdown, "process", "lives", "seconds", "MiB max", "MiB/min", "fds max", "fds/min", "flat")
+    for growth in outcome.growths:
+        flat = {True: "yes", False: "NO", None: "too short"}[growth.is_flat]
+        figures = (growth.num_lives, growth.seconds, growth.rss_max_mib, growth.rss_mib_per_min)
+        more = (growth.fds_max, growth.fds_per_min)
+        memory.add_row(growth.name, *(f"{figure:g}" for figure in (*figures, *more)), flat)
+    console.print(memory)
+    for line in [*findings.told, *problems]:
+        console.print(line, markup=False)
+    if problems:
+        console.print("the last lines of its log:", *outcome.said, sep="\n", markup=False)
+    console.print(last_line(outcome), markup=False)
+    return {
+        "bench": "soak",
+        "seconds": plan.seconds,
+        "requests": {verdict: findings.verdicts[verdict] for verdict in Verdict},
+        "error_codes": dict(findings.error_codes),
+        "tokens": findings.num_tokens,
+        "faults": [asdict(hit) for hit in findings.hits],
+        "at_rest": findings.at_rest,
+        "growth": [asdict(growth) for growth in outcome.growths],
+        "orphans": list(outcome.orphans),
+        "problems": problems,
+        "verdict": "short" if problems else "pass",
+    }
+
+
+def last_line(outcome: Outcome) -> str:
+    """The verdict in words. A run that was too short to judge growth does not claim it."""
+    if problems := outcome.problems():
+        return f"not as it must be: {'; '.join(problems)}"
+    if any(growth.is_flat is None for growth in outcome.growths):
+        return "nothing wrong, lost or left behind; too short to see whether each process stays flat"
+    return "nothing wrong, lost, grown or left behind"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Status 1 if anything is not as it must be, 2 for wrong arguments or a deployment that does not come up."""
+    asked = _parser().parse_args(argv)
+    counts = {"prefill": asked.prefill, "decode": asked.decode, "unified": asked.unified}
+    roles = {"gateway": 1, **{role: count for role, count in counts.items() if count}}
+    plan = Plan(
+        asked.seconds, asked.clients, asked.leaving, asked.fault_every, asked.asks, asked.vocab, asked.seed, roles
+    )
+    arguments = [*_FIXED, *(f"--{role}={count}" for role, count in counts.items()), *asked.serve]
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    try:
+        outcome = guarded_run(soak(plan, arguments, MonotonicClock(), console))
+    except ConfigError as error:
+        print(f"soak: error: {error.message}", file=sys.stderr)
+        return 2
+    print(json.dumps(show(outcome, plan, console, asked.markdown)))
+    return 1 if outcome.problems() else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.soak",
+        description="A deployment under mixed load, with clients that leave and a fault every so often. Ends with "
+        "status 1 if anything is wrong, lost, grown or left behind.",
+        epilog="For a minute: make soak ARGS='--seconds 60 --fault-every 12'. Too short to see growth.",
+    )
+    parser.add_argument("--seconds", type=_positive, default=1200.0, help="of load (default 1200)")
+    parser.add_argument("--clients", type=int, default=8, help="requests at a time (default 8)")
+    parser.add_argument("--leaving", type=_share, default=0.2, help="share of clients that go away (default 0.2)")
+    parser.add_argument(
+        "--fault-every",
+        type=_positive,
+        default=20.0,
+        help="seconds between faults (default 20); a run is longer where recoveries are",
+    )
+    parser.add_argument("--asks", type=int, default=24, help="different requests (default 24)")
+    parser.add_argument("--vocab", type=int, default=1000, help="prompt ids are below this (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="of requests and faults (default 0)")
+    parser.add_argument("--prefill", type=int, default=2, help="prefill workers (default 2)")
+    parser.add_argument("--decode", type=int, default=2, help="decode workers (default 2)")
+    parser.add_argument("--unified", type=int, default=0, help="unified workers (default 0)")
+    parser.add_argument("--markdown", action="store_true", help="tables that can be pasted into a page")
+    parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"got {text}, expected a number above 0")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"got {text}, expected 0 to 1")
+    return value
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,263 @@
+"""The soak run itself: clients, faults and the watch, side by side, on one deployment; then whether it comes to rest.
+
+What it does not know: what is asked and what is right (work.py), how a process is hit (faults.py), what growth is
+too much (watch.py).
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import orjson
+import psutil
+
+from bench.soak.faults import Fault, Hit, inject, roles_of, schedule
+from bench.soak.watch import Watch
+from bench.soak.work import Answer, Ask, Heard, Turn, Verdict, asks, judge, turns
+from loadtest.deployment import Deployment
+from loadtest.http_exchange import Broken, Server, exchange, get
+from protocol.errors import ConfigError
+from runtime.clock import Clock
+
+REQUEST_S = 90.0  # an answer that is not there by then is lost
+RECOVER_S = 120.0
+REST_S = 60.0
+_LOOK_S = 0.2
+_BREATH_S = 0.5  # of a client that got no answer
+_AFTER_OUTAGE_S = 1.0
+_MAX_TOLD = 5
+_QUIET_SHARE = 0.25  # of the time between two faults, at least, is without one
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A soak run. Seconds; `leaving` is the share of clients that go away; `fault_every_s` 0: no faults."""
+
+    seconds: float
+    clients: int
+    leaving: float
+    fault_every_s: float
+    num_asks: int
+    vocab: int
+    seed: int
+    roles: Mapping[str, int]  # how many processes of each role the deployment has
+
+
+@dataclass
+class Findings:
+    """What happened."""
+
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    error_codes: Counter[str] = field(default_factory=Counter)
+    told: list[str] = field(default_factory=list)  # of the first wrong and lost ones
+    hits: list[Hit] = field(default_factory=list)
+    at_rest: bool = False
+    ended_early: str = ""
+    num_tokens: int = 0
+
+    def counts(self) -> str:
+        """`80 exact, 3 error`: what requests have come to."""
+        return ", ".join(f"{number} {verdict}" for verdict, number in self.verdicts.items() if number) or "no answers"
+
+    def problems(self) -> list[str]:
+        """What must not be, each in one line."""
+        bad = [f"{self.verdicts[word]} {word}" for word in (Verdict.WRONG, Verdict.LOST) if self.verdicts[word]]
+        bad += [f"{hit.fault} of {hit.role} {hit.pid} had no effect" for hit in self.hits if not hit.landed]
+        bad += [f"no recovery from {hit.fault} of {hit.role}" for hit in self.hits if hit.recovered_s is None]
+        bad += [] if self.verdicts[Verdict.EXACT] else ["not one exact answer"]
+        bad += [] if self.at_rest else ["the ledger did not come to rest"]
+        return [*bad, *([self.ended_early] if self.ended_early else [])]
+
+
+class Soak:
+    """One run on a deployment that serves. `findings` fills as it goes; `tell` hears a line about each fault."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        running: Deployment,
+        clock: Clock,
+        watch: Watch,
+        tell: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        self.findings = Findings()
+        self._plan = plan
+        self._running = running
+        self._server = Server.at(running.url, "")
+        self._clock = clock
+        self._watch = watch
+        self._tell = tell
+        self._began = 0.0
+        self._known: dict[Ask, Answer] = {}
+        self._outage: tuple[float, float] = (0.0, 0.0)  # the last one of the gateway
+        self._over = asyncio.Event()
+
+    async def learn(self) -> None:
+        """The known answers: each ask by itself, undisturbed. Then all of them at once, streamed, must say the same."""
+        for ask in asks(self._plan.seed, self._plan.num_asks, self._plan.vocab):
+            heard = await self._one(Turn(ask, False, None))
+            if heard.status != 200 or not heard.done:
+                raise ConfigError(f"the undisturbed server gave no answer: {heard}")
+            self._known[ask] = heard.answer()
+        together = await asyncio.gather(*(self._one(Turn(ask, True, None)) for ask in self._known))
+        for heard, expected in zip(together, self._known.values(), strict=True):
+            if heard.answer() != expected:
+                raise ConfigError(f"not reproducible before any fault: got {heard.answer()}, then {expected}")
+
+    async def run(self) -> None:
+        """Load, faults and watch for the planned time; then rest."""
+        start = self._began = self._clock.now()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_looking())
+            clients = [
+                group.create_task(
+                    self._client(turns(self._plan.seed + 1 + number, list(self._known), self._plan.leaving))
+                )
+                for number in range(self._plan.clients)
+            ]
+            if self._plan.fault_every_s:
+                await self._faults(start)
+            if not self.findings.ended_early:
+                await self._until(start + self._plan.seconds)
+            self._over.set()
+            await asyncio.gather(*clients)
+        self.findings.at_rest = await self._comes_to_rest()
+
+    # ---- clients ----
+
+    async def _client(self, mine: Iterator[Turn]) -> None:
+        while not self._over.is_set():
+            turn = next(mine)
+            start = self._clock.now()
+            heard = await self._one(turn)
+            verdict, told = judge(heard, self._known[turn.ask], self._gateway_was_out(start))
+            self.findings.verdicts[verdict] += 1
+            self.findings.num_tokens += sum(map(len, heard.tokens.values()))
+            if verdict is Verdict.ERROR:
+                self.findings.error_codes[heard.error["code"]] += 1
+            if told and len(self.findings.told) < _MAX_TOLD:
+                self.findings.told.append(f"{verdict} after {self._clock.now() - start:.1f} s, {turn.ask}: {told}")
+            if verdict not in (Verdict.EXACT, Verdict.LEFT):
+                await asyncio.sleep(_BREATH_S)
+
+    async def _one(self, turn: Turn) -> Heard:
+        """One request from its beginning to whatever end."""
+        heard = Heard()
+
+        def take(_: float, line: bytes) -> bool:
+            return heard.stream_line(line) if turn.stream else heard.whole_line(line)
+
+        body = turn.ask.body(turn.stream)
+        try:
+            async with asyncio.timeout(turn.leave_after_s):
+                heard.status = await exchange(
+                    self._server, self._clock, "POST", "/v1/completions", body, take, timeout_s=REQUEST_S
+                )
+        except TimeoutError:
+            heard.left = True
+        except Broken as error:
+            heard.broken = str(error)
+        return heard
+
+    def _gateway_was_out(self, since: float) -> bool:
+        _, end = self._outage
+        return end > since
+
+    # ---- faults ----
+
+    async def _faults(self, start: float) -> None:
+        """As many as the planned time has room for, each in the middle of its period. Where recoveries take longer than
+        planned, the run does: no fault is left out, and none comes before there was some time without."""
+        every = self._plan.fault_every_s
+        planned = islice(schedule(self._plan.seed, sorted(self._plan.roles)), int(self._plan.seconds / every))
+        for number, (fault, role) in enumerate(planned):
+            await self._until(max(start + (number + 0.5) * every, self._clock.now() + every * _QUIET_SHARE))
+            if not await self._hit(fault, role):
+                return
+        await self._until(self._clock.now() + every * _QUIET_SHARE)
+
+    async def _hit(self, fault: Fault, role: str) -> bool:
+        """Whether to go on: False when the deployment has ended."""
+        victims = roles_of(self._running.pid).get(role, [])
+        if not victims:
+            self.findings.ended_early = f"no {role} process is left"
+            return False
+        victim = random.Random(f"{self._plan.seed}/{len(self.findings.hits)}").choice(victims)
+        at = self._clock.now()
+        if role == "gateway":
+            self._outage = (at, float("inf"))
+        landed = await inject(fault, victim)
+        recovered = await self._recovers(None if fault is Fault.STOP else victim.pid)
+        took_s = round(self._clock.now() - at, 2) if recovered else None
+        self.findings.hits.append(hit := Hit(fault, role, victim.pid, at, landed, took_s))
+        self._tell(f"{at - self._began:5.0f} s  {describe(hit)}; so far {self.findings.counts()}")
+        if role == "gateway":
+            self._outage = (at, self._clock.now() + _AFTER_OUTAGE_S)
+        if not psutil.pid_exists(self._running.pid) or not roles_of(self._running.pid):
+            self.findings.ended_early = "the deployment ended"
+            return False
+        return True
+
+    async def _recovers(self, gone: int | None) -> bool:
+        """Whether every role is complete again in time, without the process `gone`."""
+        for _ in range(int(RECOVER_S / _LOOK_S)):
+            rows = await self._workers()
+            counted = Counter(row["role"] for row in rows)
+            complete = all(counted[role] == count for role, count in self._plan.roles.items() if role != "gateway")
+            if rows and complete and gone not in {row["pid"] for row in rows}:
+                return True
+            await asyncio.sleep(_LOOK_S)
+        return False
+
+    # ---- watching ----
+
+    async def _keep_looking(self) -> None:
+        while not self._over.is_set():
+            self._watch.look(self._clock.now())
+            await self._until(self._clock.now() + 1.0)
+
+    async def _until(self, moment: float) -> None:
+        """Waits for a moment, or for the end of the run."""
+        try:
+            async with asyncio.timeout(max(0.0, moment - self._clock.now())):
+                await self._over.wait()
+        except TimeoutError:
+            return
+
+    async def _comes_to_rest(self) -> bool:
+        """Whether all workers come to hold nothing, by their own word of after the load."""
+        ended = self._clock.now()
+        for _ in range(int(REST_S / _LOOK_S)):
+            asked = self._clock.now()
+            rows = await self._workers()
+            if rows and all(asked - row["heartbeat_age_s"] > ended and _is_at_rest(row) for row in rows):
+                return True
+            await asyncio.sleep(_LOOK_S)
+        return False
+
+    async def _workers(self) -> Sequence[Mapping[str, Any]]:
+        """The rows of /workers; none while nobody answers."""
+        try:
+            status, body = await get(self._server, self._clock, "/workers", timeout_s=5.0)
+        except Broken:
+            return []
+        rows: list[dict[str, Any]] = orjson.loads(body) if status == 200 else []
+        return rows
+
+
+def describe(hit: Hit) -> str:
+    """`kill -9 of decode, served again after 4.6 s`."""
+    if not hit.landed:
+        return f"{hit.fault} of {hit.role} had no effect"
+    took = "not recovered from" if hit.recovered_s is None else f"served again after {hit.recovered_s:.1f} s"
+    return f"{hit.fault} of {hit.role}, {took}"
+
+
+def _is_at_rest(row: Mapping[str, Any]) -> bool:
+    pages = row["kv_pages"]
+    held = [pages[name] for name in ("owned", "reserved", "quarantined")]
+    return pages["free"] == pages["total"] and not any(held) and row["running"] == row["waiting"] == 0

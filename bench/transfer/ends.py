@@ -1,0 +1,217 @@
+"""The two ends that the transfer benchmark moves KV between: production senders and receivers, driven as workers do it.
+
+    decode   reserves, PrefillJob -->   prefill   opens, layer after layer, finish
+    decode   lands, DataCredit ...      prefill   sends what credit allows
+    decode   Delivered, KvDelivered --> prefill   done
+
+What it does not know: processes, figures, the limits beside it.
+"""
+
+import os
+from typing import Any, Protocol
+
+import zmq
+
+from bench.transfer.blocks import Blocks, HostPages
+from protocol.errors import BatonError
+from protocol.fingerprint import Fingerprint
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import WorkerAddress
+from protocol.messages_handoff import (
+    TO_DECODE,
+    TO_PREFILL,
+    DataCredit,
+    Hello,
+    HelloAccepted,
+    KvDelivered,
+    PrefillJob,
+    ToPrefill,
+)
+from protocol.request import SamplingParams
+from runtime.bus import Dealer, Router
+from runtime.clock import MonotonicClock
+from runtime.curve import open_security
+from runtime.keys import Keys, read_keys
+from runtime.log import get_log
+from transfer.backends import open_receiver, open_sender
+from transfer.interface import CreditReturned, Delivered, FrameRejected, Pollable, Target, TransferFailed
+
+HOST = "127.0.0.1"
+PREFILL, DECODE = 11, 22  # instances
+MOVE_S = 60  # nothing that is measured takes as long
+READING_POLL_MS = 1
+KEYS = "TRANSFER_BENCH_KEYS"  # the variable that names the folder of keys
+log = get_log("bench")
+
+
+class End(Protocol):
+    """One end of a side. Times are seconds of the host's monotonic clock."""
+
+    @property
+    def address(self) -> str:
+        """What the other end is told."""
+        ...
+
+    def meet(self, address: str) -> None:
+        """The two ends find each other; blocks."""
+        ...
+
+    def move(self, check: bool) -> dict[str, float]:
+        """Moves everything once; blocks. {"start": when the sender began} or {"end": when all was there}, or both.
+
+        `check`: with checksums. A side of the product has them or not by what `protocol.frame` is made to do.
+        """
+        ...
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        ...
+
+
+class PrefillEnd:
+    """A KvSender and the ROUTER that decode dials."""
+
+    def __init__(self, backend: str, memory: HostPages, blocks: Blocks, encrypted: bool = False) -> None:
+        self._memory = memory
+        self._blocks = blocks
+        self._pages = blocks.pages(memory.layout, seed=1)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._security = open_security(_keys() if encrypted else None, self._context, log)
+        self._router = Router(self._context, HOST, self._security)
+        self._sender = open_sender(backend, memory, PREFILL, self._context, self._security)
+        self._peer = WorkerAddress("decode", DECODE)
+
+    @property
+    def address(self) -> str:
+        """Of the ROUTER."""
+        return self._router.endpoint
+
+    def meet(self, address: str) -> None:
+        """Waits for the greeting."""
+        _wait([self._router.socket])
+        ((identity, raw),) = self._router.receive()
+        hello = TO_PREFILL.decode(raw)
+        assert isinstance(hello, Hello), hello
+        self._peer = hello.address
+        in_place = self._sender.attach(DECODE, hello.layout, hello.pool)
+        ours, export = WorkerAddress("prefill", PREFILL), self._sender.export
+        answer = HelloAccepted(ours, 0, self._memory.layout, in_place, export=export)
+        self._router.send(identity, TO_DECODE.encode(answer))
+
+    def move(self, check: bool) -> dict[str, float]:
+        """Serves one job."""
+        job = None
+        while job is None:
+            _wait([self._router.socket])
+            job = next((each for each in self._take() if isinstance(each, PrefillJob)), None)
+        target = Target(self._peer, job.reservation, job.attempt, job.pages)
+        self._sender.open(
+            target, self._pages, self._blocks.num_tokens
+        )  # as when the job comes: the prompt is computed then
+        start = MonotonicClock().now()
+        for layer in range(self._memory.layout.num_layers):
+            self._sender.layer_ready(target, layer, self._blocks.num_tokens)
+            self._take()
+        self._sender.finish(target, (1,))
+        while not any(isinstance(each, KvDelivered) for each in self._take()):
+            _wait([self._router.socket, *self._sender.pollables()])
+        self._sender.delivered(target)
+        while self._sender.is_reading(target):
+            zmq.select([self._router.socket], [], [], READING_POLL_MS / 1000)
+        return {"start": start}
+
+    def close(self) -> None:
+        """Ends the sender, then the socket."""
+        self._sender.close()
+        self._router.close()
+        self._security.close()
+        self._context.term()
+
+    def _take(self) -> list[ToPrefill]:
+        """One turn of a worker's loop: what decode has said."""
+        messages = [TO_PREFILL.decode(raw) for _, raw in self._router.receive()]
+        for message in messages:
+            if isinstance(message, DataCredit):  # the last of a job comes after KvDelivered
+                self._sender.add_credit(DECODE, message.reservation, message.num_bytes)
+        self._sender.pump()
+        return messages
+
+
+class DecodeEnd:
+    """A KvReceiver and the DEALER to prefill."""
+
+    def __init__(self, backend: str, memory: HostPages, blocks: Blocks, encrypted: bool = False) -> None:
+        self._memory = memory
+        self._blocks = blocks
+        self._pages = blocks.pages(memory.layout, seed=2)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._security = open_security(_keys() if encrypted else None, self._context, log)
+        self._receiver = open_receiver(backend, memory, HOST, self._context, self._security)
+        self._dealer: Dealer | None = None
+        self._sent: KvLayout = memory.layout
+        self._in_place = False
+        self._reservation = 0
+
+    @property
+    def address(self) -> str:
+        """Of the data plane; the greeting tells it anyway."""
+        return self._receiver.address
+
+    def meet(self, address: str) -> None:
+        """Dials and greets."""
+        self._dealer = Dealer(self._context, address, f"decode#{DECODE}".encode(), security=self._security)
+        ours = WorkerAddress("decode", DECODE, data=self._receiver.address)
+        hello = Hello(ours, self._memory.layout, Fingerprint(""), self._receiver.offer(PREFILL), PREFILL)
+        self._dealer.send(TO_PREFILL.encode(hello))
+        _wait([self._dealer.socket])
+        (raw,) = self._dealer.receive()
+        accepted = TO_DECODE.decode(raw)
+        assert isinstance(accepted, HelloAccepted), accepted
+        self._sent = accepted.layout
+        self._receiver.meet(PREFILL, accepted.export)
+        self._in_place = bool(self._receiver.admit_writer(PREFILL, accepted.in_place))
+
+    def move(self, check: bool) -> dict[str, float]:
+        """One reservation, from its job to its end."""
+        dealer = self._dealer
+        assert dealer is not None, "meet() comes first"
+        self._reservation += 1
+        number, in_place = self._reservation, self._in_place
+        self._receiver.reserve(number, 0, PREFILL, self._pages, self._blocks.num_tokens, self._sent, in_place)
+        pages = tuple(self._pages) if in_place else ()
+        job = PrefillJob("bench", 0, number, (), SamplingParams(max_tokens=1, temperature=0.0), 1, pages=pages)
+        dealer.send(TO_PREFILL.encode(job))
+        end = 0.0
+        while not end:
+            _wait(self._receiver.pollables())
+            for event in self._receiver.poll():
+                if isinstance(event, CreditReturned):
+                    dealer.send(TO_PREFILL.encode(DataCredit(event.reservation, event.num_bytes)))
+                elif isinstance(event, Delivered):
+                    end = MonotonicClock().now()
+                    dealer.send(TO_PREFILL.encode(KvDelivered("bench", 0, number)))
+                elif isinstance(event, FrameRejected | TransferFailed):
+                    raise BatonError(f"the transfer went wrong: {event}")
+        self._receiver.release(number)
+        return {"end": end}
+
+    def close(self) -> None:
+        """Ends the receiver, then the socket."""
+        self._receiver.close()
+        if self._dealer is not None:
+            self._dealer.close()
+        self._security.close()
+        self._context.term()
+
+
+def _keys() -> Keys:
+    """Both ends have the same."""
+    return read_keys(os.environ[KEYS])
+
+
+def _wait(pollables: list[Pollable]) -> None:
+    poller = zmq.Poller()
+    for pollable in pollables:
+        poller.register(pollable, zmq.POLLIN)
+    if not poller.poll(MOVE_S * 1000):
+        raise BatonError(f"nothing has come for {MOVE_S} s")

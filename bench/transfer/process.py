@@ -1,0 +1,119 @@
+"""`python -m bench.transfer.process prefill|decode CORE`: one end of every side, on a core of its own, as a
+worker's process is set up. Told what to do by JSON lines, it answers with JSON lines.
+
+    {"do": "blocks", "name": ...}               -> {}
+    {"do": "open", "side": ...}                 -> {"address": ...}
+    {"do": "meet", "side": ..., "address": ...} -> {}
+    {"do": "move", "side": ..., "check": ...}   -> {"start": seconds} or {"end": seconds}, or both
+    {"do": "digest"}                            -> {"digest": ...} of the KV that lies here
+    {"do": "close"}                             -> {}, every side; new blocks may follow
+
+What it does not know: what is made of the times.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, Final
+
+from bench.transfer.blocks import BLOCKS, Blocks, HostPages
+from bench.transfer.ends import DecodeEnd, End, PrefillEnd
+from bench.transfer.limits import CopyEnd, NoEnd, SocketReceiveEnd, SocketSendEnd
+from bench.transfer.nixl_alone import NixlExportEnd, NixlReadEnd
+from protocol import frame
+from transfer.nixl_agent import is_installed
+
+MakeEnd = Callable[[HostPages, Blocks], End]
+
+
+def _backend(name: str) -> tuple[MakeEnd, MakeEnd]:
+    return partial(PrefillEnd, name), partial(DecodeEnd, name)
+
+
+def _ray_put(memory: HostPages, blocks: Blocks) -> End:
+    from bench.transfer.ray_alone import RayPutEnd  # noqa: PLC0415 - Ray takes a second, and the other sides need it not
+
+    return RayPutEnd(memory, blocks)
+
+
+def _ray_get(memory: HostPages, blocks: Blocks) -> End:
+    from bench.transfer.ray_alone import RayGetEnd  # noqa: PLC0415 - as above
+
+    return RayGetEnd(memory, blocks)
+
+
+# Both ends of everything that is measured: prefill's, decode's. Limits end in "limit".
+SIDES: Final[dict[str, tuple[MakeEnd, MakeEnd]]] = {
+    "shm": _backend("shm"),
+    "shm limit": (CopyEnd, NoEnd),
+    "zmq_tcp": _backend("zmq"),
+    "zmq_tcp limit": (SocketSendEnd, SocketReceiveEnd),
+    **({"nixl": _backend("nixl"), "nixl limit": (NixlExportEnd, NixlReadEnd)} if is_installed() else {}),
+    "zmq_curve": (partial(PrefillEnd, "zmq", encrypted=True), partial(DecodeEnd, "zmq", encrypted=True)),
+    **({"ray": _backend("ray"), "ray limit": (_ray_put, _ray_get)} if find_spec("ray") else {}),
+}
+_checksum = frame.checksum
+
+
+class EndProcess:
+    """What the commands mean."""
+
+    def __init__(self, role: str) -> None:
+        self._index = ("prefill", "decode").index(role)
+        self._ends: dict[str, End] = {}
+        self._blocks: Blocks | None = None
+        self._memory: HostPages | None = None
+
+    def do(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Carries out one command; its answer."""
+        match command:
+            case {"do": "blocks", "name": name}:
+                self._blocks = BLOCKS[name]
+                layout = self._blocks.landed if self._index else self._blocks.sent
+                self._memory = HostPages(layout, 1 + layout.num_pages(self._blocks.num_tokens))
+                self._memory.fill(self._index)
+            case {"do": "open", "side": side}:
+                assert self._memory is not None and self._blocks is not None, "blocks come first"
+                self._ends[side] = SIDES[side][self._index](self._memory, self._blocks)
+                return {"address": self._ends[side].address}
+            case {"do": "meet", "side": side, "address": address}:
+                self._ends[side].meet(address)
+            case {"do": "move", "side": side, "check": check}:
+                frame.checksum = _checksum if check else self._no_checksum
+                return self._ends[side].move(check)
+            case {"do": "digest"}:
+                assert self._memory is not None and self._blocks is not None, "blocks come first"
+                pages = self._blocks.pages(self._memory.layout, seed=1 + self._index)
+                return {"digest": self._memory.digest(pages, self._blocks.num_tokens)}
+            case {"do": "close"}:
+                for end in self._ends.values():
+                    end.close()
+                self._ends.clear()
+            case _:
+                raise ValueError(f"command: got {command}")
+        return {}
+
+    def _no_checksum(self, header: frame.FrameHeader, parts: Iterable[bytes | memoryview]) -> int:
+        if self._index == 0:
+            for _ in parts:  # prefill writes, or gathers, as it reads them
+                pass
+        return 0
+
+
+def main() -> None:
+    """Until stdin ends."""
+    role, core = sys.argv[1:]
+    os.sched_setaffinity(0, {int(core)})
+    sys.setswitchinterval(1e-4)  # as a worker does
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # where what libraries print goes
+    process = EndProcess(role)
+    for line in sys.stdin:
+        print(json.dumps(process.do(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

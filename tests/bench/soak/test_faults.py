@@ -1,0 +1,77 @@
+"""Faults on processes that stand in for Baton's."""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+
+import psutil
+import pytest
+
+from bench.soak import faults
+from bench.soak.faults import Fault, inject, roles_of, schedule
+
+WAITS = "import signal; print('x', flush=True); signal.pause()"
+
+
+@pytest.fixture
+def victim() -> Iterator[psutil.Popen]:
+    with psutil.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_every_role_meets_every_fault() -> None:
+    roles = ["gateway", "prefill", "decode"]
+    found = list(islice(schedule(1, roles), 18))
+    assert set(Counter(found).values()) == {2} and len(set(found)) == 9
+    assert found[:9] != found[9:]
+    assert found != list(islice(schedule(2, roles), 18))
+
+
+@pytest.mark.parametrize("fault", [Fault.KILL, Fault.TERM])
+async def test_it_is_gone(fault: Fault, victim: psutil.Popen) -> None:
+    assert await inject(fault, psutil.Process(victim.pid))
+    assert not psutil.pid_exists(victim.pid) or victim.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_it_stands_still_and_goes_on(victim: psutil.Popen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "STOPPED_S", 0.0)
+    assert await inject(Fault.STOP, psutil.Process(victim.pid))
+    for _ in range(1000):
+        if victim.status() != psutil.STATUS_STOPPED:
+            break
+    assert victim.status() != psutil.STATUS_STOPPED
+
+
+async def test_a_fault_that_has_no_effect_is_told(victim: psutil.Popen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "GONE_S", 0.1)
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAITS
+    with psutil.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as deaf:
+        deaf.stdout.readline()
+        assert not await inject(Fault.TERM, psutil.Process(deaf.pid))
+        gone = psutil.Process(deaf.pid)
+        deaf.kill()
+        deaf.wait()
+    assert not await inject(Fault.KILL, gone)
+    assert not await faults._comes_to(gone, psutil.STATUS_STOPPED, 0.1)
+
+
+def test_children_are_known_by_their_module() -> None:
+    start = "p = subprocess.Popen([sys.executable, '-m', 'http.server', '0', '--bind', '127.0.0.1'])"
+    code = f"import subprocess, sys; {start}"
+    with psutil.Popen(
+        [sys.executable, "-c", f"{code}; print('x', flush=True); p.wait()"], stdout=subprocess.PIPE
+    ) as it:
+        it.stdout.readline()
+        try:
+            found = roles_of(it.pid)
+            for _ in range(1000):  # until the child has become another program
+                found = found or roles_of(it.pid)
+            assert [len(found["http"]), list(found)] == [1, ["http"]]
+        finally:
+            for child in it.children():
+                child.kill()
+    assert roles_of(it.pid) == {}

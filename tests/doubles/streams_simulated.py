@@ -1,0 +1,351 @@
+"""Streams without a device: one thread, and a seed that decides when each queued thing runs, within the declared waits.
+
+    host        launch, record, wait ----> queues of items: Segment, Mark, Copy, Wait
+    simulation  runs the head of a queue whenever its strategy says so: after any call of the host, or when it waits
+
+A CPU runs in order and a GPU almost always does, so a missing wait, a reused row or a changed tensor shows nowhere;
+here it changes tokens every time. What a launch uses is held weakly: what nobody else keeps is gone when it runs. Work
+of the schedule stream is as late as nobody waits for it: until then a launch reads poison. What it does not know:
+batches, workers, which tokens are right.
+"""
+
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from scheduler.streams import Event, Segment, tensors_of
+from tests.doubles.race_detector import SCHEDULER, Clock, RaceDetector
+from tests.doubles.strategies import Decisions, Strategy, decisions_of
+
+POISON_INT = -(2**62)
+TRACE_LINES = 60  # of the newest, kept for a failing schedule
+
+
+class ScheduleViolation(AssertionError):
+    """A schedule that the declared waits allow has read or written what it must not. Its text is a trace."""
+
+
+@dataclass(eq=False)
+class SimulatedEvent:
+    """A point in a simulated stream. `position` is how far the schedule stream's work is known by it."""
+
+    simulation: "Simulation"
+    name: str
+    position: int = 0
+    reached: bool = False
+    clock: Clock = field(default_factory=dict)  # for the race detector: what is known where it stands
+
+    def done(self) -> bool:
+        """Whether the point has been reached; asking lets time pass."""
+        self.simulation.point()
+        if self.reached:
+            self.simulation.host_sees(self)
+        return self.reached
+
+    def synchronize(self) -> None:
+        """Runs what must run until it is."""
+        self.simulation.run_until(self)
+        self.simulation.host_sees(self)
+
+
+@dataclass(frozen=True)
+class _Segment:
+    name: str
+    call: Segment
+    used: tuple["_Weak", ...]
+    made_at: int  # how far the schedule stream must be for the inputs to be there
+    clock: Clock  # for the race detector: what the launch passes on
+
+
+@dataclass(frozen=True)
+class _Reach:
+    event: SimulatedEvent
+
+
+@dataclass(frozen=True)
+class _Copy:
+    source: Tensor
+    target: Tensor
+
+
+@dataclass(frozen=True)
+class _Wait:
+    event: Event
+
+
+@dataclass(frozen=True)
+class _Weak:
+    """Something that a launch uses, held as a device would hold it: not at all."""
+
+    ref: Callable[[], Any]
+
+    @staticmethod
+    def of(used: Any) -> "_Weak":
+        return _Weak(weakref.ref(used))
+
+    def get(self, name: str) -> Any:
+        found = self.ref()
+        if found is None:
+            raise ScheduleViolation(f"{name} uses a tensor that nobody keeps alive")
+        return found
+
+
+_Item = _Segment | _Reach | _Copy | _Wait
+
+
+@dataclass(eq=False)
+class SimulatedStream:
+    """One queue. The schedule stream (`is_schedule`) has no queue: its work is done by the host at once, but counts as
+    done on the device only when a stream waits for it."""
+
+    simulation: "Simulation"
+    name: str
+    is_schedule: bool = False
+    items: deque[_Item] = field(default_factory=deque)
+    seen: int = 0  # how far this stream knows the schedule stream
+    actor: int = SCHEDULER  # for the race detector
+    _inserted: list[_Item] = field(default_factory=list)  # by the segment that runs now
+    _num_launches: int = 0
+
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        """Queues the segments."""
+        self._num_launches += 1
+        self.simulation.position += 1
+        detector = self.simulation.detector
+        clock = {} if detector is None else detector.at_launch()
+        for segment in segments:
+            name = f"{self.name} launch {self._num_launches} {_name(segment)}"
+            held = tuple(_Weak.of(each) for each in used)
+            self.items.append(_Segment(name, segment, held, self.simulation.position, clock))
+        self.simulation.note(f"host queues {self.name} launch {self._num_launches}")
+        self.simulation.point()
+
+    def record(self) -> Event:
+        """An event behind what is queued now."""
+        event = SimulatedEvent(self.simulation, f"{self.name} event", self.simulation.position + 1)
+        if self.is_schedule:
+            self._reach(event)
+        else:
+            self.items.append(_Reach(event))
+        self.simulation.point()
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Items queued from now on run after `event`."""
+        self.items.append(_Wait(event))
+        self.simulation.point()
+
+    def synchronize(self) -> None:
+        """Runs everything that is queued."""
+        if not self.is_schedule:
+            self.record().synchronize()
+
+    def mark(self) -> Event:
+        """Within a segment: seen by the host when the strategy lets it."""
+        event = SimulatedEvent(self.simulation, f"{self.name} mark", self.simulation.position)
+        self._inserted.append(_Reach(event))
+        return event
+
+    def to_host(self, source: Tensor) -> Tensor:
+        """Within a segment: poison until the copy runs."""
+        target = torch.full_like(source, POISON_INT)
+        self._inserted.append(_Copy(source, target))
+        return target
+
+    def read_host(self, tensor: Tensor) -> list[int]:
+        """The values; a copy that has not run yet is a violation."""
+        if (detector := self.simulation.detector) is not None:
+            detector.touch([tensor], "read_host")
+            self.simulation.check_races()
+        values: list[int] = tensor.tolist()
+        if POISON_INT in values:
+            raise self.simulation.violation("the host reads results before their copy has run")
+        return values
+
+    def close(self) -> None:
+        """Runs everything that is queued."""
+        self.synchronize()
+
+    # ---- for the simulation ----
+
+    @property
+    def can_run(self) -> bool:
+        """Whether the head of the queue may run now."""
+        if not self.items:
+            return False
+        head = self.items[0]
+        return not isinstance(head, _Wait) or _is_reached(head.event)
+
+    @property
+    def is_copy_next(self) -> bool:
+        """Whether the head of the queue is a copy to the host."""
+        return bool(self.items) and isinstance(self.items[0], _Copy)
+
+    def run_head(self) -> None:
+        """Runs one item; `can_run` holds."""
+        item = self.items.popleft()
+        if isinstance(item, _Reach):
+            self._reach(item.event)
+        elif isinstance(item, _Copy):
+            self.simulation.note(f"{self.name} copies results to the host")
+            with torch.inference_mode(), self._acting(f"{self.name}'s copy of results to the host"):
+                item.target.copy_(item.source)
+        elif isinstance(item, _Wait):
+            self.seen = max(self.seen, getattr(item.event, "position", 0))
+            self._learn(getattr(item.event, "clock", {}))
+        else:
+            self._run_segment(item)
+
+    def _run_segment(self, item: _Segment) -> None:
+        try:
+            used = [weak.get(item.name) for weak in item.used]
+        except ScheduleViolation as gone:
+            raise self.simulation.violation(str(gone)) from None
+        is_ready = self.seen >= item.made_at or self.simulation.is_schedule_eager
+        self.simulation.note(f"runs {item.name}" + ("" if is_ready else ", whose inputs are not there yet"))
+        self._learn(item.clock)
+        poison = nullcontext() if is_ready else _poisoned(tensors_of(used))
+        with poison, self._acting(item.name):
+            item.call(*used)
+        self.items.extendleft(reversed(self._inserted))
+        self._inserted.clear()
+
+    def _reach(self, event: SimulatedEvent) -> None:
+        event.reached = True
+        if (detector := self.simulation.detector) is not None:
+            event.clock = detector.clock(self.actor)
+
+    def _learn(self, clock: Clock) -> None:
+        if (detector := self.simulation.detector) is not None:
+            detector.learn(self.actor, clock)
+
+    def _acting(self, where: str) -> AbstractContextManager[None]:
+        detector = self.simulation.detector
+        return nullcontext() if detector is None else detector.acting(self.actor, where)
+
+
+class Simulation:
+    """The streams of one or more engines, and when their items run. The same seed gives the same schedule."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        seed: int,
+        decisions: Decisions | None = None,
+        detector: RaceDetector | None = None,
+    ) -> None:
+        self.strategy, self.seed = strategy, seed
+        self.detector = detector
+        self.position = 0  # of the schedule stream's work
+        self.num_run = 0
+        self._rng = random.Random(seed)
+        self._decisions = decisions or decisions_of(strategy, self._rng)
+        self._streams: list[SimulatedStream] = []
+        self._trace: deque[str] = deque(maxlen=TRACE_LINES)
+        self._is_inside = False  # a segment that polls must not start another
+
+    @property
+    def is_schedule_eager(self) -> bool:
+        """Whether the schedule stream's work is done at once."""
+        return self.strategy is Strategy.IN_ORDER
+
+    def stream(self, name: str, *, is_schedule: bool = False) -> SimulatedStream:
+        """A new stream."""
+        stream = SimulatedStream(self, name, is_schedule)
+        if not is_schedule:
+            self._streams.append(stream)
+            stream.actor = SCHEDULER if self.detector is None else self.detector.actor(name)
+        return stream
+
+    def streams(self) -> tuple[SimulatedStream, SimulatedStream]:
+        """A forward and a schedule stream, for one more worker."""
+        return self.stream("forward"), self.stream("schedule", is_schedule=True)
+
+    def point(self) -> None:
+        """Time passes: the strategy may run something."""
+        if self._is_inside:
+            return
+        self.check_races()
+        while ready := self._ready():
+            stream = self._decisions.pick(ready, self._rng)
+            if not self._decisions.more(stream):
+                return
+            self._run(stream)
+
+    def run_one(self) -> bool:
+        """Runs something although the strategy would not, because nothing else is left to do; False if nothing can."""
+        ready = self._ready()
+        if not ready:
+            return False
+        self._run(self._decisions.pick(ready, self._rng))
+        return True
+
+    def run_until(self, event: SimulatedEvent) -> None:
+        """The host waits for `event`."""
+        while not event.reached:
+            if not self.run_one():
+                raise self.violation(f"the host waits for ever for {event.name}")
+
+    def host_sees(self, event: SimulatedEvent) -> None:
+        """The host knows that `event` is reached, and goes on after all that lies before it."""
+        if self.detector is not None:
+            self.detector.learn(SCHEDULER, event.clock)
+
+    def check_races(self) -> None:
+        """Raises if the detector has found a race; again and again, because a launch or a loop may catch it."""
+        if self.detector is not None and self.detector.race:
+            raise self.violation(self.detector.race)
+
+    def note(self, what: str) -> None:
+        """A line of the trace."""
+        self._trace.append(what)
+
+    def violation(self, what: str) -> ScheduleViolation:
+        """An error with what happened before it and how to repeat it."""
+        lines = "\n  ".join(self._trace)
+        return ScheduleViolation(f"{what}\n  strategy {self.strategy}, seed {self.seed}; before it:\n  {lines}")
+
+    def _ready(self) -> list[SimulatedStream]:
+        return [stream for stream in self._streams if stream.can_run]
+
+    def _run(self, stream: SimulatedStream) -> None:
+        self.num_run += 1
+        self._is_inside = True
+        try:
+            stream.run_head()
+        finally:
+            self._is_inside = False
+        self.check_races()
+
+
+def _is_reached(event: Event) -> bool:
+    return event.reached if isinstance(event, SimulatedEvent) else event.done()
+
+
+def _name(segment: Segment) -> str:
+    function = getattr(segment, "func", segment)
+    return str(getattr(function, "__name__", function)).lstrip("_")
+
+
+@contextmanager
+def _poisoned(tensors: Iterator[Tensor] | Sequence[Tensor]) -> Iterator[None]:
+    """What `tensors` hold is replaced by nonsense for a while. Integers stay small enough to index nothing outside:
+    a wrong token, not a crash, is what a device would give."""
+    with _disable_current_modes():  # not to be observed: nobody on a device does this
+        kept = [(tensor, tensor.clone()) for tensor in {id(each): each for each in tensors}.values()]
+        for tensor, _ in kept:
+            tensor.zero_()
+    try:
+        yield
+    finally:
+        with _disable_current_modes():
+            for tensor, values in kept:
+                tensor.copy_(values)

@@ -1,0 +1,121 @@
+"""What a worker makes of its settings: keys, before it loads anything, and where its KV is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deploy.keys import new
+from model.fake import FakeRunner
+from model.graphs import GraphedRunner
+from model.kv_sizing import graph_bytes
+from protocol.errors import ConfigError
+from protocol.messages_gateway import Role
+from runtime.settings import WorkerSettings
+from worker.boot import has_twin, load_runner, memory_budgets, read_trust
+
+
+def settings(role: Role, **fields: Any) -> WorkerSettings:
+    return WorkerSettings(worker_id="w", role=role, gateway="tcp://127.0.0.1:1", model="/m", **fields)
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_what_others_reach_is_bound_with_keys_or_on_a_word(role: Role, tmp_path: Path) -> None:
+    new(tmp_path / "keys", [])
+    with pytest.raises(ConfigError, match="can be reached from other machines") as caught:
+        read_trust(settings(role, host="0.0.0.0"))
+    assert caught.value.param == "keys"
+    assert read_trust(settings(role, host="0.0.0.0", trust_network=True)) is None
+    keys = read_trust(settings(role, host="0.0.0.0", keys=str(tmp_path / "keys/worker")))
+    assert keys is not None and not keys.is_gateway
+
+
+def test_who_binds_nothing_needs_no_keys() -> None:
+    assert read_trust(settings(Role.UNIFIED, host="0.0.0.0")) is None
+
+
+def test_encryption_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    new(tmp_path / "keys", [])
+    with pytest.raises(ConfigError, match="--encrypt-data needs --keys DIR"):
+        read_trust(settings(Role.DECODE, encrypt_data=True))
+    folder = str(tmp_path / "keys/worker")
+    with pytest.raises(ConfigError, match="nixl has connections that Baton cannot encrypt"):
+        read_trust(settings(Role.PREFILL, encrypt_data=True, keys=folder, transfer_backend="nixl"))
+    assert read_trust(settings(Role.PREFILL, encrypt_data=True, keys=folder, transfer_backend="zmq")) is not None
+
+
+def test_kv_that_others_may_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    new(tmp_path / "keys", [])
+    caplog.set_level("INFO")
+    folder = str(tmp_path / "keys/worker")
+    read_trust(settings(Role.DECODE, keys=folder))
+    read_trust(settings(Role.DECODE, keys=folder, host="0.0.0.0", encrypt_data=True))
+    assert caplog.messages == []
+    read_trust(settings(Role.DECODE, keys=folder, host="0.0.0.0"))
+    assert caplog.messages == ["KV from other hosts is not encrypted"]
+
+
+@pytest.mark.parametrize(
+    "device, role, backend, expected",
+    [
+        ("cuda", Role.PREFILL, "auto", True),
+        ("cuda", Role.DECODE, "zmq", True),
+        ("cuda", Role.DECODE, "cuda_ipc", False),
+        ("cuda", Role.UNIFIED, "auto", False),
+        ("cpu", Role.DECODE, "auto", False),
+    ],
+)
+def test_kv_on_a_device_has_a_twin_where_it_may_leave_by_the_host(
+    device: str, role: Role, backend: Any, expected: bool
+) -> None:
+    assert has_twin(torch.device(device), settings(role, transfer_backend=backend)) == expected
+
+
+def test_memory_that_graphs_keep_is_not_given_to_kv() -> None:
+    """The logits of 1,024 rows of a large vocabulary and the memory of the largest graph are there for good."""
+    fake = FakeRunner(vocab_size=128_000, context_length=64)
+    wanted = settings(Role.UNIFIED, max_running_requests=1020)
+    plain, graphed = (memory_budgets(runner, wanted, 64)[0].activation_bytes for runner in (fake, GraphedRunner(fake)))
+    assert graphed - plain == graph_bytes(fake.config, "float32", lanes=1024) > 1024 * 128_000 * 4
+
+
+@pytest.mark.parametrize(
+    "device, role, budgets",
+    [
+        # a part of the device, and of the host's memory, which all divide that keep a twin there
+        ("cuda:1", Role.DECODE, [(400, 1, "cuda:1, of which this worker has 1/2"), (600, 5, "this host")]),
+        ("cuda:1", Role.UNIFIED, [(400, 1, "cuda:1, of which this worker has 1/2")]),
+        ("cpu", Role.DECODE, [(600, 5, "this host")]),
+    ],
+)
+def test_memory_is_divided_among_those_who_share_it(
+    device: str, role: Role, budgets: list[tuple[int, int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.boot.available_bytes", lambda _: 600)
+    monkeypatch.setattr("worker.boot.device_share", lambda _, workers: 800 // workers)
+    wanted = settings(role, workers_on_host=5, workers_on_gpu=2)
+    found = memory_budgets(FakeRunner(device=torch.device(device)), wanted, 64)
+    assert [(each.available_bytes, each.workers, each.place) for each in found] == budgets
+    assert found[0].activation_bytes > 0
+    assert [each.activation_bytes for each in found[1:]] == [0] * len(found[1:])
+
+
+def test_the_weights_of_the_others_on_the_host_are_still_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.boot.available_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr(FakeRunner, "private_weight_bytes", 1000)
+    (budget,) = memory_budgets(FakeRunner(), settings(Role.UNIFIED, workers_on_host=5), 64)
+    assert budget.weight_bytes == 4000
+
+
+def test_the_attention_that_was_asked_for_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def load(folder: str, *, attention: str, **_: Any) -> FakeRunner:
+        asked.append(attention)
+        return FakeRunner()
+
+    monkeypatch.setattr("worker.boot.ModelRunner.load", load)
+    for fields in ({}, {"attention_backend": "varlen"}):
+        load_runner(settings(Role.DECODE, **fields))
+    assert asked == ["auto", "varlen"]

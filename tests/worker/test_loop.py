@@ -1,0 +1,380 @@
+"""A worker that has served for long joins a gateway that was started again."""
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import zmq
+
+from protocol.errors import Unavailable
+from protocol.fingerprint import Fingerprint
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import (
+    TO_GATEWAY,
+    TO_WORKER,
+    Heartbeat,
+    KvPages,
+    Leaving,
+    Register,
+    RegisterAgain,
+    RequestFailed,
+    Role,
+    ToGateway,
+    ToWorker,
+    Welcome,
+    WorkerAddress,
+    WorkerStats,
+)
+from runtime.bus import Dealer, Router, Wake
+from runtime.clock import VirtualClock
+from runtime.process_life import StopSignal
+from tests.runtime.rebinding import bound_again
+from worker.loop import JOIN_DEADLINE_S, NoPeers, WorkerBroken, WorkerLoop
+from worker.outbox import Outbox
+
+STATS = WorkerStats(KvPages(total=1, free=1), running=0, waiting=0)
+IDENTITY = b"unified-0#5"
+
+
+class Core:
+    """A core that does nothing but call `on_step`."""
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self.outbox = Outbox()
+        self.busy = False
+        self.oldest_launch = 0
+        self.broken = ""
+        self.num_resets = 0
+        self._on_step = on_step
+
+    def on_gateway(self, message: ToWorker) -> None:
+        return
+
+    def reset(self) -> None:
+        self.num_resets += 1
+
+    def step(self) -> bool:
+        self._on_step()
+        return False
+
+    def stats(self) -> WorkerStats:
+        return STATS
+
+
+class Peers(NoPeers):
+    """Notes what is asked of it from the reset of `core` on."""
+
+    def __init__(self, core: Core) -> None:
+        self.calls: list[str] = []
+        self._core = core
+
+    def flush(self) -> None:
+        self._note("flush")
+
+    def forget_all(self) -> None:
+        self._note("forget_all")
+
+    def _note(self, name: str) -> None:
+        if self._core.num_resets:
+            self.calls.append(name)
+
+
+class Stop:
+    """A StopSignal that a test sets."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        self.received: signal.Signals | None = None
+
+    def is_set(self) -> bool:
+        return self.received is not None
+
+    def clear_wakeup(self) -> None:
+        return
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+
+class Bench:
+    """One worker loop on a virtual clock; `play` is the gateway, called at every turn with what has arrived."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        play: Callable[["Bench", list[ToGateway]], None],
+        tended: bool = False,
+    ) -> None:
+        self.router = Router(context, "127.0.0.1")
+        self.clock = VirtualClock()
+        self.core = Core(lambda: play(self, [TO_GATEWAY.decode(raw) for _, raw in self.router.receive()]))
+        self.peers = Peers(self.core)
+        self.num_ready = 0
+        self._stop, self._wake = Stop(), Wake()
+        self._dealer = Dealer(context, self.router.endpoint, IDENTITY, tended=tended)
+        register = Register(
+            WorkerAddress("unified-0", 5),
+            Role.UNIFIED,
+            1,
+            "host",
+            KvLayout(1, 1, 1, 1, "float32"),
+            Fingerprint("print"),
+            9,
+            9,
+            9,
+            9,
+            STATS,
+            "",
+        )
+        self.loop = WorkerLoop(
+            self.core,
+            self.peers,
+            self._dealer,
+            register,
+            self._wake,
+            cast(StopSignal, self._stop),
+            self.clock,
+            self._ready,
+        )
+
+    def send(self, message: ToWorker) -> None:
+        assert self.router.send(IDENTITY, TO_WORKER.encode(message))
+
+    def stop(self) -> None:
+        self._stop.received = signal.SIGTERM
+
+    def close(self) -> None:
+        self._dealer.close()
+        self.router.close()
+        self._stop.close()
+        self._wake.close()
+
+    def _ready(self) -> None:
+        self.num_ready += 1
+
+
+@pytest.fixture
+def context() -> Iterator[Any]:
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+def test_a_gateway_that_restarts_after_long_service_learns_the_worker_again(context: Any) -> None:
+    seen: list[str] = []
+    gateway = 1
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal gateway
+        bench.clock.advance(0.05)
+        for message in arrived:
+            seen.append(type(message).__name__)
+            if isinstance(message, Register):
+                bench.send(Welcome(gateway))
+                if gateway == 2:
+                    bench.stop()
+            elif isinstance(message, Heartbeat) and gateway == 1:
+                bench.clock.advance(10 * JOIN_DEADLINE_S)  # it has served for long
+                gateway = 2
+                bench.send(RegisterAgain(gateway))
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    assert seen[0] == "Register" and seen.count("Register") == 2 and "Heartbeat" in seen
+    assert bench.core.num_resets == 1
+    assert bench.peers.calls[:2] == ["flush", "forget_all"], "cancels leave, then connections are given up"
+    assert bench.peers.calls.count("forget_all") == 1
+    last = [TO_GATEWAY.decode(raw) for _, raw in bench.router.receive()]
+    bench.close()
+    assert not last or isinstance(last[-1], Leaving)
+
+
+def test_a_connection_to_the_gateway_that_is_lost_and_made_again_is_said_once_each(
+    context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    endpoint, turns_lost = "", 0
+
+    def said() -> list[tuple[str, str]]:
+        return [(each.levelname, each.getMessage()) for each in caplog.records if "connection to" in each.getMessage()]
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal endpoint, turns_lost
+        bench.clock.advance(0.05)
+        assert bench.clock.now() < 100, said()
+        if any(isinstance(message, Register) for message in arrived):
+            bench.send(Welcome(1))
+        elif arrived and not endpoint:  # a heartbeat of a member
+            endpoint = bench.router.endpoint
+            bench.router.close()
+            bench.router.socket = context.socket(zmq.ROUTER)  # which nobody dials
+        elif len(said()) == 1:
+            turns_lost += 1
+            if turns_lost == 20:  # four beats: it is not said again
+                bench.router.close()
+                bench.router.socket = bound_again(context, zmq.ROUTER, endpoint)
+        elif len(said()) > 1:
+            bench.stop()
+
+    bench = Bench(context, play, tended=True)
+    bench.loop.run()
+    bench.close()
+    lost, back = "the connection to the gateway is lost", "the connection to the gateway is back"
+    assert said() == [("WARNING", lost), ("INFO", back)]
+
+
+def test_the_same_gateway_may_welcome_and_ask_again_and_nothing_is_reset(context: Any) -> None:
+    registers = 0
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal registers
+        bench.clock.advance(0.05)
+        for message in arrived:
+            if isinstance(message, Register):
+                registers += 1
+                bench.send(Welcome(1))
+                bench.send(Welcome(1))  # as at each of its looks
+            elif isinstance(message, Heartbeat) and registers == 1:
+                bench.send(RegisterAgain(1))
+            elif isinstance(message, Heartbeat):
+                bench.stop()
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    bench.close()
+    assert registers == 2 and bench.num_ready == 2
+    assert bench.core.num_resets == 0 and bench.peers.calls == []
+
+
+def test_another_gateway_that_welcomes_at_once_is_joined_once(context: Any) -> None:
+    """It has got a Register that was meant for the one before, and welcomes its members at each look."""
+    num_beats = 0
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal num_beats
+        bench.clock.advance(0.3)
+        for message in arrived:
+            if isinstance(message, Register):
+                bench.send(Welcome(1))
+            elif isinstance(message, Heartbeat):
+                num_beats += 1
+                bench.send(Welcome(2))
+                if num_beats == 4:
+                    bench.stop()
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    bench.close()
+    assert bench.core.num_resets == 1 and bench.peers.calls.count("forget_all") == 1
+
+
+def test_what_cannot_be_read_is_not_counted_as_received(context: Any) -> None:
+    num_welcomes, told = 0, -1
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal num_welcomes, told
+        bench.clock.advance(0.3)
+        for message in arrived:
+            if isinstance(message, Heartbeat) and message.num_received is not None and num_welcomes >= 5:
+                told = message.num_received
+                bench.stop()
+            elif isinstance(message, Register | Heartbeat):
+                assert bench.router.send(IDENTITY, b"nonsense")
+                bench.send(Welcome(1))
+                num_welcomes += 1
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    bench.close()
+    assert 0 < told <= num_welcomes, "as many again could not be read"
+
+
+def test_a_gateway_that_never_answers_is_given_up(context: Any) -> None:
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        bench.clock.advance(JOIN_DEADLINE_S / 4)
+
+    bench = Bench(context, play)
+    with pytest.raises(Unavailable, match=r"no gateway has answered at tcp:.* in 60 s"):
+        bench.loop.run()
+    bench.close()
+    assert bench.num_ready == 0
+
+
+def test_a_broken_worker_tells_what_has_failed_and_leaves_before_it_ends(context: Any) -> None:
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        bench.clock.advance(0.05)
+        if any(isinstance(message, Register) for message in arrived):
+            bench.send(Welcome(1))
+        if any(isinstance(message, Heartbeat) for message in arrived):
+            bench.core.outbox.gateway.append(RequestFailed("r", 0, "launch_failed", "broken kernel"))
+            bench.core.broken = "3 launches in a row have failed"
+
+    bench = Bench(context, play)
+    with pytest.raises(WorkerBroken, match="3 launches in a row have failed"):
+        bench.loop.run()
+    assert bench.router.socket.poll(10_000)
+    said: list[ToGateway] = []
+    while not said or not isinstance(said[-1], Leaving):
+        said += [TO_GATEWAY.decode(raw) for _, raw in bench.router.receive()]
+    bench.close()
+    assert said[-2:] == [RequestFailed("r", 0, "launch_failed", "broken kernel"), Leaving("unified-0", 5)]
+
+
+def test_heartbeats_tell_the_age_of_the_oldest_launch(context: Any) -> None:
+    oldest = iter([4, 4, 4, 5, 5, 0, 0])  # its ticket, each for a second
+    ages: list[float] = []
+    registers: list[Register] = []
+    counts: list[tuple[int | None, int | None]] = []
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        beats = [message for message in arrived if isinstance(message, Heartbeat)]
+        if joining := [message for message in arrived if isinstance(message, Register)]:
+            registers.extend(joining)
+            bench.send(Welcome(1))
+            bench.clock.advance(1.0)
+        elif beats:
+            ages.append(beats[-1].launch_age_s)
+            counts.append((beats[-1].num_sent, beats[-1].num_received))
+            ticket = next(oldest, None)
+            if ticket is None:
+                bench.stop()
+                return
+            bench.core.oldest_launch = ticket
+            bench.clock.advance(1.0)
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    bench.close()
+    assert ages == [0.0, 0.0, 1.0, 2.0, 0.0, 1.0, 0.0, 0.0]
+    num_registers = len(registers)
+    assert [num_sent for num_sent, _ in counts] == [num_registers + beat for beat in range(1, 9)], (
+        "a beat counts itself"
+    )
+    assert counts[-1][1] == num_registers, "each Register was answered"
+
+
+def test_a_refused_connection_is_told_once_and_is_the_reason_in_the_end(
+    context: "zmq.Context[zmq.Socket[bytes]]", caplog: pytest.LogCaptureFixture
+) -> None:
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        bench.clock.advance(0.25)
+
+    bench = Bench(context, play)
+    refusals = iter(["", "key", "", "key", ""])
+    bench._dealer.tend = lambda now: next(refusals, "")  # type: ignore[method-assign]
+    bench.loop.refusal_means = {"key": "its list lacks the key"}
+    bench.loop.silence_may_mean = "anything"
+    with pytest.raises(Unavailable, match=r"in 60 s \(its list lacks the key\)"):
+        bench.loop.run()
+    bench.close()
+    told = [(each.levelname, each.getMessage(), fields_of(each).get("why")) for each in caplog.records]
+    assert told == [("ERROR", "the gateway refuses this worker", "its list lacks the key")]
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    found: dict[str, object] = record.__dict__["baton_fields"]
+    return found

@@ -1,0 +1,62 @@
+import gc
+
+import pytest
+
+from protocol.messages_gateway import TIME_EDGES_S
+from worker.phase_times import PhaseTimes
+
+
+class Request:
+    """Anything that can be told from others of its kind."""
+
+
+@pytest.mark.parametrize(
+    "stamps, expected",
+    [
+        (
+            {"queued at decode": 1.0, "reserved, job sent": 3.0, "first frame landed": 10.0, "KV delivered": 10.5},
+            {"queue_time": 2.0, "kv_transfer_time": 0.5},
+        ),
+        (
+            {
+                "job received": 0.0,
+                "prefill start": 0.25,
+                "prompt computed": 1.0,
+                "first token": 1.25,
+                "KV acknowledged": 1.5,
+            },
+            {"queue_time": 0.25, "prefill_time": 1.0, "kv_handover_time": 0.5},
+        ),
+        ({"queued": 0.0, "prefill start": 0.25, "first token": 1.25}, {"queue_time": 0.25, "prefill_time": 1.0}),
+    ],
+)
+def test_phases_of_each_role(stamps: dict[str, float], expected: dict[str, float]) -> None:
+    phases = PhaseTimes()
+    first, second = Request(), Request()
+    for name, now in stamps.items():
+        phases.note(first, name, now)
+        phases.note(second, name, 100 + now)
+    assert {phase: spread.seconds for phase, spread in phases.spreads.items()} == {
+        phase: 2 * seconds for phase, seconds in expected.items()
+    }
+    assert {sum(spread.counts) for spread in phases.spreads.values()} == {2}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bucket"), [(0.0, 0), (0.001, 0), (0.0011, 1), (0.25, 7), (60.0, 14), (60.5, 15), (1e6, 15)]
+)
+def test_a_bucket_holds_its_edge_and_the_last_the_rest(seconds: float, bucket: int) -> None:
+    phases, request = PhaseTimes(), Request()
+    phases.note(request, "queued", 0.0)
+    phases.note(request, "prefill start", seconds)
+    counts = phases.spreads["queue_time"].counts
+    assert len(counts) == len(TIME_EDGES_S) + 1 and [place for place, count in enumerate(counts) if count] == [bucket]
+
+
+def test_nothing_is_kept_of_requests_that_are_gone() -> None:
+    phases = PhaseTimes()
+    phases.note(Request(), "queued", 0.0)
+    gc.collect()
+    assert len(phases._stamps) == 0
+    phases.note(Request(), "prefill start", 5.0)  # another one: its queue time is not known
+    assert phases.spreads == {}

@@ -1,0 +1,287 @@
+"""Starts what every worker needs: the model, its KV memory, the streams, the engine; and runs its process.
+
+    settings -> runner -> KV pages -> engine, warmed up -> (role's core and link) -> WorkerLoop
+
+Roles pass a function that makes their core and link. What it does not know: the roles.
+"""
+
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import zmq
+
+from model.fake import FakeRunner
+from model.graphs import GraphedRunner, bucket_sizes
+from model.host_memory import available_bytes, device_share
+from model.kv_sizing import KvBudget, activation_bytes, choose_kv_size, graph_bytes
+from model.mirrored_kv import MirroredKv
+from model.paged_kv import PagedKv
+from model.runner import ModelRunner, Runner
+from protocol.errors import BatonError, ConfigError
+from protocol.fingerprint import Fingerprint
+from protocol.messages_gateway import Register, Role, WorkerAddress
+from runtime.address import is_loopback, refuse_exposed
+from runtime.bus import Dealer, Wake
+from runtime.clock import MonotonicClock
+from runtime.curve import MARK, Security, open_security, security_of_data, without_secret
+from runtime.keys import ALLOWED, GATEWAY, Keys, read_keys
+from runtime.link_watch import NO_HANDSHAKE, UNKNOWN_KEY
+from runtime.log import get_log, start_log
+from runtime.name_check import check_imports
+from runtime.process_arguments import read_arguments
+from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal
+from runtime.settings import WorkerSettings
+from scheduler.engine import Engine
+from scheduler.streams import Stream
+from scheduler.streams_cuda import CudaStream
+from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
+from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop, host_name
+
+HOST_DEMAND_TOKENS = 262_144  # of KV in host memory, unless --max-total-tokens asks for more: all is touched at start
+UNANSWERED = {  # by whether the worker has keys
+    True: "a gateway without --keys, or whose list lacks this worker's key, is silent",
+    False: "a gateway with --keys answers workers with keys only",
+}
+UNGUARDED = ("nixl", "ray")  # backends that bring KV by connections of their own
+log = get_log("worker")
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a role builds its core from."""
+
+    settings: WorkerSettings
+    instance: int
+    identity: bytes
+    engine: Engine
+    fingerprint: Fingerprint
+    context: "zmq.Context[zmq.Socket[bytes]]"
+    clock: MonotonicClock
+    security: Security  # of sockets for messages
+    data_security: Security  # of sockets for KV
+
+
+BuildRole = Callable[[Started], tuple[Core, PeerLink, WorkerAddress]]
+
+
+def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
+    """One worker process, from its command line to its exit status."""
+    status = StatusPipe()
+    start_log("worker")
+    try:
+        check_imports()
+        arguments = read_arguments(WorkerSettings, argv)
+        settings = arguments.settings
+        status = StatusPipe(arguments.status_fd)
+        start_log(settings.worker_id, settings.log_level)
+        _serve(settings, status, build)
+    except BatonError as error:
+        status.failed(error.message, code=error.code)
+        if isinstance(error, WorkerBroken):
+            log.error("every launch fails", why=error.message)
+            return EXIT_BROKEN
+        log.error("cannot serve", why=error.message)
+        return EXIT_REFUSED if isinstance(error, RefusedByGateway) else EXIT_CONFIG
+    return 0
+
+
+def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> None:
+    keys = read_trust(settings)
+    stop = StopSignal()
+    wake = Wake()
+    sys.setswitchinterval(1e-4)  # the forward thread must get the interpreter lock soon
+    torch.set_num_threads(settings.num_threads)
+    status.loading("weights")
+    runner = load_runner(settings)
+    status.loading("KV memory")
+    engine = build_engine(runner, settings, wake.set)
+    status.loading("warming up")
+    engine.warm_up()
+    instance = random.SystemRandom().getrandbits(62)
+    identity = f"{settings.worker_id}#{instance}".encode()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    fingerprint = runner.fingerprint()
+    clock = MonotonicClock()
+    security = open_security(keys, context, log)
+    data_security = security_of_data(security, encrypt=settings.encrypt_data)
+    core, link, address = build(
+        Started(settings, instance, identity, engine, fingerprint, context, clock, security, data_security)
+    )
+    gateway_address = settings.gateway if keys is None else f"{settings.gateway}{MARK}{keys.gateway}"
+    gateway = Dealer(context, gateway_address, identity, security=security, tended=True)
+    layout = engine.kv.layout
+    capacity = (engine.kv.num_pages - 1) * layout.page_size
+    register = Register(
+        address=replace(address, data=without_secret(address.data)),  # the gateway shows it to whoever asks
+        role=settings.role,
+        pid=os.getpid(),
+        host=host_name(),
+        layout=layout,
+        fingerprint=fingerprint,
+        vocab_size=runner.config.vocab_size,
+        context_length=min(runner.config.context_length, capacity),
+        max_running_requests=settings.max_running_requests,
+        max_total_tokens=capacity,
+        stats=core.stats(),
+        backend=settings.transfer_backend,
+        device=str(runner.device),
+        encrypts_data=settings.encrypt_data,
+    )
+
+    def on_ready() -> None:
+        log.info(
+            "ready",
+            role=settings.role.value,
+            kv_pages=engine.kv.num_pages - 1,
+            threads=settings.num_threads,
+            device=str(runner.device),
+        )
+        status.ready(kv_pages=engine.kv.num_pages - 1)
+
+    status.loading("joining the gateway")
+    spin = runner.device.type == "cuda"
+    loop = WorkerLoop(core, link, gateway, register, wake, stop, clock, on_ready, status.alive, spin=spin)
+    loop.refused_connections = security.refused
+    loop.silence_may_mean = UNANSWERED[keys is not None]
+    loop.refusal_means = why_refused(keys)
+    try:
+        loop.run()
+    finally:
+        link.close()
+        gateway.close(linger_ms=200)
+        engine.close()
+        security.close()
+        context.term()
+        wake.close()
+
+
+def why_refused(keys: Keys | None) -> dict[str, str]:
+    """What it means that a gateway refuses the connection of a worker, by reason."""
+    if keys is None:
+        return {NO_HANDSHAKE: "it has keys, and this worker has none: say --keys DIR"}
+    return {
+        UNKNOWN_KEY: f"its list lacks this worker's key, {keys.public}: put the file of that key into {ALLOWED}/ of its"
+        " folder of keys",
+        NO_HANDSHAKE: f"it has no keys, or not the key that {GATEWAY} of this worker's folder names",
+    }
+
+
+def read_trust(settings: WorkerSettings) -> Keys | None:
+    """The worker's keys, if it has any; ConfigError where it would bind, without any, what other machines reach."""
+    keys = None if settings.keys is None else read_keys(settings.keys)
+    if settings.role is not Role.UNIFIED:  # which binds nothing
+        refuse_exposed(settings.host, "--host", has_keys=keys is not None, trust_network=settings.trust_network)
+    if settings.encrypt_data and keys is None:
+        raise ConfigError("--encrypt-data needs --keys DIR: `baton keys new` makes one", param="encrypt-data")
+    if settings.encrypt_data and settings.transfer_backend in UNGUARDED:
+        raise ConfigError(
+            f"--encrypt-data: --transfer-backend {settings.transfer_backend} has connections that Baton cannot encrypt;"
+            " expected zmq, or another backend that needs no others",
+            param="encrypt-data",
+        )
+    if settings.role is Role.DECODE and keys is not None and not (settings.encrypt_data or is_loopback(settings.host)):
+        log.info("KV from other hosts is not encrypted", host=settings.host, option="--encrypt-data")
+    return keys
+
+
+def load_runner(settings: WorkerSettings) -> Runner:
+    """The model that the settings name; CheckpointError or ConfigError when it cannot be served."""
+    if settings.fake_model:
+        return FakeRunner(context_length=settings.context_length or 4096)
+    runner = ModelRunner.load(
+        settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        context_length=settings.context_length,
+        page_size=settings.page_size,
+        workers_on_host=settings.workers_on_host,
+        check_weights=settings.check_weights,
+        attention=settings.attention_backend,
+        cpu_kernels=settings.cpu_kernels,
+    )
+    decodes = settings.role is not Role.PREFILL
+    return GraphedRunner(runner) if decodes and settings.cuda_graphs and runner.device.type == "cuda" else runner
+
+
+def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> Engine:
+    """KV memory sized from what is available, and the engine on it; ConfigError when too little is."""
+    layout = runner.kv_layout(settings.page_size)
+    config = runner.config
+    longest = min(config.context_length, settings.max_total_tokens or config.context_length)
+    is_mirrored = has_twin(runner.device, settings)
+    size = choose_kv_size(
+        layout,
+        *memory_budgets(runner, settings, longest),
+        context_length=longest,
+        max_running_requests=settings.max_running_requests,
+        max_total_tokens=settings.max_total_tokens,
+        demand_tokens=HOST_DEMAND_TOKENS if runner.device.type == "cpu" else None,
+    )
+    log.info(
+        "KV memory",
+        pages=size.num_pages - 1,
+        tokens=size.num_tokens(layout),
+        limited_by=size.limited_by,
+        device=str(runner.device),
+        shared_by=sharers(runner.device, settings),
+    )
+    forward, schedule = open_streams(runner.device, wake)
+    staging = CudaStream(torch.cuda.Stream(runner.device)) if is_mirrored else None
+    memory = MirroredKv if is_mirrored else PagedKv
+    return Engine(
+        runner,
+        memory(layout, size.num_pages, runner.device),
+        max_requests=settings.max_running_requests,
+        max_context=longest,
+        forward=forward,
+        schedule=schedule,
+        device=runner.device,
+        staging=staging,
+        forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
+    )
+
+
+def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int) -> list[KvBudget]:
+    """The memories of which each page takes some: that of the device, which only the workers of that device divide, and
+    that of the host, where KV has a twin. `longest` is that of a request, in tokens."""
+    device, config = runner.device, runner.config
+    workers, on_host = sharers(device, settings), settings.workers_on_host
+    activations = activation_bytes(
+        config,
+        runner.dtype,
+        tokens_per_forward=settings.chunked_prefill_size or longest,
+        logit_rows=settings.max_running_requests,
+    )
+    if isinstance(runner, GraphedRunner):
+        activations += graph_bytes(config, runner.dtype, lanes=bucket_sizes(settings.max_running_requests)[-1])
+    if device.type == "cpu":
+        weights = runner.mapped_weight_bytes + (workers - 1) * runner.private_weight_bytes
+        return [KvBudget(available_bytes(device), workers, weights, activations)]
+
+    place = str(device) if workers == 1 else f"{device}, of which this worker has 1/{workers}"
+    budget = KvBudget(device_share(device, workers), 1, 0, activations, place)
+    if not has_twin(device, settings):
+        return [budget]
+    return [budget, KvBudget(available_bytes(torch.device("cpu")), on_host, 0, 0)]
+
+
+def sharers(device: torch.device, settings: WorkerSettings) -> int:
+    """How many workers divide the memory of the device, this one included."""
+    return settings.workers_on_host if device.type == "cpu" else settings.workers_on_gpu
+
+
+def has_twin(device: torch.device, settings: WorkerSettings) -> bool:
+    """Whether KV has a twin in host memory: on a device, unless it never leaves, or always for another device."""
+    leaves_by_host = settings.role is not Role.UNIFIED and settings.transfer_backend != "cuda_ipc"
+    return device.type != "cpu" and leaves_by_host
+
+
+def open_streams(device: torch.device, wake: Callable[[], None]) -> tuple[Stream, Stream]:
+    """(forward, schedule) streams of a device."""
+    if device.type == "cuda":
+        return CudaStream(torch.cuda.Stream(device)), CudaStream(torch.cuda.current_stream(device))
+    return HostStream("forward", wake, FORWARD_NICENESS), InlineStream()

@@ -1,0 +1,354 @@
+"""The process loop that prefill, decode and unified share: poll, hand messages to the core, step it, send its outbox.
+
+    gateway <-> Dealer <-> core.on_gateway / outbox.gateway
+    peers   <-> PeerLink <-> core.on_peer / outbox.prefill, outbox.decode
+
+It joins the gateway, sends heartbeats, and ends on a signal. What it does not know: what the core decides.
+"""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import zmq
+
+from protocol.errors import BatonError, Unavailable, WireError
+from protocol.messages_gateway import (
+    TO_GATEWAY,
+    TO_WORKER,
+    Assign,
+    CancelRequest,
+    Heartbeat,
+    Leaving,
+    PeerLost,
+    Refused,
+    Register,
+    RegisterAgain,
+    RequestFailed,
+    ToWorker,
+    Welcome,
+    WorkerStats,
+)
+from runtime.bus import REDIAL_S, Dealer, Wake
+from runtime.clock import Clock
+from runtime.log import get_log
+from runtime.process_life import StopSignal
+from runtime.refusals import Refusals
+from worker.missed import Missed
+from worker.outbox import Outbox
+
+HEARTBEAT_S = 0.25
+REGISTER_AGAIN_S = 1.0
+SILENT_GATEWAY_S = 5.0  # of dialling in vain, after which a person is told
+JOIN_DEADLINE_S = 60.0
+IDLE_POLL_S = 0.05  # transports that cannot be polled for "done reading" are looked at this often
+
+log = get_log("worker")
+
+
+class Core(Protocol):
+    """A worker's decisions: PrefillWorker, DecodeWorker or UnifiedWorker."""
+
+    outbox: Outbox
+
+    def on_gateway(self, message: ToWorker) -> None:
+        """A message from the gateway."""
+        ...
+
+    def reset(self) -> None:
+        """The gateway is a new one."""
+        ...
+
+    def step(self) -> bool:
+        """One turn; never blocks; False when there was nothing to do."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a launch is in flight, or device work of a transfer."""
+        ...
+
+    @property
+    def broken(self) -> str:
+        """Why this worker cannot compute anything any more; "" while it can."""
+        ...
+
+    @property
+    def oldest_launch(self) -> int:
+        """The ticket of the oldest launch in flight; 0 when there is none."""
+        ...
+
+    def stats(self) -> WorkerStats:
+        """Load for the heartbeat."""
+        ...
+
+
+class PeerLink(Protocol):
+    """The sockets between a worker and its peers of the other role."""
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """What it counts beside the core, for the heartbeat."""
+        ...
+
+    def receive(self) -> None:
+        """Hands what has arrived to the core."""
+        ...
+
+    def flush(self) -> None:
+        """Sends what the core's outbox holds for peers."""
+        ...
+
+    def forget(self, instance: int) -> None:
+        """A peer is lost."""
+        ...
+
+    def forget_all(self) -> None:
+        """The gateway is a new one: it will not tell of peers that were lost with the one before."""
+        ...
+
+    def pollables(self) -> Sequence[Any]:
+        """What to wait on."""
+        ...
+
+    def close(self) -> None:
+        """Closes every socket."""
+        ...
+
+
+class NoPeers:
+    """The PeerLink of a worker without peers."""
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Nothing."""
+        return {}
+
+    def receive(self) -> None:
+        """Nobody sends."""
+
+    def flush(self) -> None:
+        """Nothing to send."""
+
+    def forget(self, instance: int) -> None:
+        """Nobody is known."""
+
+    def forget_all(self) -> None:
+        """Nobody is known."""
+
+    def pollables(self) -> Sequence[Any]:
+        """Nothing."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class RefusedByGateway(BatonError):
+    """The gateway will not have this worker; its reason is the message."""
+
+    code = "refused"
+
+
+class WorkerBroken(BatonError):
+    """Every launch of this worker fails, whatever the request: it ends, so that another start may mend it."""
+
+    code = "worker_broken"
+
+
+@dataclass
+class WorkerLoop:
+    """One worker process. `spin` polls without waiting while the core is busy: for devices that cannot wake us."""
+
+    core: Core
+    link: PeerLink
+    gateway: Dealer
+    register: Register
+    wake: Wake
+    stop: StopSignal
+    clock: Clock
+    on_ready: Callable[[], None]
+    on_turn: Callable[[float], None] = lambda _now: None  # called as often as heartbeats go
+    spin: bool = False
+    refused_connections: Callable[[], Mapping[str, int]] = dict  # by reason; see runtime/curve.py
+    silence_may_mean: str = ""  # of a gateway: for a person, beside that it is not there
+    refusal_means: Mapping[str, str] = field(default_factory=dict)  # of a gateway, by reason: for a person
+    _gateway_instance: int = 0  # 0: not a member now
+    _num_read: int = 0  # messages of the gateway; what cannot be read is as good as lost, and the gateway must know
+    _join_deadline: float = 0.0
+    _tell_at: float = 0.0  # when to say that no gateway answers
+    _refusal: str = ""  # why the gateway has refused the connection since the last Welcome
+    _is_cut_off: bool = False  # a member whose connection to the gateway is lost
+    _next_beat: float = 0.0
+    _refusals: Refusals = field(default_factory=lambda: Refusals(log, "message refused"))
+    _next_register: float = 0.0
+    _missed: Missed = field(default_factory=Missed)
+    _launch: int = 0  # the oldest in flight when it was last looked at
+    _launch_since: float = 0.0
+    _watched: tuple[Any, ...] = ()
+    _poller: zmq.Poller = field(default_factory=zmq.Poller)
+
+    def run(self) -> None:
+        """Serves until a stop signal. Raises RefusedByGateway or Unavailable when it cannot join, and WorkerBroken when
+        its launches fail one after the other; the gateway has then been told that it leaves."""
+        self.begin()
+        progressed = True
+        while not self.stop.is_set():
+            self._wait(progressed)
+            progressed = self.turn()
+        self.leave()
+
+    def begin(self) -> None:
+        """The first turn comes now: from here on, a gateway has JOIN_DEADLINE_S to answer."""
+        self._start_joining()
+
+    def turn(self) -> bool:
+        """Hears what has arrived, steps the core, says what it wants said; never waits. False: nothing was to be done.
+        Raises as `run` does."""
+        self._receive()
+        progressed = self.core.step()
+        self._send()
+        if self.core.broken:
+            self.leave()  # the gateway gives its requests to others at once
+            raise WorkerBroken(self.core.broken)
+        if not self._gateway_instance:
+            self._check_joining(self.clock.now())
+        return progressed
+
+    def leave(self) -> None:
+        """Tells the gateway that this worker ends."""
+        address = self.register.address
+        self.gateway.send(TO_GATEWAY.encode(Leaving(address.worker_id, address.instance)))
+        log.info("leaving", signal=self.stop.received.name if self.stop.received else "")
+
+    def _start_joining(self) -> None:
+        now = self.clock.now()
+        self._join_deadline, self._tell_at = now + JOIN_DEADLINE_S, now + SILENT_GATEWAY_S
+        self._missed = Missed()
+
+    def _check_joining(self, now: float) -> None:
+        if now > self._join_deadline:
+            why = self.refusal_means.get(self._refusal, self.silence_may_mean)
+            why = f" ({why})" if why else ""
+            raise Unavailable(f"no gateway has answered at {self.gateway.endpoint} in {JOIN_DEADLINE_S:.0f} s{why}")
+        if now > self._tell_at and not self._refusal:
+            perhaps = {"perhaps": self.silence_may_mean} if self.silence_may_mean else {}
+            log.warning("no gateway answers yet, still trying", endpoint=self.gateway.endpoint, **perhaps)
+            self._tell_at = self._join_deadline
+
+    def _wait(self, progressed: bool) -> None:
+        busy = self.core.busy
+        timeout_s = 0.0 if progressed or (busy and self.spin) else min(self._next_beat - self.clock.now(), IDLE_POLL_S)
+        self._poll(int(max(0.0, timeout_s) * 1e3 + 0.5))
+        self.wake.clear()
+        self.stop.clear_wakeup()
+
+    def _poll(self, timeout_ms: int) -> None:
+        watched = (self.gateway.socket, self.wake.fd, self.stop.fd, *self.link.pollables())
+        if watched != self._watched:
+            self._watched, self._poller = watched, zmq.Poller()
+            for each in watched:
+                self._poller.register(each, zmq.POLLIN)
+        self._poller.poll(timeout_ms)
+
+    def _receive(self) -> None:
+        for raw in self.gateway.receive():
+            try:
+                message = TO_WORKER.decode(raw)
+            except WireError as error:
+                self._refusals.note("message", source="gateway", why=error.message)
+                continue
+            self._num_read += 1
+            if isinstance(message, Welcome) and message.num_sent is not None:
+                self._missed.numbered(message.num_sent, self._num_read)
+            self._on_gateway(message)
+        self.link.receive()
+
+    def _on_gateway(self, message: ToWorker) -> None:
+        if isinstance(message, Refused):
+            raise RefusedByGateway(message.reason)
+        if isinstance(message, Welcome | RegisterAgain):
+            if self._gateway_instance not in (0, message.gateway_instance):
+                log.warning("gateway restarted", instance=message.gateway_instance)
+                self.core.reset()
+                self.link.flush()
+                self.link.forget_all()
+            if isinstance(message, RegisterAgain):
+                self._next_register = 0.0
+                self._gateway_instance = 0
+                self._start_joining()
+            else:
+                joins, self._gateway_instance = not self._gateway_instance, message.gateway_instance
+                self._refusal = ""
+                if joins:
+                    self.on_ready()
+            return
+        if isinstance(message, PeerLost):
+            log.warning("peer lost", worker=message.worker_id, instance=message.instance)
+        elif isinstance(message, Assign):
+            worker = "" if message.prefill is None else message.prefill.worker_id
+            log.debug("request assigned", request_id=message.request_id, attempt=message.attempt, prefill=worker)
+        elif isinstance(message, CancelRequest):
+            ids = {"request_id": message.request_id, "attempt": message.attempt}
+            log.debug("request cancelled", **ids, choice=message.choice)
+        self.core.on_gateway(message)
+        if isinstance(message, PeerLost):
+            self.link.flush()
+            self.link.forget(message.instance)
+
+    def _send(self) -> None:
+        self.link.flush()
+        outbox = self.core.outbox
+        for message in outbox.gateway:
+            self.gateway.send(TO_GATEWAY.encode(message))
+            if isinstance(message, RequestFailed):
+                ids = {"request_id": message.request_id, "attempt": message.attempt}
+                log.warning("request failed", **ids, code=message.code, why=message.message)
+        outbox.gateway.clear()
+        now = self.clock.now()
+        if self.core.oldest_launch != self._launch:
+            self._launch, self._launch_since = self.core.oldest_launch, now
+        if not self._gateway_instance and now >= self._next_register:
+            self._next_register = now + REGISTER_AGAIN_S
+            num_sent, num_received = self.gateway.num_sent + 1, self._num_read
+            register = replace(self.register, stats=self._stats(), num_sent=num_sent, num_received=num_received)
+            self.gateway.send(TO_GATEWAY.encode(register))
+        if now >= self._next_beat:
+            self._next_beat = now + HEARTBEAT_S
+            self.on_turn(now)
+            self._beat(now)
+            self._tend_link(now)
+
+    def _tend_link(self, now: float) -> None:
+        refusal = self.gateway.tend(now)
+        if refusal and refusal != self._refusal:
+            self._refusal = refusal
+            why = self.refusal_means.get(refusal, refusal)
+            log.error("the gateway refuses this worker", endpoint=self.gateway.endpoint, why=why, again_s=REDIAL_S)
+
+        if self._gateway_instance and self.gateway.is_up == self._is_cut_off:
+            self._is_cut_off = not self._is_cut_off
+            say, what = (log.warning, "is lost") if self._is_cut_off else (log.info, "is back")
+            say(f"the connection to the gateway {what}", endpoint=self.gateway.endpoint)
+
+    def _stats(self) -> WorkerStats:
+        stats, link = self.core.stats(), self.link.counters
+        refused = self._refusals.total + link.get("refused_messages", 0)
+        connections = {f"refused_connections_{reason}": count for reason, count in self.refused_connections().items()}
+        return replace(stats, counters={**stats.counters, **link, **connections, "refused_messages": refused})
+
+    def _beat(self, now: float) -> None:
+        if not self._gateway_instance:
+            return
+        stats = self._stats()
+        address = self.register.address
+        launch_age_s = now - self._launch_since if self._launch else 0.0
+        counts = self.gateway.num_sent + 1, self._num_read, self._missed.total
+        beat = Heartbeat(address.worker_id, address.instance, stats, launch_age_s, *counts)
+        self.gateway.send(TO_GATEWAY.encode(beat))
+
+
+def host_name() -> str:
+    """This host's name, for people."""
+    return socket.gethostname()
