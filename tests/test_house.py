@@ -54,6 +54,13 @@ def test_every_file_named_in_the_docs_exists(doc: str) -> None:
     assert named or doc != "docs/structure.md"
 
 
+def test_every_type_in_the_glossary_is_in_its_file() -> None:
+    rows = re.findall(r"((?:`\w+`(?:, )?)+) \(`([\w/]+\.py)`\)", (ROOT / "docs/glossary.md").read_text())
+    told = {(name, path) for names, path in rows for name in re.findall(r"\w+", names)}
+    assert len(told) > 12
+    assert [each for each in told if f"\nclass {each[0]}" not in (ROOT / each[1]).read_text()] == []
+
+
 def test_structure_names_every_room() -> None:
     named = files_named_in((ROOT / "docs/structure.md").read_text())
     assert {path.split("/")[0] for path in named} >= set(ROOMS)
