@@ -1,11 +1,11 @@
 """Starts the gateway process: `python -m gateway --settings JSON [--status-fd N]`.
 
-Exit status 2 when it cannot start. What it does not know: how it serves (process.py).
+The exit status is 2 when it cannot start.
 """
 
 from runtime.process_life import die_with_parent
 
-die_with_parent()  # first of all: what is imported below takes seconds
+die_with_parent()  # before the imports below: they take seconds
 
 import asyncio
 import gc
@@ -24,14 +24,15 @@ from runtime.process_arguments import read_arguments
 from runtime.process_life import ALIVE_S, EXIT_CONFIG, StatusPipe
 from runtime.settings import GatewaySettings
 
-SWITCH_S = 0.0002  # for which the thread of a long body may keep the loop waiting, each time the loop wants to run
-GC_YOUNG = 20_000  # new objects before the collector looks for cycles; a token makes a dozen, and none
+SWITCH_S = 0.0002  # how long a thread that parses a long body may hold the GIL while the loop waits
+GC_YOUNG = 20_000  # new objects before the garbage collector runs; a token makes about a dozen, none of them in a cycle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs until a signal comes; the exit status."""
+    """Runs until a signal stops it. Returns the exit status."""
     status = StatusPipe()
     start_log("gateway")
+
     try:
         arguments = read_arguments(GatewaySettings, argv)
         start_log("gateway", arguments.settings.log_level)
@@ -44,10 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         status.failed(error.message, code=error.code)
         get_log("gateway").error("cannot start", why=error.message)
         return EXIT_CONFIG
+
     gc.collect()
-    gc.freeze()  # what is there now stays: the collector need not look at it again while tokens wait
+    gc.freeze()  # objects of the start live for ever: never scan them again
     gc.set_threshold(GC_YOUNG)
     sys.setswitchinterval(SWITCH_S)
+
     uvloop.run(_run(gateway, status))
     return 0
 
@@ -75,7 +78,7 @@ async def _run(gateway: Gateway, status: StatusPipe) -> None:
 
 
 async def _say_alive(status: StatusPipe) -> None:
-    """Tells the launcher that the loop turns."""
+    """Tells the launcher once a second that the loop turns."""
     clock = MonotonicClock()
     while True:
         status.alive(clock.now())

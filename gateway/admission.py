@@ -1,6 +1,6 @@
-"""Whether a request may come in now: choices in flight are bounded, and so are the bytes that are not yet tokens.
+"""Decides whether a request is admitted: choices in flight are bounded, and so are the bytes not yet tokenised.
 
-Beyond a bound clients get 429 with Retry-After. Pure, on one loop. What it does not know: HTTP, workers.
+Beyond a bound the client gets 429 with Retry-After. No locks: everything runs on the gateway's loop.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,26 +8,26 @@ from contextlib import contextmanager
 
 from protocol.errors import Overloaded
 
-BODIES = 16  # of the longest length, at the same time
+BODIES = 16  # how many bodies of the greatest length may be held at a time
 
 
 class Admission:
-    """`num_in_flight` tells how many choices workers have now."""
+    """`num_in_flight` returns how many choices the workers have now."""
 
     def __init__(self, max_choices: int, max_body_bytes: int, num_in_flight: Callable[[], int]) -> None:
         self._max_choices = max_choices
         self._max_bytes = BODIES * max_body_bytes
         self._num_in_flight = num_in_flight
-        self._num_entering = 0  # choices of requests that are being tokenised
-        self.num_bytes = 0  # that are being read, parsed or tokenised
+        self._num_entering = 0  # choices of requests that are still being tokenised
+        self.num_bytes = 0  # bytes being read, parsed or tokenised
 
     def check(self) -> None:
-        """Overloaded when there is no room for even one choice: what follows would be in vain."""
+        """Raises Overloaded unless there is room for one choice. Spares reading a body that would be refused."""
         self._check_room(1)
 
     @contextmanager
     def entering(self, num_choices: int) -> Iterator[None]:
-        """Counts `num_choices` until the block ends, by when workers have them. Overloaded when they are too many."""
+        """Counts `num_choices` until the block ends; then the workers have them. Overloaded when they are too many."""
         self._check_room(num_choices)
         self._num_entering += num_choices
         try:
@@ -37,8 +37,8 @@ class Admission:
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[int], None]]:
-        """Counts what the block says that it reads, until it ends: also while that waits for its turn to be parsed.
-        Overloaded when all bodies together are too long."""
+        """Counts the bytes that the block reports, until the block ends. Overloaded when all bodies together are too
+        long."""
         total = 0
 
         def read(num_bytes: int) -> None:

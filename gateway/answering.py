@@ -1,7 +1,6 @@
-"""A generation as an HTTP response: streamed or whole, ended early when the client leaves.
+"""Writes a generation as an HTTP response, streamed or whole, and ends it early when the client leaves.
 
-The status is held back until the first token, so that a request that fails before it has the right one. What it does
-not know: how requests are parsed.
+The status line waits for the first token, so that a request that fails before it gets the right status.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ HEADERS = (
 
 
 def wants_timeline(request: Request, in_body: bool | None) -> bool:
-    """Whether the client asks for the time line, in the body or, where that says nothing, by a header."""
+    """Whether the client asks for the time line. The body decides; if it does not say, the header does."""
     if in_body is not None:
         return in_body
     header = request.headers.get(TIMELINE_HEADER, "false")
@@ -38,7 +37,8 @@ def wants_timeline(request: Request, in_body: bool | None) -> bool:
 
 
 async def answer_whole(generation: Generation, answer: WholeAnswer, receive: Receive) -> Response:
-    """Waits for all choices. The response of a client that has left goes nowhere."""
+    """Waits for all choices. A client that has left gets status 499, which nobody reads."""
+
     watcher = asyncio.create_task(_watch(receive, generation))
     try:
         async for batch in generation.batches():
@@ -46,6 +46,7 @@ async def answer_whole(generation: Generation, answer: WholeAnswer, receive: Rec
     finally:
         watcher.cancel()
         generation.abandon()
+
     if generation.error is not None:
         return error_response(generation.error)
     if not generation.is_complete:
@@ -54,7 +55,7 @@ async def answer_whole(generation: Generation, answer: WholeAnswer, receive: Rec
 
 
 class StreamedAnswer(Response):
-    """Server-sent events, all that is ready in one turn of the loop in one write."""
+    """Server-sent events. Everything that is ready in one turn of the loop goes out in one write."""
 
     def __init__(self, generation: Generation, writer: ChunkWriter, include_usage: bool) -> None:
         super().__init__()
@@ -70,8 +71,10 @@ class StreamedAnswer(Response):
         if backlog is not None:
             max_pieces, cut = backlog
             self._generation.bound_backlog(max_pieces, lambda: cut(BACKLOG))
+
         watcher = asyncio.create_task(_watch(receive, self._generation))
         batches = self._generation.batches()
+
         try:
             first = await anext(batches, None)
             if first is None:
@@ -86,28 +89,33 @@ class StreamedAnswer(Response):
 
     async def _stream(self, first: Batch, batches: AsyncIterator[Batch], send: Send) -> None:
         async def write(message: Message) -> None:
-            self._generation.is_held = True  # while the connection takes nothing more
+            self._generation.is_held = True  # while the connection accepts nothing
             await send(message)
             self._generation.is_held = False
 
         await write({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await write(_body(self._chunks(first)))
         self._generation.first_chunk_written()
+
         async for batch in batches:
             await write(_body(self._chunks(batch)))
+
         await send(_body(self._last(), more=False))
 
     def _chunks(self, batch: Batch) -> bytes:
         generation, writer = self._generation, self._writer
-        if len(batch) == 1 and not self._timeline and not writer.continuous:  # what nearly every batch is
+        if len(batch) == 1 and not self._timeline and not writer.continuous:  # nearly every batch
             return writer.chunk(*batch[0])
+
         is_last = self._timeline and not self._include_usage and generation.is_drained
+
         lines: list[bytes] = []
         for place, (index, piece) in enumerate(batch):
             timeline = generation.timeline() if is_last and place == len(batch) - 1 else None
             self._num_sent += piece.token_id is not None
             usage = Usage(generation.num_prompt_tokens, self._num_sent) if writer.continuous else None
             lines.append(writer.chunk(index, piece, usage, timeline))
+
         return b"".join(lines)
 
     def _last(self) -> bytes:

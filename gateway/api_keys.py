@@ -1,7 +1,4 @@
-"""Only clients with a key are served: `Authorization: Bearer KEY`.
-
-What it does not know: where keys are kept (runtime/api_keys.py).
-"""
+"""Serves only clients that send a key: `Authorization: Bearer KEY`."""
 
 import hmac
 from collections.abc import Sequence
@@ -22,7 +19,7 @@ class ApiKeys:
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on what may pass, and answers 401 to the rest."""
+        """Passes on a request with a valid key or to an open path; answers 401 to any other."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_known(_token(scope)):
             await self._app(scope, receive, send)
             return
@@ -32,15 +29,14 @@ class ApiKeys:
         await response(scope, receive, send)
 
     def _is_known(self, token: bytes) -> bool:
-        """Takes as long for a wrong key as for a right one, whichever it is: digests have one length, and each is
-        compared."""
+        """Compares with every key, at constant time: timing tells nothing about the keys."""
         digest = sha256(token).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return any(matches)
 
 
 def _token(scope: Scope) -> bytes:
-    """What follows `Bearer`; nothing where there is no such header, or two of them."""
+    """The text after `Bearer`; empty if the header is missing or given twice."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
     return bytes(token.strip()) if scheme.lower() == b"bearer" else b""

@@ -1,7 +1,7 @@
-"""Messages to one prompt text, by the model's own Jinja template in a sandbox.
+"""Renders chat messages to one prompt text with the model's own Jinja template, in a sandbox.
 
-The environment offers what the Hugging Face template language does (trimmed blocks, `raise_exception`, `tojson` without
-HTML escapes, `strftime_now`, loop controls, `generation` blocks). What it does not know: token ids.
+The environment offers what Hugging Face's template language does: trimmed blocks, `raise_exception`, `tojson` without
+HTML escapes, `strftime_now`, loop controls, `generation` blocks.
 """
 
 import json
@@ -36,9 +36,9 @@ TEMPLATE_FAULTS = (
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the assistant wrote; here its content is just rendered."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text. Here its content is rendered as it is."""
 
-    tags = {"generation"}  # noqa: RUF012  # so does the base class
+    tags = {"generation"}  # noqa: RUF012  # as in the base class
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         """The statements between the tags."""
@@ -47,7 +47,7 @@ class GenerationBlock(Extension):
 
 
 class ChatTemplates:
-    """The templates of one model, by name; `special_tokens` are texts that templates may use (`bos_token`, ...)."""
+    """The templates of one model, by name. `special_tokens`: texts that templates may use (`bos_token`, ...)."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         environment = _environment()
@@ -66,9 +66,10 @@ class ChatTemplates:
         return sorted({*self._templates, *self._broken})
 
     def render(self, messages: Sequence[Mapping[str, Any]], name: str | None, extra: Mapping[str, Any]) -> str:
-        """The prompt text, which ends where the assistant's answer begins. BadRequest carries the template's complaint.
+        """The prompt text, up to where the assistant's answer begins.
 
-        `name` picks a named template, None the default one; `extra` are further variables for the template.
+        `name` picks a named template, None the default one; `extra` are further variables for the template. BadRequest
+        carries the template's complaint.
         """
         template = self._pick(name)
         for key in extra:
@@ -77,7 +78,9 @@ class ChatTemplates:
                     f"chat_template_kwargs: got {key!r}, expected other names than {', '.join(sorted(RESERVED))}",
                     param="chat_template_kwargs",
                 )
+
         variables = {**self._special_tokens, "tools": None, "documents": None, **extra}
+
         try:
             return _joined(template.generate(variables, messages=list(messages), add_generation_prompt=True))
         except TEMPLATE_FAULTS as error:
@@ -86,14 +89,17 @@ class ChatTemplates:
 
     def _pick(self, name: str | None) -> jinja2.Template:
         wanted = name if name is not None else "default"
+
         if wanted in self._templates:
             return self._templates[wanted]
         if wanted in self._broken:
             raise BadRequest(self._broken[wanted], param="chat_template")
+
         if not self.names:
             raise BadRequest(
                 "messages: this model has no chat template; use /v1/completions with a prompt", param="messages"
             )
+
         raise BadRequest(
             f"chat_template: got {wanted!r}, expected the name of one of this model's templates: "
             f"{', '.join(self.names)}",
@@ -102,8 +108,9 @@ class ChatTemplates:
 
 
 def _joined(pieces: Iterable[str]) -> str:
-    """One text of the pieces that a template makes; BadRequest instead of more than memory should hold."""
+    """Joins the pieces of a rendered template. BadRequest beyond MAX_RENDERED characters."""
     found, num_chars = [], 0
+
     for piece in pieces:
         num_chars += len(piece)
         if num_chars > MAX_RENDERED:
@@ -116,8 +123,9 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 def read_template_sources(folder: Path) -> dict[str, str]:
-    """Template texts by name. Files of their own win over tokenizer_config.json."""
+    """Template texts by name. A template in its own file wins over tokenizer_config.json."""
     sources: dict[str, str] = {}
+
     configured = read_object(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(configured, str):
         sources["default"] = configured
@@ -128,16 +136,20 @@ def read_template_sources(folder: Path) -> dict[str, str]:
             sources[each["name"]] = str(each.get("template", ""))
     elif configured is not None:
         raise CheckpointError("tokenizer_config.json: chat_template: expected text or a list of {name, template}")
+
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = _read(path)
+
     if (folder / "chat_template.jinja").exists():
         sources["default"] = _read(folder / "chat_template.jinja")
+
     return sources
 
 
 def read_template(path: Path) -> str:
-    """The template in a file that a user has named. ConfigError when it cannot be read, or is no template."""
+    """The template in a file that the user named. ConfigError if it cannot be read or is no template."""
     where = f"--chat-template: {brief(str(path))}"
+
     try:
         size = path.stat().st_size
         if not path.is_file() or size > MAX_TEMPLATE_BYTES:

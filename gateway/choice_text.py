@@ -1,6 +1,6 @@
-"""The text of one choice: tokens through the detokenizer, then through the stop strings; one piece for each token.
+"""Turns the tokens of one choice into text: detokenizer first, then stop strings. One piece for each token.
 
-Pure. What it does not know: where tokens come from, how pieces reach the client.
+A pure state machine: no I/O, no clock.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from protocol.request import FinishReason
 
 
 class Piece(NamedTuple):
-    """What one token adds. `text` may be empty: bytes are missing, or it may begin a stop string."""
+    """What one token adds. `text` is empty while a character is incomplete or may begin a stop string."""
 
     text: str
-    token_id: int | None  # None: only the finish is news
+    token_id: int | None  # None: no token, only a finish reason
     finish_reason: str | None
 
 
 class ChoiceText:
-    """Turns tokens of one choice into pieces, in order. After a finish nothing more may be fed."""
+    """Turns tokens of one choice into pieces, in order. Do not feed anything after a finish."""
 
     def __init__(self, detokenizer: Detokenizer, stops: StopSet, min_tokens: int) -> None:
         self._detokenizer = detokenizer
@@ -32,18 +32,21 @@ class ChoiceText:
 
     @property
     def hit_stop_string(self) -> bool:
-        """Whether the text was cut: the worker does not know and must be told."""
+        """Whether a stop string cut the text. The worker must then be told to stop."""
         return self._stops.has_matched
 
     def feed(self, token_ids: Sequence[int], finish: FinishReason | None) -> list[Piece]:
-        """The pieces of `token_ids`; none after a stop string. The token that ended the choice has no text."""
-        if finish is None and len(token_ids) == 1 and not self._has_stops:  # what nearly every call is
+        """The pieces of `token_ids`, up to a stop string. The stop token that ended the choice has no text."""
+        if finish is None and len(token_ids) == 1 and not self._has_stops:  # nearly every call
             self.num_tokens += 1
             return [Piece(self._detokenizer.feed(token_ids[0]), token_ids[0], None)]
+
         if not token_ids and finish is not None:
             return [self._piece(self._detokenizer.flush(), None, finish)]
+
         pieces: list[Piece] = []
         last = len(token_ids) - 1
+
         for place, token_id in enumerate(token_ids):
             ends = finish if place == last else None
             self.num_tokens += 1
@@ -53,6 +56,7 @@ class ChoiceText:
             pieces.append(self._piece(text, token_id, ends))
             if self.finish_reason is not None:
                 break
+
         return pieces
 
     def _piece(self, text: str, token_id: int | None, ends: FinishReason | None) -> Piece:

@@ -1,7 +1,7 @@
-"""Token ids to text, one token at a time: a character is shown when its last byte has come, never half of one.
+"""Token ids to text, one token at a time. A character is shown once its last byte has arrived, never in part.
 
-Two ways: byte-level vocabularies map each token to bytes (exactly what decoding all ids at once would give); every
-other decoder runs over a short window of tokens. What it does not know: stop strings, requests.
+Byte-level vocabularies map each token to bytes: the result equals decoding all ids at once. Any other decoder runs over
+a short window of tokens.
 """
 
 import codecs
@@ -14,33 +14,33 @@ from typing import Protocol
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
-MAX_CONTEXT_TOKENS = 32  # of the prompt
-MAX_WINDOW_TOKENS = 32  # an incomplete character is shorter; beyond it the text is taken as it is
+MAX_CONTEXT_TOKENS = 32  # tokens of the prompt that are decoded for context
+MAX_WINDOW_TOKENS = 32  # longer than any incomplete character; a longer window is shown as it is
 INCOMPLETE = "\ufffd"
-BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # as SentencePiece spells a byte that no other token has
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's spelling of a byte that has no token of its own
 
 
 class Detokenizer(Protocol):
     """The text of one choice as it grows."""
 
     def feed(self, token_id: int) -> str:
-        """What this token adds to the text, "" while a character is incomplete."""
+        """The text that this token adds; "" while a character is incomplete."""
         ...
 
     def flush(self) -> str:
-        """What is left when no token follows (U+FFFD for an incomplete character)."""
+        """The text still held back, when no token follows (U+FFFD for an incomplete character)."""
         ...
 
 
 class NoText:
-    """For a model without tokenizer."""
+    """For a model without a tokenizer: every text is empty."""
 
     def feed(self, token_id: int) -> str:
-        """Nothing."""
+        """Always empty."""
         return ""
 
     def flush(self) -> str:
-        """Nothing."""
+        """Always empty."""
         return ""
 
 
@@ -51,10 +51,10 @@ class TokenBytes:
         self._tokenizer = tokenizer
         self._special_ids = special_ids
         self._known: dict[tuple[int, bool], bytes] = {}
-        self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}  # by skip_special: tokens of whole characters
+        self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}  # by skip_special: whole characters
 
     def of(self, token_id: int, skip_special: bool) -> bytes:
-        """Bytes of a token; none for an id without token, or for a special one that is to be skipped."""
+        """The bytes of a token; empty for an unknown id, or for a special token if those are skipped."""
         key = (token_id, skip_special)
         found = self._known.get(key)
         if found is None:
@@ -70,7 +70,7 @@ class TokenBytes:
         alphabet = byte_alphabet()
         if all(char in alphabet for char in token):
             return bytes(alphabet[char] for char in token)
-        return token.encode()  # an added token, written as it is
+        return token.encode()  # an added token is spelt as itself
 
 
 class ByteDetokenizer:
@@ -82,8 +82,8 @@ class ByteDetokenizer:
         self._texts = token_bytes.texts[skip_special]
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._decoder.decode(b"".join(token_bytes.of(token_id, skip_special) for token_id in context))
-        self._prompts_part = self._decoder.getstate()[0]  # of a character that the prompt began
-        self._is_between = not self._prompts_part  # no character is begun
+        self._prompts_part = self._decoder.getstate()[0]  # bytes of a character that the prompt left incomplete
+        self._is_between = not self._prompts_part  # no character is incomplete
 
     def feed(self, token_id: int) -> str:
         """See Detokenizer."""
@@ -91,6 +91,7 @@ class ByteDetokenizer:
             text = self._texts.get(token_id)
             if text is not None:
                 return text
+
         raw = self._token_bytes.of(token_id, self._skip_special)
         if self._prompts_part and raw:
             self._settle(raw)
@@ -105,7 +106,7 @@ class ByteDetokenizer:
         return self._decoder.decode(b"", final=True)
 
     def _settle(self, raw: bytes) -> None:
-        """Forgets the character that the prompt began, unless `raw` goes on with it."""
+        """Forgets the character that the prompt left incomplete, unless `raw` continues it."""
         part, self._prompts_part = self._prompts_part, b""
         try:
             codecs.utf_8_decode(part + raw[:1], "strict", not raw)
@@ -114,13 +115,13 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any decoder: the text of a window of tokens, less the text of the part of it that was shown before.
+    """For any decoder: the text of a window of tokens, less the text of its part that was already shown.
 
     ids   [ shown ... | start ... shown_end | shown_end ... end )
                         ^ context, whose text is known   ^ new
 
-    Tokens that no text can come from never enter the window: a model may repeat them for ever. The prompt's last tokens
-    count as shown, but for the parts of an incomplete character: they show it as soon as it is complete.
+    Tokens without text never enter the window: a model may repeat them for ever. The prompt's last tokens count as
+    shown, except the bytes of an incomplete character: that is shown as soon as it is complete.
     """
 
     def __init__(
@@ -130,17 +131,19 @@ class WindowDetokenizer:
         self._skipped_ids = special_ids if skip_special else frozenset()
         self._window = [token_id for token_id in context if self._has_text(token_id)]
         self._num_shown = self._num_whole()
-        self._prompts_text = self._decode(self._window)  # with U+FFFD for what is incomplete; "" once text was shown
+        self._prompts_text = self._decode(self._window)  # as decoded; "" once text was shown
 
     def feed(self, token_id: int) -> str:
         """See Detokenizer."""
         if not self._has_text(token_id):
             return ""
         self._window.append(token_id)
+
         before, after = self._texts()
         num_new = len(self._window) - self._num_shown
         if len(after) <= len(before) or (after.endswith(INCOMPLETE) and num_new < MAX_WINDOW_TOKENS):
             return ""
+
         del self._window[: self._num_shown]
         self._num_shown, self._prompts_text = len(self._window), ""
         return after[len(before) :]
@@ -152,7 +155,7 @@ class WindowDetokenizer:
         return after[len(before) :]
 
     def _texts(self) -> tuple[str, str]:
-        """What was shown, or is the prompt's; the same with what is new."""
+        """(the text shown before or in the prompt, the same with the new tokens)."""
         after = self._decode(self._window)
         if self._prompts_text and after.startswith(self._prompts_text):
             return self._prompts_text, after
@@ -162,7 +165,7 @@ class WindowDetokenizer:
         return token_id not in self._skipped_ids and self._tokenizer.id_to_token(token_id) is not None
 
     def _num_whole(self) -> int:
-        """Tokens of the window up to the incomplete character at its end, if byte tokens began one there."""
+        """Number of tokens before the incomplete character at the window's end, if byte tokens began one."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for token_id in self._window:
             byte = BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "")
@@ -177,13 +180,13 @@ class WindowDetokenizer:
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether tokens of this vocabulary are spelt in GPT-2's byte alphabet."""
+    """Whether this vocabulary spells its tokens in GPT-2's byte alphabet."""
     return isinstance(tokenizer.decoder, ByteLevel)
 
 
 @lru_cache(maxsize=1)
 def byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte: itself if it can be seen in Latin-1, else one from U+0100 on."""
+    """The character that stands for each byte: itself if it is visible in Latin-1, else one from U+0100 on."""
     seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(seen)]
     return {chr(byte): byte for byte in seen} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}

@@ -1,6 +1,6 @@
-"""Gives requests to workers: picks pairs, starts attempts, cancels them, starts others where they fail.
+"""Gives requests to workers: picks a pair, starts an attempt, cancels it, and retries elsewhere when it fails.
 
-A thin loop around pairing, requests and retry; who is lost, it is told. What it does not know: HTTP, text, sockets.
+A thin loop around pairing.py, requests.py and retry.py. The caller reports lost workers with `lost`.
 """
 
 from collections import Counter
@@ -20,39 +20,39 @@ from runtime.clock import Clock
 from runtime.log import get_log
 from runtime.settings import Pairing
 
-GATEWAY = "gateway"  # the worker name of the gateway's own stamps
+GATEWAY = "gateway"  # the worker name in the gateway's own stamps
 log = get_log("gateway.dispatch")
 
 
 class Listener(Protocol):
-    """Whoever waits for one request. Called on the loop; must not block."""
+    """Receives the tokens of one request. Called on the loop; must not block."""
 
     def on_tokens(self, delivery: Delivery) -> None:
         """New tokens of one choice, in order, each once."""
         ...
 
     def on_failed(self, error: BatonError) -> None:
-        """The request cannot go on; nothing follows."""
+        """The request has failed. No call follows."""
         ...
 
 
 @dataclass
 class Ticket:
-    """A request in flight as its owner sees it. Cancelling something that has ended does nothing."""
+    """A request in flight, as its owner sees it. Cancelling twice or after the end does nothing."""
 
     request_id: str
     record: RequestRecord
-    cancel: Callable[[int], None]  # one choice, or -1 for all
+    cancel: Callable[[int], None]  # the number of one choice, or -1 for all
 
     @property
     def pair(self) -> str:
-        """The names of its workers, of every attempt, for the log."""
+        """The names of the workers of every attempt, for the log."""
         return ",".join(dict.fromkeys(self.record.pairs))
 
 
 @dataclass(frozen=True)
 class Stranded:
-    """Choices whose attempt failed with `error`, waiting for workers. `since`: see retry.decide."""
+    """Choices whose attempt failed with `error` and that wait for workers. `since`: see retry.decide."""
 
     record: RequestRecord
     choices: range
@@ -61,8 +61,8 @@ class Stranded:
 
 
 class Dispatch:
-    """Requests in flight and what they weigh. `send` is False when that worker is not connected; then `lose` is called,
-    which takes it out of the membership and comes back with `lost`."""
+    """Requests in flight and their load on the workers. `send` returns False if that worker is not connected. Then
+    `lose` is called: it removes the worker from the membership and calls `lost`."""
 
     def __init__(
         self,
@@ -73,43 +73,47 @@ class Dispatch:
         send: Callable[[WorkerKey, ToWorker], bool],
         lose: Callable[[WorkerKey], None],
     ) -> None:
+
         self._membership = membership
         self._clock = clock
         self._pairer = Pairer(pairing)
         self._rules = rules
         self._send = send
         self._lose = lose
+
         self._loads = LoadBook()
         self._listeners: dict[str, Listener] = {}
         self._stranded: list[Stranded] = []
-        self._stopped: str | None = None  # why nothing more is taken
+        self._stopped: str | None = None  # if set, why no request is taken any more
         self.requests = Requests()
-        self.num_refused = 0  # tokens that made no sense
-        self.retries = Counter(
-            dict.fromkeys(PASSING_CODES, 0)
-        )  # attempts after the first, by what ended the one before
+        self.num_refused = 0  # messages with invalid tokens
+        # Attempts after the first, by the code of the error that ended the one before.
+        self.retries = Counter(dict.fromkeys(PASSING_CODES, 0))
 
     @property
     def loads(self) -> Mapping[WorkerKey, Load]:
-        """What requests in flight weigh on each worker; nothing is left of those that have ended."""
+        """The load of requests in flight on each worker."""
         return self._loads.loads
 
     def stop(self, why: str) -> None:
-        """Fails and cancels every request in flight, and all that would follow."""
+        """Fails and cancels every request in flight, and refuses every later one."""
         self._stopped = why
         for request_id in list(self._listeners):
             self._cancel(request_id, -1, Unavailable(why))
 
     def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> Ticket:
-        """Gives a request to a pair of workers; Unavailable when there is none."""
+        """Gives a request to a pair of workers. Unavailable if there is none."""
         if self._stopped is not None:
             raise Unavailable(self._stopped)
+
         record = self.requests.add(request_id, job, timeline)
         everything = range(job.num_choices)
+
         while (pair := self._pick(record, everything)) is not None:
             if self._begin(record, everything, pair):
                 self._listeners[request_id] = listener
                 return Ticket(request_id, record, lambda number: self._cancel(request_id, number))
+
         self.requests.remove(request_id)
         raise Unavailable(self._membership.missing or "no workers are ready that can hold this request")
 
@@ -117,14 +121,16 @@ class Dispatch:
         return self._pairer.pick(self._membership.members, record.need_of(choices), self.loads, record.avoided)
 
     def _begin(self, record: RequestRecord, choices: range, pair: Pair) -> bool:
-        """Starts an attempt; False when its worker turns out to be gone, which is lost then."""
+        """Starts an attempt. False if the worker turns out to be gone; the worker is then lost."""
         prefill, key = pair.prefill, pair.decode.key
         assigned_at = self._clock.now()
         attempt = self.requests.begin(record, choices, key, prefill.key if prefill else None)
+
         if not self._send(key, record.message(attempt, prefill.address if prefill else None)):
             self.requests.withdraw(record, attempt)
             self._lose(key)
             return False
+
         self._loads.add(key, decode_load(attempt.need))
         if prefill is not None:
             self._loads.add(prefill.key, prefill_load(attempt.need))
@@ -132,10 +138,11 @@ class Dispatch:
         return True
 
     def _cancel(self, request_id: str, number: int, error: BatonError | None = None) -> None:
-        """Nobody wants the rest of one choice, or (-1) of the request."""
+        """Cancels one choice, or (-1) the whole request."""
         record = self.requests.find(request_id)
         if record is None:
             return
+
         if number >= 0:
             if record.choices[number].closed:
                 return
@@ -145,12 +152,13 @@ class Dispatch:
                     self._cancel_attempt(record, attempt, number)
             if not record.is_done:
                 return
+
         listener = self._forget(record)
         if error is not None and listener is not None:
             listener.on_failed(error)
 
     def _cancel_attempt(self, record: RequestRecord, attempt: Attempt, number: int = -1) -> None:
-        """Tells its worker that one choice, or (-1) none, is wanted any more."""
+        """Tells the attempt's worker to drop one choice, or (-1) the whole attempt."""
         if number >= 0 and not record.has_ended(attempt):
             self._send(attempt.decode, CancelRequest(record.request_id, attempt.number, number))
             return
@@ -158,13 +166,13 @@ class Dispatch:
         self._end_attempt(record, attempt)
 
     def _end_attempt(self, record: RequestRecord, attempt: Attempt) -> None:
-        """It weighs on nobody any more, and what it still says is dropped."""
+        """Takes the attempt's load off its workers. Later messages of the attempt are dropped."""
         if record.attempts.pop(attempt.number, None) is not None:
             self._first_token_seen(attempt)
             self._loads.remove(attempt.decode, decode_load(attempt.need))
 
     def _forget(self, record: RequestRecord) -> Listener | None:
-        """The end of a request, whatever the reason: what still runs of it is cancelled, load and listener go."""
+        """Ends a request: cancels what still runs of it, drops its load, returns its listener."""
         for attempt in list(record.attempts.values()):
             self._cancel_attempt(record, attempt)
         self.requests.remove(record.request_id)
@@ -183,26 +191,30 @@ class Dispatch:
     # ---- attempts that fail ----
 
     def _attempt_failed(self, record: RequestRecord, attempt: Attempt, error: BatonError) -> None:
-        """What its choices have is kept; what they lack comes from other workers, if it can."""
+        """Keeps the outputs of the attempt's choices, and retries what is missing."""
         self._end_attempt(record, attempt)
         if isinstance(error, LaunchFailed):
             for number in attempt.choices:
                 record.choices[number].num_launch_failures += 1
+
         now = self._clock.now()
         heard = [self._membership.lost_since(key) for key in attempt.workers]
+        # Choices wait from when their lost worker was last heard, else from now.
         since = min([at for at in heard if at is not None], default=now)
         if may_go_on(error) and not isinstance(error, WorkerLost):
             record.avoided.update(attempt.workers)
+
         listener = self._listeners.get(record.request_id)
         for delivery in record.finish_what_ends(attempt.choices):
             if record.is_done:
                 self._forget(record)
             if listener is not None:
                 listener.on_tokens(delivery)
+
         self._go_on(Stranded(record, attempt.choices, error, since))
 
     def _go_on(self, stranded: Stranded) -> None:
-        """Stranded choices go to other workers, or wait for some, or end the request."""
+        """Gives stranded choices to other workers, keeps them waiting for some, or ends the request."""
         record = stranded.record
         for choices in record.open_groups(stranded.choices):
             while self.requests.find(record.request_id) is record:
@@ -216,6 +228,7 @@ class Dispatch:
                     now=self._clock.now(),
                     rules=self._rules,
                 )
+
                 if isinstance(decision, GiveUp):
                     self._fail(record, decision.error)
                 elif isinstance(decision, Wait) or pair is None:
@@ -237,16 +250,16 @@ class Dispatch:
         )
 
     def rescue(self) -> None:
-        """Looks again for workers for what is stranded."""
+        """Looks again for workers for the stranded choices."""
         stranded, self._stranded = self._stranded, []
         for each in stranded:
             if self.requests.find(each.record.request_id) is each.record:
                 self._go_on(each)
 
-    # ---- what workers say ----
+    # ---- messages of workers ----
 
     def on_tokens(self, news: ChoiceTokens) -> None:
-        """Passes on what is new. Nonsense fails the request it names, and only that."""
+        """Passes on new tokens. Invalid tokens fail the request that they name, and no other."""
         try:
             accepted = self.requests.accept(news)
             if accepted is not None and accepted[2].finish is FinishReason.CANCELLED:
@@ -258,21 +271,25 @@ class Dispatch:
             if found is not None:
                 self._fail(found[0], InternalError("a worker sent tokens that make no sense"))
             return
+
         if accepted is None:
             return
+
         record, attempt, delivery = accepted
         if attempt.on_prefill:
             self._first_token_seen(attempt)
+
         listener = self._listeners.get(record.request_id)
         if delivery.finish is not None and record.has_ended(attempt):
             self._end_attempt(record, attempt)
             if record.is_done:
                 self._forget(record)
+
         if listener is not None:
             listener.on_tokens(delivery)
 
     def on_failed(self, message: RequestFailed) -> None:
-        """An authority has given up an attempt."""
+        """A worker has given up an attempt."""
         found = self.requests.get(message.request_id, message.attempt)
         if found is None:
             self.requests.num_dropped += 1
@@ -280,8 +297,8 @@ class Dispatch:
         self._attempt_failed(*found, error_from_code(message.code, message.message))
 
     def lost(self, key: WorkerKey, error: WorkerLost) -> None:
-        """A worker is lost: attempts that decode there have failed. Those that only prefill there are decode's affair,
-        which has been told."""
+        """A worker is lost. Attempts that decode there have failed. An attempt that only prefills there is left to its
+        decode worker, which has been told."""
         for record, attempt in self.requests.running_on(key):
             if attempt.number in record.attempts:
                 self._attempt_failed(record, attempt, error)

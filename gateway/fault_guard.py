@@ -1,7 +1,6 @@
-"""The top of every request: a fault of the gateway's own fails that request, in one line of the log, and nothing else.
-So does the end of the gateway, which waits for nobody.
+"""Wraps every request: a fault of the gateway itself fails that request alone, with one log line.
 
-What it does not know: which request, what the fault is.
+Also answers requests that are cut off because the gateway stops.
 """
 
 import asyncio
@@ -24,17 +23,18 @@ log = get_log("gateway.http")
 
 
 class FaultGuard:
-    """Wraps the application, inside RequestIdMiddleware. `count` is told of each fault."""
+    """Wraps the application, inside RequestIdMiddleware. `count` is called for each fault."""
 
     def __init__(self, app: ASGIApp, count: Callable[[], None]) -> None:
         self._app = app
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes everything on; answers 500, or ends a stream with an error event, when the application raises."""
+        """Passes the request on. If the application raises, answers 500 or ends the stream with an error event."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+
         start: list[Message] = []
 
         async def noting(message: Message) -> None:
@@ -44,7 +44,7 @@ class FaultGuard:
 
         try:
             await self._app(scope, receive, noting)
-        except asyncio.CancelledError:  # the time that uvicorn gives requests when the gateway stops is over
+        except asyncio.CancelledError:  # the gateway stops, and uvicorn's grace period is over
             if not start:
                 await error_response(Unavailable("the gateway is stopping"))(scope, _nothing, send)
         except Exception as error:  # noqa: BLE001 - the top of a request: fails it and goes on
@@ -60,7 +60,7 @@ class FaultGuard:
 
 
 async def _answer(error: InternalError, start: list[Message], scope: Scope, send: Send) -> None:
-    """What still can be said. A whole answer that has begun cannot be mended: its connection is closed by uvicorn."""
+    """Sends the error as far as it still can. If a whole answer has begun, uvicorn closes its connection."""
     if not start:
         await error_response(error)(scope, _nothing, send)
     elif _is_stream(start[0]):
@@ -77,6 +77,6 @@ async def _nothing() -> Message:
 
 
 def _place(traceback: TracebackType | None) -> str:
-    """File and line that raised; not the message, which may quote the client."""
+    """File and line that raised. The message is left out: it may quote the client."""
     frames = extract_tb(traceback)
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"

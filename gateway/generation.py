@@ -1,6 +1,6 @@
-"""One client request while it is answered: its prompts at the workers, its choices' texts, its times.
+"""One client request while it is answered: its prompts at the workers, the texts of its choices, its times.
 
-Pieces pile up here between two turns of the loop and are taken in batches. What it does not know: HTTP and its formats.
+Pieces of text are collected here between two turns of the loop and taken in batches.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from runtime.clock import Clock
 from runtime.log import get_log
 
 log = get_log("gateway.generation")
-TURN_TOKENS = 64 * 1024  # of prompts that are assigned in one turn of the loop
-MAX_LOGGED = 8  # prompts of one call that its line in the log names
+TURN_TOKENS = 64 * 1024  # tokens of prompts that are assigned in one turn of the loop
+MAX_LOGGED = 8  # prompts that the log line of one call names
 Batch = list[tuple[int, Piece]]  # (index of the choice in the response, what it gained)
 
 
@@ -34,7 +34,7 @@ class Usage:
     completion_tokens: int
 
     def to_json(self) -> dict[str, Any]:
-        """As clients expect it."""
+        """The usage object of OpenAI's API."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -44,7 +44,7 @@ class Usage:
 
 
 class Generation:
-    """Runs `jobs`; choice c of prompt p has the index p * n + c. Times are in seconds of `clock`."""
+    """Answers `jobs`. Choice c of prompt p has the index p * n + c. Times are in seconds of `clock`."""
 
     def __init__(
         self,
@@ -60,25 +60,30 @@ class Generation:
         self.num_choices = sum(job.num_choices for job in jobs)
         self.num_prompt_tokens = sum(len(job.prompt_ids) for job in jobs)
         self.error: BatonError | None = None
+
         self._jobs = jobs
         self._texts = [
             ChoiceText(new_detokenizer(job.prompt_ids, rules.skip_special), rules.stops, rules.min_tokens)
             for job in jobs
             for _ in range(job.num_choices)
         ]
+
         self._first_of_choice_at: list[float] = [0.0] * self.num_choices
         self._last_token_at: list[float | None] = [None] * self.num_choices
         self._num_open = self.num_choices
         self._control, self._clock, self._metrics = control, clock, metrics
+
         self._tickets: list[Ticket] = []
         self._pieces: Batch = []
         self._max_backlog = 0
         self._on_full: Callable[[], None] | None = None
-        self.is_held = False  # the client takes nothing: what comes must wait
+        self.is_held = False  # the connection accepts nothing now: new pieces wait
+
         self._news = asyncio.Event()
-        self._ended = False  # counted in the metrics
+        self._ended = False  # the outcome is in the metrics
         self._is_abandoned = False
         self._fault: Exception | None = None
+
         self._first_token_at: float | None = None  # of any choice
         self._stamps: list[Stamp] = []
         self._received_at = clock.now()
@@ -88,35 +93,38 @@ class Generation:
     # ---- for the HTTP side ----
 
     def stamp(self, name: str, at: float | None = None) -> None:
-        """Notes a moment for the time line."""
+        """Adds a stamp to the time line."""
         self._stamps.append(Stamp(name, self._clock.now() if at is None else at, GATEWAY))
 
     async def start(self, received_at: float, timeline: bool, x_request_id: str = "") -> None:
-        """Assigns every prompt, or none: Unavailable when there are no workers for one of them. `x_request_id` is the
-        HTTP header's, for the log."""
+        """Assigns every prompt, or none. Unavailable when one of them finds no workers. `x_request_id`: the header,
+        for the log."""
         self._received_at = received_at
         self._x_request_id = x_request_id
         self.with_timeline = timeline
         self.stamp("received", received_at)
         self.stamp("tokenised")
+
         try:
             await self._assign_all()
         except BaseException:
             self._cancel_all()
             raise
+
         self._metrics.prompt_tokens.add(self.num_prompt_tokens)
         for job in self._jobs:
             self._metrics.prompt_length.observe(len(job.prompt_ids))
         self._metrics.gateway_request_s.observe(self._clock.now() - received_at)
 
     async def _assign_all(self) -> None:
-        """Other requests get a turn while the prompts are many."""
+        """Lets other requests run after every TURN_TOKENS tokens of prompts."""
         num_tokens = 0
         for place, job in enumerate(self._jobs):
             num_tokens += len(job.prompt_ids)
             if num_tokens > TURN_TOKENS:
                 num_tokens = len(job.prompt_ids)
                 await asyncio.sleep(0)
+
             listener = _PromptListener(self, place)
             ticket = self._control.assign(f"{self.response_id}-{place}", job, listener, self.with_timeline)
             self._tickets.append(ticket)
@@ -124,28 +132,33 @@ class Generation:
                 raise wrong
 
     async def batches(self) -> AsyncIterator[Batch]:
-        """What the choices gained since the last turn, until all have finished, one failed, or the client left."""
+        """Yields what the choices gained since the last batch. Ends when all have finished, one failed, or the client
+        left."""
         while True:
             await self._news.wait()
             self._news.clear()
+
             if self._fault is not None:
                 raise self._fault
             if self._is_abandoned:
                 return
+
             if self._pieces:
                 batch, self._pieces = self._pieces, []
                 yield batch
+
             if not self._pieces and (self.error is not None or self._num_open == 0):
                 self._end()
                 return
 
     def first_chunk_written(self) -> None:
-        """What was there first is on its way to the client."""
+        """The first chunk was written to the connection."""
         if self._first_token_at is not None:
             self._metrics.gateway_first_token_s.observe(self._clock.now() - self._first_token_at)
 
     def bound_backlog(self, max_pieces: int, on_full: Callable[[], None]) -> None:
-        """While `is_held`, no more than `max_pieces` wait: then this ends as if the client had left, and tells so."""
+        """While `is_held`, at most `max_pieces` wait. Beyond that the generation ends as if the client had left, and
+        `on_full` is called."""
         self._max_backlog, self._on_full = max_pieces, on_full
 
     @property
@@ -155,11 +168,11 @@ class Generation:
 
     @property
     def is_drained(self) -> bool:
-        """Whether it is complete and every piece was taken."""
+        """Whether it is complete and every piece has been taken."""
         return self.is_complete and not self._pieces
 
     def abandon(self) -> None:
-        """The client has left: nobody wants the rest."""
+        """Ends the generation: the client has left."""
         if self._num_open and self.error is None:
             self._leave()
         self._news.set()
@@ -171,13 +184,13 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """So far."""
+        """Tokens until now."""
         return Usage(self.num_prompt_tokens, sum(text.num_tokens for text in self._texts))
 
     def timeline(self) -> list[dict[str, Any]]:
         """All stamps in order, in milliseconds since the request arrived."""
         workers = (stamp for ticket in self._tickets for stamp in ticket.record.stamps)
-        stamps = dict.fromkeys((*self._stamps, *workers))  # several workers may tell of the same moment
+        stamps = dict.fromkeys((*self._stamps, *workers))  # two workers may report the same moment
         return [
             {"name": each.name, "at_ms": round((each.at - self._received_at) * 1e3, 3), "worker": each.worker_id}
             for each in sorted(stamps, key=lambda each: each.at)
@@ -186,16 +199,19 @@ class Generation:
     # ---- for the worker side ----
 
     def on_tokens(self, prompt: int, delivery: Delivery) -> None:
-        """Tokens of a choice of the prompt numbered `prompt`."""
+        """Takes tokens of one choice of the prompt numbered `prompt`."""
         index = prompt * self._jobs[0].num_choices + delivery.choice
         text = self._texts[index]
         if text.finish_reason is not None or self.error is not None:
             return
+
         num_before = text.num_tokens
         pieces = text.feed(delivery.token_ids, delivery.finish)
         self._observe(index, text.num_tokens - num_before)
+
         for piece in pieces:
             self._pieces.append((index, piece))
+
         if pieces and pieces[-1].finish_reason is not None:
             if text.hit_stop_string:
                 self._tickets[prompt].cancel(delivery.choice)
@@ -203,36 +219,40 @@ class Generation:
             self._num_open -= 1
             if self._num_open == 0:
                 self.stamp("done")
+
         self._news.set()
+
         if self.is_held and self._on_full is not None and len(self._pieces) > self._max_backlog:
             self._pieces.clear()
             self._leave()
             self._on_full()
 
     def on_failed(self, error: BatonError) -> None:
-        """One prompt failed: the whole request does."""
+        """Fails the whole request because one prompt failed."""
         if self.error is None and self._num_open:
             self.error = error
             self._cancel_all()
             self._news.set()
 
     def on_fault(self, fault: Exception) -> None:
-        """The gateway itself failed on what a worker sent: whoever answers gets `fault`, and counts and logs it."""
+        """Ends the request by a fault of the gateway itself. `batches` raises `fault` to whoever answers."""
         self._fault = fault
         self._ended = True
         self._cancel_all()
         self._news.set()
 
     def _observe(self, index: int, num_tokens: int) -> None:
-        """Tokens that arrive together share the time since the ones before."""
+        """Tokens that arrive together share the time since the previous ones equally."""
         if not num_tokens:
             return
         now, metrics = self._clock.now(), self._metrics
         metrics.generation_tokens.add(num_tokens)
+
         last, self._last_token_at[index] = self._last_token_at[index], now
         if last is not None:
             metrics.inter_token_latency_s.observe((now - last) / num_tokens, num_tokens)
             return
+
         self._first_of_choice_at[index] = now
         if self._first_token_at is None:
             self._first_token_at = now
@@ -240,12 +260,13 @@ class Generation:
             metrics.time_to_first_token_s.observe(now - self._received_at)
 
     def _observe_end(self, index: int, text: ChoiceText) -> None:
-        """Once for each choice, so that a token costs no more."""
+        """Observed once for each choice, not for each token."""
         metrics, last = self._metrics, self._last_token_at[index]
         metrics.finished.labels(text.finish_reason).inc()
         metrics.output_length.observe(text.num_tokens)
         if last is None:
             return
+
         seconds = last - self._first_of_choice_at[index]
         metrics.decode_time_s.observe(seconds)
         if text.num_tokens > 1:
@@ -275,10 +296,12 @@ class Generation:
             "outcome": outcome,
             "seconds": round(self._clock.now() - self._received_at, 3),
         }
+
         if error is None:
             log.debug("request ended", **fields)
         else:
-            why = error.code if isinstance(error, BadRequest) else error.message  # which may quote the client
+            # The message of a BadRequest may quote the client.
+            why = error.code if isinstance(error, BadRequest) else error.message
             log.warning("request failed", **fields, why=why)
 
     def _cancel_all(self) -> None:
@@ -287,7 +310,7 @@ class Generation:
 
 
 class _PromptListener:
-    """Adds the number of the prompt to what the workers say."""
+    """Adds the number of the prompt to what the workers report."""
 
     def __init__(self, generation: Generation, prompt: int) -> None:
         self._generation = generation
@@ -297,7 +320,7 @@ class _PromptListener:
         """See dispatch.Listener."""
         try:
             self._generation.on_tokens(self._prompt, delivery)
-        except Exception as error:  # noqa: BLE001 - the same message brings tokens of others, who must get theirs
+        except Exception as error:  # noqa: BLE001 - other requests of the same message must get their tokens
             self._generation.on_fault(error)
 
     def on_failed(self, error: BatonError) -> None:

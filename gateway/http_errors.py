@@ -1,8 +1,6 @@
-"""The one place where errors become HTTP: status, body and headers for everything that can go wrong.
+"""The one place where errors become HTTP: status, body and headers of every error.
 
-    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
-
-What it does not know: who raised the error.
+{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 """
 
 from typing import Any
@@ -46,24 +44,24 @@ def status_of(error: BatonError) -> int:
 
 
 def error_object(error: BatonError) -> dict[str, Any]:
-    """The body for an error of ours."""
+    """The body for one of Baton's own errors."""
     status = status_of(error)
     kind = "invalid_request_error" if status == 404 else TYPES.get(status, "internal_error")
     return _object(error.message, kind, error.param, error.code)
 
 
 def status_object(status: int, message: str, code: str | None = None) -> dict[str, Any]:
-    """The body for a fault of HTTP itself: an unknown path, a wrong method, a body that is too large."""
+    """The body for a fault in HTTP itself: an unknown path, a wrong method, a body that is too large."""
     return _object(message, TYPES.get(status, "internal_error"), None, code or CODES.get(status, f"http_{status}"))
 
 
 def error_response(error: BatonError) -> Response:
-    """The whole response for an error of ours."""
+    """The whole response for one of Baton's own errors."""
     return json_response(error_object(error), status_of(error))
 
 
 def json_response(body: Any, status: int = 200) -> Response:
-    """A JSON response; 429 and 503 say when to try again."""
+    """A JSON response. With 429 and 503, Retry-After tells when to try again."""
     headers = {"retry-after": RETRY_AFTER_S[status]} if status in RETRY_AFTER_S else None
     return Response(orjson.dumps(body), status, headers, "application/json")
 

@@ -1,7 +1,6 @@
-"""The JSON of a request: read whole within bounds, parsed strictly.
+"""Reads the JSON body of a request and parses it strictly.
 
-Strict means: no NaN, no lone surrogates, no key twice in one object, bounded depth and digits, UTF-8. What it does not
-know: which fields there are. That a body is too long or too slow, http_protocol.py has said already.
+Strict: UTF-8, no NaN, no lone surrogates, no key twice in an object, bounded depth, containers and strings.
 """
 
 import re
@@ -14,30 +13,32 @@ from starlette.requests import Request
 
 from protocol.errors import BadRequest
 
-MAX_DEPTH = 200  # jiter's own
-MAX_CONTAINERS = 100_000  # "[" and "{" in a body, also in its texts: each may become an object of Python
-MAX_STRINGS = 100_000  # pairs of quotes, without those that a backslash makes part of a text
+MAX_DEPTH = 200  # jiter's own limit
+MAX_CONTAINERS = 100_000  # "[" and "{" in a body, those inside strings too: each may become a Python object
+MAX_STRINGS = 100_000  # pairs of quotes, without escaped ones
 JSON_TYPE = "application/json"
 _TWICE = re.compile(r'Detected duplicate key "(.*)" at line (\d+) column (\d+)', re.DOTALL)
 
 
 def check_content(request: Request) -> None:
-    """415 unless the headers promise plain JSON; a client that promises nothing is believed."""
+    """Raises 415 unless the headers name plain JSON. Missing headers count as plain JSON."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise HTTPException(415, f"content-encoding: got {encoding[:80]!r}, expected none: bodies come as they are")
+
     given = request.headers.get("content-type", JSON_TYPE)
     kind, _, rest = given.partition(";")
     kind = kind.strip().lower()
     if kind != JSON_TYPE and not (kind.startswith("application/") and kind.endswith("+json")):
         raise HTTPException(415, f"content-type: got {given[:80]!r}, expected {JSON_TYPE!r}")
+
     charset = rest.partition("charset=")[2].strip(' "').lower()
     if charset not in ("", "utf-8", "utf8"):
         raise HTTPException(415, f"content-type: got charset {charset[:80]!r}, expected 'utf-8'")
 
 
 async def read_body(request: Request, count: Callable[[int], None]) -> bytes:
-    """The whole body. `count` is told the length of each part, and may raise."""
+    """The whole body. Calls `count` with the length of each part; `count` may raise."""
     parts: list[bytes] = []
     async for part in request.stream():
         count(len(part))
@@ -46,13 +47,15 @@ async def read_body(request: Request, count: Callable[[int], None]) -> bytes:
 
 
 def parse_json(raw: bytes) -> Any:
-    """What `raw` says. BadRequest names the fault and its place; 1e999 is an infinity here, for the field to refuse."""
+    """The parsed body. BadRequest names the fault and its place. 1e999 parses as infinity; the field refuses it."""
     containers = raw.count(b"[") + raw.count(b"{")
     if containers > MAX_CONTAINERS:
         raise BadRequest(f"the body has {containers} opening brackets, expected at most {MAX_CONTAINERS}")
+
     strings = (raw.count(b'"') - raw.count(b'\\"')) // 2
     if strings > MAX_STRINGS:
         raise BadRequest(f"the body has {strings} strings, expected at most {MAX_STRINGS}")
+
     try:
         return jiter.from_json(raw, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:

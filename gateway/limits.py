@@ -1,6 +1,6 @@
-"""What can be served now, and how many tokens a request may ask for.
+"""How many tokens a request may have and ask for, with the workers that serve now.
 
-Pure. What it does not know: where the numbers come from.
+Pure functions on `Limits`.
 """
 
 from collections.abc import Sequence
@@ -8,46 +8,49 @@ from dataclasses import dataclass
 
 from protocol.errors import BadRequest
 
-UNKNOWN_REST = 16  # max_tokens of a chat when no limit at all is known
+UNKNOWN_REST = 16  # max_tokens of a chat when no limit is known
 
 
 class ContextLengthExceeded(BadRequest):
-    """Prompt and outputs together are too long: a shorter request would be served."""
+    """The prompt and its outputs together are too long. A shorter request would be served."""
 
     code = "context_length_exceeded"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Lengths in tokens; None where nothing is known."""
+    """Lengths in tokens; None if unknown."""
 
     context_length: int | None = None
     vocab_size: int | None = None
-    pool_tokens: int | None = None  # of the largest worker that decodes
-    prefill_pool_tokens: int | None = None  # of the largest worker that prefills
+    pool_tokens: int | None = None  # of the largest decode worker
+    prefill_pool_tokens: int | None = None  # of the largest prefill worker
     page_size: int = 1
-    prefill_page_size: int | None = None  # of the largest worker that prefills, where it has another
-    max_choices: int | None = None  # rows of the largest worker that decodes
+    prefill_page_size: int | None = None  # of the largest prefill worker, if it differs
+    max_choices: int | None = None  # rows of the largest decode worker
 
     @property
     def longest_prompt(self) -> int | None:
-        """A prompt of more tokens is refused, whatever else is asked for."""
+        """A longer prompt is always refused."""
         bounds = (self.context_length, self.pool_tokens, self.prefill_pool_tokens)
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def room(self, num_prompt: int, num_choices: int) -> int | None:
-        """The largest max_tokens whose KV fits the largest pool; less than 1 when not even the prompt does."""
+        """The largest max_tokens whose KV fits the largest pool; less than 1 if even the prompt does not fit."""
         size = self.page_size
         prompt_pages = -(-num_prompt // size)
+
         if self.prefill_pool_tokens is not None:
             of_prefill = self.prefill_page_size or size
             if -(-num_prompt // of_prefill) > self.prefill_pool_tokens // of_prefill:
                 return 0
+
         if self.pool_tokens is None:
             return None
         pages = self.pool_tokens // size
         if prompt_pages > pages:
             return 0
+
         full, rest = divmod(num_prompt, size)
         return (pages - full) // num_choices * size - rest + 1
 
@@ -65,8 +68,8 @@ def check_ids(prompt: Sequence[int], where: str, limits: Limits) -> None:
 
 
 def check_list(prompt: object, limits: Limits) -> None:
-    """ContextLengthExceeded for a list that begins like token ids and is too long for any: before each is looked at.
-    The same for a list of such lists."""
+    """Refuses a list of token ids that is too long for any prompt, before each id is checked: ContextLengthExceeded.
+    Does the same for a list of such lists."""
     longest = limits.context_length
     if not isinstance(prompt, list) or longest is None:
         return
@@ -80,7 +83,7 @@ def check_list(prompt: object, limits: Limits) -> None:
 
 
 def check_text(least_tokens: int, num_chars: int, where: str, limits: Limits) -> None:
-    """ContextLengthExceeded when a text is too long whatever its tokens are: those of a long text take seconds."""
+    """ContextLengthExceeded if a text has too many tokens for sure. Tokenising a long text would take seconds."""
     if limits.context_length is not None and least_tokens > limits.context_length:
         raise ContextLengthExceeded(
             f"{where} has {num_chars} characters, at least {least_tokens} tokens: "
@@ -90,7 +93,7 @@ def check_text(least_tokens: int, num_chars: int, where: str, limits: Limits) ->
 
 
 def prompt_too_long(where: str, num_chars: int, limits: Limits) -> ContextLengthExceeded:
-    """For a text that was not tokenised to its end: it has more tokens than any prompt may have."""
+    """The error for a text whose tokenising was stopped: it has more tokens than any prompt may have."""
     longest = limits.longest_prompt
     bound = "context length of" if longest == limits.context_length else "KV memory of a worker, which can hold"
     return ContextLengthExceeded(
@@ -102,17 +105,19 @@ def prompt_too_long(where: str, num_chars: int, limits: Limits) -> ContextLength
 def max_tokens(
     num_prompt: int, asked: int | None, default: int | None, num_choices: int, where: str, limits: Limits
 ) -> int:
-    """`asked`, else as much of `default` as fits (None: all the rest). ContextLengthExceeded when even that is
-    too much."""
+    """Returns `asked`, or as much of `default` as fits (if None, all that fits). ContextLengthExceeded if even that
+    is too much."""
     least = asked if asked is not None else 1
     together = f"{where} has {num_prompt} tokens and max_tokens is {least}"
     param = where.partition("[")[0]
+
     left = None if limits.context_length is None else limits.context_length - num_prompt
     if left is not None and least > left:
         raise ContextLengthExceeded(
             f"{together}: together {num_prompt + least}, beyond the context length of {limits.context_length} tokens",
             param="max_tokens" if left >= 1 else param,
         )
+
     room = limits.room(num_prompt, num_choices)
     if room is not None and least > room:
         times = f" for each of {num_choices} choices" if num_choices > 1 else ""
@@ -121,6 +126,7 @@ def max_tokens(
             f"{together}{times}: more than the KV memory of a worker can hold, which is {min(pools)} tokens",
             param="max_tokens" if room >= 1 else param,
         )
+
     if asked is not None:
         return asked
     return min((limit for limit in (left, room, default) if limit is not None), default=UNKNOWN_REST)

@@ -1,6 +1,6 @@
-"""What `/metrics` shows: times of requests as clients feel them, outcomes, and what workers tell.
+"""The metrics of `/metrics`: latencies as clients see them, outcomes, and the workers' own numbers.
 
-One registry per gateway, nothing global. What it does not know: HTTP, the numbers of workers (worker_metrics.py).
+Each gateway has one registry of its own. worker_metrics.py shows the workers' numbers.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,14 +29,15 @@ STATUSES = ("200", "400", "401", "404", "405", "408", "413", "415", "429", "431"
 
 
 class Metrics:
-    """The gateway's numbers, each with `model_name` as a label. `members` tells who serves now, `num_in_flight` how
-    many prompts are being answered."""
+    """The gateway's metrics, each labelled with `model_name`. `members` returns the workers that serve now,
+    `num_in_flight` how many prompts are being answered."""
 
     def __init__(
         self, model_name: str, members: Callable[[], Iterable[Member]], num_in_flight: Callable[[], int]
     ) -> None:
         self._model_name = model_name
         self.registry = registry = CollectorRegistry()
+
         self.time_to_first_token_s = Spread(
             PREFIX + "time_to_first_token_seconds",
             "From the arrival of a request to its first token.",
@@ -76,12 +77,14 @@ class Metrics:
             LENGTH_BUCKETS,
             registry,
         )
+
         self.finished = Counter(
             PREFIX + "request_success",
             "Choices that finished, by reason: stop (EOS, a stop token or string) or length.",
             ["finished_reason"],
             registry=registry,
         )
+
         self.gateway_request_s = Spread(
             PREFIX + "gateway_request_seconds",
             "What the gateway adds before a request reaches its worker: from its arrival to its assignment.",
@@ -94,6 +97,7 @@ class Metrics:
             OWN_BUCKETS_S,
             registry,
         )
+
         self.requests = Counter(
             PREFIX + "requests",
             "Generation requests that ended, by outcome: ok, cancelled, or the code of the error.",
@@ -111,31 +115,33 @@ class Metrics:
         self.http_responses = Counter(
             PREFIX + "http_responses", "Responses by HTTP status, of any path.", ["status"], registry=registry
         )
+
         for counter, values in (
             (self.requests, OUTCOMES),
             (self.finished, FINISHES),
             (self.slow_readers_cut, (STALLED, BACKLOG)),
             (self.http_responses, STATUSES),
         ):
-            for value in values:  # there from the start: the first of a kind is growth, too
+            for value in values:  # shown as 0 from the start, so that the first increase is seen as growth
                 counter.labels(value)
+
         self.http_connections = Gauge(PREFIX + "http_connections", "Open connections of clients.", registry=registry)
         in_flight = Gauge(PREFIX + "requests_in_flight", "Prompts being answered.", registry=registry)
         in_flight.set_function(num_in_flight)
         registry.register(WorkerCollector(members))
-        ProcessCollector(registry=registry)  # process_cpu_seconds_total and the like, of the gateway itself
+        ProcessCollector(registry=registry)  # process_cpu_seconds_total and more, of the gateway process
 
     def count_response(self, status: int) -> None:
-        """A response with this HTTP status has begun."""
+        """Counts a response that has begun."""
         self.http_responses.labels(str(status)).inc()
 
     def render(self) -> bytes:
-        """The text format of Prometheus."""
+        """The page in Prometheus's text format."""
         return generate_latest(self)
 
     def collect(self) -> Iterable[Metric]:
-        """All numbers; Baton's own name the model. The moments when a number was made (`_created`) are left out: they
-        double the page, and nobody asks for them."""
+        """All metrics, with Baton's own labelled by model. Leaves out the `_created` samples: they double the page and
+        nobody asks for them."""
         for family in self.registry.collect():
             named = {"model_name": self._model_name} if family.name.startswith(PREFIX) else {}
             family.samples = [

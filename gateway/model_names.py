@@ -1,23 +1,23 @@
-"""By which names clients may ask for the one model. Pure. What it does not know: HTTP."""
+"""The names by which clients may ask for the one model that is served."""
 
 from dataclasses import dataclass
 
 from protocol.errors import UnknownModel
 
-MAX_SHOWN = 200  # characters of a wrong name in a message
+MAX_SHOWN = 200  # characters of a wrong name that an error shows
 
 
 @dataclass(frozen=True)
 class ModelNames:
-    """`served` are the names that `/v1/models` lists. `folder` is what was typed for --model: clients of other servers
-    send it, so it is understood, but not listed."""
+    """`served`: the names that `/v1/models` lists. `folder`: the text of --model, accepted because clients of other
+    servers send it, but not listed."""
 
     served: tuple[str, ...]
     folder: str | None = None
 
     @property
     def first(self) -> str:
-        """The name in every answer and in the metrics, whichever name the request used."""
+        """The name in every answer and in the metrics, also when the request used another."""
         return self.served[0]
 
     def check(self, model: str | None) -> None:

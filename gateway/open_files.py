@@ -1,16 +1,13 @@
-"""How many files the gateway's process may have open: each client's connection is one.
-
-What it does not know: which connections there are.
-"""
+"""Raises the limit of open files of the gateway's process: each client connection is one."""
 
 import resource
 
-SPARE = 256  # for workers, logs, the model folder
+SPARE = 256  # for workers, logs and the model folder
 
 
 def allow_connections(num_connections: int) -> int | None:
-    """Raises this process's limit so that so many clients fit; the limit, where the system allows no more and they do
-    not fit, else None."""
+    """Raises this process's limit so that `num_connections` fit. Returns None if they do, else the limit that was
+    reached."""
     wanted = num_connections + SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

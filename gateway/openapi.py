@@ -1,7 +1,4 @@
-"""/openapi.json as far as FastAPI cannot see it: bodies that the gateway parses by itself, and what it answers.
-
-What it does not know: what the fields mean.
-"""
+"""The part of /openapi.json that FastAPI cannot derive: bodies that the gateway parses itself, and all answers."""
 
 from typing import Any
 
@@ -49,9 +46,9 @@ ANSWER = {
         "usage": {"$ref": REF.format(model="Usage")},
     },
 }
-EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}  # of a stream
+EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}  # one event of a stream
 SCHEMAS = {"Error": ERROR, "Usage": USAGE, "Choice": CHOICE, "Answer": ANSWER}
-EVERYWHERE = {  # whatever the route: HTTP itself went wrong, or there are too many connections
+EVERYWHERE = {  # of every route: HTTP itself failed, or there are too many connections
     400: "the request makes no sense; `param` names the field",
     401: "with --api-key-file: the key is missing or wrong",
     408: "headers or body did not arrive in time",
@@ -76,14 +73,14 @@ def body_of(kind: type[GenerationRequest]) -> dict[str, Any]:
 
 
 def errors(more: dict[int, str] | None = None) -> Responses:
-    """The errors of a route: those of every route, and `more`."""
+    """The errors of a route: the common ones and `more`."""
     content = {"application/json": {"schema": {"$ref": REF.format(model="Error")}}}
     wanted = sorted((EVERYWHERE | (more or {})).items())
     return {status: {"description": description, "content": content} for status, description in wanted}
 
 
 def generation_responses() -> Responses:
-    """What completions and chat completions answer."""
+    """The answers of completions and chat completions."""
     content = {
         "application/json": {"schema": {"$ref": REF.format(model="Answer")}},
         "text/event-stream": {"schema": EVENT},
@@ -93,13 +90,13 @@ def generation_responses() -> Responses:
 
 
 def text_response() -> Responses:
-    """What routes answer that have no JSON."""
+    """The answers of routes that send plain text."""
     content = {"text/plain": {"schema": {"type": "string"}}}
     return {200: {"description": "plain text", "content": content}, **errors()}
 
 
 def add_schemas(document: dict[str, Any]) -> dict[str, Any]:
-    """`document` with the schemas that the functions above refer to, and without FastAPI's own error, never sent."""
+    """Adds the schemas that the functions above refer to. Drops FastAPI's own error 422, which is never sent."""
     schemas: dict[str, Any] = dict(SCHEMAS)
     for kind in (CompletionRequest, ChatRequest):
         schema = kind.model_json_schema(ref_template=REF)

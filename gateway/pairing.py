@@ -1,7 +1,6 @@
-"""Which workers take a request: one prefill and one decode worker, or one unified worker.
+"""Picks the workers of a request: one prefill and one decode worker, or one unified worker.
 
-Pure but for the turn counter. A pair and a unified worker compete on one scale, the share of their capacity that is in
-use. What it does not know: messages, sockets, or what a request says.
+Pure except for the turn counter. Pairs and unified workers are compared by the share of their capacity in use.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,22 +13,22 @@ from runtime.settings import Pairing
 
 @dataclass(frozen=True)
 class Need:
-    """What a request will occupy: tokens of KV while it prefills, tokens of KV until it ends, rows."""
+    """What a request needs: its prompt's length, its choices and their longest outputs."""
 
     prompt_tokens: int
     num_choices: int
     max_tokens: int  # of each choice
 
     def total_pages(self, page_size: int) -> int:
-        """Pages until the end: full prompt pages once, then for each choice its copy of the rest and its outputs (but
-        the last output, whose KV nobody reads)."""
+        """Pages at the end: the full prompt pages once, then for each choice the rest of the prompt and its outputs.
+        The KV of the last output is never read, so it needs none."""
         full, rest = divmod(self.prompt_tokens, page_size)
         return max(
             -(-self.prompt_tokens // page_size), full + self.num_choices * -(-(rest + self.max_tokens - 1) // page_size)
         )
 
     def fits(self, member: Member) -> bool:
-        """Whether `member`, were it empty, could hold this request."""
+        """Whether `member` could hold this request if it were empty."""
         page_size = member.registered.layout.page_size
         pool = member.registered.max_total_tokens // page_size
         if member.role is Role.PREFILL:
@@ -39,31 +38,31 @@ class Need:
 
 @dataclass(frozen=True)
 class Load:
-    """What this gateway has given to a worker and not yet seen finished."""
+    """Work that this gateway gave to a worker and that has not ended."""
 
-    prompt_tokens: int = 0  # of prompts without a first token
+    prompt_tokens: int = 0  # of prompts whose first token has not come
     rows: int = 0
     kv_tokens: int = 0
 
     def plus(self, other: "Load") -> "Load":
-        """Both together."""
+        """The sum of both."""
         return Load(self.prompt_tokens + other.prompt_tokens, self.rows + other.rows, self.kv_tokens + other.kv_tokens)
 
     def minus(self, other: "Load") -> "Load":
-        """This without `other`."""
+        """This load without `other`."""
         return Load(self.prompt_tokens - other.prompt_tokens, self.rows - other.rows, self.kv_tokens - other.kv_tokens)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The workers of one attempt. `decode` gets the Assign; `prefill` is None when that is a unified worker."""
+    """The workers of one attempt. `decode` gets the Assign. `prefill` is None if `decode` is a unified worker."""
 
     decode: Member
     prefill: Member | None
 
 
 class LoadBook:
-    """Load by worker, of the requests in flight."""
+    """The load of each worker, from the requests in flight."""
 
     def __init__(self) -> None:
         self._loads: dict[WorkerKey, Load] = {}
@@ -74,15 +73,15 @@ class LoadBook:
 
     @property
     def loads(self) -> Mapping[WorkerKey, Load]:
-        """All loads; a worker without one is absent."""
+        """All loads. A worker without load is absent."""
         return self._loads
 
     def add(self, key: WorkerKey, load: Load) -> None:
-        """Work was given."""
+        """Adds work that was given to a worker."""
         self._loads[key] = self.of(key).plus(load)
 
     def remove(self, key: WorkerKey, load: Load) -> None:
-        """Work is done."""
+        """Removes work that has ended."""
         rest = self.of(key).minus(load)
         if rest == Load():
             self._loads.pop(key, None)
@@ -91,7 +90,7 @@ class LoadBook:
 
 
 class Pairer:
-    """Picks workers by one policy and keeps the turn."""
+    """Picks workers by one policy and counts the turns."""
 
     def __init__(self, policy: Pairing) -> None:
         self._policy = policy
@@ -104,16 +103,19 @@ class Pairer:
         loads: Mapping[WorkerKey, Load],
         avoided: Collection[WorkerKey] = (),
     ) -> Pair | None:
-        """The workers for a request, or None when no ready pair could hold it. Those that are `avoided` only take it
-        where there is nobody else."""
+        """The workers for a request, or None if no ready workers could hold it. Takes `avoided` workers only if there
+        are no others."""
         fitting = [member for member in members if need.fits(member)]
         trusted = by_role([member for member in fitting if member.key not in avoided])
+
         if not can_serve(*trusted):
             everybody = by_role(fitting)
             trusted = (trusted[0] or everybody[0], trusted[1] or everybody[1], everybody[2])
+
         prefills, decodes, unified = trusted
         if not can_serve(prefills, decodes, unified):
             return None
+
         turn, self._turn = self._turn, self._turn + 1
         if self._policy == "round_robin":
             return round_robin(prefills, decodes, unified, turn)
@@ -121,19 +123,19 @@ class Pairer:
 
 
 def by_role(members: Sequence[Member]) -> tuple[list[Member], list[Member], list[Member]]:
-    """Prefill, decode and unified workers."""
+    """(prefill, decode, unified workers)."""
     prefills = [member for member in members if member.role is Role.PREFILL]
     decodes = [member for member in members if member.role is Role.DECODE]
     return prefills, decodes, [member for member in members if member.role is Role.UNIFIED]
 
 
 def can_serve(prefills: Sequence[Member], decodes: Sequence[Member], unified: Sequence[Member]) -> bool:
-    """Whether there is a pair, or a unified worker."""
+    """Whether there is a pair or a unified worker."""
     return bool(unified) or bool(prefills and decodes)
 
 
 def round_robin(prefills: Sequence[Member], decodes: Sequence[Member], unified: Sequence[Member], turn: int) -> Pair:
-    """Decode and unified workers in turn; each pass over the decode workers shifts their prefill workers by one."""
+    """Decode and unified workers in turn. Each pass over them shifts the prefill workers by one."""
     takers = [*(decodes if prefills else ()), *unified]
     taker = takers[turn % len(takers)]
     if taker.role is Role.UNIFIED:
@@ -148,8 +150,8 @@ def least_loaded(
     turn: int,
     loads: Mapping[WorkerKey, Load],
 ) -> Pair:
-    """The lightest prefill with the lightest decode, or the lightest unified worker if that is lighter than both.
-    Equal ones take turns."""
+    """The least loaded prefill and decode workers, or the least loaded unified worker if that has less load than
+    both. Equals take turns."""
 
     def lightest(workers: Sequence[Member]) -> tuple[float, Member]:
         start = turn % len(workers)
@@ -159,10 +161,12 @@ def least_loaded(
 
     alone = lightest(unified) if unified else None
     if not (prefills and decodes):
-        assert alone is not None, "the caller checked that somebody can serve"
+        assert alone is not None, "the caller checked that some worker can serve"
         return Pair(alone[1], None)
+
     prefill_weight, prefill = lightest(prefills)
     decode_weight, decode = lightest(decodes)
+
     pair_weight = max(prefill_weight, decode_weight)
     if alone is not None and (alone[0] < pair_weight or (alone[0] == pair_weight and turn % 2)):
         return Pair(alone[1], None)
@@ -170,7 +174,7 @@ def least_loaded(
 
 
 def weight(member: Member, load: Load) -> float:
-    """The share of a worker's capacity that is spoken for, by its scarcest resource. More than 1 means a queue."""
+    """The share of a worker's scarcest resource that is taken. Above 1 there is a queue."""
     capacity = max(1, member.registered.max_total_tokens)
     rows = max(1, member.registered.max_running_requests)
     if member.role is Role.PREFILL:
@@ -179,10 +183,10 @@ def weight(member: Member, load: Load) -> float:
 
 
 def prefill_load(need: Need) -> Load:
-    """What a request weighs on its prefill worker until its first token."""
+    """The load of a request on its prefill worker until its first token."""
     return Load(prompt_tokens=need.prompt_tokens, rows=1, kv_tokens=need.prompt_tokens)
 
 
 def decode_load(need: Need) -> Load:
-    """What a request weighs on its decode (or unified) worker until it ends."""
+    """The load of a request on its decode (or unified) worker until it ends."""
     return Load(rows=need.num_choices, kv_tokens=need.prompt_tokens + need.num_choices * need.max_tokens)

@@ -1,7 +1,4 @@
-"""The gateway process: builds the parts from settings, serves until told to stop.
-
-What it does not know: the command line, the launcher.
-"""
+"""The gateway process: builds its parts from the settings and serves until it is stopped."""
 
 import asyncio
 import contextlib
@@ -37,7 +34,7 @@ from runtime.log import get_log
 from runtime.settings import GatewaySettings
 from runtime.tokenizer_digest import tokenizer_digest
 
-GRACE_S = 1  # for responses under way when the gateway stops
+GRACE_S = 1  # for responses in flight when the gateway stops
 BACKLOG = 2048
 UVICORN_TICK_S = 0.1
 TICKS_PER_DAY = 864_000
@@ -45,7 +42,7 @@ log = get_log("gateway")
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handlers, and stopping without delay."""
+    """uvicorn without its own signal handlers. It stops without delay."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -66,12 +63,12 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The process handles signals by itself."""
+        """Does nothing: the gateway handles signals itself."""
         yield
 
 
 def check_tokenizer(tokenizer: TextTokenizer | None, texts: Path, model: ModelFolder) -> None:
-    """ConfigError when the folder that `--tokenizer` names has none, or one with more tokens than the model."""
+    """ConfigError if the `--tokenizer` folder has no tokenizer, or one with token ids beyond the model's."""
     if tokenizer is None:
         raise ConfigError(f"--tokenizer: folder {brief(str(texts))} has no tokenizer.json", param="tokenizer")
     if model.vocab_size is not None and tokenizer.vocab_size > model.vocab_size:
@@ -91,22 +88,26 @@ class Gateway:
         tokenizer = load_tokenizer(texts)
         if settings.tokenizer is not None:
             check_tokenizer(tokenizer, texts, folder)
+
         special_tokens = {} if tokenizer is None else tokenizer.special.texts
         sources = read_template_sources(texts)
         if settings.chat_template is not None:
             sources["default"] = read_template(Path(settings.chat_template))
         templates = ChatTemplates(sources, special_tokens)
+
         lengths = [length for length in (settings.context_length, folder.context_length) if length is not None]
         if tokenizer is None:
             log.warning("the model folder has no tokenizer.json: only token ids can be served", model=settings.model)
         if folder.not_applied:
             log.warning("generation_config.json asks for what is not supported: ignored", **folder.not_applied)
+
         keys = None if settings.keys is None else read_keys(settings.keys, for_gateway=True)
         where, _ = split_endpoint(settings.control, "control")
         refuse_exposed(where, "--control", has_keys=keys is not None, trust_network=settings.trust_network)
         facts = model_facts(folder.path)
         if not facts:
             log.warning("config.json names no architecture: workers are not compared with it", model=settings.model)
+
         self._control_socket = ControlSocket(settings.control, keys)
         self.control = Control(
             self._control_socket,
@@ -117,22 +118,26 @@ class Gateway:
             "" if settings.tokenizer is not None else tokenizer_digest(folder.path),
             facts,
         )
+
         try:
             self._http_socket = listen(settings.host, settings.port, BACKLOG)
             self._http_socket.setblocking(False)
         except ConfigError:
             self._control_socket.close()
             raise
+
         metrics = Metrics(
             settings.served_model_name, lambda: self.control.membership.members, lambda: len(self.control.requests)
         )
         metrics.registry.register(ControlCollector(lambda: self.control.counts))
         metrics.registry.register(ConnectionCollector(self._control_socket.refused))
+
         admission = Admission(
             settings.limits.max_choices_in_flight,
             settings.limits.max_body_bytes,
             lambda: self.control.requests.num_choices,
         )
+
         self.service = Service(
             names=ModelNames((settings.served_model_name, *settings.more_model_names), settings.model_as_typed),
             model=str(folder.path),
@@ -149,6 +154,7 @@ class Gateway:
             api_keys=() if settings.api_key_file is None else read_api_keys(settings.api_key_file),
             allowed_origins=settings.allowed_origins,
         )
+
         config = uvicorn.Config(
             build_app(self.service),
             http=watched_http(
@@ -157,25 +163,26 @@ class Gateway:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="error",  # not a line for each client that speaks no HTTP
+            log_level="error",  # no line for each client that does not speak HTTP
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # nobody asks where a client is
+            proxy_headers=False,  # client addresses are not used
             backlog=BACKLOG,
-            timeout_keep_alive=settings.limits.keep_alive_s,  # type: ignore[arg-type]  # it also takes fractions
+            timeout_keep_alive=settings.limits.keep_alive_s,  # type: ignore[arg-type]  # uvicorn also takes fractions
             timeout_graceful_shutdown=GRACE_S,
         )
+
         self._server = Server(config)
         metrics.http_connections.set_function(lambda: len(self._server.server_state.connections))
 
     @property
     def control_endpoint(self) -> str:
-        """Where workers dial."""
+        """The endpoint to which workers connect."""
         return self._control_socket.endpoint
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """The URL to which clients connect."""
         host, port = self._http_socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -191,7 +198,7 @@ class Gateway:
             self._http_socket.close()
 
     def stop(self) -> None:
-        """Ends `serve`, also one that has yet to begin: what is in flight fails, connections are closed."""
+        """Ends `serve`, even before it has begun: requests in flight fail and connections are closed."""
         self.control.stop("the gateway is stopping")
         self._server.stop()
 

@@ -1,7 +1,4 @@
-"""Every response carries `x-request-id`: the client's own when it is reasonable, else a new one. Logs name it too.
-
-What it does not know: routes.
-"""
+"""Gives every response an `x-request-id`: the client's own if it is valid, else a new one. Logs name it too."""
 
 import re
 import secrets
@@ -16,7 +13,7 @@ _REASONABLE = re.compile(rb"[\x21-\x7e]{1,128}\Z")
 
 
 def new_request_id() -> str:
-    """One that no client chose."""
+    """A new random id."""
     return f"req-{secrets.token_hex(12)}"
 
 
@@ -26,17 +23,18 @@ def request_id_of(request: Request) -> str:
 
 
 class RequestIdMiddleware:
-    """Wraps the application. `count` is told the status of each response."""
+    """Wraps the application. `count` is called with the status of each response."""
 
     def __init__(self, app: ASGIApp, count: Callable[[int], None]) -> None:
         self._app = app
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes everything on and adds the header."""
+        """Passes the request on and adds the header to its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+
         given = next((value for name, value in scope["headers"] if name == HEADER.encode()), b"")
         request_id = given.decode("ascii") if _REASONABLE.match(given) else new_request_id()
         scope[_SCOPE_KEY] = request_id
@@ -45,7 +43,7 @@ class RequestIdMiddleware:
             if message["type"] == "http.response.start":
                 self._count(message["status"])
                 own = (HEADER.encode(), request_id.encode())
-                message = {**message, "headers": [*message.get("headers", ()), own]}  # that list may be everybody's
+                message = {**message, "headers": [*message.get("headers", ()), own]}  # a copy: that list may be shared
             await send(message)
 
         await self._app(scope, receive, send_with_id)

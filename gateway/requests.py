@@ -1,8 +1,7 @@
-"""What each request in flight has received: tokens in order, each once, whoever sent them first.
+"""Records what each request in flight has received: its tokens in order, each once.
 
-FirstToken comes straight from prefill and Tokens from decode, over two connections, so either may be first and both
-carry the same seq. A request runs as one attempt, or, once outputs were lost with a worker, as several: one for each
-choice. Pure. What it does not know: text, clients, sockets, time (stamps bring their own).
+FirstToken comes from prefill and Tokens from decode, over two connections. Either may arrive first; both carry the same
+seq. A request runs as one attempt. If a worker is lost after outputs came, each choice gets an attempt of its own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,38 +26,42 @@ class Delivery:
 
 @dataclass
 class ChoiceRecord:
-    """What one choice has received. `early` holds what came before its turn, by seq, of the present attempt."""
+    """What one choice has received. `early`: messages of the present attempt that came before their turn, by seq."""
 
     max_tokens: int
     token_ids: list[int] = field(default_factory=list)
     num_attempts: int = 0
     num_launch_failures: int = 0  # attempts that ended because a launch raised
     finish: FinishReason | None = None
-    closed: bool = False  # finished, or nobody wants the rest
+    closed: bool = False  # finished or cancelled
     early: dict[int, ChoiceTokens] = field(default_factory=dict)
 
     def accept(self, news: ChoiceTokens) -> tuple[tuple[int, ...], FinishReason | None]:
-        """The tokens that are new and in order now, and the finish if it was reached. WireError: nonsense."""
+        """(tokens that are new and in order, the finish if it was reached). WireError for invalid tokens."""
         end = news.seq + len(news.token_ids)
         if news.seq < 0 or end > self.max_tokens:
             raise WireError(f"tokens [{news.seq}, {end}) of a choice, expected within [0, {self.max_tokens})")
+
         if self.closed:
             return (), None
+
         if news.seq > len(self.token_ids):
             known = self.early.get(news.seq)
             if known is None or _richer(news, known):
                 self.early[news.seq] = news
             return (), None
+
         fresh = self._take(news)
         while self.early and not self.closed:
             seq = min(self.early)
             if seq > len(self.token_ids):
                 break
             fresh += self._take(self.early.pop(seq))
+
         return fresh, self.finish
 
     def close(self, finish: FinishReason | None = None) -> None:
-        """Nothing more is wanted."""
+        """Stops accepting tokens."""
         self.finish = finish
         self.closed = True
         self.early.clear()
@@ -69,69 +72,72 @@ class ChoiceRecord:
         finish = FinishReason(news.finish) if news.finish else None
         if news.seq < num_known and news.token_ids[: num_known - news.seq] != tuple(self.token_ids[news.seq : end]):
             raise WireError(f"tokens from {news.seq} on differ from those that were received before")
+
         if end < num_known or (end == num_known and finish is None):
             if finish is not None:
                 raise WireError(f"a choice ends at {end} tokens after {num_known} were received")
             return ()
+
         fresh = news.token_ids[num_known - news.seq :]
         self.token_ids += fresh
         if finish is not None:
             self.close(finish)
+
         return fresh
 
 
 @dataclass
 class Attempt:
-    """One try of neighbouring choices of a request on a pair (or a unified worker). `need` is what is left to do."""
+    """One try of neighbouring choices on a pair or a unified worker. `need`: what they still need there."""
 
     number: int
     choices: range
     need: Need
     decode: WorkerKey
     prefill: WorkerKey | None
-    on_prefill: bool = True  # its first token has not come yet
-    identities: tuple[bytes, ...] = field(init=False)  # routing ids of who runs it: asked for at every token
+    on_prefill: bool = True  # its first token has not arrived
+    identities: tuple[bytes, ...] = field(init=False)  # routing ids of its workers, compared at every token
 
     def __post_init__(self) -> None:
         self.identities = tuple(key.identity for key in self.workers)
 
     @property
     def workers(self) -> tuple[WorkerKey, ...]:
-        """Who runs it."""
+        """The workers that run it."""
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
     @property
     def pair(self) -> str:
-        """Their names, for the log."""
+        """The names of its workers, for the log."""
         return "+".join(key.worker_id for key in self.workers)
 
 
 @dataclass
 class RequestRecord:
-    """One prompt in flight: what its choices have received, and who runs those that are still open."""
+    """One prompt in flight: what its choices have received, and the attempts that run."""
 
     request_id: str
     job: Job
     choices: list[ChoiceRecord]
     timeline: bool = False
-    attempts: dict[int, Attempt] = field(default_factory=dict)  # under way, by number
+    attempts: dict[int, Attempt] = field(default_factory=dict)  # running ones, by number
     num_attempts: int = 0
     stamps: list[Stamp] = field(default_factory=list)
-    pairs: list[str] = field(default_factory=list)  # of all attempts, for the log
-    avoided: set[WorkerKey] = field(default_factory=set)  # workers that an attempt has failed on
+    pairs: list[str] = field(default_factory=list)  # the workers of all attempts, for the log
+    avoided: set[WorkerKey] = field(default_factory=set)  # workers on which an attempt failed
 
     @property
     def is_done(self) -> bool:
-        """Whether every choice has finished or is unwanted."""
+        """Whether every choice has finished or was cancelled."""
         return all(choice.closed for choice in self.choices)
 
     def has_ended(self, attempt: Attempt) -> bool:
-        """Whether nothing more is wanted from an attempt."""
+        """Whether all choices of an attempt are closed."""
         return all(self.choices[number].closed for number in attempt.choices)
 
     def open_groups(self, numbers: Iterable[int]) -> list[range]:
-        """Those of the choices that still want tokens, in groups that one attempt can run: choices that have outputs
-        go alone, because each has its own; the others in runs of neighbours, which share their prompt."""
+        """The open choices, in groups that one attempt can run. A choice with outputs runs alone, since its prompt
+        differs. Neighbours without outputs share their prompt and run together."""
         groups: list[range] = []
         for number in numbers:
             if self.choices[number].closed:
@@ -145,29 +151,29 @@ class RequestRecord:
         return groups
 
     def need_of(self, choices: range) -> Need:
-        """What these choices will occupy on new workers: what they have received is a part of the prompt there."""
+        """What these choices need on new workers. Outputs received so far count as prompt there."""
         num_replayed = len(self.choices[choices.start].token_ids)
         prompt_tokens = len(self.job.prompt_ids) + num_replayed
         return Need(prompt_tokens, len(choices), self.job.sampling.max_tokens - num_replayed)
 
     def message(self, attempt: Attempt, prefill: WorkerAddress | None) -> Assign:
-        """What the worker of a new attempt is told."""
+        """The Assign for the worker of a new attempt."""
         first = attempt.choices.start
         replayed = self.choices[first].token_ids
         return Assign(
-            self.request_id,
-            attempt.number,
-            (*self.job.prompt_ids, *replayed),
-            self.job.sampling,
-            len(attempt.choices),
-            prefill,
-            self.timeline,
-            first,
-            len(replayed),
+            request_id=self.request_id,
+            attempt=attempt.number,
+            prompt_ids=(*self.job.prompt_ids, *replayed),
+            sampling=self.job.sampling,
+            num_choices=len(attempt.choices),
+            prefill=prefill,
+            timeline=self.timeline,
+            first_choice=first,
+            num_replayed=len(replayed),
         )
 
     def finish_what_ends(self, numbers: Iterable[int]) -> list[Delivery]:
-        """Closes the open choices whose last token ends them: word of it was lost with the worker."""
+        """Closes open choices that had received their last token. Their worker was lost before it reported the end."""
         ended: list[Delivery] = []
         for number in numbers:
             choice = self.choices[number]
@@ -187,13 +193,13 @@ class Requests:
         self._records: dict[str, RequestRecord] = {}
         self.num_choices = 0  # of all requests in flight
         self.num_attempts = 0
-        self.num_dropped = 0  # deliveries for requests or attempts that nobody waits for
+        self.num_dropped = 0  # messages of requests or attempts that are over
 
     def __len__(self) -> int:
         return len(self._records)
 
     def add(self, request_id: str, job: Job, timeline: bool = False) -> RequestRecord:
-        """A request that is about to be assigned."""
+        """Adds a request that is about to be assigned."""
         assert request_id not in self._records, f"request id {request_id} is not unique"
         choices = [ChoiceRecord(job.sampling.max_tokens) for _ in range(job.num_choices)]
         record = RequestRecord(request_id, job, choices, timeline)
@@ -204,11 +210,12 @@ class Requests:
     def begin(
         self, record: RequestRecord, choices: range, decode: WorkerKey, prefill: WorkerKey | None = None
     ) -> Attempt:
-        """The next attempt, at these choices: what older ones still say of them is dropped."""
+        """Starts the next attempt for these choices. What earlier attempts report about them is dropped from now on."""
         attempt = Attempt(record.num_attempts, choices, record.need_of(choices), decode, prefill)
         record.num_attempts += 1
         self.num_attempts += 1
         record.attempts[attempt.number] = attempt
+
         record.pairs.append(attempt.pair)
         for number in choices:
             record.choices[number].num_attempts += 1
@@ -216,7 +223,7 @@ class Requests:
         return attempt
 
     def withdraw(self, record: RequestRecord, attempt: Attempt) -> None:
-        """The attempt was told to nobody: it does not count. Its number is not used again."""
+        """Undoes `begin`: no worker got the attempt. Its number is not used again."""
         del record.attempts[attempt.number]
         record.pairs.pop()
         self.num_attempts -= 1
@@ -228,33 +235,35 @@ class Requests:
         return self._records.get(request_id)
 
     def get(self, request_id: str, attempt: int) -> tuple[RequestRecord, Attempt] | None:
-        """A request in flight and an attempt of it that is under way."""
+        """A request in flight and one of its running attempts."""
         record = self._records.get(request_id)
         found = record.attempts.get(attempt) if record is not None else None
         return (record, found) if record is not None and found is not None else None
 
     def accept(self, news: ChoiceTokens) -> tuple[RequestRecord, Attempt, Delivery] | None:
-        """What a message brings that is new, or None. WireError when it makes no sense."""
+        """The new tokens in a message, or None. WireError if the message is invalid."""
         found = self.get(news.request_id, news.attempt)
         if found is None:
             self.num_dropped += 1
             return None
+
         record, attempt = found
         if news.choice not in attempt.choices:
             raise WireError(f"choice {news.choice} of an attempt at choices {list(attempt.choices)}")
+
         token_ids, finish = record.choices[news.choice].accept(news)
         if not token_ids and finish is None:
             return None
         return record, attempt, Delivery(news.choice, token_ids, finish)
 
     def add_stamps(self, request_id: str, attempt: int, stamps: Sequence[Stamp]) -> None:
-        """Moments in the life of a request, as workers saw them."""
+        """Adds the stamps that a worker took for a request."""
         found = self.get(request_id, attempt) if stamps else None
         if found is not None:
             found[0].stamps += stamps
 
     def remove(self, request_id: str) -> RequestRecord | None:
-        """Forgets a request; what still comes for it is dropped."""
+        """Forgets a request. Later messages about it are dropped."""
         record = self._records.pop(request_id, None)
         if record is not None:
             self.num_choices -= len(record.choices)

@@ -1,6 +1,6 @@
-"""What becomes of choices whose attempt has failed: another pair, a wait for one, or an error for the client.
+"""Decides what happens to choices whose attempt failed: another attempt, a wait for workers, or an error.
 
-Pure. What it does not know: who fails, which pair it would be, how choices are replayed.
+Pure functions; dispatch.py acts on the decision.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from protocol.errors import BatonError, LaunchFailed, LayoutMismatch, Unavailabl
 
 @dataclass(frozen=True)
 class RetryRules:
-    """`max_attempts` counts the first one. `wait_s` is how long choices may be without a pair, counted from when their
-    lost worker was last heard: a restarted worker is back by then, and a client need not wait longer for bad news."""
+    """`max_attempts` counts the first one. `wait_s`: how long choices may wait for workers, counted from when their
+    lost worker was last heard. A restarted worker is back by then."""
 
     max_attempts: int = 3
     wait_s: float = 4.0
@@ -19,31 +19,31 @@ class RetryRules:
 
 @dataclass(frozen=True)
 class Retry:
-    """Another attempt, now."""
+    """Start another attempt now."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Ask again when a worker has joined, or at `until` (seconds of the clock that `since` is of)."""
+    """Ask again when a worker has joined, or at `until` (same clock as `since`)."""
 
     until: float
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The client gets `error`."""
+    """Fail the request with `error`."""
 
     error: BatonError
 
 
 Decision = Retry | Wait | GiveUp
 PASSING = (Unavailable, LayoutMismatch, LaunchFailed)
-MOST_LAUNCH_FAILURES = 2  # of one request: it may be what fells the workers that compute it
+MOST_LAUNCH_FAILURES = 2  # of one request: the request itself may break the launches
 PASSING_CODES = tuple(kind.code for each in PASSING for kind in (each, *each.__subclasses__()))
 
 
 def may_go_on(error: BatonError) -> bool:
-    """Whether a request that failed with `error` may be served elsewhere, or by the same workers a second time."""
+    """Whether a request that failed with `error` may be tried again, by other workers or the same ones."""
     return isinstance(error, PASSING)
 
 
@@ -57,16 +57,19 @@ def decide(
     now: float,
     rules: RetryRules,
 ) -> Decision:
-    """`num_attempts` were made and the last one failed with `error`; of all of them, `num_launch_failures` because a
-    launch raised. `since` is when its worker was last heard, `now` if it still is; `has_pair`: somebody could take over
-    at once."""
+    """What to do after `num_attempts`, of which the last failed with `error` and `num_launch_failures` in a launch.
+
+    `since`: when the lost worker was last heard, or `now` if none was lost. `has_pair`: workers are ready to take over.
+    """
     if not may_go_on(error):
         return GiveUp(error)
+
     if num_launch_failures >= MOST_LAUNCH_FAILURES:
         return GiveUp(LaunchFailed(f"{error.message} (computing it failed {num_launch_failures} times)"))
     if num_attempts >= rules.max_attempts:
         tried = "the only attempt" if num_attempts == 1 else f"the last of {num_attempts} attempts"
         return GiveUp(_final(error, f"{error.message} ({tried})"))
+
     if has_pair:
         return Retry()
     until = since + rules.wait_s
@@ -76,5 +79,5 @@ def decide(
 
 
 def _final(error: BatonError, message: str) -> BatonError:
-    """Of the kind of `error`, unless clients would not know that as a fault of the service."""
+    """The same kind of error if clients know it as a fault of the service, else Unavailable."""
     return type(error)(message) if isinstance(error, Unavailable | LaunchFailed) else Unavailable(message)

@@ -1,7 +1,7 @@
-"""What clients may send: the fields of completions and chat requests, their types and ranges.
+"""The fields of completion and chat requests, with their types and ranges.
 
-Types are strict (no bool for an int, no NaN); unknown fields are ignored; null means absent. What it does not know: the
-model's limits (translate.py), fields that are known but unsupported (unsupported.py).
+Types are strict (no bool for an int, no NaN), unknown fields are ignored, and null means absent. translate.py checks
+the model's limits, unsupported.py refuses fields that are known but not supported.
 """
 
 import json
@@ -17,15 +17,15 @@ from runtime.settings import HttpLimits
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_MESSAGES = 10_000
-MAX_SHOWN = 80  # characters of a value in a message
-NEED_CONTENT = frozenset("user system developer".split())  # the chat template judges messages of other roles
+MAX_SHOWN = 80  # characters of a value that an error shows
+NEED_CONTENT = frozenset("user system developer".split())  # the chat template checks messages of other roles
 INT64 = 2**63
 KnownRole = Literal["system", "developer", "user", "assistant", "tool", "function"]
 CONTENT = "a string or a list of text parts"
 UNIONS = {"content": CONTENT, "stop": "a string or a list of strings"}
 PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists, none of them empty"
 
-# what was expected, by the kind of pydantic's error
+# What was expected, by the kind of pydantic's error.
 WANTED = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",
@@ -47,11 +47,11 @@ Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 def _let_others_run(ids: list[int]) -> list[int]:
-    """Unchanged. Other threads can only run between two lists because this is Python, which gives way."""
+    """Returns `ids`. This call into Python lets other threads run between two lists."""
     return ids
 
 
-# one error is enough: a long list could have millions
+# One error is enough: a long list could have millions.
 Ids = Annotated[list[TokenId], Field(fail_fast=True), AfterValidator(_let_others_run)]
 
 
@@ -91,12 +91,12 @@ class GenerationRequest(BaseModel):
 
     @property
     def num_choices(self) -> int:
-        """Of each prompt."""
+        """Choices of each prompt."""
         return self.n or 1
 
     @property
     def num_prompts(self) -> int:
-        """In this request."""
+        """Prompts in this request."""
         return 1
 
 
@@ -113,12 +113,12 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_prompts(self) -> int:
-        """A list of ids is one prompt, any other list has one in each item."""
+        """A list of token ids is one prompt. Any other list has one prompt in each item."""
         return 1 if isinstance(self.prompt, str) or isinstance(self.prompt[0], int) else len(self.prompt)
 
 
 class TextPart(BaseModel):
-    """A part of a message's content; only text is understood."""
+    """A part of a message's content. Only text is supported."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -127,7 +127,7 @@ class TextPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One message. Further fields (`name`, `tool_calls`, ...) go to the chat template as they are."""
+    """One message. Other fields (`name`, `tool_calls`, ...) are passed to the chat template."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -162,7 +162,7 @@ R = TypeVar("R", bound=GenerationRequest)
 
 
 def parse(kind: type[R], body: Any) -> R:
-    """The request in a JSON body; BadRequest names the field, the value got and what was expected."""
+    """The request in a JSON body. BadRequest names the field, its value and what was expected."""
     if not isinstance(body, dict):
         raise BadRequest(f"the body is {_type_name(body)}, expected a JSON object")
     try:
@@ -178,7 +178,7 @@ def parse(kind: type[R], body: Any) -> R:
 
 
 def check_counts(request: GenerationRequest, limits: HttpLimits) -> None:
-    """BadRequest when there are more choices, prompts or stop strings than one request may have."""
+    """BadRequest if one request has too many choices, prompts or stop strings."""
     num_stops = len(request.stop) if isinstance(request.stop, list) else 0
     for name, what, found, most in (
         ("n", "choices", request.num_choices, limits.max_choices),
@@ -187,6 +187,7 @@ def check_counts(request: GenerationRequest, limits: HttpLimits) -> None:
     ):
         if found > most:
             raise BadRequest(f"{name}: got {found} {what}, expected at most {most}", param=name)
+
     if request.num_choices * request.num_prompts > limits.max_choices_in_flight:
         raise BadRequest(
             f"n: got {request.num_choices} for each of {request.num_prompts} prompts, "
@@ -196,11 +197,12 @@ def check_counts(request: GenerationRequest, limits: HttpLimits) -> None:
 
 
 def short(value: Any) -> str:
-    """A value as an error message shows it: a text in single quotes, anything else as JSON. No more of it is looked at
-    than is shown."""
+    """A value as an error shows it: text in single quotes, anything else as JSON. Reads no more of the value than is
+    shown."""
     if isinstance(value, str):
         text = repr(value[: MAX_SHOWN + 1])
         return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
     shown = ""
     for piece in _written(value):
         shown += piece
@@ -210,7 +212,7 @@ def short(value: Any) -> str:
 
 
 def _written(value: Any) -> Iterator[str]:
-    """JSON of the value, piece by piece."""
+    """The value as JSON, piece by piece."""
     if isinstance(value, str):
         cut = value[: MAX_SHOWN + 1]
         yield json.dumps(cut, ensure_ascii=not cut.isprintable())
@@ -231,13 +233,15 @@ def _written(value: Any) -> Iterator[str]:
 
 
 def _bad_request(error: ValidationError) -> BadRequest:
-    """The failure nearest to what the client meant: of a union, the member that got furthest."""
+    """The error that is likely closest to what the client meant: in a union, of the member that matched furthest."""
     first = max(error.errors(include_url=False), key=_progress)
     top = str(first["loc"][0])
     path = ".".join(str(part) for part in first["loc"] if not _is_variant(part))
+
     if first["type"] == "missing":
         expected = f", expected {PROMPTS}" if top == "prompt" else ""
         return BadRequest(f"{path}: is missing{expected}", param=top)
+
     if top == "prompt":
         return BadRequest(f"prompt: got {short(first['input'])}, expected {PROMPTS}", param=top)
     if first["type"] == "no_content":
@@ -246,16 +250,18 @@ def _bad_request(error: ValidationError) -> BadRequest:
 
 
 def _progress(error: ErrorDetails) -> tuple[int, bool]:
-    """How far the checks of a value got: how deep, and whether at least its type was right."""
+    """(how deep the checks of a value got, whether its type was right)."""
     return sum(isinstance(part, int) for part in error["loc"]), not error["type"].endswith("_type")
 
 
 def _complaint(error: ErrorDetails, path: str) -> str:
-    """What is wrong with one value, and what was expected."""
+    """What is wrong with one value and what was expected."""
     kind, limits = error["type"], error.get("ctx", {})
     field = path.rpartition(".")[2]
+
     if kind.endswith("_type") and field in UNIONS:
         return f"got {short(error['input'])}, expected {UNIONS[field]}"
+
     if kind == "string_too_short":
         return "is empty, expected at least one character"
     if kind == "too_short":
@@ -263,13 +269,14 @@ def _complaint(error: ErrorDetails, path: str) -> str:
     if kind in ("too_long", "string_too_long"):
         unit = "items" if kind == "too_long" else "characters"
         return f"has {len(error['input'])} {unit}, expected at most {limits['max_length']}"
+
     if kind in WANTED:
         return f"got {short(error['input'])}, expected {WANTED[kind].format(**limits)}"
     return f"got {short(error['input'])}: {_lower(error['msg'])}"
 
 
 def _is_variant(part: int | str) -> bool:
-    """Pydantic names the member of a union in the path: "list[constrained-str]", "str", "TextPart"."""
+    """Whether a part of an error's path names a member of a union: "list[constrained-str]", "str", "TextPart"."""
     return isinstance(part, str) and (not part.islower() or not part.isidentifier() or part in ("str", "int"))
 
 

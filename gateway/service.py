@@ -1,4 +1,4 @@
-"""What the routes of one gateway share. What it does not know: HTTP."""
+"""The parts of one gateway that its routes share."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,35 +21,36 @@ class Service:
     """Everything that routes need."""
 
     names: ModelNames
-    model: str  # its folder
-    texts: str  # the folder of its tokenizer
+    model: str  # the path of its folder
+    texts: str  # the path of its tokenizer's folder
     control: Control
     translator: Translator
     tokenizer: TextTokenizer | None
     metrics: Metrics
     clock: Clock
-    model_limits: Limits  # of the model folder and the settings; workers add theirs
+    model_limits: Limits  # from the model folder and the settings; `limits` adds the workers'
     started_at: int  # seconds since 1970
     http_limits: HttpLimits
     admission: Admission
-    api_keys: tuple[str, ...] = ()  # none: whoever connects is served
+    api_keys: tuple[str, ...] = ()  # empty: every client is served
     allowed_origins: tuple[str, ...] = ()
-    one_long_body: asyncio.Lock = field(default_factory=asyncio.Lock)  # parsed at a time: parsing lets nothing else run
-    one_long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenised at a time: that takes memory
-    one_huge_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # the same, but it takes seconds
+    # Each bounds work to one request at a time:
+    one_long_body: asyncio.Lock = field(default_factory=asyncio.Lock)  # parsing it, which lets nothing else run
+    one_long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes memory
+    one_huge_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes seconds
 
     @property
     def limits(self) -> Limits:
-        """The model's limits and those of the workers that are there now."""
+        """The smaller of the model's limits and those of the present workers."""
         return merged(self.model_limits, self.control.limits)
 
     def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
-        """For one choice of this prompt."""
+        """The detokenizer for one choice of this prompt."""
         return NoText() if self.tokenizer is None else self.tokenizer.detokenizer(prompt_ids, skip_special)
 
 
 def merged(model: Limits, workers: Limits) -> Limits:
-    """The workers' limits, none above the model's; the workers know the vocabulary better."""
+    """The workers' limits, none above the model's. The workers' vocabulary size wins."""
     known = [length for length in (model.context_length, workers.context_length) if length is not None]
     return Limits(
         context_length=min(known, default=None),

@@ -1,6 +1,6 @@
-"""Chunks of a streamed answer as bytes, `data: {...}` lines and nothing else; one chunk for each token.
+"""Writes the chunks of a streamed answer, one for each token, as `data: {...}` lines.
 
-The part of a chunk that never changes is encoded once. What it does not know: when chunks are sent.
+The part of a chunk that never changes is encoded once.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class ResponseHead:
-    """What all chunks, or the one body, of a response share. `created` is in seconds since 1970."""
+    """The fields that all chunks of a response share. `created` is in seconds since 1970."""
 
     response_id: str
     created: int
@@ -31,7 +31,7 @@ class ChunkWriter:
     def __init__(self, head: ResponseHead, include_usage: bool, continuous_usage: bool) -> None:
         self._head = head
         self._include_usage = include_usage
-        self.continuous = include_usage and continuous_usage  # each chunk tells the usage so far
+        self.continuous = include_usage and continuous_usage  # each chunk carries the usage so far
         self._spoke: set[int] = set()  # choices whose role was sent
         common = {
             "id": head.response_id,
@@ -41,14 +41,15 @@ class ChunkWriter:
         }
         self._start = b"data: " + orjson.dumps(common)[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands before and after a plain text
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: the bytes around the text of a plain chunk
 
     def chunk(
         self, index: int, piece: Piece, usage: Usage | None = None, timeline: list[dict[str, Any]] | None = None
     ) -> bytes:
-        """The chunk of one token of the choice `index`. `usage` counts the tokens up to this one: it must be there when
-        the client asked for continuous usage."""
+        """The chunk of one token of the choice `index`. `usage` counts the tokens up to this one; it is required if the
+        client asked for continuous usage."""
         text, token_id, finish_reason = piece
+
         frame = self._frames.get(index)
         if frame is not None and finish_reason is None and timeline is None:
             before, after = frame
@@ -57,12 +58,13 @@ class ChunkWriter:
                     before, orjson.dumps(text), after, b"" if token_id is None else b"%d" % token_id, self._end
                 )  # fmt: skip
             return before + orjson.dumps(text) + after
+
         if not self.continuous:
             self._frames[index] = self._frame(index)
         return self._any_chunk(index, piece, usage, timeline)
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and after the text of a chunk that only adds text."""
+        """The bytes before and after the text of a chunk that only adds text."""
         before = self._start + b'{"index":%d,' % index + (b'"delta":{"content":' if self._head.is_chat else b'"text":')
         after = b"}" * self._head.is_chat + b',"logprobs":null,"finish_reason":null'
         return before, after if self._head.with_token_ids else after + b"}" + self._end
@@ -70,6 +72,7 @@ class ChunkWriter:
     def _any_chunk(self, index: int, piece: Piece, usage: Usage | None, timeline: list[dict[str, Any]] | None) -> bytes:
         text, token_id, finish_reason = piece
         choice: dict[str, Any] = {"index": index}
+
         if self._head.is_chat:
             delta: dict[str, Any] = {"content": text}
             if index not in self._spoke:
@@ -78,10 +81,12 @@ class ChunkWriter:
             choice["delta"] = delta
         else:
             choice["text"] = text
+
         choice["logprobs"] = None
         choice["finish_reason"] = finish_reason
         if self._head.with_token_ids:
             choice["token_ids"] = [] if token_id is None else [token_id]
+
         end = self._end
         if timeline is not None or self.continuous:
             last: dict[str, Any] = {}
@@ -90,10 +95,11 @@ class ChunkWriter:
             if timeline is not None:
                 last["timeline"] = timeline
             end = b"]," + orjson.dumps(last)[1:] + b"\n\n"
+
         return self._start + orjson.dumps(choice) + end
 
     def usage_chunk(self, usage: Usage, timeline: list[dict[str, Any]] | None) -> bytes:
-        """The chunk without choices that clients may ask for, after all others."""
+        """The chunk without choices that reports usage, after all others."""
         last: dict[str, Any] = {"usage": usage.to_json()}
         if timeline is not None:
             last["timeline"] = timeline

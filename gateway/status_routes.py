@@ -1,7 +1,6 @@
-"""Routes that say what is served, by whom and how it goes; they generate nothing.
+"""Routes that report what is served and how it runs; they generate nothing.
 
-Routers in front read `/server_info` and `/model_info`, as SGLang's does under these names and the older ones. What it
-does not know: requests for tokens (http_app.py).
+Routers in front of the gateway read `/server_info` and `/model_info`, under SGLang's names, old and new.
 """
 
 from dataclasses import asdict
@@ -51,20 +50,20 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", responses=text_response(), response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Metrics in Prometheus's text format."""
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.post("/flush_cache", operation_id="flush_cache", responses=errors())
     @app.post("/reset_prefix_cache", operation_id="reset_prefix_cache", responses=errors())
     async def flush_cache() -> Response:
-        """Benchmarks call this before a run. No prefix is cached, so there is nothing to drop."""
+        """Does nothing, because no prefix is cached. Benchmarks call this before a run."""
         return json_response({"status": "ok"})
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", responses=errors())
     async def models() -> Response:
-        """The one model that is served, under each of its names."""
+        """The model, once under each of its names."""
         data = [_model(service, name) for name in service.names.served]
         return json_response({"object": "list", "data": data})
 
@@ -84,13 +83,13 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/server_info", operation_id="server_info", responses=errors())
     @app.get("/get_server_info", operation_id="get_server_info", responses=errors())
     async def server_info() -> Response:
-        """What routers and benchmarks ask a server. Gateway and workers together are one server."""
+        """The server as routers and benchmarks see it: gateway and workers together."""
         return json_response(_server_info(service))
 
     @app.get("/model_info", operation_id="model_info", responses=errors())
     @app.get("/get_model_info", operation_id="get_model_info", responses=errors())
     async def model_info() -> Response:
-        """What routers ask of the model."""
+        """The model's properties that routers ask for."""
         return json_response(_model_info(service))
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -106,7 +105,7 @@ def worker_row(member: Member, now: float) -> dict[str, Any]:
         "role": str(member.role),
         "pid": registered.pid,
         "state": "ready",  # a worker that cannot serve is not a member
-        "instance": str(member.key.instance),  # above 2**53: JSON readers would round it
+        "instance": str(member.key.instance),  # as text: it exceeds 2**53, which JSON readers round
         "host": registered.host,
         "device": registered.device,
         "peer": registered.address.peer,
@@ -138,7 +137,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 
 def _server_info(service: Service) -> dict[str, Any]:
-    """Sums over the workers that decode, because each request runs on one of them."""
+    """Sums over decode and unified workers, since each request occupies one of them."""
     decodes = [each.registered for each in service.control.membership.members if each.role is not Role.PREFILL]
     return {
         "model_id": service.names.first,
@@ -153,8 +152,8 @@ def _server_info(service: Service) -> dict[str, Any]:
         "page_size": service.limits.page_size,
         "tp_size": 1,
         "dp_size": 1,
-        "disaggregation_mode": "null",  # to a router this is a plain server: it pairs its workers by itself
-        "internal_states": [{}],  # benchmarks look into the first one
+        "disaggregation_mode": "null",  # to a router this is a plain server: the gateway pairs the workers
+        "internal_states": [{}],  # benchmarks read the first one
     }
 
 

@@ -1,10 +1,8 @@
-"""Stop strings in a stream of text: holds back what may be the start of one, and cuts the text before the first match.
+"""Finds stop strings in a stream of text. Holds back what may begin one, and cuts the text before the first match.
 
-The first match is the stop string that is complete first. If several end at the same character, the longest wins. So
-the result does not depend on how the text was cut into pieces. What it does not know: tokens.
-
-The method is Aho and Corasick's (1975): a tree of all stop strings, in which each node falls back to the node of the
-longest proper suffix of its text. A character costs a constant number of steps, however many and long the stops are.
+The stop string that is complete first wins; of several that end at one character, the longest. So the result does not
+depend on how the text was cut into pieces. The method is Aho and Corasick's (1975): a tree of all stop strings, where
+each node falls back to the longest proper suffix of its text that is also a node. A character takes constant time.
 """
 
 from array import array
@@ -15,27 +13,27 @@ NO_STEP = -1
 
 
 class StopSet:
-    """The stop strings of one request as an automaton. All choices share it; it never changes.
+    """The stop strings of one request as an automaton. It never changes; all choices share it.
 
-    A node stands for a text with which some stop string begins. Most nodes have one child, which is the next node: so
+    A node stands for a text that begins some stop string. Most nodes have one child, and that child is the next node:
     `_step_to[node]` is the code point that leads from `node - 1` to `node`. Other children are in `_branches`.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
         assert all(strings), "an empty stop string"
         self.strings = tuple(strings)
-        self._step_to = array("i", [NO_STEP, NO_STEP])  # one more than there are nodes
-        self._branches: dict[tuple[int, int], int] = {}  # by node and code point
+        self._step_to = array("i", [NO_STEP, NO_STEP])  # one entry more than nodes
+        self._branches: dict[tuple[int, int], int] = {}  # (node, code point) to child
         self._fallbacks = array("i", [ROOT])
         self.depths = array("i", [0])  # characters of each node's text
-        self.match_lengths = array("i", [0])  # of the longest stop string that ends here; 0: none does
+        self.match_lengths = array("i", [0])  # of the longest stop string that ends at the node; 0: none
         parents = [ROOT]
         for string in strings:
             self._add(string, parents)
         self._link(parents)
 
     def next(self, node: int, char: str) -> int:
-        """The node of the longest suffix of (the text of `node`, then `char`) with which a stop string begins."""
+        """The node of the longest suffix of (the text of `node`, then `char`) that begins a stop string."""
         code = ord(char)
         while (child := self._child(node, code)) == NO_STEP:
             if node == ROOT:
@@ -49,7 +47,7 @@ class StopSet:
         return self._branches.get((node, code), NO_STEP)
 
     def _add(self, string: str, parents: list[int]) -> None:
-        """Adds the nodes of one string, without their fallbacks, and the parent of each to `parents`."""
+        """Adds the nodes of one string, without fallbacks. Appends the parent of each to `parents`."""
         node = ROOT
         for char in string:
             code = ord(char)
@@ -69,7 +67,7 @@ class StopSet:
         self.match_lengths[node] = len(string)
 
     def _link(self, parents: list[int]) -> None:
-        """Finds the fallback of each node, shorter texts first: a fallback's text is shorter than its node's."""
+        """Sets the fallback of each node. Shorter texts come first, because a fallback is shorter than its node."""
         codes = list(self._step_to)
         for (_, code), child in self._branches.items():
             codes[child] = code
@@ -81,7 +79,7 @@ class StopSet:
 
 
 class StopStrings:
-    """Scans one choice's text. After a match nothing more may be fed."""
+    """Scans one choice's text. Do not feed text after a match."""
 
     def __init__(self, stops: StopSet) -> None:
         self._stops = stops
@@ -90,7 +88,7 @@ class StopStrings:
         self.has_matched = False
 
     def feed(self, text: str) -> str:
-        """What may be shown of the text so far and was not yet; sets `has_matched` when a stop string is complete."""
+        """The text that may be shown now. Sets `has_matched` when a stop string is complete."""
         assert not self.has_matched, "text after a stop string"
         stops, node = self._stops, self._node
         if not stops.strings:
@@ -109,6 +107,6 @@ class StopStrings:
         return text[:num_shown]
 
     def flush(self) -> str:
-        """What was held back: the text has ended without a match."""
+        """The text held back, when the text has ended without a match."""
         held, self._held = self._held, ""
         return held

@@ -1,7 +1,6 @@
-"""Numbers for `/metrics` that are cheap to add to, on one thread: a token may add to several of them.
+"""Metrics that are cheap to add to from one thread: each token adds to several of them.
 
-prometheus_client's own take a lock and check their labels at each call; these become its families only when they are
-read. What it does not know: which numbers there are (metrics.py).
+prometheus_client's own metrics take a lock and check labels at each call. These become its families when they are read.
 """
 
 from bisect import bisect_left
@@ -13,7 +12,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 
 class Tally(Collector):
-    """A number that only grows. `name` without `_total`."""
+    """A number that only grows. Give `name` without `_total`."""
 
     def __init__(self, name: str, help_text: str, registry: CollectorRegistry) -> None:
         self._name, self._help = name, help_text
@@ -21,18 +20,18 @@ class Tally(Collector):
         registry.register(self)
 
     def add(self, amount: int) -> None:
-        """`amount` more."""
+        """Adds `amount`."""
         self.value += amount
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """Read at every scrape."""
+        """Called at every scrape."""
         family = CounterMetricFamily(self._name, self._help)
         family.add_metric([], self.value)
         return [family]
 
 
 class Spread(Collector):
-    """How values are spread over buckets, each up to and with its edge; the last has no edge."""
+    """A histogram. Each bucket includes its upper edge; the last has no edge."""
 
     def __init__(self, name: str, help_text: str, edges: Sequence[float], registry: CollectorRegistry) -> None:
         self._name, self._help, self._edges = name, help_text, tuple(map(float, edges))
@@ -41,12 +40,12 @@ class Spread(Collector):
         registry.register(self)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Counts `value` as if it had come so many times."""
+        """Counts `value` `times` times."""
         self._counts[bisect_left(self._edges, value)] += times
         self._sum += value * times
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Read at every scrape."""
+        """Called at every scrape."""
         edges = [*map(str, self._edges), "+Inf"]
         family = HistogramMetricFamily(self._name, self._help)
         family.add_metric([], list(zip(edges, accumulate(self._counts), strict=True)), self._sum)

@@ -1,9 +1,8 @@
-"""Cuts a long text where the tokens of its slices, one after another, are exactly the tokens of the whole text.
+"""Cuts a long text into slices whose tokens, one after another, are exactly the tokens of the whole text.
 
-A cut lies before a space that follows another character, or behind a line that a letter or digit follows. That such a
-cut changes nothing must follow from the tokenizer's own description (`find_cuts`): no added token is near, and either
-its pre-tokenizer always splits there, or no token of its vocabulary reaches across. For any other tokenizer the text
-stays whole. What it does not know: how many tokens are too many.
+A cut lies before a space that follows another character, or after a line break that a letter or digit follows. The
+tokenizer's own description must prove that such a cut changes nothing (`find_cuts`): no added token is near, and either
+the pre-tokenizer always splits there or no token of the vocabulary crosses the cut. Otherwise the text stays whole.
 """
 
 import json
@@ -16,20 +15,20 @@ from typing import Any
 from tokenizers import Tokenizer, models
 
 SLICE_CHARS = 64 * 1024
-STRIDE_CHARS = 64 * 1024  # within which so many places are tried:
+STRIDE_CHARS = 64 * 1024  # in each stride, at most MAX_TRIES places are tried
 MAX_TRIES = 8
 NEAR_CHARS = 2
 
-# Normalizers that change a character without regard to a space beside it. The first group does nothing else. NFKC and
-# NFKD may turn a character into text that begins with a space. BertNormalizer may also remove characters.
+# Normalizers that change a character regardless of a space beside it. The NEUTRAL ones do nothing else. NFKC and NFKD
+# may turn a character into text that begins with a space. BertNormalizer may also remove characters.
 NEUTRAL = frozenset("NFC NFD Lowercase".split())
 NEUTRAL_AT_SPACES = NEUTRAL | {"NFKC", "NFKD"}
 LOCAL_NORMALIZERS = NEUTRAL_AT_SPACES | {"BertNormalizer"}
-# Pre-tokenizers that split at every space, and those that split within words only.
+# Pre-tokenizers that split at every space.
 SPLIT_AT_SPACES = frozenset("Whitespace WhitespaceSplit BertPreTokenizer".split())
 APART = ("Isolated", "Removed", "Contiguous")  # behaviours that join nothing with its neighbour
-# Alternatives of regular expressions. None matches a space behind another character, none a letter or digit behind a
-# line break, and none looks behind. If `\s+` is among them, every space and line break is in some match.
+# Alternatives of regular expressions that are safe to cut at. None matches a space after another character, or a letter
+# or digit after a line break, and none looks behind. With `\s+` among them, every space and line break is matched.
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 SAFE_ALTERNATIVES = frozenset(
@@ -55,16 +54,16 @@ AT_LINE = r"(?<=\S\n)(?=[^\W_])"
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where texts may be cut. `drops_space`: the normalizer puts the space at the cut back, so it is left out."""
+    """Where texts may be cut. `drops_space`: leave out the space at the cut, since the normalizer adds it again."""
 
     places: re.Pattern[str]
     drops_space: bool
-    not_after: frozenset[str]  # characters that some token joins with a space behind them
-    space: str  # what spaces become
-    added: tuple[str, ...]  # tokens that may not be near
+    not_after: frozenset[str]  # characters that some token joins with a following space
+    space: str  # what the normalizer turns a space into
+    added: tuple[str, ...]  # added tokens, which must not be near a cut
 
     def slices(self, text: str, size: int = SLICE_CHARS) -> Iterator[str]:
-        """The text in order, in slices of about `size` characters; longer where it cannot be cut."""
+        """The text in slices of about `size` characters, in order. A slice is longer where no cut is possible."""
         start = 0
         while len(text) - start > size:
             cut = self._next(text, start + size)
@@ -75,7 +74,7 @@ class Cuts:
         yield text[start:]
 
     def _next(self, text: str, at: int) -> int | None:
-        """The next place to cut; few are tried, so that a text full of added tokens takes no long search."""
+        """The next cut. Few places are tried, so that a text full of added tokens is not searched for long."""
         for begin in range(at, len(text), STRIDE_CHARS):
             found = self.places.finditer(text, begin, begin + STRIDE_CHARS)
             for match in islice(found, MAX_TRIES):
@@ -92,14 +91,14 @@ class Cuts:
 
 
 def find_cuts(tokenizer: Tokenizer) -> Cuts | None:
-    """Where texts for this tokenizer may be cut, None where nothing is proven."""
+    """Where texts for this tokenizer may be cut; None if no place is proven safe."""
     added = tokenizer.get_added_tokens_decoder().values()
     normalizing = _read_normalizer(_parts(tokenizer.normalizer, "normalizers"))
     if normalizing is None:
         return None
     space, drops_space, kinds = normalizing
     if kinds and any(each.normalized for each in added):
-        return None  # they may be spelt in other ways
+        return None  # they may also be spelt in other ways
 
     splitting = _read_pre_tokenizer(_parts(tokenizer.pre_tokenizer, "pretokenizers"), space, kinds)
     if splitting is None:
@@ -108,12 +107,13 @@ def find_cuts(tokenizer: Tokenizer) -> Cuts | None:
     joined = frozenset({space}) if splits else None if kinds else _joined(tokenizer, space)
     if joined is None:
         return None
+
     places = re.compile(f"{AT_SPACE}|{AT_LINE}" if at_lines and not drops_space else AT_SPACE)
     return Cuts(places, drops_space, joined, space, tuple(each.content.replace(" ", space) for each in added))
 
 
 def _parts(component: Any, name: str) -> list[dict[str, Any]]:
-    """The description of a normalizer or pre-tokenizer, sequences flattened."""
+    """The description of a normalizer or pre-tokenizer, with sequences flattened."""
 
     def flat(spec: dict[str, Any]) -> list[dict[str, Any]]:
         return [part for each in spec[name] for part in flat(each)] if spec["type"] == "Sequence" else [spec]
@@ -122,7 +122,7 @@ def _parts(component: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _read_normalizer(parts: list[dict[str, Any]]) -> tuple[str, bool, frozenset[str]] | None:
-    """(what a space becomes, whether that is put before each text, what else there is)."""
+    """(what a space becomes, whether a space is put before each text, the other normalizers)."""
     space, prepended, kinds = " ", "", set[str]()
     for part in parts:
         if part["type"] == "Replace" and part["pattern"] == {"String": " "} and len(part["content"]) == 1:
@@ -139,22 +139,26 @@ def _read_normalizer(parts: list[dict[str, Any]]) -> tuple[str, bool, frozenset[
 def _read_pre_tokenizer(
     parts: list[dict[str, Any]], space: str, normalizers: frozenset[str]
 ) -> tuple[str, bool, bool] | None:
-    """(what a space becomes, whether texts are split at each, whether they are split behind lines, too)."""
+    """(what a space becomes, whether texts are split at each space, whether they are split after lines too)."""
     for part in parts:
         kind = part["type"]
+
         if kind == "Metaspace":
             return (part["replacement"], part["split"], False) if space in (" ", part["replacement"]) else None
         if kind == "Digits" or (kind == "Punctuation" and part["behavior"] in APART):
             continue
+
         if kind == "Split" and space != " " and part["pattern"] == {"String": " "}:
-            continue  # there are no spaces any more
+            continue  # the text has no spaces any more
         if space != " ":
             return None
+
         if kind in SPLIT_AT_SPACES:
             return " ", True, False
         if not normalizers <= NEUTRAL_AT_SPACES:
             return None
         at_lines = normalizers <= NEUTRAL and not any(each.get("add_prefix_space") for each in parts)
+
         if kind == "ByteLevel":
             return (" ", True, at_lines) if part["use_regex"] else None
         alternatives = _alternatives(part) if kind == "Split" else None
@@ -166,10 +170,11 @@ def _read_pre_tokenizer(
 
 
 def _alternatives(split: dict[str, Any]) -> frozenset[str] | None:
-    """Those of the regular expression that a text is split by, None where matches are joined with what is beside."""
+    """The alternatives of the regular expression that splits the text; None if matches join their neighbours."""
     pattern = split["pattern"].get("Regex")
     if pattern is None or (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):
         return None
+
     found, depth, in_class, escaped = [""], 0, False, False
     for char in pattern.replace("\r", r"\r").replace("\n", r"\n"):
         if not (escaped or in_class):
@@ -184,9 +189,9 @@ def _alternatives(split: dict[str, Any]) -> frozenset[str] | None:
 
 
 def _joined(tokenizer: Tokenizer, space: str) -> frozenset[str] | None:
-    """Characters that some token has before a space; None unless merges of the vocabulary alone make the tokens.
+    """Characters that some token has before a space. None unless merges of the vocabulary alone make the tokens.
 
-    Merges on both sides of a place that no token reaches across do not depend on one another.
+    If no token crosses a place, the merges on its two sides are independent.
     """
     model = tokenizer.model
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)

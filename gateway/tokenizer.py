@@ -1,6 +1,6 @@
 """The model's tokenizer: text to ids with the right special tokens, and a detokenizer for each choice.
 
-Reads tokenizer.json and tokenizer_config.json. What it does not know: chat templates, requests.
+Reads tokenizer.json and tokenizer_config.json.
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ from gateway.text_slices import find_cuts
 from protocol.brief import brief
 from protocol.errors import BadRequest, CheckpointError
 
-LENGTH_KEEPING = ("NFC", "NFD")  # normalizers after which a text has at least a third of its characters
+LENGTH_KEEPING = ("NFC", "NFD")  # normalizers that leave at least a third of a text's characters
 SPECIAL_NAMES = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Special tokens as text, by the names that templates use, and what is put around a plain prompt.
+    """Special tokens as text, by the names that templates use, and which of them go around a plain prompt.
 
-    `add_bos` and `add_eos` are None where tokenizer_config.json is silent: then tokenizer.json decides.
+    `add_bos` and `add_eos` are None if tokenizer_config.json does not set them. Then tokenizer.json decides.
     """
 
     texts: dict[str, str]
@@ -40,9 +40,9 @@ class SpecialTokens:
 
 
 class TextTokenizer:
-    """A model's tokenizer. Threads may encode at the same time; while one does, others run Python.
+    """A model's tokenizer. Several threads may encode at once, and other threads run Python meanwhile.
 
-    None instead of ids: the text was not read to its end, because what was read has more than `most` tokens already.
+    Methods that take `most` return None instead of ids once they have read more than `most` tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, special: SpecialTokens) -> None:
@@ -66,11 +66,11 @@ class TextTokenizer:
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def least_tokens(self, text: str) -> int:
-        """At least so many tokens `text` has, told from its length alone; 0 where that tells nothing."""
+        """A lower bound of the tokens of `text`, from its length alone; 0 if its length tells nothing."""
         return 0 if self._longest is None else len(text) // self._longest
 
     def encode_plain(self, text: str, most: int | None = None) -> list[int] | None:
-        """Ids of a text that brings its own special tokens: a rendered chat template."""
+        """Ids of a text that has its own special tokens, such as a rendered chat template."""
         ids: list[int] = []
         for part in [text] if self._cuts is None else self._cuts.slices(text):
             if most is not None and len(ids) > most:
@@ -79,7 +79,7 @@ class TextTokenizer:
         return ids
 
     def encode_prompt(self, text: str, most: int | None = None) -> list[int] | None:
-        """Ids of a plain prompt, with the special tokens that the model expects around it, BOS never twice."""
+        """Ids of a plain prompt with the special tokens that the model expects around it. BOS is never doubled."""
         if self._around is None:
             ids: list[int] | None = self._encode(text, add_special=True)
         else:
@@ -88,11 +88,11 @@ class TextTokenizer:
                 before, after = self._around
                 ids = [*before, *ids, *after]
         if ids is not None and self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]:
-            del ids[0]  # the text began with it
+            del ids[0]  # the text itself began with BOS
         return ids
 
     def _encode(self, text: str, add_special: bool = False) -> list[int]:
-        """Unlike the library's `encode`, this lets other threads run. BadRequest for a word without any token."""
+        """Encodes and, unlike the library's `encode`, lets other threads run. BadRequest for a word without tokens."""
         try:
             [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
         except Exception as error:  # the library raises bare Exception
@@ -100,11 +100,12 @@ class TextTokenizer:
         return encoding.ids
 
     def _special_around(self) -> tuple[list[int], list[int]] | None:
-        """What is put before and after a prompt; None when the post-processor's way cannot be told from an example."""
+        """The ids before and after a prompt; None if an example cannot show what the post-processor adds."""
         special = self.special
         if special.add_bos is not None or special.add_eos is not None:
             before = [self.bos_id] if special.add_bos and self.bos_id is not None else []
             return before, [self.eos_id] if special.add_eos and self.eos_id is not None else []
+
         try:
             ids, whole = self._encode("a"), self._encode("a", add_special=True)
         except BadRequest:
@@ -113,7 +114,7 @@ class TextTokenizer:
         return (whole[: places[0]], whole[places[0] + len(ids) :]) if len(places) == 1 else None
 
     def detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
-        """For the outputs of one choice of this prompt."""
+        """A detokenizer for one choice of this prompt."""
         context = prompt_ids[-MAX_CONTEXT_TOKENS:]
         if self._token_bytes is not None:
             return ByteDetokenizer(self._token_bytes, context, skip_special)
@@ -125,7 +126,7 @@ class TextTokenizer:
 
 
 def _longest_token(tokenizer: Tokenizer) -> int | None:
-    """The most characters of a text that one token can stand for; None where a normalizer may drop any number."""
+    """The most characters that one token can stand for; None if a normalizer may drop any number of them."""
     normalizer = tokenizer.normalizer
     if normalizer is not None and type(normalizer).__name__ not in LENGTH_KEEPING:
         return None
@@ -134,7 +135,7 @@ def _longest_token(tokenizer: Tokenizer) -> int | None:
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer | None:
-    """The folder's tokenizer, None when it has none; CheckpointError when it is damaged."""
+    """The folder's tokenizer, or None if it has none. CheckpointError if it is damaged."""
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
@@ -148,7 +149,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer | None:
 
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
-    """From tokenizer_config.json, or the older special_tokens_map.json."""
+    """Reads tokenizer_config.json and the older special_tokens_map.json."""
     config = read_object(folder / "tokenizer_config.json")
     named = {**read_object(folder / "special_tokens_map.json"), **_present(config)}
     extra = config.get("extra_special_tokens")
@@ -166,7 +167,7 @@ def _present(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str | None:
-    """A token is written as text or as an object with its `content`."""
+    """A token's text. Files give it as text or as an object with `content`."""
     found = value.get("content") if isinstance(value, dict) else value
     return found if isinstance(found, str) else None
 

@@ -1,6 +1,6 @@
-"""A client's request to what workers understand: token ids, sampling rules, checked against the model's limits.
+"""Translates a client's request into token ids and sampling rules, checked against the model's limits.
 
-Pure but for the seed that it draws when there is none. What it does not know: HTTP, workers, streams.
+Pure, except that it draws a seed for a request without one.
 """
 
 import secrets
@@ -32,7 +32,7 @@ class Job:
 
 @dataclass(frozen=True)
 class TextRules:
-    """What the gateway itself does to the text of each choice."""
+    """What the gateway does to the text of each choice."""
 
     stops: StopSet
     min_tokens: int
@@ -40,7 +40,7 @@ class TextRules:
 
 
 class Translator:
-    """Translates requests for one model. Methods are safe in threads: they change nothing."""
+    """Translates requests for one model. Methods may run in threads, since they change nothing."""
 
     def __init__(self, folder: ModelFolder, tokenizer: TextTokenizer | None, templates: ChatTemplates) -> None:
         self._folder = folder
@@ -49,10 +49,11 @@ class Translator:
         self._templates = templates
 
     def completion_prompts(self, request: CompletionRequest, limits: Limits) -> list[list[int]]:
-        """Token ids of each prompt. BadRequest for text without a tokenizer, or far too long."""
+        """Token ids of each prompt. BadRequest for text without a tokenizer, or text that is far too long."""
         prompt = request.prompt
         if isinstance(prompt, str):
             return [self._encode_prompt(prompt, "prompt", request.add_special_tokens, limits)]
+
         found: list[list[int]] = []
         flat: list[int] = []
         for each in prompt:
@@ -63,10 +64,11 @@ class Translator:
                 found.append(each)
             else:
                 flat.append(each)
+
         return [flat] if flat else found
 
     def chat_prompt(self, request: ChatRequest, limits: Limits) -> list[int]:
-        """Token ids of the conversation, rendered by the model's template. BadRequest when it is far too long."""
+        """Token ids of the conversation, rendered by the model's template. BadRequest if it is far too long."""
         if self._tokenizer is None:
             raise BadRequest(
                 "messages: this model has no tokenizer; use /v1/completions with token ids", param="messages"
@@ -80,22 +82,24 @@ class Translator:
         return ids
 
     def text_rules(self, request: GenerationRequest) -> TextRules:
-        """What happens to the text of this request's choices."""
+        """How the text of this request's choices is handled."""
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
         if stops and self._tokenizer is None:
             raise BadRequest("stop: this model has no tokenizer; use stop_token_ids", param="stop")
         return TextRules(StopSet(stops), request.min_tokens or 0, request.skip_special_tokens is not False)
 
     def jobs(self, request: GenerationRequest, prompts: Sequence[Sequence[int]], limits: Limits) -> list[Job]:
-        """One job for each prompt; BadRequest when one of them could never be served."""
+        """One job for each prompt. BadRequest if one of them could never be served."""
         is_chat = isinstance(request, ChatRequest)
         default = None if is_chat else DEFAULT_COMPLETION_TOKENS
         num_choices = request.num_choices
+
         if limits.max_choices is not None and num_choices > limits.max_choices:
             raise BadRequest(
                 f"n: got {num_choices}, expected at most {limits.max_choices}, the requests a worker runs at once",
                 param="n",
             )
+
         rules = self._sampling(request, limits)
         jobs: list[Job] = []
         for place, prompt in enumerate(prompts):
@@ -103,6 +107,7 @@ class Translator:
             check_ids(prompt, where, limits)
             asked = request.max_completion_tokens or request.max_tokens
             num_tokens = max_tokens(len(prompt), asked, default, num_choices, where, limits)
+
             if rules.min_tokens > num_tokens:
                 raise BadRequest(
                     f"min_tokens: got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}",
@@ -122,7 +127,7 @@ class Translator:
         return ids
 
     def _sampling(self, request: GenerationRequest, limits: Limits) -> SamplingParams:
-        """Rules that all prompts share; `max_tokens` is still to be filled in."""
+        """The rules that all prompts share. `jobs` sets `max_tokens`."""
         defaults = self._folder.defaults
         stop_token_ids = tuple(dict.fromkeys(request.stop_token_ids or ()))
         for token_id in stop_token_ids:
@@ -131,6 +136,7 @@ class Translator:
                     f"stop_token_ids: got {token_id}, expected ids below the vocabulary size {limits.vocab_size}",
                     param="stop_token_ids",
                 )
+
         return SamplingParams(
             max_tokens=1,
             min_tokens=request.min_tokens or 0,
@@ -146,8 +152,8 @@ class Translator:
 
 
 def _eos_token_ids(folder: ModelFolder, tokenizer: TextTokenizer | None) -> tuple[int, ...]:
-    """What ends a choice: EOS of the configuration, and EOS of the tokenizer, which may be another one that only
-    the chat format uses. Ids outside the vocabulary cannot be drawn."""
+    """The tokens that end a choice: the EOS of the configuration and that of the tokenizer, which only the chat format
+    may use. Leaves out ids outside the vocabulary."""
     own = () if tokenizer is None or tokenizer.eos_id is None else (tokenizer.eos_id,)
     both = dict.fromkeys((*folder.eos_token_ids, *own))
     return tuple(each for each in both if folder.vocab_size is None or each < folder.vocab_size)

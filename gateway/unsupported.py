@@ -1,7 +1,4 @@
-"""Fields that clients know and Baton does not support yet: refused by name, unless their value changes nothing.
-
-What it does not know: any other field.
-"""
+"""Refuses fields that clients know and Baton does not support, unless their value changes nothing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +9,7 @@ from protocol.errors import BadRequest
 EMPTY: tuple[Any, ...] = ({}, [], "")
 OFF = (False,)
 
-# the values, beside null, that change nothing
+# The values, besides null, that change nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logprobs": OFF,
     "top_logprobs": (0,),
@@ -44,7 +41,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logits_processors": EMPTY,
     "typical_p": (1,),
     "min_new_tokens": (0,),
-    "max_new_tokens": (),  # else the answer would end after another number of tokens
+    "max_new_tokens": (),  # ignoring it would end the answer at another token
     "include_stop_str_in_output": OFF,
     "no_stop_trim": OFF,
     "truncate_prompt_tokens": OFF,
@@ -65,18 +62,18 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "structural_tag": EMPTY,
     "custom_logit_processor": EMPTY,
     "thinking_token_budget": (),
-    # a router for prefill and decode servers sends these, and the same request to two gateways: both would compute it
+    # A router for prefill and decode servers sends these, with the same request to two gateways: both would compute it.
     "bootstrap_host": EMPTY,
     "bootstrap_port": EMPTY,
     "bootstrap_room": EMPTY,
     "kv_transfer_params": EMPTY,
 }
-# a list of tools changes nothing when the same request forbids their use
+# A list of tools changes nothing if the same request forbids their use.
 FORBIDDEN_BY = {"tools": "tool_choice", "functions": "function_call"}
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """BadRequest for the first field that would change the answer and is not supported."""
+    """BadRequest for the first field that is not supported and would change the answer."""
     for name, neutral in NEUTRAL.items():
         is_forbidden = name in FORBIDDEN_BY and body.get(FORBIDDEN_BY[name]) == "none"
         if not is_forbidden:
@@ -91,5 +88,5 @@ def _refuse_unless(body: Mapping[str, Any], name: str, neutral: tuple[Any, ...])
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    """Equal, where 1 and 1.0 are one number and `true` is none."""
+    """Whether two values are equal. 1 equals 1.0, but not `true`."""
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)

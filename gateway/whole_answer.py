@@ -1,7 +1,4 @@
-"""The body of an answer that is not streamed, gathered from the same pieces.
-
-What it does not know: HTTP.
-"""
+"""Builds the body of an answer that is not streamed, from the same pieces as a stream."""
 
 from typing import Any
 
@@ -19,7 +16,7 @@ class WholeAnswer:
         self._finish: list[str | None] = [None] * num_choices
 
     def add(self, batch: Batch) -> None:
-        """Takes what the choices gained."""
+        """Adds what the choices gained."""
         for index, (text, token_id, finish_reason) in batch:
             self._texts[index].append(text)
             if token_id is not None:
@@ -27,7 +24,7 @@ class WholeAnswer:
             self._finish[index] = finish_reason
 
     def body(self, usage: Usage, timeline: list[dict[str, Any]] | None) -> dict[str, Any]:
-        """The JSON body, once every choice has finished."""
+        """The JSON body. Call it once every choice has finished."""
         body: dict[str, Any] = {
             "id": self._head.response_id,
             "object": "chat.completion" if self._head.is_chat else "text_completion",

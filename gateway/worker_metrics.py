@@ -1,7 +1,6 @@
-"""What `/metrics` shows of each worker: its load, and what it counts, under names with a subject and a unit.
+"""The workers' part of `/metrics`: their load and their own counters.
 
-Workers name what they count for themselves (see transfer/); here each number gets its public name, type and help. What
-it does not know: HTTP.
+Workers name their counters themselves (see transfer/). Each gets its public name, type and help here.
 """
 
 import re
@@ -24,7 +23,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
 @dataclass(frozen=True)
 class Shown:
-    """How one number of a worker is shown. `name` is without prefix and `_total`; `label` as (name, value)."""
+    """How one number of a worker is shown. `name` has no prefix and no `_total`; `label` is (name, value)."""
 
     name: str
     help: str
@@ -52,7 +51,7 @@ TIMES = {  # see worker/phase_times.py
         "From the end of a prompt's computation until a prefill worker hears that decode has all of its KV.",
     ),
 }
-# by the beginning of the name, whose rest is the value of a label: (beginning, name, label, help)
+# By the beginning of the counter's name; the rest is the label's value: (beginning, name, label, help).
 BY_REST = (
     ("rejected_", "kv_transfer_rejected_frames", "reason", "Frames that a decode worker refused, by reason."),
     ("transfers_", "kv_transfers_ended", "outcome", "Prompts whose KV a prefill worker sent, by outcome."),
@@ -61,7 +60,7 @@ BY_REST = (
 
 
 def shown(name: str) -> Shown:
-    """How a worker's number `name` is shown; one that is not known here keeps its name."""
+    """How a worker's counter `name` is shown. An unknown counter keeps its name."""
     if name in EXACT:
         return EXACT[name]
     if name.endswith("_now"):
@@ -75,19 +74,19 @@ def shown(name: str) -> Shown:
 
 
 class WorkerCollector(Collector):
-    """Each worker's load, as its last heartbeat said."""
+    """Each worker's load, from its last heartbeat."""
 
     def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
         self._members = members
 
     def collect(self) -> Iterable[Family | HistogramMetricFamily]:
-        """Read at every scrape."""
+        """Called at every scrape."""
         members = list(self._members())
         return [*_loads(members), *_times(members), *_counts(members)]
 
 
 def _loads(members: Iterable[Member]) -> list[Family]:
-    """What every worker has."""
+    """The numbers that every worker has."""
     running = GaugeMetricFamily(
         PREFIX + "running_requests", "Choices being decoded, or prompts being prefilled.", labels=LABELS
     )
@@ -100,6 +99,7 @@ def _loads(members: Iterable[Member]) -> list[Family]:
     usage = GaugeMetricFamily(PREFIX + "kv_usage_ratio", "Share of KV pages not free or cached.", labels=LABELS)
     pages = GaugeMetricFamily(PREFIX + "kv_pages", "KV pages by state.", labels=[*LABELS, "state"])
     launches = CounterMetricFamily(PREFIX + "launches", "Batches launched by a worker.", labels=LABELS)
+
     for member in members:
         stats, kv, who = member.stats, member.stats.kv_pages, _who(member)
         running.add_metric(who, stats.running)
@@ -113,7 +113,7 @@ def _loads(members: Iterable[Member]) -> list[Family]:
 
 
 def _times(members: Iterable[Member]) -> list[HistogramMetricFamily]:
-    """How long requests spend in the phases of a worker."""
+    """How long requests spend in each phase of a worker."""
     edges = [*map(str, TIME_EDGES_S), "+Inf"]
     families = []
     for phase, (public, text) in TIMES.items():
@@ -127,7 +127,7 @@ def _times(members: Iterable[Member]) -> list[HistogramMetricFamily]:
 
 
 def _counts(members: Iterable[Member]) -> list[Family]:
-    """What workers count beside that, each its own."""
+    """The workers' other counters."""
     families: dict[str, Family] = {}
     for member in members:
         for name, value in sorted(member.stats.counters.items()):
