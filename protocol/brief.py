@@ -1,7 +1,4 @@
-"""A value as it stands in an error: whatever its size or depth, short and quickly made.
-
-What it does not know: why it is shown.
-"""
+"""Show a value in an error: short and quickly made, whatever its size or depth."""
 
 from reprlib import Repr
 from typing import Any
@@ -10,7 +7,7 @@ SHOWN_CHARS = 80
 
 
 def brief(value: Any) -> str:
-    """Like repr, but never much longer than SHOWN_CHARS characters; what was cut ends in `...`."""
+    """Like repr, cut to about SHOWN_CHARS characters; `...` marks the cut."""
     if isinstance(value, str):
         text = repr(value[: SHOWN_CHARS + 1])
     else:
@@ -22,5 +19,5 @@ def brief(value: Any) -> str:
 
 
 def brief_name(name: str) -> str:
-    """A name without quotes, if it is short and printable."""
+    """`name` itself if it is short and printable; otherwise `brief(name)`, with quotes."""
     return name if name.isprintable() and len(name) <= SHOWN_CHARS else brief(name)

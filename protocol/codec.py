@@ -1,7 +1,6 @@
 """Messages to bytes and back: msgpack of [version, name, fields], checked against the dataclass on arrival.
 
-A boundary is the set of messages that may cross one connection in one direction or both; anything else is refused by
-name. What it does not know: sockets.
+A boundary is the set of messages that may cross one connection. Any other message is refused by name.
 """
 
 from collections import Counter
@@ -17,7 +16,7 @@ from protocol.errors import WireError
 M = TypeVar("M")
 VERSION = 1
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # a prompt of three million tokens
-MAX_STRANGER_BYTES = 64 * 1024  # from who has not introduced itself: what it unpacks to may take fifty times as much
+MAX_STRANGER_BYTES = 64 * 1024  # from a peer that has not registered; unpacked it may take fifty times as much memory
 
 
 class Boundary(Generic[M]):
@@ -36,17 +35,18 @@ class Boundary(Generic[M]):
         return packed
 
     def decode(self, raw: bytes | memoryview, max_bytes: int | None = None) -> M:
-        """The message in `raw`, of at most `max_bytes` (the boundary's own limit if None); WireError names what is
-        wrong with it."""
+        """The message in `raw`. `max_bytes` replaces the boundary's own limit. WireError names the fault."""
         most = self.max_bytes if max_bytes is None else max_bytes
         if len(raw) > most:
             raise WireError(f"{self.name}: message of {len(raw)} bytes, expected at most {most}")
+
         try:
             outer: Any = msgpack.unpackb(raw, use_list=False, strict_map_key=True, object_pairs_hook=_without_repeats)
         except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
             raise WireError(f"{self.name}: not a msgpack message ({str(error)[:SHOWN_CHARS]})") from error
         if not isinstance(outer, tuple) or len(outer) != 3:
             raise WireError(f"{self.name}: got {type(outer).__name__}, expected [version, name, fields]")
+
         version, kind, fields = outer
         if type(version) is not int or version != VERSION:
             raise WireError(f"{self.name}: message version {brief(version)}, expected {VERSION}")
@@ -55,6 +55,7 @@ class Boundary(Generic[M]):
             raise WireError(f"{self.name}: unknown message {brief(kind)}, expected one of {sorted(self._adapters)}")
         if not isinstance(fields, dict):
             raise WireError(f"{self.name}: {kind} carries {type(fields).__name__}, expected a map of its fields")
+
         try:
             return adapter.validate_python(fields)
         except ValidationError as error:
@@ -68,5 +69,5 @@ def _without_repeats(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"key {brief(repeated)} is there twice")
+        raise ValueError(f"key {brief(repeated)} appears twice")
     return found

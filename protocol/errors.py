@@ -6,16 +6,16 @@
     ├── Overloaded            a queue or a limit is full; try again                 HTTP 429
     ├── Unavailable           no healthy worker can take or finish the request      HTTP 503
     │   ├── WorkerLost        the worker that had the request is gone               HTTP 503
-    │   └── KvNotDelivered    its KV did not come from prefill to decode            HTTP 503
+    │   └── KvNotDelivered    its KV did not arrive at the decode worker            HTTP 503
     ├── ConfigError           a flag, environment variable or config file is wrong  (exit status 2)
     │   └── AddressInUse      another process listens where this one should         (exit status 2)
     ├── CheckpointError       a model folder cannot be served                       (exit status 2)
     ├── WireError             a message or frame from a peer is malformed           (counted, dropped)
     │   └── LayoutMismatch    two workers hold KV of different shape or model       (pair refused)
     └── InternalError         our own fault; fails one request                      HTTP 500
-        └── LaunchFailed      a worker could not compute it; elsewhere it may work  HTTP 500
+        └── LaunchFailed      a worker could not compute it; another worker might   HTTP 500
 
-What it does not know: how an error is rendered (the gateway maps the tree to HTTP in one place).
+`gateway/http_errors.py` renders an error as HTTP.
 """
 
 
@@ -32,7 +32,7 @@ class BatonError(Exception):
 
 
 class BadRequest(BatonError, ValueError):
-    """The client's request is wrong and will be wrong again."""
+    """The client's request is wrong. Trying again does not help."""
 
     code = "bad_request"
 
@@ -62,7 +62,7 @@ class WorkerLost(Unavailable):
 
 
 class KvNotDelivered(Unavailable):
-    """The KV of a request did not arrive whole, or not in time; elsewhere, or again, it may."""
+    """The KV of a request did not arrive complete and in time. Another attempt may succeed."""
 
     code = "kv_not_delivered"
 
@@ -74,7 +74,7 @@ class ConfigError(BatonError, ValueError):
 
 
 class AddressInUse(ConfigError):
-    """Another process listens where this one should; it may go away."""
+    """Another process listens on this address. It may end soon, so a later start may succeed."""
 
     code = "address_in_use"
 
@@ -98,7 +98,7 @@ class LayoutMismatch(WireError):
 
 
 class InternalError(BatonError):
-    """Our own fault. Fails the request that met it and nothing else."""
+    """A bug of Baton. It fails the request that met it and no other."""
 
     code = "internal_error"
 
@@ -117,7 +117,7 @@ def _tree(root: type[BatonError]) -> dict[str, type[BatonError]]:
 
 
 def error_from_code(code: str, message: str) -> BatonError:
-    """The error that a peer named by `code`; an unknown code becomes InternalError and keeps the word."""
+    """The error that a peer named by `code`. An unknown code becomes an InternalError whose message names it."""
     kind = _tree(BatonError).get(code)
     if kind is None or kind is BatonError:
         return InternalError(message if code == InternalError.code else f"{code}: {message}")
@@ -125,5 +125,5 @@ def error_from_code(code: str, message: str) -> BatonError:
 
 
 def as_baton_error(error: Exception) -> BatonError:
-    """`error` itself, or an InternalError that names what was raised."""
+    """`error` itself if it is a BatonError; otherwise an InternalError with its type and text."""
     return error if isinstance(error, BatonError) else InternalError(f"{type(error).__name__}: {error}")

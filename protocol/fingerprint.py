@@ -1,7 +1,7 @@
-"""What two workers must have in common before KV may pass between them, and the sentence that names a difference.
+"""Digests of a worker's model. KV may move only between workers whose fingerprints agree.
 
-A table of all weights travels as 8 bytes a tensor and one compressed list of names, so that 2048 tensors fit into the
-first message of a worker. What it does not know: how weights are read.
+The table of weights has 8 bytes for each tensor and one compressed list of names. So 2048 tensors fit into the
+first message of a worker.
 """
 
 import zlib
@@ -13,7 +13,7 @@ from protocol.message import Blob, Message, Text
 
 DIGEST_BYTES = 8
 MAX_TENSORS = 2048
-MAX_PACKED_BYTES = 48 * 1024  # of one fingerprint: with the rest of a Register it is below codec.MAX_STRANGER_BYTES
+MAX_PACKED_BYTES = 48 * 1024  # of one fingerprint; the whole Register stays below codec.MAX_STRANGER_BYTES
 MAX_NAMES_BYTES = 1024 * 1024  # of the list of names when it is unpacked
 
 
@@ -32,29 +32,34 @@ class Fingerprint(Message):
 def pack_weights(
     config: str, sampled: Mapping[str, bytes], full: Mapping[str, bytes] | None = None, tokenizer: str = ""
 ) -> Fingerprint:
-    """The fingerprint of a model whose tensors, by name, have these digests of DIGEST_BYTES each.
+    """The fingerprint of a model. `sampled` and `full` hold DIGEST_BYTES for each tensor name.
 
-    CheckpointError when there are too many tensors, or their names are too long, to be told to others.
+    CheckpointError when the tensors are too many, or their names too long, for one message.
     """
     names = sorted(sampled)
     listed = "\n".join(names).encode()
     packed = zlib.compress(listed, 9)
+
     num_bytes = len(packed) + 2 * DIGEST_BYTES * len(names)
     if len(names) > MAX_TENSORS or len(listed) > MAX_NAMES_BYTES or num_bytes > MAX_PACKED_BYTES:
         raise CheckpointError(
             f"got {len(names)} tensors with {len(listed)} bytes of names, expected at most {MAX_TENSORS} tensors whose"
             f" digests and compressed names take at most {MAX_PACKED_BYTES} bytes"
         )
+
     every = b"".join(full[name] for name in names) if full is not None else b""
     return Fingerprint(config, packed, b"".join(sampled[name] for name in names), every, tokenizer)
 
 
 def difference(one: Fingerprint, other: Fingerprint, one_id: str, other_id: str) -> str | None:
-    """One sentence that names the first difference between the models of two workers, with both values; None if there
-    is none. All bytes are compared only when both workers have hashed them. Tokenizers are not compared."""
+    """One sentence with the first difference between two workers' models and both values, or None.
+
+    Digests of all bytes are compared only when both workers have them. Tokenizers are not compared.
+    """
     if one.config != other.config:
         unequal = unequal_fact(one.facts, other.facts, one_id, other_id)
         return unequal or f"model fingerprint is {one.config} on {one_id}, {other.config} on {other_id}"
+
     both_full = bool(one.full and other.full)
     compared = (one.full, other.full) if both_full else (one.sampled, other.sampled)
     if one.names == other.names and compared[0] == compared[1]:
@@ -69,8 +74,10 @@ def difference(one: Fingerprint, other: Fingerprint, one_id: str, other_id: str)
 
 
 def unequal_fact(one: Mapping[str, str], other: Mapping[str, str], one_id: str, other_id: str) -> str | None:
-    """One sentence that names the first field in which two model configurations differ, with both values. None if there
-    is none, or one of the two is not known."""
+    """One sentence with the first field in which two configurations differ and both values.
+
+    None if they are equal or one of them is empty.
+    """
     if not (one and other):
         return None
     for name in {**one, **other}:
@@ -92,7 +99,7 @@ def _first_difference(one: Mapping[str, str], other: Mapping[str, str], one_id: 
 
 
 def _table(fingerprint: Fingerprint, use_full: bool) -> dict[str, str] | None:
-    """Digests in hexadecimal, by tensor name; None if names and digests do not fit each other."""
+    """Digests in hexadecimal by tensor name, or None if the number of names and digests differ."""
     unpacker = zlib.decompressobj()
     try:
         names = unpacker.decompress(fingerprint.names, MAX_NAMES_BYTES).decode().split("\n")

@@ -1,12 +1,12 @@
 """The data plane's frame: a fixed header, then raw bytes.
 
-    KV frame    payload is whole pages of one layer, `[page_start, page_start + num_pages)` of the reservation, each of
-                `KvLayout.page_bytes`; only the first `num_tokens` token slots of them are valid.
-    last frame  `layer == LAST_LAYER`; payload is msgpack of LastMessage: first tokens, the plan's totals and digest.
+    KV frame    payload: pages `[page_start, page_start + num_pages)` of the reservation in one layer, each of
+                `KvLayout.page_bytes`. Only their first `num_tokens` token slots are valid.
+    last frame  `layer == LAST_LAYER`; payload: msgpack of LastMessage.
 
-The checksum is xxh3-64 of the header (checksum field zero) and the payload, or, where the payload lies in the memory of
-a device, of the header and the device's sum of it: the header says which. A payload may lie in several parts, which
-count as if joined. Integers are little-endian. What it does not know: sockets, reservations, memory.
+The checksum is xxh3-64 of the header (checksum field zero) and the payload. For a payload in device memory it covers
+the header and the device's sum of the payload. The header says which. Several parts of a payload count as if joined.
+Integers are little-endian.
 """
 
 import struct
@@ -29,15 +29,15 @@ HEADER_BYTES = HEADER.size
 
 
 class Check(IntEnum):
-    """What of the payload the checksum covers. Stands in the upper byte of the version."""
+    """What the checksum covers of the payload. It travels in the upper byte of the version."""
 
-    BYTES = 0  # all of it, by xxh3
-    DEVICE_SUM = 1  # a sum that the device has made; see transfer/device_moves.py
+    BYTES = 0  # all bytes
+    DEVICE_SUM = 1  # the device's sum of them; see transfer/device_moves.py
 
 
 @dataclass(frozen=True)
 class FrameHeader:
-    """One frame's place. `sender_instance` is the prefill worker's; `sequence` counts the frames of a reservation."""
+    """`sender_instance` is the prefill worker's. `sequence` counts the frames of a reservation."""
 
     layer: int
     sender_instance: int
@@ -59,7 +59,7 @@ class FrameHeader:
 
 @dataclass(frozen=True)
 class LastMessage(Message):
-    """Payload of the last frame: what decode needs beside the KV, and what it checks the KV against."""
+    """Payload of the last frame: the first tokens, and the totals that the decode worker checks the KV against."""
 
     first_tokens: Ints  # by choice
     num_frames: Count  # KV frames of the plan
@@ -88,7 +88,7 @@ def _pack(header: FrameHeader, checksum: int) -> bytes:
 
 
 def checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> int:
-    """Of a frame, whatever its header says of it. Takes part after part, each for the last time when the next comes."""
+    """The checksum of a frame; the one in `header` is ignored. Each part is used before the next one is taken."""
     digest = xxhash.xxh3_64(_pack(header, 0))
     for part in parts:
         digest.update(part)
@@ -96,27 +96,27 @@ def checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> int:
 
 
 def seal(header: FrameHeader, *parts: bytes | memoryview) -> FrameHeader:
-    """`header` with length and checksum of the payload filled in; each part is contiguous bytes."""
+    """`header` with the payload's length and checksum. Each part is contiguous bytes."""
     return seal_sized(replace(header, payload_bytes=sum(len(part) for part in parts)), parts)
 
 
 def seal_sized(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> FrameHeader:
-    """`header` with the checksum of the payload filled in; it says already how long that is."""
+    """`header`, which has the payload's length already, with its checksum."""
     return replace(header, checksum=checksum(header, parts))
 
 
 def seal_sum(header: FrameHeader, device_sum: int) -> FrameHeader:
-    """`header` with the checksum of a payload in device memory, whose sum was made there."""
+    """`header` with the checksum of a payload in device memory, from the device's sum of it."""
     return seal_sized(replace(header, check=Check.DEVICE_SUM), [device_sum.to_bytes(8, "little")])
 
 
 def extend_digest(digest: int, header: FrameHeader) -> int:
-    """The digest of a transfer with one more sealed KV frame; the order of frames does not matter."""
+    """The digest of a transfer after one more sealed KV frame. The order of frames does not matter."""
     return (digest + header.checksum) % 2**64
 
 
 def pack_header(header: FrameHeader) -> bytes:
-    """HEADER_BYTES bytes of a sealed header."""
+    """The HEADER_BYTES bytes of a sealed header."""
     return _pack(header, header.checksum)
 
 
@@ -143,13 +143,13 @@ def verify_length(header: FrameHeader, *parts: bytes | memoryview) -> None:
 
 
 def verify(header: FrameHeader, *parts: bytes | memoryview) -> None:
-    """WireError unless length and checksum of the payload are those of `header`; each part is contiguous bytes."""
+    """WireError unless length and checksum of the payload match `header`. Each part is contiguous bytes."""
     verify_length(header, *parts)
     verify_checksum(header, parts)
 
 
 def verify_checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> None:
-    """WireError unless the checksum of the payload, which is as long as `header` says, is that of `header`."""
+    """WireError unless the payload's checksum matches `header`. The caller has checked its length."""
     got = checksum(header, parts)
     if got != header.checksum:
         raise WireError(f"frame checksum {got:#x}, its header says {header.checksum:#x}")

@@ -1,7 +1,7 @@
-"""The base of every dataclass that crosses a socket, and the words that its fields are made of.
+"""The base of every dataclass that crosses a socket, and the types of its fields.
 
-What arrives is never converted: an int is an int, text is text. Unknown fields and numbers that are not finite are
-refused; a list is given up at its first wrong item. What it does not know: encoding (codec.py) or who sends what.
+No value is converted on arrival: an int must be an int, text must be text. Unknown fields and numbers that are not
+finite are refused. Checking a list stops at its first wrong item.
 """
 
 from typing import Annotated, ClassVar
@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, FailFast, Field, Strict
 
 MAX_COUNT = 2**63 - 1
-MAX_INSTANCE = 2**64 - 1  # what a frame's header holds
+MAX_INSTANCE = 2**64 - 1  # the largest that fits into a frame's header
 MAX_ID_CHARS = 256
 MAX_BLOB_BYTES = 256 * 1024
-MAX_WORKER_ID_CHARS = 128  # with its instance it must fit into a routing id, which has 255 bytes
+MAX_WORKER_ID_CHARS = 128  # id and instance must fit into a routing id of 255 bytes
 WORKER_ID_PATTERN = rf"\A[!-~]{{1,{MAX_WORKER_ID_CHARS}}}\z"  # printable ASCII without blanks
 
 Int = Annotated[int, Strict()]
@@ -27,7 +27,7 @@ Id = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_ID_CHARS)]  
 WorkerId = Annotated[str, Field(strict=True, pattern=WORKER_ID_PATTERN)]
 IpcHandle = Annotated[str, Field(strict=True, pattern=r"\A[0-9a-f]{128}\z")]  # 64 bytes, opaque
 Endpoint = Annotated[str, Field(strict=True, pattern=r"\A[!-~]{0,256}\z")]
-Blob = Annotated[bytes, Field(strict=True, max_length=MAX_BLOB_BYTES)]  # for a library to make sense of
+Blob = Annotated[bytes, Field(strict=True, max_length=MAX_BLOB_BYTES)]  # bytes that a library reads
 Ints = Annotated[tuple[Int, ...], FailFast()]
 
 

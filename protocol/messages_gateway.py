@@ -1,7 +1,4 @@
-"""Messages between a worker and the gateway (one ROUTER at the gateway, workers dial it).
-
-What they do not know: the decode-to-prefill boundary (messages_handoff.py) and the data plane (frame.py).
-"""
+"""Messages between a worker and the gateway. The gateway binds one ROUTER socket; workers dial it."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -40,18 +37,17 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class WorkerAddress(Message):
-    """How peers name and reach a worker. `peer` is where a prefill worker takes jobs, `data` where a decode worker
-    takes KV frames; each is a ZMQ endpoint whose port the system chose, or "" where the role has none."""
+    """How peers name and reach a worker. An endpoint is "" where the role has none."""
 
     worker_id: WorkerId
     instance: Instance
-    peer: Endpoint = ""
-    data: Endpoint = ""
+    peer: Endpoint = ""  # where a prefill worker takes jobs
+    data: Endpoint = ""  # where a decode worker takes KV frames
 
 
 @dataclass(frozen=True)
 class KvPages(Message):
-    """The page ledger: total = free + cached + owned + reserved + quarantined (page 0, the padding, is not counted)."""
+    """The page ledger: total = free + cached + owned + reserved + quarantined. Page 0, the padding, is not counted."""
 
     total: Count
     free: Count
@@ -61,18 +57,17 @@ class KvPages(Message):
     quarantined: Count = 0
 
 
-# edges in seconds of the buckets of TimeSpread, of the fields below; each bucket holds its edge
+# upper edges, inclusive, of the buckets of TimeSpread, in seconds
 TIME_EDGES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 BucketCounts = Annotated[tuple[Count, ...], Field(min_length=len(TIME_EDGES_S) + 1, max_length=len(TIME_EDGES_S) + 1)]
 
 
 @dataclass(frozen=True)
 class TimeSpread(Message):
-    """How long one phase of a worker's requests took, since the worker's start: `counts` of the requests in each bucket
-    (the last is beyond all edges), `seconds` of all of them together."""
+    """How long one phase of a worker's requests took, since the worker's start."""
 
-    counts: BucketCounts
-    seconds: Seconds
+    counts: BucketCounts  # requests in each bucket; the last bucket is above all edges
+    seconds: Seconds  # of all requests together
 
 
 @dataclass(frozen=True)
@@ -86,12 +81,12 @@ class WorkerStats(Message):
     num_launches: Count = 0
     counters: dict[Text, Number] = field(default_factory=dict)  # for /metrics: monotonic totals, and gauges named *_now
     times: dict[Text, TimeSpread] = field(default_factory=dict)  # by phase, see worker/phase_times.py
-    transfer: dict[Text, Text] = field(default_factory=dict)  # of decode: by prefill worker, the backend that KV takes
+    transfer: dict[Text, Text] = field(default_factory=dict)  # at decode: the transfer backend, by prefill worker
 
 
 @dataclass(frozen=True)
 class Stamp(Message):
-    """One moment in a request's life: `name` from docs/structure.md, `at` in seconds of this host's monotonic clock."""
+    """One moment of a request: `name` from docs/structure.md, `at` in seconds of this host's monotonic clock."""
 
     name: Text
     at: Number
@@ -105,10 +100,12 @@ Stamps = Annotated[tuple[Stamp, ...], FailFast()]
 
 @dataclass(frozen=True)
 class Register(Message):
-    """Sent by a worker when it can serve, and again whenever the gateway asks or has restarted. The gateway admits it
-    and answers Welcome, or answers Refused (a lost instance, a layout or model that differs from the others', an id
-    that a live worker of another role or host holds). While a live worker of the same role and host holds the id it
-    answers nothing: that one may be about to be lost, and the worker asks again."""
+    """Sent by a worker when it can serve, and again when the gateway asks or has restarted.
+
+    The gateway answers Welcome, or Refused: a lost instance, a layout or model that differs from other workers', or an
+    id that a live worker of another role or host holds. It does not answer while a live worker of the same role and
+    host holds the id. That worker may be about to be lost, and the new one asks again.
+    """
 
     address: WorkerAddress
     role: Role
@@ -122,7 +119,7 @@ class Register(Message):
     max_total_tokens: Positive  # capacity of the page pool
     stats: WorkerStats
     backend: Text = "zmq"  # how KV reaches or leaves it; "" for unified
-    encrypts_data: Flag = False  # whether it takes, or sends, KV over TCP only encrypted
+    encrypts_data: Flag = False  # whether it encrypts KV over TCP
     device: Text = ""  # where it computes: "cpu", or "cuda:1" by the numbers of its host
     num_sent: Count | None = None  # messages to the gateway since its start, this one included; None: not counted
     num_received: Count | None = None  # messages of the gateway that could be read
@@ -130,7 +127,7 @@ class Register(Message):
 
 @dataclass(frozen=True)
 class Heartbeat(Message):
-    """Sent by a worker's own loop several times a second. The gateway notes the time and the load."""
+    """Sent by a worker's loop several times a second. The gateway notes the time and the load."""
 
     worker_id: WorkerId
     instance: Instance
@@ -145,7 +142,7 @@ class Heartbeat(Message):
 class ChoiceTokens(Message):
     """New tokens of one choice. `seq` is the index of the first among the choice's outputs.
 
-    Not frozen, though nobody writes to it: one is made per token, and a frozen one takes seven times as long to make.
+    Not frozen: one is made for each token, and a frozen dataclass takes seven times as long to make.
     """
 
     request_id: Id
@@ -158,8 +155,8 @@ class ChoiceTokens(Message):
 
 @dataclass(frozen=True)
 class FirstToken(Message):
-    """Sent by prefill as soon as it has sampled: the first new token of every choice, seq 0 unless outputs were
-    replayed. The gateway delivers what it has not yet."""
+    """The first new token of every choice, seq 0 unless outputs were replayed. Sent by prefill as soon as it has
+    sampled. The gateway delivers each token that the client has not received."""
 
     choices: Annotated[tuple[ChoiceTokens, ...], FailFast()]
     stamps: Stamps = ()
@@ -167,16 +164,16 @@ class FirstToken(Message):
 
 @dataclass(frozen=True)
 class Tokens(Message):
-    """Sent by decode (or unified) after each step, for every choice that gained tokens; decode's first message of a
-    choice repeats prefill's token. The gateway orders and removes duplicates by (attempt, seq)."""
+    """New tokens of choices. Sent by decode (or unified) after each step. Decode's first message of a choice repeats
+    prefill's token. The gateway orders tokens and drops duplicates by (attempt, seq)."""
 
     choices: Annotated[tuple[ChoiceTokens, ...], FailFast()]
-    stamps: dict[Id, Stamps] = field(default_factory=dict)  # by request_id, with its last finish only
+    stamps: dict[Id, Stamps] = field(default_factory=dict)  # by request_id, when its last choice ends
 
 
 @dataclass(frozen=True)
 class RequestFailed(Message):
-    """Sent by whoever is the authority when a request cannot go on. `code` is from protocol/errors.py."""
+    """Sent by the decode or unified worker when a request cannot go on. `code` is from protocol/errors.py."""
 
     request_id: Id
     attempt: Int
@@ -186,7 +183,7 @@ class RequestFailed(Message):
 
 @dataclass(frozen=True)
 class Leaving(Message):
-    """Sent by a worker that ends by itself (SIGTERM). The gateway assigns it nothing more and forgets it."""
+    """Sent by a worker that ends on SIGTERM. The gateway assigns it no more requests and forgets it."""
 
     worker_id: WorkerId
     instance: Instance
@@ -221,11 +218,12 @@ class RegisterAgain(Message):
 
 @dataclass(frozen=True)
 class Assign(Message):
-    """Serve this request: n choices of one prompt. Sent to decode (which reserves and sends the job to `prefill`) or to
-    a unified worker (`prefill` is None). Choices are numbered from `first_choice`.
+    """Serve n choices of one prompt. A decode worker reserves pages and sends the job to `prefill`. For a unified
+    worker `prefill` is None. Choices are numbered from `first_choice`.
 
-    On a retry the last `num_replayed` of `prompt_ids` are outputs that the choice has already: they count as outputs
-    (max_tokens, min_tokens), and the first new token has seq `num_replayed`. Then there is one choice."""
+    On a retry the last `num_replayed` of `prompt_ids` are outputs that the choice has already. They count as outputs
+    for max_tokens and min_tokens, and the first new token has seq `num_replayed`. Such an Assign has one choice.
+    """
 
     request_id: Id
     attempt: Int
@@ -240,7 +238,7 @@ class Assign(Message):
 
 @dataclass(frozen=True)
 class CancelRequest(Message):
-    """Nobody wants the rest of this request (or of one `choice`, if not -1): free what it holds, answer nothing."""
+    """Stop this request, or one `choice` of it if not -1, and free its pages and rows. No answer."""
 
     request_id: Id
     attempt: Int
@@ -249,7 +247,7 @@ class CancelRequest(Message):
 
 @dataclass(frozen=True)
 class PeerLost(Message):
-    """A worker that this one may talk to is lost: its jobs or its requests fail."""
+    """A worker of the other role is lost. Requests and jobs that need it fail."""
 
     worker_id: WorkerId
     instance: Instance

@@ -1,5 +1,6 @@
-"""Messages between a decode worker and a prefill worker (prefill binds a ROUTER, decode dials it; one ordered
-connection, so that a cancel cannot overtake its job). KV itself travels as frames (frame.py).
+"""Messages between a decode worker and a prefill worker. KV itself travels as frames (frame.py).
+
+Prefill binds a ROUTER socket and decode dials it. One ordered connection, so a cancel cannot overtake its job.
 """
 
 from dataclasses import dataclass
@@ -16,18 +17,19 @@ from protocol.request import SamplingParams
 
 @dataclass(frozen=True)
 class DeviceHandle(Message):
-    """Device memory, for a process of the same host whose device can map it: `num_bytes`, `offset` bytes after the
-    beginning of the allocation for which the driver has given `handle`."""
+    """Device memory that a process of the same host can map."""
 
-    handle: IpcHandle
-    offset: Count
+    handle: IpcHandle  # the driver's name of an allocation
+    offset: Count  # bytes from the beginning of the allocation
     num_bytes: Positive
 
 
 @dataclass(frozen=True)
 class PoolOffer(Message):
-    """Decode's KV memory, for a prefill worker that can open descriptor `fd` of process `pid` on this very `host`: it
-    may write there, or into `device`, while it holds `seat`."""
+    """Decode's KV memory, for a prefill worker on the same `host` that can open descriptor `fd` of process `pid`.
+
+    It may write there, or into `device`, while it holds `seat`.
+    """
 
     host: Text
     pid: Positive
@@ -52,8 +54,8 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class PrefillJob(Message):
-    """Run this prompt, send the first tokens to the gateway and the KV to the sender's data address under
-    `reservation`, or into its `pages` where there are any. `first_choice` and `num_replayed` are as in Assign."""
+    """Compute this prompt. Send the first tokens to the gateway, and the KV to decode's data address under
+    `reservation`, or write it into `pages` if there are any. `first_choice` and `num_replayed` are as in Assign."""
 
     request_id: Id
     attempt: Int
@@ -70,8 +72,8 @@ class PrefillJob(Message):
 
 @dataclass(frozen=True)
 class CancelJob(Message):
-    """Drop the job in whatever state it is; its pages become free once the transport has let go of them. Answered by
-    JobStopped, always."""
+    """Drop the job in any state. Its pages become free once the transport has released them. Prefill always answers
+    JobStopped."""
 
     request_id: Id
     attempt: Int
@@ -80,7 +82,7 @@ class CancelJob(Message):
 
 @dataclass(frozen=True)
 class KvDelivered(Message):
-    """Every frame has landed and the digest agrees: prefill frees its pages."""
+    """Every frame has landed and the digest agrees. Prefill frees the job's pages."""
 
     request_id: Id
     attempt: Int
@@ -89,8 +91,8 @@ class KvDelivered(Message):
 
 @dataclass(frozen=True)
 class DataCredit(Message):
-    """`num_bytes` of a reservation's frame payload have left the receiver's queue; the sender may have that many more
-    in flight. What it sent before those bytes has left as well, or is lost."""
+    """`num_bytes` of a reservation's frame payload have left the receiver's queue, so the sender may send that many
+    more. Bytes that it sent before them have left the queue too, or are lost."""
 
     reservation: Int
     num_bytes: Count
@@ -126,15 +128,15 @@ class HelloRefused(Message):
 
 @dataclass(frozen=True)
 class JobCredit(Message):
-    """The job's prompt was computed or dropped: it is no more among the queued prompt tokens."""
+    """The job's prompt was computed or dropped. It no longer counts among the queued prompt tokens."""
 
     reservation: Int
 
 
 @dataclass(frozen=True)
 class JobStopped(Message):
-    """Answers CancelJob, also for a job that is not known: nothing of it is written or sent from here on. (JobFailed
-    and JobFinishedEarly say the same.)"""
+    """Answers CancelJob, also for an unknown job: prefill writes and sends no more KV of it. JobFailed and
+    JobFinishedEarly promise the same."""
 
     request_id: Id
     attempt: Int
@@ -143,7 +145,7 @@ class JobStopped(Message):
 
 @dataclass(frozen=True)
 class JobFailed(Message):
-    """Prefill cannot finish the job; decode (the authority) fails the request."""
+    """Prefill cannot finish the job. Decode fails the request."""
 
     request_id: Id
     attempt: Int
@@ -154,7 +156,7 @@ class JobFailed(Message):
 
 @dataclass(frozen=True)
 class JobFinishedEarly(Message):
-    """The first token ends every choice, so no KV follows: decode releases the reservation and closes the request."""
+    """The first token ends every choice, so no KV follows. Decode releases the reservation and closes the request."""
 
     request_id: Id
     attempt: Int

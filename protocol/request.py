@@ -1,7 +1,4 @@
-"""A generation request as workers see it: token ids and sampling rules, no text.
-
-What it does not know: tokenisers, HTTP, or where the request runs.
-"""
+"""A generation request as workers see it: token ids and sampling rules, no text."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +8,7 @@ from protocol.message import Flag, Int, Ints, Message, Number
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended. STOP: EOS or a stop token; LENGTH: max_tokens; CANCELLED: nobody wants the rest."""
+    """Why a choice ended. STOP: EOS or a stop token. LENGTH: max_tokens. CANCELLED: the client left or cancelled."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -20,10 +17,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class SamplingParams(Message):
-    """How tokens of one request are drawn and when a choice ends. The gateway fills every field."""
+    """How tokens are drawn and when a choice ends. The gateway fills every field."""
 
     max_tokens: Int  # at least 1
-    min_tokens: Int = 0  # EOS and stop tokens cannot be drawn before that many outputs
+    min_tokens: Int = 0  # EOS and stop tokens are not drawn before that many outputs
     temperature: Number = 1.0  # 0 is greedy
     top_k: Int = 0  # 0 is off
     top_p: Number = 1.0  # 1 is off
@@ -40,7 +37,7 @@ class SamplingParams(Message):
 
 
 def finish_reason(params: SamplingParams, num_outputs: int, last_token: int) -> FinishReason | None:
-    """Whether a choice with `num_outputs` tokens, the last being `last_token`, has ended, and why."""
+    """Why a choice with `num_outputs` tokens, the last being `last_token`, has ended; None if it goes on."""
     if num_outputs >= params.min_tokens and last_token in params.ending_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if num_outputs >= params.max_tokens else None
