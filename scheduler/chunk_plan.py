@@ -1,16 +1,13 @@
-"""Which prompt tokens the next launch computes, within a budget of tokens. Pure.
-
-What it does not know: pages, rows, streams.
-"""
+"""Which prompt tokens the next launch computes, within a budget of tokens. Pure."""
 
 from collections.abc import Sequence
 
 
 def plan_chunks(remaining: Sequence[int], chunk_size: int, taken: int = 0) -> list[int]:
-    """Tokens to compute of each prompt, oldest first: `remaining[i]` are left of prompt i, 0 entries follow the budget.
+    """How many tokens of each prompt to compute. `remaining[i]` tokens are left of prompt i; prompts are oldest first.
 
-    `chunk_size` bounds the tokens of one launch, `taken` of which decodes use up already; 0 means whole prompts, one
-    after the other. A launch always makes progress: at least one token of the oldest prompt.
+    `chunk_size` bounds the tokens of one launch, and decodes take `taken` of them. 0 means whole prompts, one at a
+    time. A launch computes at least one token of the oldest prompt.
     """
     if chunk_size == 0:
         return [remaining[0]] + [0] * (len(remaining) - 1) if remaining else []

@@ -3,7 +3,7 @@
     allocate -> launch -> (forward stream) -> completed -> tokens
                    release -> retire queue -> pools
 
-The engine knows what is in flight and when memory may be reused. What it does not know: queues, policies, messages.
+The engine knows what is in flight and when memory may be reused. The roles decide what to launch.
 """
 
 from collections import deque
@@ -37,37 +37,39 @@ from scheduler.warm_up import warm_up
 
 @dataclass(eq=False)
 class Launch:
-    """A forward on its way. `tokens` (or `error`) is there once `copy_done` is done."""
+    """A forward in flight. Once `copy_done` is done, `tokens_L` or `error` is set, if there is any."""
 
     ticket: int
     plan: LaunchPlan
     batch: ForwardBatch
-    written_pages_N: Tensor | None = None  # to be staged to the host, layer by layer
+    written_pages_N: Tensor | None = None  # pages to stage to the host, layer by layer
     copy_done: Event | None = None
     tokens_L: Tensor | None = None  # on the host
     error: Exception | None = None  # of the forward
-    computed_at: float | None = None  # when the forward had gone through all layers; None: the host cannot tell
-    layers: deque[tuple[int, Event]] = field(default_factory=deque)  # (layer, its KV is written), filled as it runs
-    input: ModelInput | None = None  # from one segment to the next, on the forward stream
+    computed_at: float | None = None  # when all layers were computed; None: the host cannot tell
+    layers: deque[tuple[int, Event]] = field(default_factory=deque)  # (layer, its KV is written), filled while it runs
+    input: ModelInput | None = None  # passed between segments, as are the logits
     logits_LV: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What its forward reads, made on the schedule stream."""
+        """The tensors that its forward reads. They were made on the schedule stream."""
         return self.batch.tensors if self.written_pages_N is None else (*self.batch.tensors, self.written_pages_N)
 
     @property
     def is_complete(self) -> bool:
-        """Whether its tokens are on the host, and so is all KV that is staged there."""
+        """Whether its tokens, and the KV that is staged to the host, are on the host."""
         if self.copy_done is None or not self.copy_done.done():
             return False  # layers may still be added
         return not self.layers or self.layers[-1][1].done()
 
 
 class Engine:
-    """`max_context` is the longest context of a request in tokens; `debug` turns on the executable invariants.
-    `forward_clock`, for a forward stream that runs on this host, notes when forwards end. `staging` is where KV passes
-    between a device and its twin in host memory: a stream of its own, so that no forward waits for the bus."""
+    """`max_context` is the longest context of a request, in tokens. `debug` turns on checks of invariants.
+
+    `forward_clock` notes when forwards end; it is for a forward stream that runs on the host. `staging` copies KV
+    between a device and its twin, on its own stream, so that no forward waits for such a copy.
+    """
 
     def __init__(
         self,
@@ -105,16 +107,16 @@ class Engine:
         self._copy_error: Exception | None = None
 
     def warm_up(self) -> None:
-        """Compiles, loads and captures what forwards need, before the first launch. InternalError when it fails."""
+        """Compiles, loads and captures what forwards need. Called before the first launch. InternalError on failure."""
         assert not self.num_launches, "warming up writes into page 0 and blocks"
-        self._forward.wait(self._schedule.record())  # weights and KV memory have been filled there
+        self._forward.wait(self._schedule.record())  # the schedule stream has filled weights and KV memory
         max_requests, max_pages = self.rows.num_rows - 1, self.rows.req_to_page.shape[1]
         warm_up(self._runner, self.kv, self._forward, max_requests=max_requests, max_pages=max_pages)
 
     # ---- memory ----
 
     def fault(self, prompt_ids: Sequence[int], sampling: SamplingParams, num_choices: int) -> str | None:
-        """What makes a request senseless here, or None."""
+        """Why this worker cannot take the request at all, or None."""
         rows = self.rows.num_rows - 1
         return request_fault(prompt_ids, sampling, num_choices, vocab_size=self.vocab_size, max_choices=rows)
 
@@ -135,8 +137,10 @@ class Engine:
         req.row, req.row_generation, req.pages = row, self.rows.generation(row), pages
 
     def release(self, req: Req, is_read: IsRead | None = None) -> None:
-        """Gives back the row and pages of `req`, once; they are reused when nothing in flight can touch them. `is_read`
-        is about the pages: transfers know no rows."""
+        """Gives back the row and pages of `req`. A second call does nothing.
+
+        They are reused when nothing in flight can touch them. `is_read` tells whether a transfer may touch the pages.
+        """
         if req.row:
             self.retire((), [req.row])
             self.retire(req.pages, (), is_read)
@@ -149,10 +153,11 @@ class Engine:
             self.collect()
 
     def land(self, in_twin: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> Event | None:
-        """Copies pages that have landed in the host twin to the device, then whole pages to others that need their KV.
+        """Copies landed pages from the host twin to the device, then `sources` to `targets`.
 
-        The twin's copy runs beside the launches. The event is done when these pages may be decoded; without a twin it
-        is None, and the next launch may decode them."""
+        The copies run beside the launches. The event is done when the pages may be decoded. Without a twin the result
+        is None, and the next launch may decode them.
+        """
         if not in_twin or not isinstance(self.kv, MirroredKv):
             self.copy_pages(sources, targets)
             return None
@@ -161,7 +166,7 @@ class Engine:
         return self._copies[-1][1]
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copies whole pages in every layer, behind the launches enqueued so far and before the next one."""
+        """Copies whole pages in every layer, after the launches enqueued so far and before the next one."""
         self._copy_pages(self._forward, sources, targets)
 
     def _copy_pages(self, stream: Stream, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -172,8 +177,10 @@ class Engine:
         return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
 
     def _enqueue(self, stream: Stream, copy: Callable[..., None], *tensors: Tensor) -> None:
-        """A copy with a ticket of its own: pages it touches are not reused before it is done. On the staging stream it
-        touches pages that no launch has been given yet."""
+        """Enqueues a copy with its own ticket, so that its pages are not reused before it is done.
+
+        A copy on the staging stream may only touch pages that no launch uses yet.
+        """
         self._newest_ticket += 1
         stream.wait(self._schedule.record())
         stream.launch([partial(self._copy, copy)], *tensors)
@@ -181,7 +188,7 @@ class Engine:
         self._copies.append((self._newest_ticket, stream.record()))
 
     def _copy(self, copy: Callable[..., None], *tensors: Tensor) -> None:
-        """Within a stream. Whose KV is incomplete after a failure cannot be said, so it ends the worker."""
+        """Runs within a stream. A failure ends the worker: nobody can tell which requests' KV is incomplete."""
         try:
             copy(*tensors)
         except Exception as error:  # noqa: BLE001 - raised again on the scheduler thread
@@ -190,12 +197,13 @@ class Engine:
     # ---- launches ----
 
     def launch(self, plan: LaunchPlan) -> Launch:
-        """Enqueues one forward. Its requests' progress is that of a launch that will succeed."""
+        """Enqueues one forward and counts its requests' progress as if it had succeeded."""
         batch = self._build(plan)
         for chunk in plan.chunks:
             chunk.req.num_computed = chunk.end
         for req in batch.samples:
             req.num_sampled += 1
+
         self._newest_ticket += 1
         self.num_launches += 1
         written = self._pages_written(plan)
@@ -203,6 +211,7 @@ class Engine:
         self._forward.wait(self._schedule.record())
         self._forward.launch([self._resolve, self._compute, self._sample], launch)
         launch.copy_done = self._forward.record()
+
         self._keep_alive.hold(launch.ticket, batch)
         if plan.running is not None:
             self.future_map.set_input_ids_sentinel(plan.running)
@@ -210,7 +219,7 @@ class Engine:
         return launch
 
     def _build(self, plan: LaunchPlan) -> ForwardBatch:
-        """The launch's inputs; if they cannot be built, the running batch is as it was before."""
+        """The launch's inputs. If building them fails, the running batch is restored."""
         if plan.running is None:
             return ForwardBatch.init_new(plan, self.rows, self.page_size, self.device)
         before = plan.running.seq_lens_B, plan.running.seq_lens_cpu
@@ -224,7 +233,7 @@ class Engine:
             raise
 
     def take_completed(self) -> Launch | None:
-        """The oldest launch, if it has completed; it is in flight no more."""
+        """Removes and returns the oldest launch if it has completed, else None."""
         if not self.in_flight or not self.in_flight[0].is_complete:
             return None
         launch = self.in_flight.popleft()
@@ -232,18 +241,21 @@ class Engine:
         return launch
 
     def tokens(self, launch: Launch) -> list[tuple[Req, int]]:
-        """What a completed launch sampled, by request (perhaps sampler.NOT_A_TOKEN); empty when it failed or sampled
-        nothing."""
+        """The tokens that a completed launch sampled, perhaps sampler.NOT_A_TOKEN. Empty if there are none."""
         if launch.tokens_L is None:
             return []
         return list(zip(launch.batch.samples, self._forward.read_host(launch.tokens_L), strict=True))
 
     def collect(self) -> bool:
-        """Reuses what no launch, copy or transfer can touch any more, if anything. Raises if a copy has failed."""
+        """Reuses rows and pages that no launch, copy or transfer can touch any more. Whether there were any.
+
+        RuntimeError if a copy has failed.
+        """
         if self._copy_error is not None:
             raise RuntimeError("a copy of KV pages has failed") from self._copy_error
         while self._copies and self._copies[0][1].done():
             self._copies.popleft()
+
         oldest = [self.in_flight[0].ticket] if self.in_flight else []
         oldest += [self._copies[0][0]] if self._copies else []
         completed = min(oldest) - 1 if oldest else self._newest_ticket
@@ -281,13 +293,13 @@ class Engine:
         if logits_LV is not None and batch.sampling is not None:
             with _failures_of(launch):
                 tokens_L = sample(logits_LV, batch.sampling)
-                # NOT_A_TOKEN must not be read by the launch behind this one, which is enqueued already
+                # The next launch is enqueued already and must not read NOT_A_TOKEN.
                 self.future_map.stash(batch.stash_rows_L, tokens_L.clamp(min=0), batch.stash_owners_L)
                 launch.tokens_L = self._forward.to_host(tokens_L)
         launch.input = launch.logits_LV = None
         if launch.error is not None:
-            # The launch behind this one is enqueued already, and others than the failed requests may have joined it:
-            # they must not fail because these rows hold no token. What is drawn from the zeros is ignored.
+            # The next launch is enqueued already, and other requests may be in it. They must not fail because these
+            # rows hold no token. Tokens drawn from the zeros are ignored.
             self.future_map.stash(batch.stash_rows_L, torch.zeros_like(batch.stash_rows_L), batch.stash_owners_L)
 
     def _layer_written(self, launch: Launch, layer: int) -> None:
@@ -313,7 +325,7 @@ class Engine:
 
 @contextmanager
 def _failures_of(launch: Launch) -> Iterator[None]:
-    """A failure belongs to the launch, not to the stream."""
+    """Stores a failure in its launch; the stream goes on."""
     try:
         with torch.inference_mode():
             yield

@@ -1,7 +1,7 @@
-"""What one launch runs on: every tensor it needs, materialised once on the scheduler thread.
+"""The inputs of one launch: every tensor it needs, made once on the scheduler thread.
 
-A launch reads and writes its ForwardBatch, the KV memory and the FutureMap; it never touches the ScheduleBatch, which
-may have moved on by the time it runs. What it does not know: when it runs, or what becomes of the tokens.
+A launch uses its ForwardBatch, the KV memory and the FutureMap. It never touches the ScheduleBatch, which may have
+changed by the time the launch runs.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,10 @@ from scheduler.schedule_batch import IntArray, Members, ScheduleBatch
 
 @dataclass(frozen=True)
 class ExtendChunk:
-    """Prompt tokens [start, end) of `req`. `samples` are the choices whose first token is drawn at its end: none for a
-    middle chunk, `n` for the last chunk of a prompt with n choices."""
+    """Prompt tokens [start, end) of `req`. `samples` are the choices whose first token is drawn at its end.
+
+    A middle chunk has none; the last chunk of a prompt with n choices has n.
+    """
 
     req: Req
     start: int
@@ -35,8 +37,8 @@ class ExtendChunk:
 class LaunchPlan:
     """What the next launch runs: chunks of prompts, and the running batch or None.
 
-    With `relay` the sampled tokens are stashed for the next launch, because their requests go on decoding here. With
-    `ships` the loop is told of every layer as soon as its KV is written, because KV leaves from here.
+    `relay`: sampled tokens are stashed for the next launch, because their requests go on decoding on this worker.
+    `ships`: the engine reports each layer as soon as its KV is written, because this worker sends KV.
     """
 
     chunks: tuple[ExtendChunk, ...]
@@ -46,7 +48,7 @@ class LaunchPlan:
 
     @property
     def reqs(self) -> list[Req]:
-        """Everybody whom the launch concerns; the running batch as it is now."""
+        """All requests of the launch; those of the running batch as it is now."""
         prompts = [req for chunk in self.chunks for req in (chunk.req, *chunk.samples)]
         return prompts if self.running is None else prompts + self.running.reqs
 
@@ -65,7 +67,7 @@ class ForwardBatch:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything that the forward reads, made on the schedule stream."""
+        """All tensors that the forward reads. They were made on the schedule stream."""
         inp, sampling = self.input, self.sampling
         found = (inp.input_ids_T, inp.positions_T, inp.slots_T, inp.page_table_BP, inp.seq_lens_B, inp.logit_indices_L)
         relay = (self.stash_rows_L, self.stash_owners_L, self.decode_owners_B)
@@ -73,17 +75,19 @@ class ForwardBatch:
 
     @staticmethod
     def init_new(plan: LaunchPlan, rows: RowPool, page_size: int, device: torch.device) -> "ForwardBatch":
-        """The only place where the inputs of a launch are built. `plan.running` has been advanced already."""
+        """Builds the inputs of a launch. The caller has advanced `plan.running`."""
         chunks, running = plan.chunks, plan.running
         samples = tuple(req for chunk in chunks for req in chunk.samples)
         sampling = _sampling(chunks, samples, running, device)
         inputs: list[ModelInput] = []
         stash_rows: list[Tensor] = []
         stash_owners: list[Tensor] = []
+
         if chunks:
             inputs.append(_extend_input(chunks, rows, page_size, device))
             stash_rows.append(_column([req.row for req in samples], device))
             stash_owners.append(owners_of(samples, device))
+
         if running is not None:
             longest = max(running.seq_lens_cpu.tolist())  # numpy's own maximum takes ten times as long
             members = running.members(rows, -(-longest // page_size))
@@ -91,6 +95,7 @@ class ForwardBatch:
             stash_rows.append(running.rows_B)
             stash_owners.append(members.owners_B)
             samples += members.reqs
+
         decode_owners_B = _column([], device) if running is None else members.owners_B
         if not plan.relay:
             stash_rows, stash_owners = [_column([], device)], [_column([], device)]
@@ -114,6 +119,7 @@ def _extend_input(chunks: Sequence[ExtendChunk], rows: RowPool, page_size: int, 
     positions: list[IntArray] = []
     slots: list[IntArray] = []
     logits: list[int] = []
+
     for chunk in chunks:
         ids.extend(chunk.req.prompt_ids[chunk.start : chunk.end])
         position = np.arange(chunk.start, chunk.end, dtype=np.int64)
@@ -146,8 +152,10 @@ def _extend_input(chunks: Sequence[ExtendChunk], rows: RowPool, page_size: int, 
 def _decode_input(
     running: ScheduleBatch, members: Members, longest: int, rows: RowPool, page_size: int, device: torch.device
 ) -> ModelInput:
-    """One token for each request: the one whose KV is written at the end of its context. Slots come from the host,
-    which knows lengths and pages."""
+    """One token for each request: the last of its context, whose KV this launch writes.
+
+    Slots are computed on the host, which knows lengths and pages.
+    """
     page, offset = np.divmod(running.seq_lens_cpu - 1, page_size)
     slots = rows.req_to_page_cpu[members.rows_cpu, page] * page_size + offset
     return ModelInput(
@@ -165,7 +173,7 @@ def _decode_input(
 
 
 def _joined(extends: ModelInput, decodes: ModelInput) -> ModelInput:
-    """Chunks of prompts and decodes as one forward; page tables are padded with page 0 to the wider one."""
+    """Joins prompt chunks and decodes into one forward. The narrower page table is padded with page 0."""
     tables = (extends.page_table_BP, decodes.page_table_BP)
     width = max(table.shape[1] for table in tables)
     num_extend_tokens = extends.input_ids_T.shape[0]
@@ -191,11 +199,13 @@ def _sampling(
         if running is None or not len(running):
             return None
         return running.sampling.input(running.reqs, running.seq_lens_B)
+
     columns = SamplingColumns.of(firsts, device)
     ends = [chunk.end for chunk in chunks for _ in chunk.samples]
     position_L = _column(ends, device)
     if running is None:
         return columns.input(firsts, position_L)
+
     reqs = [*firsts, *running.reqs]
     position_L = torch.cat((position_L, running.seq_lens_B))
     return columns.concat(running.sampling, reqs).input(reqs, position_L)

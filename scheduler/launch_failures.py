@@ -1,9 +1,7 @@
-"""Whether a worker whose launches fail should end, because the worker is at fault and not a request.
+"""Whether a worker should end because its launches fail, and not because of one request. Pure.
 
-    no failure --failed--> 1 --failed--> 2 --failed--> 3 or more, no request in all of them: broken
-         ^------------------- a launch succeeds ------------------'
-
-Pure. What it does not know: launches, or what is done about it.
+no failure --failed--> 1 --failed--> 2 --failed--> 3 or more, no request in all of them: broken
+     ^------------------- a launch succeeds ------------------'
 """
 
 from collections.abc import Iterable
@@ -14,16 +12,16 @@ TOO_MANY = 3  # launches that fail in a row
 
 @dataclass(frozen=True)
 class LaunchFailures:
-    """The launches that have failed since the last one that did not. Attempts are (request id, attempt number)."""
+    """The launches that have failed since the last success. An attempt is (request id, attempt number)."""
 
     count: int = 0
-    common: frozenset[str] = frozenset()  # ids of the requests that all of these launches had
-    newest: frozenset[tuple[str, int]] = frozenset()  # the attempts that failed with the last of them
+    common: frozenset[str] = frozenset()  # ids of the requests that were in all of these launches
+    newest: frozenset[tuple[str, int]] = frozenset()  # the attempts of the last one
 
     def failed(self, attempts: Iterable[tuple[str, int]]) -> "LaunchFailures":
-        """The row after a launch with these attempts has failed.
+        """The failures after a launch with these attempts has failed.
 
-        A launch of attempts that have just failed does not count: it was in flight already, and says nothing new.
+        A launch does not count if all its attempts failed with the last one: it was in flight already.
         """
         now = frozenset(attempts)
         if now <= self.newest:
@@ -33,5 +31,5 @@ class LaunchFailures:
 
     @property
     def is_broken(self) -> bool:
-        """Whether so many launches have failed in a row, and no single request explains it."""
+        """Whether TOO_MANY launches have failed in a row and no request was in all of them."""
         return self.count >= TOO_MANY and not self.common

@@ -3,9 +3,8 @@
     step:  fewer than `depth` launches in flight?  choose the next batch and launch it
            the oldest launch has completed?        process its results
 
-With overlap the depth is 2: a batch is chosen before the results of the launch in flight are known. The serial twin is
-the same code at depth 1. A step never blocks; the process loop polls sockets between steps. What it does not know:
-what a role chooses, or what it does with results.
+With overlap the depth is 2: a batch is chosen before the results of the launch in flight are known. Without overlap it
+is 1. A step never blocks; the process loop polls sockets between steps.
 """
 
 from collections.abc import Sequence
@@ -23,19 +22,19 @@ class RoleSteps(Protocol):
     """What prefill, decode and unified each do differently."""
 
     def choose(self) -> LaunchPlan | None:
-        """The next launch, or None when there is nothing to run. Results of the launch in flight are not known yet."""
+        """The next launch, or None if there is nothing to run. A launch may be in flight, its results unknown."""
         ...
 
     def launched(self, launch: Launch) -> None:
-        """The plan just chosen is enqueued."""
+        """Called when the plan just chosen has been enqueued."""
         ...
 
     def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
-        """Results of a completed launch: (request, token) pairs. Requests finished meanwhile are to be skipped."""
+        """Takes the results of a completed launch. Requests that have finished meanwhile must be skipped."""
         ...
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
-        """A launch raised, or drew no token for these: they fail, and nothing else. A request may be named twice."""
+        """Fails these requests: their launch raised, or drew no token for them. A request may appear twice."""
         ...
 
 
@@ -51,7 +50,7 @@ class OverlapLoop:
 
     @property
     def broken(self) -> str:
-        """Why this worker cannot compute anything any more; "" while it can."""
+        """Why this worker cannot compute any more; "" while it can."""
         if not self._failures.is_broken:
             return ""
         return f"{self._failures.count} launches in a row have failed without a request in common: {self._last_error}"
@@ -67,11 +66,12 @@ class OverlapLoop:
         return self._engine.in_flight[0].ticket if self._engine.in_flight else 0
 
     def step(self) -> bool:
-        """Launches and processes what can be now; False when there was nothing to do."""
+        """Launches a batch and processes a completed one, where possible. False when there was nothing to do."""
         progressed = False
         if len(self._engine.in_flight) < self._depth and (plan := self._role.choose()) is not None:
             self._launch(plan)
             progressed = True
+
         if (launch := self._engine.take_completed()) is not None:
             if launch.error is not None:
                 prompts = (chunk.req for chunk in launch.plan.chunks)
@@ -84,19 +84,20 @@ class OverlapLoop:
                     tokens = [(req, token) for req, token in tokens if token != NOT_A_TOKEN]
                 self._role.process(launch, tokens)
             progressed = True
+
         return progressed
 
     def _launch(self, plan: LaunchPlan) -> None:
         reqs = plan.reqs
         try:
             launch = self._engine.launch(plan)
-        except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails its own requests
+        except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails only its own requests
             self._fail(reqs, error)
         else:
             self._role.launched(launch)
 
     def _fail(self, reqs: Sequence[Req], error: Exception) -> None:
-        """A launch has raised: its requests fail, and may be served elsewhere."""
+        """Fails the requests of a launch that raised. Another worker may serve them."""
         self._failures = self._failures.failed((req.request_id, req.attempt) for req in reqs)
         self._last_error = as_baton_error(error).message
         self._role.failed(reqs, LaunchFailed(self._last_error))

@@ -1,10 +1,9 @@
-"""Which KV page belongs to whom: numbers, states and reference counts. No memory is touched here.
+"""The states and reference counts of KV pages. No memory is touched here.
 
     FREE --allocate--> RESERVED or OWNED --retire (last reference)--> QUARANTINED --reuse--> FREE
                           RESERVED --own--> OWNED
 
-Page 0 is padding and is never handed out. The retire queue decides when a quarantined page may be reused. What it does
-not know: which request holds a page, or what is stored in it.
+Page 0 is padding and is never handed out. The retire queue decides when a quarantined page may be reused.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from protocol.messages_gateway import KvPages
 
 
 class PageState(IntEnum):
-    """Where a page is in its life."""
+    """The state of a page."""
 
     FREE = 0
     RESERVED = 1  # promised to a request whose KV has not arrived
@@ -53,18 +52,18 @@ class PageAllocator:
         return pages
 
     def own(self, pages: Sequence[int]) -> None:
-        """Reserved pages hold KV now."""
+        """Marks reserved pages as owned: their KV has landed."""
         for page in pages:
             self._move(page, PageState.RESERVED, PageState.OWNED)
 
     def share(self, pages: Sequence[int]) -> None:
-        """One more holder for each page; it is counted once."""
+        """Adds one holder to each page. The ledger still counts the page once."""
         for page in pages:
             assert self._refs[page] > 0, f"page {page} is shared but nobody holds it"
             self._refs[page] += 1
 
     def retire(self, pages: Sequence[int]) -> list[int]:
-        """One holder fewer for each page; returns those that nobody holds now: QUARANTINED until `reuse`."""
+        """Removes one holder from each page. Returns the pages without a holder: QUARANTINED until `reuse`."""
         retired: list[int] = []
         for page in pages:
             assert self._refs[page] > 0, f"page {page} is given back twice"
@@ -75,7 +74,7 @@ class PageAllocator:
         return retired
 
     def reuse(self, pages: Sequence[int]) -> None:
-        """Nothing in flight can touch these quarantined pages any more."""
+        """Frees quarantined pages that nothing in flight can touch any more."""
         for page in pages:
             self._move(page, PageState.QUARANTINED, PageState.FREE)
         self._free.extend(pages)
@@ -91,7 +90,7 @@ class PageAllocator:
         )
 
     def check(self) -> None:
-        """Asserts that the ledger adds up and that counts, states, references and the free list tell one story."""
+        """Asserts that the ledger adds up, and that counts, states, references and the free list agree."""
         assert sum(self._count.values()) == self.num_pages - 1, self._count
         assert len(set(self._free)) == len(self._free) == self._count[PageState.FREE]
         assert all(self._state[page] is PageState.FREE and self._refs[page] == 0 for page in self._free)

@@ -1,6 +1,6 @@
-"""One choice of one request on one worker: its tokens, its row, its pages, and how far it has come.
+"""One choice of one request on one worker: its tokens, row, pages and progress.
 
-Written by the scheduler thread only. What it does not know: batches, sockets, other choices.
+Only the scheduler thread writes it.
 """
 
 from dataclasses import dataclass, field
@@ -28,14 +28,14 @@ class Req:
     row_generation: int = 0
     pages: list[int] = field(default_factory=list)
 
-    # said before admission
-    stays_on_device: bool = False  # its KV is read where the device writes it, so that no twin in host memory needs it
+    # set before admission
+    stays_on_device: bool = False  # its KV is read from device memory, so it is not copied to the host twin
 
-    # progress of launches
-    num_computed: int = 0  # prompt tokens whose KV is written by launches enqueued so far: [0, num_computed)
-    num_sampled: int = 0  # outputs, replayed ones among them, that launches enqueued so far will have drawn
+    # progress, counting all launches enqueued so far
+    num_computed: int = 0  # KV of prompt tokens [0, num_computed) is written
+    num_sampled: int = 0  # outputs drawn, with the replayed ones
 
-    # results, as the host knows them
+    # results that the host knows
     outputs: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
 
@@ -60,13 +60,15 @@ class Req:
         return self.num_sampled < self.sampling.min_tokens
 
     def append(self, token: int) -> None:
-        """Takes a result; sets `finish` if the choice ends with it."""
+        """Adds an output token. Sets `finish` if the choice ends with it."""
         assert self.finish is None, "a finished choice takes no token"
         self.outputs.append(token)
         self.finish = finish_reason(self.sampling, len(self.outputs), token)
 
 
 def kv_tokens(prompt_len: int, num_left: int) -> int:
-    """Tokens whose KV decoding needs when `num_left` are to be drawn: all but the last. 0 when prefill draws the only
-    one."""
+    """Tokens whose KV decode needs if `num_left` outputs are to be drawn: all but the last one.
+
+    0 if there is one output, which prefill draws.
+    """
     return 0 if num_left == 1 else prompt_len + num_left - 1

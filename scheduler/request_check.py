@@ -1,28 +1,28 @@
-"""What another process may ask of a worker: numbers that every worker can count with, ids that its model knows. Pure.
+"""Checks the numbers and token ids that another process sends to a worker. Pure.
 
-A wrong id or count that got into a launch would fail everybody in it, or end the process; so it is refused at the door,
-by name. What it does not know: messages, or how much memory there is.
+A wrong id or count in a launch would fail every request in it, or end the process. So it is refused on arrival.
 """
 
 from collections.abc import Sequence
 
 from protocol.request import SamplingParams
 
-MAX_ATTEMPT = 2**32 - 1  # what a frame's header holds
+MAX_ATTEMPT = 2**32 - 1  # the largest that a frame's header holds, as for MAX_RESERVATION
 MAX_RESERVATION = 2**64 - 1
-MAX_TOP_K = 2**63 - 1  # what a column of int64 holds
+MAX_TOP_K = 2**63 - 1  # the largest int64
 MAX_CHOICE = 2**31 - 1
 
 
 def request_fault(
     prompt_ids: Sequence[int], sampling: SamplingParams, num_choices: int, *, vocab_size: int, max_choices: int
 ) -> str | None:
-    """The field that makes a request senseless, what it says and what was expected; or None."""
+    """The first field that is out of range, its value and what was expected; or None."""
     if not prompt_ids:
         return "prompt: got no tokens, expected at least 1"
     low, high = min(prompt_ids), max(prompt_ids)
     if low < 0 or high >= vocab_size:
         return f"prompt: got token id {low if low < 0 else high}, expected ids in [0, {vocab_size})"
+
     if sampling.max_tokens < 1:
         return f"max_tokens: got {sampling.max_tokens}, expected at least 1"
     if sampling.top_k > MAX_TOP_K:
@@ -37,7 +37,7 @@ def request_fault(
 def replay_fault(
     prompt_ids: Sequence[int], sampling: SamplingParams, num_choices: int, first_choice: int, num_replayed: int
 ) -> str | None:
-    """What makes these choices, or the outputs that are replayed to them, senseless; or None."""
+    """What is wrong with the choices' numbers or with the outputs replayed to them; or None."""
     if not 0 <= first_choice <= MAX_CHOICE:
         return f"first_choice: got {first_choice}, expected 0 to {MAX_CHOICE}"
     if not num_replayed:
@@ -51,7 +51,7 @@ def replay_fault(
 
 
 def transfer_fault(attempt: int, reservation: int = 0) -> str | None:
-    """Which number does not fit into a frame's header, or None."""
+    """The number that does not fit into a frame's header, or None."""
     if not 0 <= attempt <= MAX_ATTEMPT:
         return f"attempt: got {attempt}, expected 0 to {MAX_ATTEMPT}"
     if not 0 <= reservation <= MAX_RESERVATION:

@@ -1,8 +1,7 @@
-"""When rows and pages that the host has given back may be used again.
+"""Decides when rows and pages that were given back may be reused. They return to their pool only through this queue.
 
-Each entry waits for the newest ticket (a launch or copy on the forward stream) that could still touch it, and until a
-transfer that may still read or write it has let go. Nothing goes back to a pool by another way. What it does not know:
-the pools.
+Each entry waits for the newest launch or copy that could still touch it, and for transfers that may still read or
+write it.
 """
 
 from collections import deque
@@ -21,7 +20,7 @@ class _Entry:
 
 
 class RetireQueue:
-    """`reuse_pages` and `reuse_rows` are called, in order of retirement, with what has become reusable."""
+    """Calls `reuse_pages` and `reuse_rows` with what has become reusable, in order of retirement."""
 
     def __init__(
         self, reuse_pages: Callable[[Sequence[int]], None], reuse_rows: Callable[[Sequence[int]], None]
@@ -36,15 +35,15 @@ class RetireQueue:
     def retire(
         self, pages: Sequence[int], rows: Sequence[int], after_ticket: int, is_read: IsRead | None = None
     ) -> None:
-        """Takes charge of quarantined `pages` and `rows` until `after_ticket` has completed and nobody reads them.
+        """Holds quarantined `pages` and `rows` until `after_ticket` has completed and `is_read` is false.
 
-        `is_read` says whether a transfer may still read or write the pages; once false it stays false.
+        `is_read` tells whether a transfer may still read or write the pages. Once false it stays false.
         """
         if pages or rows:
             self._entries.append(_Entry(after_ticket, is_read, pages, rows))
 
     def collect(self, completed_ticket: int) -> bool:
-        """Every ticket up to `completed_ticket` has completed: hands back what nothing can touch now, if anything."""
+        """Hands back what nothing can touch once `completed_ticket` has completed. False if there was nothing."""
         waiting: deque[_Entry] = deque()
         for entry in self._entries:
             if entry.after_ticket <= completed_ticket and (entry.is_read is None or not entry.is_read()):

@@ -1,8 +1,8 @@
-"""Request rows and the page table: which pages hold the context of the request in a row.
+"""Rows of requests and the page table, which names the pages of the request in each row.
 
-A row is a request's index for its whole life on this worker. Row 0 is padding. `req_to_page` is (rows, max_pages) int64
-on the device, `req_to_page_cpu` the same on the host; a row is written once, when it is handed out, while no forward in
-flight can read it (the retire queue sees to that). What it does not know: page states.
+A request keeps its row for its whole life on this worker. Row 0 is padding. `req_to_page` is (rows, max_pages) int64
+on the device, `req_to_page_cpu` the same on the host. A row's table is written once, when the row is handed out. No
+forward in flight can read it then: the retire queue ensures that.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scheduler.req import Req
 
-OWNER_SHIFT: Final = 32  # bits; a token is smaller than 2**32, and no row changes hands 2**31 times
+OWNER_SHIFT: Final = 32  # bits; a token is smaller than 2**32, and a row is handed out fewer than 2**31 times
 
 
 class RowPool:
@@ -43,13 +43,13 @@ class RowPool:
         assert row > 0 and not self._in_use[row]
         self._in_use[row] = True
         self._generation[row] += 1
-        # A fresh tensor copied in schedule-stream order: forwards wait for the schedule stream before they read it.
+        # Copied on the schedule stream, for which forwards wait before they read the table.
         self.req_to_page[row, : len(pages)] = torch.tensor(pages, dtype=torch.int64)
         self.req_to_page_cpu[row, : len(pages)] = pages
         return row
 
     def reuse(self, rows: Sequence[int]) -> None:
-        """Nothing in flight can touch these rows any more."""
+        """Frees rows that nothing in flight can touch any more."""
         for row in rows:
             assert self._in_use[row], f"row {row} is given back twice"
             self._in_use[row] = False
@@ -61,6 +61,6 @@ class RowPool:
 
 
 def owners_of(reqs: Sequence[Req], device: torch.device) -> Tensor:
-    """(N,) int64: the generations of the requests' rows, shifted by OWNER_SHIFT, so that a token fits below each."""
+    """(N,) int64: the generations of the requests' rows, shifted by OWNER_SHIFT to leave room for a token."""
     shifted = [req.row_generation << OWNER_SHIFT for req in reqs]
     return torch.tensor(shifted, dtype=torch.int64).to(device, non_blocking=True)

@@ -1,31 +1,28 @@
-"""The running batch between steps: who leaves it before a launch, who joins it.
-
-Shared by decode and unified. What it does not know: where its requests came from, or what their tokens mean.
-"""
+"""The running batch of a decode or unified worker: requests join it, and finished ones leave before a launch."""
 
 from scheduler.schedule_batch import ScheduleBatch
 
 
 class Running:
-    """At most one ScheduleBatch; None when nobody decodes."""
+    """At most one ScheduleBatch; None when no request decodes."""
 
     def __init__(self) -> None:
         self.batch: ScheduleBatch | None = None
 
     @property
     def num_going_on(self) -> int:
-        """Choices that still decode; those that have ended stay in the batch until the next launch is chosen."""
+        """Choices that still decode. Ended choices stay in the batch until the next launch is chosen."""
         return 0 if self.batch is None else sum(req.finish is None for req in self.batch.reqs)
 
     def join(self, batch: ScheduleBatch) -> None:
-        """`batch` decodes from the next launch on."""
+        """Adds `batch`, which decodes from the next launch on."""
         if self.batch is None:
             self.batch = batch
         else:
             self.batch.merge(batch)
 
     def for_next_launch(self) -> ScheduleBatch | None:
-        """The batch without requests that have finished, or whose last output is in flight already."""
+        """The batch without requests that have finished or whose last output is in flight."""
         if self.batch is None:
             return None
         keep = [

@@ -1,7 +1,6 @@
-"""Sampling parameters of the rows of a batch, as device columns kept from step to step, and which rows ask for what.
+"""Sampling parameters of a batch, as device columns, and the rows that use top-k, top-p, min-p or min_tokens.
 
-All of it is made when somebody joins or leaves, and none of it for a step. What it does not know: logits, or which
-request a row is.
+They are rebuilt when a request joins or leaves the batch, not at every step.
 """
 
 from collections.abc import Sequence
@@ -20,10 +19,10 @@ _MAX_ID = 2**31  # no vocabulary is larger
 
 @dataclass(frozen=True)
 class AskingRows:
-    """Which rows of a batch ask for what. The host knows who asks, so that the sampler never has to look for them."""
+    """The rows that use each filter. The host knows them, so the sampler need not search for them on the device."""
 
     all_greedy: bool
-    top_k_N: Tensor | None  # int64 rows on the device; None when no row asks
+    top_k_N: Tensor | None  # int64 rows on the device; None when no row uses the filter
     top_p_N: Tensor | None
     min_p_N: Tensor | None
 
@@ -45,24 +44,26 @@ class AskingRows:
 
 @dataclass(frozen=True)
 class Endings:
-    """The tokens that N of the rows of a batch may not draw before min_tokens. `banned` is None without such rows."""
+    """The tokens that N rows of a batch may not draw before min_tokens. `banned` is None if there are no such rows."""
 
     rows: tuple[int, ...]
     banned: Banned | None
 
     @staticmethod
     def of(reqs: Sequence[Req], device: torch.device) -> "Endings":
-        """Endings of those of `reqs` that are below min_tokens. Choices that share their parameters share one list."""
+        """Endings of the requests below min_tokens. Choices that share their parameters share one list."""
         rows = [row for row, req in enumerate(reqs) if req.bans_endings and req.sampling.ending_ids]
         if not rows:
             return Endings((), None)
-        lists: dict[int, int] = {}  # of a SamplingParams: which list
+
+        lists: dict[int, int] = {}  # id of a SamplingParams -> index of its list
         found: list[list[int]] = []
         for row in rows:
             params = reqs[row].sampling
             if id(params) not in lists:
                 lists[id(params)] = len(found)
                 found.append([token for token in params.ending_ids if 0 <= token < _MAX_ID])
+
         longest = max(map(len, found))
         filled = [ids + [_NO_ID] * (longest - len(ids)) for ids in found]
         ids_NE = _int64(filled, device).view(len(found), longest)
@@ -73,7 +74,7 @@ class Endings:
         )
 
     def take(self, keep: Sequence[int]) -> "Endings":
-        """Endings of the batch that consists of the rows `keep`."""
+        """Endings of the rows `keep`."""
         if self.banned is None:
             return self
         place_of = {row: place for place, row in enumerate(self.rows)}
@@ -87,13 +88,14 @@ class Endings:
         return Endings(rows, Banned(_int64(rows, device), ids_NE, until_N))
 
     def concat(self, other: "Endings", num_rows: int) -> "Endings":
-        """Endings of a batch of `num_rows` rows, these its own, and then the other's rows."""
+        """Endings of this batch of `num_rows` rows followed by the other's rows."""
         if other.banned is None:
             return self
         rows = self.rows + tuple(row + num_rows for row in other.rows)
         others = Banned(other.banned.rows_N + num_rows, other.banned.ids_NE, other.banned.until_N)
         if self.banned is None:
             return Endings(rows, others)
+
         mine = self.banned
         width = max(mine.ids_NE.shape[1], others.ids_NE.shape[1])
         ids = [F.pad(each.ids_NE, (0, width - each.ids_NE.shape[1]), value=_NO_ID) for each in (mine, others)]
@@ -105,7 +107,7 @@ class Endings:
         return Endings(rows, banned)
 
     def for_launch(self, reqs: Sequence[Req]) -> Banned | None:
-        """What the next launch has to compare with its positions; None once every row is past min_tokens."""
+        """The bans of the next launch; None once every row is past min_tokens."""
         return self.banned if any(reqs[row].bans_endings for row in self.rows) else None
 
 
@@ -158,7 +160,7 @@ class SamplingColumns:
         return SamplingColumns(AskingRows.of(reqs, self.seed_B.device), endings, *columns)
 
     def input(self, reqs: Sequence[Req], position_B: Tensor) -> SamplingInput:
-        """What the sampler needs to draw the token at `position_B` of each row; `reqs` are the rows' requests."""
+        """The sampler's input to draw the token at `position_B` of each row. `reqs` are the rows' requests."""
         return SamplingInput(
             temperature_L=self.temperature_B,
             top_k_L=self.top_k_B,

@@ -1,8 +1,8 @@
-"""The requests that decode together, with their tensors kept from step to step instead of rebuilt.
+"""The requests that decode together. Their tensors are kept from step to step.
 
-`seq_lens_B` on the device and `seq_lens_cpu` on the host always say the same: every method changes both or neither, and
-replaces tensors rather than writing into them, because a launch in flight may hold the old ones. What follows from who
-is in it is made once and kept until somebody joins or leaves. What it does not know: streams, results.
+`seq_lens_B` on the device and `seq_lens_cpu` on the host are always equal: every method changes both or neither.
+Methods replace tensors and never write into them, because a launch in flight may hold the old ones. `Members` is
+rebuilt only when a request joins or leaves.
 """
 
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Members:
-    """What follows from who is in a batch, and in which order. Launches share it; nobody writes into it."""
+    """Values that depend only on the requests of a batch and their order. Launches share it; nobody writes into it."""
 
     reqs: tuple[Req, ...]
-    owners_B: Tensor  # the generations of their rows, as the FutureMap writes them
+    owners_B: Tensor  # from row_pool.owners_of
     rows_cpu: IntArray
     indices_B: Tensor  # 0, 1, ...
-    page_table_BP: Tensor  # as wide as it was needed so far
+    page_table_BP: Tensor  # grows wider when a longer context needs it
 
 
 @dataclass(eq=False)
 class ScheduleBatch:
-    """B requests, in the order of their rows in every tensor.
+    """B requests, in the same order in every tensor.
 
     `seq_lens` counts the tokens whose KV is written by the launches enqueued so far. `input_ids_B` holds the next input
-    token of each request, or minus its row where only a launch in flight knows it (the sentinel).
+    token of each request. If only a launch in flight knows the token, it holds minus the request's row (the sentinel).
     """
 
     reqs: list[Req]
@@ -48,13 +48,13 @@ class ScheduleBatch:
 
     @staticmethod
     def prebuilt(reqs: Sequence[Req], device: torch.device) -> "ScheduleBatch":
-        """A batch that needs no forward: KV of prompt and all outputs but the last is there, and the last is known."""
+        """A batch that needs no forward: it has the KV of the prompt and of all outputs but the last."""
         seq_lens = [req.prompt_len + len(req.outputs) - req.num_replayed - 1 for req in reqs]
         return ScheduleBatch._build(reqs, seq_lens, [req.outputs[-1] for req in reqs], device)
 
     @staticmethod
     def launched(reqs: Sequence[Req], device: torch.device) -> "ScheduleBatch":
-        """A batch whose last prompt chunk has just been enqueued: the first outputs are still on the device."""
+        """A batch whose last prompt chunk has just been enqueued. Its first outputs are still on the device."""
         return ScheduleBatch._build(reqs, [req.prompt_len for req in reqs], [-req.row for req in reqs], device)
 
     @staticmethod
@@ -77,12 +77,12 @@ class ScheduleBatch:
         return len(self.reqs)
 
     def advance(self) -> None:
-        """One more token per request: its KV is written by the launch that is being built."""
+        """Counts one more token per request. The launch being built writes its KV."""
         self.seq_lens_B = self.seq_lens_B + 1
         self.seq_lens_cpu = self.seq_lens_cpu + 1
 
     def members(self, rows: RowPool, num_pages: int) -> Members:
-        """Who is in it, with a page table of at least `num_pages` columns. Pages of a row in use never change."""
+        """Its Members, with a page table of at least `num_pages` columns. The pages of a row in use never change."""
         found = self._members
         if found is None or found.page_table_BP.shape[1] < num_pages:
             found = self._members = Members(
@@ -118,7 +118,7 @@ class ScheduleBatch:
         self.sampling = self.sampling.concat(other.sampling, self.reqs)
 
     def check_mirrors(self) -> None:
-        """Asserts that device and host agree (invariant 1); reads the device, so only for tests and debug mode."""
+        """Asserts that device and host agree. It reads the device, so it is only for tests and debug mode."""
         assert len(self.reqs) == len(self.rows_B) == len(self.seq_lens_B) == len(self.input_ids_B)
         assert self.seq_lens_B.tolist() == self.seq_lens_cpu.tolist()
         assert self.rows_B.tolist() == [req.row for req in self.reqs]

@@ -1,8 +1,7 @@
-"""Where device work runs: a Stream takes functions in order, an Event marks a point in it.
+"""A Stream runs device work in order; an Event marks a point in it.
 
-Two implementations stand beside this file: streams_host.py (a worker thread, for CPU) and streams_cuda.py. Explorations
-pass one that runs segments in any order that the declared waits allow. A forward is several segments launched together;
-between them other streams may run. What it does not know: what the segments compute.
+streams_host.py (a thread, for CPU) and streams_cuda.py implement them. Tests add one that runs segments in any order
+that the declared waits allow. A forward is several segments; other streams may run between them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-Segment = Callable[..., None]  # called with what the launch uses
+Segment = Callable[..., None]  # called with the launch's `used`
 
 
 class Event(Protocol):
@@ -29,8 +28,10 @@ class Stream(Protocol):
     """An ordered queue of device work."""
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
-        """Enqueues each of `segments`, to be called with `used`: tensors, or things whose `tensors` are the tensors
-        they hold. The caller keeps what is used alive until the work has completed. Segments must not raise."""
+        """Enqueues each of `segments`, to be called with `used`: tensors, or objects with a `tensors` property.
+
+        The caller keeps `used` alive until the work has completed. Segments must not raise.
+        """
         ...
 
     def record(self) -> Event:
@@ -38,7 +39,7 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Event) -> None:
-        """What is launched from now on runs after `event`."""
+        """Makes later segments run after `event`."""
         ...
 
     def synchronize(self) -> None:
@@ -46,19 +47,19 @@ class Stream(Protocol):
         ...
 
     def mark(self) -> Event:
-        """Called within a segment: done when what the segment has done so far has completed."""
+        """Called within a segment: an event that is done when the segment's work so far has completed."""
         ...
 
     def to_host(self, source: Tensor) -> Tensor:
-        """Called within a segment: a host tensor that holds `source` once an event behind the segment is done."""
+        """Called within a segment: a host tensor that holds `source` once an event after the segment is done."""
         ...
 
     def read_host(self, tensor: Tensor) -> list[int]:
-        """The values of a tensor made by `to_host`, after its event is done: the only way the host reads results."""
+        """The values of a tensor made by `to_host`, after its event is done. The host reads results only this way."""
         ...
 
     def close(self) -> None:
-        """Finishes what was launched and releases the stream."""
+        """Finishes the launched work and releases the stream."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""Streams and events of a CUDA device, behind the interface of streams.py. The only file here that names CUDA.
+"""Streams and events of a CUDA device, as streams.py declares them. The only file of this room that calls CUDA.
 
-Results go to pinned host memory, so that a copy does not block. What it does not know: batches.
+Results go to pinned host memory, so that a copy does not block.
 """
 
 from collections.abc import Sequence
@@ -20,26 +20,26 @@ class CudaEvent:
         self.event.record(stream)
 
     def done(self) -> bool:
-        """Whether the device has reached it."""
+        """Whether the device has reached the event."""
         return bool(self.event.query())
 
     def synchronize(self) -> None:
-        """Blocks until the device has reached it."""
+        """Blocks until the device has reached the event."""
         self.event.synchronize()
 
 
 class CudaStream:
-    """Segments are enqueued by running them on the calling thread under the stream."""
+    """Enqueues segments by running them on the calling thread with the stream current."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        """A new stream for forwards; for the schedule stream, the one that the scheduler thread uses anyway."""
+        """`stream` is a new one for forwards, and the scheduler thread's current one for the schedule stream."""
         self._stream = stream
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
         """Runs the segments with this stream current; their kernels are queued on the device.
 
-        `record_stream` tells the allocator about tensors made on another stream, so that their memory is not handed
-        out again before this stream has passed here.
+        `record_stream` tells the allocator about tensors of another stream. It does not reuse their memory before this
+        stream has passed this point.
         """
         for tensor in tensors_of(used):
             if tensor.is_cuda:
@@ -49,7 +49,7 @@ class CudaStream:
                 segment(*used)
 
     def record(self) -> Event:
-        """An event behind everything launched so far."""
+        """An event after everything launched so far."""
         return CudaEvent(self._stream)
 
     def wait(self, event: Event) -> None:
@@ -64,7 +64,7 @@ class CudaStream:
         self._stream.synchronize()
 
     def mark(self) -> Event:
-        """An event behind the kernels that the segment has queued so far."""
+        """An event after the kernels that the segment has queued so far."""
         return CudaEvent(self._stream)
 
     def to_host(self, source: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Streams on the CPU: HostStream runs segments on one worker thread; InlineStream runs them where they are launched.
+"""Streams on the CPU: HostStream runs segments on its own thread, InlineStream on the caller's thread.
 
-InlineStream is the schedule stream of a CPU worker: the scheduler's own thread. What they do not know: batches.
+InlineStream is the schedule stream of a CPU worker; HostStream is its forward stream.
 """
 
 import os
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scheduler.streams import Event, Segment
 
-FORWARD_NICENESS = 5  # a turn of the loop takes a tenth of a millisecond and others wait for it; a forward, many
+FORWARD_NICENESS = 5  # the loop's short turns go before a long forward
 _NICEST = 19
 
 
@@ -32,11 +32,11 @@ class HostEvent:
         self._reached = threading.Event()
 
     def done(self) -> bool:
-        """Whether the point was reached."""
+        """Whether the thread has reached the point."""
         return self._reached.is_set()
 
     def synchronize(self) -> None:
-        """Blocks until the point is reached."""
+        """Blocks until the thread has reached the point."""
         self._reached.wait()
 
     def reach(self) -> None:
@@ -45,8 +45,10 @@ class HostEvent:
 
 
 class HostStream:
-    """One thread that runs segments in order. `on_event` is called on that thread whenever an event is reached. By its
-    `niceness` it lets the other threads of its core go first: those that move messages and KV have little to do."""
+    """One thread that runs segments in order. It calls `on_event` whenever it reaches an event.
+
+    `niceness` lets the threads that move messages and KV go first on a shared core.
+    """
 
     def __init__(self, name: str, on_event: Callable[[], None] | None = None, niceness: int = 0) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -56,7 +58,7 @@ class HostStream:
         tid = self._thread.native_id
         assert tid is not None, "it has started"
         mine = os.getpriority(os.PRIO_PROCESS, 0)
-        os.setpriority(os.PRIO_PROCESS, tid, min(_NICEST, mine + niceness))  # threads that it starts inherit it
+        os.setpriority(os.PRIO_PROCESS, tid, min(_NICEST, mine + niceness))  # inherited by threads that it starts
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
         """Enqueues the segments. They must not raise: a launch catches its own failures."""
@@ -68,7 +70,7 @@ class HostStream:
         self._queue.put(run)
 
     def record(self) -> Event:
-        """An event behind everything launched so far."""
+        """An event after everything launched so far."""
         event = HostEvent()
 
         def reach() -> None:
@@ -91,7 +93,7 @@ class HostStream:
         event.synchronize()
 
     def mark(self) -> Event:
-        """Within a segment everything before is done; tells the polling loop."""
+        """An event that is done: everything before it has run. Calls `on_event`."""
         if self._on_event is not None:
             self._on_event()
         return _Now()
@@ -106,7 +108,7 @@ class HostStream:
         return values
 
     def close(self) -> None:
-        """Finishes what was launched and ends the thread."""
+        """Finishes the launched work and ends the thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -124,7 +126,7 @@ class InlineStream:
             segment(*used)
 
     def record(self) -> Event:
-        """An event that is done."""
+        """An event that is already done."""
         return _Now()
 
     def wait(self, event: Event) -> None:

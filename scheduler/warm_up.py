@@ -1,7 +1,7 @@
-"""The first forwards of a worker, before it says that it is ready: what is compiled or loaded on first use is, by then.
+"""The first forwards of a worker, before it reports that it is ready. They compile and load what later ones need.
 
-A GPU's attention kernel takes seconds to compile, in which a serving loop would look like one that hangs. Only page 0
-is read and written: padding, which nobody owns. What it does not know: requests, or what is compiled.
+A GPU's attention kernel takes seconds to compile. In a serving loop that would look like a hang. Only page 0, the
+padding, is read and written.
 """
 
 import torch
@@ -17,9 +17,11 @@ from scheduler.streams import Stream
 
 
 def warm_up(runner: Runner, kv: PagedKv, forward: Stream, *, max_requests: int, max_pages: int) -> None:
-    """One tiny chunk of a prompt, then one decode, on the forward stream; a page to its twin and back, if there is one;
-    then graphs of decodes of up to `max_requests` requests with `max_pages` pages each, if the runner has graphs.
-    Blocks until all is done. InternalError when a forward fails. Page 0 holds zeros afterwards."""
+    """Runs one chunk of a prompt and one decode on the forward stream, and copies a page to its twin and back.
+
+    A runner with graphs then captures decodes of up to `max_requests` requests with `max_pages` pages each.
+    Blocks until all is done. InternalError when a forward fails. Page 0 holds zeros afterwards.
+    """
     errors: list[Exception] = []
 
     def run() -> None:
@@ -33,7 +35,7 @@ def warm_up(runner: Runner, kv: PagedKv, forward: Stream, *, max_requests: int, 
                     runner.capture(kv, max_requests, max_pages)
                 for layer in range(kv.layout.num_layers):
                     kv.layer(layer)[0].zero_()
-        except Exception as error:  # noqa: BLE001 - segments must not raise; raised again on the caller's thread
+        except Exception as error:  # noqa: BLE001 - segments must not raise; the caller's thread raises it again
             errors.append(error)
 
     forward.launch([run])
@@ -48,7 +50,7 @@ def _two_forwards(runner: Runner, kv: PagedKv) -> None:
 
 
 def _one_token(position: int, is_decode: bool, page_size: int, device: torch.device) -> ModelInput:
-    """A request whose token at `position` is computed; all its pages are page 0."""
+    """The input of a request whose token at `position` is computed. All its pages are page 0."""
 
     def column(value: int) -> Tensor:
         return torch.tensor([value], dtype=torch.int64, device=device)
