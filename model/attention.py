@@ -1,7 +1,6 @@
-"""What an attention backend is, and which one a device gets.
+"""The interface of an attention backend, and the choice of one for a device.
 
-A backend plans once per forward (page lists, groups, masks) and attends once per layer with that plan. What it does
-not know: projections, rope, or when KV is sent.
+A backend plans once per forward (page lists, groups, masks) and attends once per layer with that plan.
 """
 
 from typing import Any, Protocol
@@ -18,10 +17,10 @@ from protocol.kv_layout import KvLayout
 
 
 class AttentionBackend(Protocol):
-    """Causal attention of T new tokens over paged KV in which they are already written."""
+    """Causal attention of T new tokens over paged KV. The tokens' own K and V are already written."""
 
     def plan(self, inp: ModelInput, layout: KvLayout) -> Any:
-        """Whatever the backend needs for every layer of this forward."""
+        """The values that `attend` needs, the same for every layer of this forward."""
         ...
 
     def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: Any) -> Tensor:
@@ -38,11 +37,11 @@ def choose_attention(
     max_context: int,
     kernels: CpuKernels | None = None,
 ) -> AttentionBackend:
-    """The backend `name` (auto, cpu, triton or varlen) for a device. Only cpu takes queries wider than the pages, and
-    `kernels`. `max_context`: tokens of the longest context.
+    """The backend `name` (auto, cpu, triton or varlen) for a device. ConfigError if it cannot run there.
 
-    auto is cpu on a CPU and triton on a GPU, which takes every page size and dtype and gives a request the same result
-    whatever its neighbours. Raises ConfigError when the backend named cannot run there.
+    auto is cpu on a CPU and triton on a GPU. triton takes every page size and dtype, and other requests of a batch do
+    not change a request's result. Only cpu takes `kernels`, and queries wider than the pages. `max_context` is the
+    longest context in tokens.
     """
     if name == "auto":
         name = "triton" if device.type == "cuda" else "cpu"
@@ -50,6 +49,7 @@ def choose_attention(
         if device.type != "cpu":
             raise _refused(name, f"but it computes on a CPU, and the model is on {device}")
         return CpuAttention(query_dtype, kernels)
+
     if name not in ("triton", "varlen"):
         raise _refused(name, "expected auto, triton, varlen or cpu")
     if device.type != "cuda":
@@ -66,12 +66,12 @@ def _triton(device: torch.device, layout: KvLayout, num_heads: int, max_context:
         from model.attention_triton import TritonAttention  # noqa: PLC0415 - an optional package, for GPUs
     except ImportError:
         raise _refused("triton", "but the package triton is not installed") from None
-    whole_pages = layout.num_pages(max_context) * layout.page_size  # a graph's bound of lengths
+    whole_pages = layout.num_pages(max_context) * layout.page_size  # the longest context that a graph allows
     return TritonAttention(num_heads, layout.num_kv_heads, layout.head_dim, whole_pages, device)
 
 
 def _varlen(device: torch.device, layout: KvLayout, num_heads: int, max_context: int) -> AttentionBackend:
-    del max_context  # of any length
+    del max_context  # this kernel takes any length
     kernel = find_kernel()
     if kernel is None:
         raise _refused("varlen", f"but it needs torch 2.12 or newer, and this is torch {torch.__version__}")

@@ -1,10 +1,8 @@
-"""Paged attention on the CPU: pages are gathered whole; chunks use torch's blocked attention, decodes batched products.
+"""Paged attention on the CPU: chunks use torch's blocked attention, decodes use a kernel or batched products.
 
-Decides how decodes are grouped so that padding stays small and memory bounded. Query heads that share a kv head become
-rows of one product, so K and V are never repeated. Slots past a context's end may hold anything, NaN included: decodes
-overwrite their scores and zero their V, because adding a mask does not stop NaN (NaN - inf and 0 * NaN are NaN).
-Queries may be wider than the pages (float32 over bfloat16): what is gathered is widened. What it does not know: how KV
-got there.
+Decodes of similar length form a group, so padding stays small and memory bounded. Query heads that share a kv head are
+rows of one product. Slots behind a context's end may hold NaN, which a mask does not stop (0 * NaN is NaN). So decodes
+overwrite the scores of these slots and zero their V. If queries are wider than the pages, K and V are widened.
 Shapes: T tokens, H query heads, K kv heads, G = H / K, D head_dim, S context, N requests of a group,
 C tokens of a chunk.
 """
@@ -22,14 +20,14 @@ from model.inputs import ModelInput
 from model.paged_kv import torch_dtype
 from protocol.kv_layout import KvLayout
 
-QUERY_BLOCK: Final = 512  # rows of a chunk that attend together when earlier pages come before them
+QUERY_BLOCK: Final = 512  # rows that attend together in a chunk with a prefix
 MAX_KEPT_MASK: Final = 1 << 24  # elements of causal mask that a plan keeps for all layers
 MAX_GROUP_BYTES: Final = 64 << 20  # gathered K (or V) of one decode group
 
 
 @dataclass(frozen=True)
 class _QueryBlock:
-    """Rows [start, end) of T, whose contexts are [0, first_context), [0, first_context + 1), ..."""
+    """Rows [start, end) of T. Their contexts are [0, first_context), [0, first_context + 1), ..."""
 
     start: int
     end: int
@@ -52,12 +50,12 @@ class _DecodeGroup:
     rows_N: Tensor | slice  # into T
     pages: Tensor  # N * P, request by request
     past_end_N1S: Tensor  # True in the slots behind a request's context
-    past_end_v_rows: Tensor  # where the V of these slots is among the gathered rows of K and V
+    past_end_v_rows: Tensor  # the V of these slots, as indices into the gathered rows of K and V
 
 
 @dataclass(frozen=True)
 class _PagedDecodes:
-    """Decodes that a kernel attends straight over their pages; the first is token `start`."""
+    """Decodes for a kernel that reads the pages without gathering them. The first one is token `start`."""
 
     start: int
     tables_DP: Tensor
@@ -66,7 +64,7 @@ class _PagedDecodes:
 
 @dataclass(frozen=True)
 class CpuPlan:
-    """What every layer of one forward needs: decodes in groups, or all at once for a kernel."""
+    """The plan of one forward: decodes in groups, or all at once for a kernel."""
 
     extends: tuple[_Extend, ...]
     decodes: tuple[_DecodeGroup, ...]
@@ -75,14 +73,16 @@ class CpuPlan:
 
 @dataclass(frozen=True)
 class CpuAttention:
-    """Extends one by one (each over its earlier pages and causally over itself), decodes by a kernel over their pages,
-    or without kernels in padded groups. Queries are of `query_dtype`; None: of the pages' own."""
+    """Attends to chunks one by one. Decodes run in one kernel, or without kernels in padded groups.
+
+    Queries have `query_dtype`, or the dtype of the pages if it is None.
+    """
 
     query_dtype: torch.dtype | None = None
     kernels: CpuKernels | None = None
 
     def plan(self, inp: ModelInput, layout: KvLayout) -> CpuPlan:
-        """Page rows, groups and masks; `inp` lives in host memory, so lengths may be read."""
+        """Pages, groups and masks. `inp` is in host memory, so its lengths can be read."""
         dtype = self.query_dtype or torch_dtype(layout.dtype)
         extends = []
         start = 0
@@ -90,10 +90,12 @@ class CpuAttention:
             pages = inp.page_table_BP[index, : layout.num_pages(seq_len)]
             extends.append(_Extend(pages, tuple(_query_blocks(start, length, seq_len, dtype))))
             start += length
+
         first = len(extends)
         if self.kernels is not None:
             ends = (inp.page_table_BP[first:], inp.seq_lens_B[first:])
             return CpuPlan(tuple(extends), (), _PagedDecodes(start, *ends) if inp.num_decodes else None)
+
         decode_lens = inp.seq_lens_B[first : first + inp.num_decodes].tolist()
         tables_DP = inp.page_table_BP[first:]
         groups = [
@@ -106,6 +108,7 @@ class CpuAttention:
         """(T, H, D): softmax(q k / sqrt(D)) v over each token's own context."""
         if not plan.extends and len(plan.decodes) == 1:
             return self._decode(q_THD, kv_layer, plan.decodes[0])
+
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype)
         for extend in plan.extends:
             self._extend(q_THD, kv_layer, extend, out_THD)
@@ -123,6 +126,7 @@ class CpuAttention:
         kv_P2SKD = kv_layer.index_select(0, extend.pages)
         k_KSD = kv_P2SKD[:, 0].reshape(-1, num_kv_heads, head_dim).transpose(0, 1).to(q_THD.dtype)
         v_KSD = kv_P2SKD[:, 1].reshape(-1, num_kv_heads, head_dim).transpose(0, 1).to(q_THD.dtype)
+
         for block in extend.blocks:
             q_CHD = q_THD[block.start : block.end]
             q_GKCD = q_CHD.unflatten(1, (num_kv_heads, groups)).permute(2, 1, 0, 3)
@@ -145,10 +149,12 @@ class CpuAttention:
         page_size, num_kv_heads = kv_layer.shape[2:4]
         kv = kv_layer.index_select(0, group.pages)
         kv.view(-1, num_kv_heads * head_dim).index_fill_(0, group.past_end_v_rows, 0.0)
-        # Products of contiguous matrices; strided ones take three times as long, copies included.
+
+        # Products of contiguous matrices. Strided ones take three times as long, even counting the copies.
         kv_2NKPSD = kv.view(count, -1, 2, page_size, num_kv_heads, head_dim).permute(2, 0, 4, 1, 3, 5)
         k_MSD, v_MSD = kv_2NKPSD.to(q_NHD.dtype).reshape(2, count * num_kv_heads, -1, head_dim)
         q_MGD = (q_NHD * head_dim**-0.5).view(count * num_kv_heads, -1, head_dim)
+
         scores_NHS = torch.bmm(q_MGD, k_MSD.transpose(1, 2)).view(count, num_heads, -1)
         scores_NHS.masked_fill_(group.past_end_N1S, float("-inf"))
         weights_NHS = torch.softmax(scores_NHS, dim=-1, dtype=torch.float32).to(q_NHD.dtype)
@@ -158,8 +164,10 @@ class CpuAttention:
 def _decode_group(
     members: list[int], start: int, seq_lens: list[int], tables_DP: Tensor, layout: KvLayout
 ) -> _DecodeGroup:
-    """The group of the decodes numbered `members`, the longest first; decode i is token `start + i`. All of them: in
-    their own order, so that queries and results need not be gathered."""
+    """The group of the decodes `members`, longest first. Decode i is token `start + i`.
+
+    A group of all decodes keeps their order, so that queries and results need not be gathered.
+    """
     longest = layout.num_pages(seq_lens[members[0]])
     rows_N: Tensor | slice
     if len(members) == len(seq_lens):
@@ -167,6 +175,7 @@ def _decode_group(
     else:
         members_N = torch.tensor(members, dtype=torch.int64)
         rows_N, tables_NP = start + members_N, tables_DP[members_N]
+
     lens_N1 = torch.tensor([seq_lens[member] for member in members])[:, None]
     past_end_NS = torch.arange(longest * layout.page_size) >= lens_N1
     past_end = past_end_NS.flatten().nonzero()[:, 0]
@@ -175,9 +184,9 @@ def _decode_group(
 
 
 def group_by_length(seq_lens: list[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices of `seq_lens`, longest first, in groups whose members are at least half as long as their longest.
+    """Indices of `seq_lens`, longest first, in groups. Each member is at least half as long as the longest one.
 
-    A padded group never exceeds `max_tokens`, unless it has one member.
+    A padded group has at most `max_tokens` tokens, unless it has one member.
     """
     order = sorted(range(len(seq_lens)), key=lambda index: -seq_lens[index])
     group: list[int] = []
@@ -205,6 +214,6 @@ def _query_blocks(start: int, length: int, seq_len: int, dtype: torch.dtype) -> 
 
 
 def _causal_mask(first_context: int, rows: int, dtype: torch.dtype) -> Tensor:
-    """(rows, first_context + rows - 1): 0 where row i may look (its first `first_context + i` tokens), else -inf."""
+    """(rows, first_context + rows - 1): 0 at the first `first_context + i` tokens of row i, -inf at the others."""
     mask_CS = torch.full((rows, first_context + rows - 1), float("-inf"), dtype=dtype)
     return mask_CS.triu_(first_context)

@@ -1,6 +1,6 @@
-"""The Triton kernels of attention_triton.py, as a GPU runs them.
+"""The Triton kernels of attention_triton.py.
 
-Page numbers are int64, and so is every offset into KV: a layer may have more than 2^31 numbers.
+Page numbers and offsets into KV are int64: a layer may have more than 2^31 numbers.
 Shapes: H query heads, K kv heads, G = H / K, D head_dim, M rows of a tile, N tokens of a kv step, S splits that are
 combined at once.
 """
@@ -29,7 +29,7 @@ def _attend_context(
     STEP: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ) -> Any:
-    """Tokens [begin, end) of one request: each row's largest score, its sum of weights, and the weighted sum of V."""
+    """Attends to tokens [begin, end). Returns each row's largest score, sum of weights, and weighted sum of V."""
     dim_D = tl.arange(0, PADDED_DIM)
     is_dim_D = dim_D < HEAD_DIM
     largest_M = tl.full((ROWS,), -1e30, tl.float32)
@@ -78,7 +78,7 @@ def _attend_tile(
     STEP: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ) -> None:
-    """One tile of query rows (tokens times the query heads of a kv head) against the pages of its request."""
+    """Attends for one tile: query rows (tokens times the query heads of a kv head) against the request's pages."""
     tile = tiles_ptr + tl.program_id(0) * 4
     kv_head = tl.program_id(1)
     request = tl.load(tile)
@@ -95,12 +95,13 @@ def _attend_tile(
     position_M = first_position + row_M // GROUPS
 
     pages_ptr = page_table_ptr + request * table_stride
-    end = first_position + num_tokens  # of the context of the tile's last token
+    end = first_position + num_tokens  # the context of the tile's last token
     _largest_M, total_M, sum_MD = _attended(
         q_MD, position_M, kv_ptr, pages_ptr, kv_head, 0, end, scale, page_stride, side_stride, token_stride,
         HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM,
     )  # fmt: skip
-    # Token 0 is within every row's context, so a row that is wanted has a total of at least one weight.
+
+    # Every real row has token 0 in its context, so its total is at least one weight.
     out_MD = sum_MD / tl.where(total_M > 0, total_M, 1.0)[:, None]
     tl.store(out_ptr + q_offsets_MD, out_MD.to(out_ptr.dtype.element_ty), mask=mask_MD)
 
@@ -113,7 +114,7 @@ def _number_splits(
     SPLIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Program r: where the splits of decode r begin and end, and whose they are."""
+    """Program r writes where the splits of decode r begin and end, and that they belong to r."""
     row = tl.program_id(0)
     seq_lens_ptr += first_request
     before = tl.zeros((BLOCK,), tl.int64)
@@ -156,8 +157,7 @@ def _attend_splits(
     STEP: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ) -> None:
-    """Program (kv_head, p) attends to splits p, p + P, ... for one kv head. A split has the same result whoever takes
-    it."""
+    """Program (kv_head, p) attends to splits p, p + P, ... for one kv head. Every program computes a split alike."""
     kv_head = tl.program_id(0)
     num_splits = tl.load(starts_ptr + num_decodes).to(tl.int32)
     row_M = tl.arange(0, ROWS)
@@ -195,7 +195,7 @@ def _combine_splits(
     PADDED_DIM: tl.constexpr,
     COMBINED: tl.constexpr,
 ) -> None:
-    """Program (r, head): the splits of decode r in their order, `COMBINED` at a time."""
+    """Program (r, head) adds up the splits of decode r in their order, `COMBINED` at a time."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     dim_D = tl.arange(0, PADDED_DIM)
@@ -222,8 +222,8 @@ def _combine_splits(
     tl.store(out_ptr + out_offsets_D, (sum_D / total).to(out_ptr.dtype.element_ty), mask=is_dim_D)
 
 
-# Numbers that change while a worker serves: Triton would compile anew for 1 and for multiples of 16, which takes
-# seconds.
+# These numbers change while a worker serves. Without this, Triton would compile again for 1 and for multiples of 16,
+# which takes seconds.
 tiles_kernel: Any = triton.jit(_attend_tile, do_not_specialize=["table_stride"])
 number_kernel: Any = triton.jit(_number_splits, do_not_specialize=["first_request"])
 splits_kernel: Any = triton.jit(

@@ -1,14 +1,13 @@
 """Paged attention on a GPU in Triton: one kernel for chunks of prompts, three small ones for decodes.
 
-A decode's context is cut into splits of `SPLIT` tokens. Programs attend to the splits, whoever is free next, and keep
-partial results; a second kernel adds up each request's splits in their order. So one long request occupies the whole
-device. The length of a split and the order of additions depend on the request's own context only: its result is the
-same, bit for bit, whatever else is in the batch. All query heads that share a kv head are rows of one product.
+A decode's context is cut into splits of `SPLIT` tokens. Programs attend to splits, and a second kernel adds up each
+request's splits in order. So one long request uses the whole device. The splits and the order of additions depend on
+the request's own context only. So its result is the same, bit for bit, in every batch.
 
     decodes   number the splits -> attend to each split -> combine (running softmax, Milakov and Gimelshein 2018;
               splits combined by log-sum-exp, as in Flash-Decoding, Dao et al. 2023)
 
-The kernels are in attention_kernels.py. What it does not know: how KV got there.
+The kernels are in attention_kernels.py.
 Shapes: T tokens, B requests, R decodes of a launch, X tiles or splits, H query heads, D head_dim, M rows of a tile.
 """
 
@@ -23,14 +22,14 @@ from model.attention_kernels import combine_kernel, number_kernel, splits_kernel
 from model.inputs import ModelInput
 from protocol.kv_layout import KvLayout
 
-KV_STEP_BYTES: Final = 16 << 10  # K (or V) that a program holds per step, within every GPU's shared memory
+KV_STEP_BYTES: Final = 16 << 10  # K (or V) that a program holds per step; fits into every GPU's shared memory
 EXTEND_ROWS: Final = 64  # query rows of a tile of a chunk
-FLOAT32_ROWS: Final = 32  # the same in float32, whose tiles would not fit into the registers of a GPU
+FLOAT32_ROWS: Final = 32  # the same in float32: larger tiles do not fit into a GPU's registers
 MIN_ROWS: Final = 16  # the smallest matrix that the tensor cores take
 SPLIT: Final = 256  # tokens of a decode's context that make one split; a multiple of every kv step
 COMBINED: Final = 16  # splits that are combined at once
 SCRATCH_BYTES: Final = 256 << 20  # of partial results; longer contexts or larger batches take several launches
-SCRATCH_ROWS: Final = 512  # more decodes than this in one launch gain nothing
+SCRATCH_ROWS: Final = 512  # more decodes in one launch are not faster
 PROGRAMS_PER_SM: Final = 4
 
 
@@ -44,17 +43,17 @@ class _Tiles:
 
 @dataclass(frozen=True)
 class _Decodes:
-    """Decodes of one launch, [first_request, first_request + R) of the batch, and where their splits begin."""
+    """Decodes [first_request, first_request + R) of the batch, which one launch takes, and their splits."""
 
     first_request: int
     first_token: int  # in T
     starts_R: Tensor  # R + 1 entries: the first split of each decode, then the number of splits
-    row_X: Tensor  # which decode a split is of; longer than there are splits
+    row_X: Tensor  # the decode of each split; longer than the number of splits
 
 
 @dataclass(frozen=True)
 class TritonPlan:
-    """What every layer of one forward needs."""
+    """The plan of one forward."""
 
     page_table_BP: Tensor
     seq_lens_B: Tensor
@@ -63,17 +62,19 @@ class TritonPlan:
 
 
 class TritonAttention:
-    """Works for every page size, head size up to 256, and dtype. Partial results of decodes have memory of their own,
-    taken here, so that it is gone from the device before memory for KV is counted."""
+    """Works for every page size, every dtype, and head sizes up to 256.
+
+    It allocates the memory for partial results at once, before the worker counts the memory left for KV.
+    """
 
     def __init__(
         self, num_heads: int, num_kv_heads: int, head_dim: int, max_context: int, device: torch.device
     ) -> None:
-        """`max_context`: tokens of the longest context of a decode."""
+        """`max_context` is a decode's longest context in tokens."""
         self.groups = num_heads // num_kv_heads
         split_bytes = num_heads * (head_dim + 2) * 4
         longest = max(1, -(-max_context // SPLIT))
-        self.max_splits = max(longest, min(SCRATCH_BYTES // split_bytes, SCRATCH_ROWS * longest))  # of one launch
+        self.max_splits = max(longest, min(SCRATCH_BYTES // split_bytes, SCRATCH_ROWS * longest))  # in one launch
         self._sums_XHD = torch.empty((self.max_splits, num_heads, head_dim), dtype=torch.float32, device=device)
         self._scales_XH2 = torch.empty((self.max_splits, num_heads, 2), dtype=torch.float32, device=device)
         is_cuda = device.type == "cuda"
@@ -81,18 +82,18 @@ class TritonAttention:
         self.num_programs = max(1, PROGRAMS_PER_SM * num_sms // num_kv_heads)  # for each kv head
 
     def plan(self, inp: ModelInput, layout: KvLayout) -> TritonPlan:
-        """Tiles of chunks from host lengths; splits of decodes from device lengths, so that nothing is read back."""
+        """Makes tiles of chunks from host lengths, and splits of decodes from device lengths. Reads nothing back."""
         device = inp.positions_T.device
         most_rows = FLOAT32_ROWS if layout.dtype == "float32" else EXTEND_ROWS
         tokens_per_tile = max(1, most_rows // self.groups)
         table = extend_tiles(inp.extend_lens, inp.extend_seq_lens, tokens_per_tile)
         tiles = None
         if table:
-            # Pinned: the copy of a long table from other memory would wait for the forward that runs now.
+            # Pinned, because copying a long table from other memory would wait for the forward in flight.
             host_X4 = torch.tensor(table, dtype=torch.int64, pin_memory=device.type == "cuda")
             tiles = _Tiles(host_X4.to(device, non_blocking=True), _rows(tokens_per_tile * self.groups))
 
-        # Each launch holds as many decodes as have room for their partial results, however long they are.
+        # Each launch takes as many decodes as fit into the scratch memory, even if all contexts are the longest.
         num_extends, first_token = len(inp.extend_lens), sum(inp.extend_lens)
         longest = max(1, -(-inp.max_decode_seq_len // SPLIT))
         assert longest <= self.max_splits, f"a context of {inp.max_decode_seq_len} tokens is longer than max_context"
@@ -179,7 +180,7 @@ class TritonAttention:
 def extend_tiles(
     extend_lens: tuple[int, ...], extend_seq_lens: tuple[int, ...], tokens_per_tile: int
 ) -> list[tuple[int, int, int, int]]:
-    """(request, first token in T, tokens, position of the first token) of every tile of every chunk."""
+    """Every tile of every chunk as (request, first token in T, tokens, position of the first token)."""
     tiles: list[tuple[int, int, int, int]] = []
     start = 0
     for request, (length, seq_len) in enumerate(zip(extend_lens, extend_seq_lens, strict=True)):
@@ -193,7 +194,7 @@ def extend_tiles(
 
 
 def _numbered(seq_lens_B: Tensor, first_request: int, first_token: int, count: int, longest: int) -> _Decodes:
-    """`longest`: splits of the longest context that these decodes can have."""
+    """Numbers the splits of `count` decodes. `longest` is the most splits that one of them can have."""
     device = seq_lens_B.device
     starts_R = torch.empty(count + 1, dtype=torch.int64, device=device)
     row_X = torch.empty(count * longest, dtype=torch.int32, device=device)

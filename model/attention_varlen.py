@@ -1,7 +1,6 @@
-"""Paged attention by torch's own variable-length kernel, for GPUs where this torch (2.12 on) reads block tables.
+"""Paged attention on a GPU by torch's own variable-length kernel, which reads block tables from torch 2.12 on.
 
-Decides how a ModelInput becomes that kernel's arguments, and whether it can be trusted here: by its signature, then by
-one small call compared with the CPU backend. What it does not know: how KV got there.
+The kernel is used if its signature fits and one small call agrees with the CPU backend.
 Shapes: T tokens, B requests, H query heads, K kv heads, D head_dim.
 """
 
@@ -23,7 +22,7 @@ _TRIAL_TOLERANCE: Final = 0.05  # of values of unit size, in half precision
 
 
 def find_kernel() -> Callable[..., Any] | None:
-    """torch's varlen_attn if it is there and knows block tables, else None."""
+    """torch's varlen_attn if it exists and takes block tables, else None."""
     try:
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - absent before torch 2.10
     except ImportError:
@@ -39,7 +38,7 @@ def reads_block_tables(kernel: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True)
 class VarlenPlan:
-    """The kernel's arguments besides q, K and V; lengths and tables are int32, as it wants them."""
+    """The kernel's arguments besides q, K and V. It needs lengths and tables as int32."""
 
     cu_seq_q: Tensor  # (B + 1,)
     cu_seq_k: Tensor  # (B + 1,)
@@ -50,15 +49,17 @@ class VarlenPlan:
 
 
 class VarlenAttention:
-    """torch.nn.attention.varlen over pages, with splitting of K and V off so that neighbours change nothing."""
+    """torch.nn.attention.varlen over pages. K and V are not split, so other requests do not change a result."""
 
     def __init__(self, kernel: Callable[..., Any]) -> None:
         self._kernel = kernel
         self._options = {"num_splits": 1} if "num_splits" in inspect.signature(kernel).parameters else {}
 
     def plan(self, inp: ModelInput, layout: KvLayout) -> VarlenPlan:
-        """Lengths of queries from the host, of contexts from the device; nothing is read back. Decodes alone take
-        nothing from the host, so that a graph can be made of them."""
+        """Takes query lengths from the host and context lengths from the device. Reads nothing back.
+
+        A batch of decodes alone copies nothing from the host, so a graph can capture it.
+        """
         del layout
         device = inp.seq_lens_B.device
         query_lens = inp.extend_lens + (1,) * inp.num_decodes
@@ -67,6 +68,7 @@ class VarlenAttention:
             cu_seq_q = host_cu_seq_q.to(device, non_blocking=True)
         else:
             cu_seq_q = torch.arange(inp.num_decodes + 1, dtype=torch.int32, device=device)
+
         seqused_k = inp.seq_lens_B.to(torch.int32)
         return VarlenPlan(
             cu_seq_q=cu_seq_q,
@@ -99,10 +101,11 @@ class VarlenAttention:
 
 
 def trial(attention: VarlenAttention, layout: KvLayout, num_heads: int, device: torch.device) -> str | None:
-    """One small mixed batch against the CPU backend: None if they agree, else one sentence saying what went wrong."""
+    """Compares one small mixed batch with the CPU backend. None if they agree, else one sentence with the fault."""
     inp, q_THD, kv_layer = _trial_batch(layout, num_heads)
     cpu = CpuAttention()
     expected_THD = cpu.attend(q_THD, kv_layer, cpu.plan(inp, layout))
+
     moved: dict[str, Any] = {
         name: value.to(device) if isinstance(value, Tensor) else value for name, value in vars(inp).items()
     }
@@ -111,6 +114,7 @@ def trial(attention: VarlenAttention, layout: KvLayout, num_heads: int, device: 
         out_THD = attention.attend(q_THD.to(device), kv_layer.to(device), plan).cpu()
     except (RuntimeError, ValueError, TypeError) as error:
         return f"torch's varlen attention refuses pages of {layout.page_size} {layout.dtype} tokens here: {error}"
+
     difference = float((out_THD.float() - expected_THD.float()).abs().max())
     return None if difference < _TRIAL_TOLERANCE else f"torch's varlen attention is off by {difference:.3g} here"
 
@@ -123,6 +127,7 @@ def _trial_batch(layout: KvLayout, num_heads: int) -> tuple[ModelInput, Tensor, 
     shape = (2 * width + 1, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
     kv_layer = torch.randn(shape, generator=generator).to(dtype)
     q_THD = torch.randn((4, num_heads, layout.head_dim), generator=generator).to(dtype)
+
     table_BP = (torch.randperm(2 * width, generator=generator) + 1).view(2, width)
     positions_T = torch.tensor([2, 3, 4, 6])
     pages_T = table_BP[torch.tensor([0, 0, 0, 1]), positions_T // layout.page_size]

@@ -1,7 +1,7 @@
-"""The passes between products, and attention of decodes, as C (cpu_kernels.c): each reads and writes memory once.
+"""The passes between products, and attention of decodes, in C (cpu_kernels.c). Each reads and writes memory once.
 
-Decides whether a model can use them. The library is built by the machine's C compiler when a model first needs it, for
-its head size and types, and kept in the user's cache. What it does not know: products, or attention of chunks.
+The machine's C compiler builds the library when a model first needs it, for the model's head size and types. The
+library is kept in the user's cache.
 Shapes as in passes.py; F = D / 2 frequencies, B requests that decode, P pages of the longest context.
 """
 
@@ -25,12 +25,12 @@ from model.paged_kv import PagedKv, torch_dtype
 from model.passes import Rotation, Rows
 
 SOURCE: Final = Path(__file__).with_suffix(".c")
-SERVED: Final = {  # types of activations and of pages -> what cpu_kernels.c calls them
+SERVED: Final = {  # (type of activations, type of pages) -> macros of cpu_kernels.c
     (torch.float32, torch.float32): (),
     (torch.bfloat16, torch.bfloat16): ("-DACT_BF16", "-DPAGE_BF16"),
     (torch.float32, torch.bfloat16): ("-DPAGE_BF16",),
 }
-# Sums may be taken in any order, but NaN and infinities stay what they are: no -ffast-math.
+# Sums may be taken in any order, but NaN and infinities must be kept, so not -ffast-math.
 FLAGS: Final = (
     "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-ffp-contract=fast", "-fno-math-errno",
     "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math",
@@ -47,12 +47,12 @@ _ARGUMENTS: Final = {
 
 
 class NoKernels(Exception):
-    """The kernels cannot be had here: why, in one sentence."""
+    """The kernels cannot be used here. The message says why in one sentence."""
 
 
 @dataclass(frozen=True)
 class CpuKernels:
-    """One built library, for one model: Passes, and attention of decodes. Threads are torch's."""
+    """One built library for one model: Passes, and attention of decodes. It uses as many threads as torch."""
 
     library: ctypes.CDLL
     num_heads: int
@@ -108,8 +108,10 @@ class CpuKernels:
         return out_TI
 
     def _parts(self, products: tuple[Tensor, ...], *sizes: int) -> list[tuple[int, int]]:
-        """(address, elements from row to row) of each product. Side by side in one tensor, each but the last has its
-        size in `sizes`."""
+        """(address, elements from row to row) of each product.
+
+        For products side by side in one tensor, `sizes` has the width of each but the last.
+        """
         assert all(product.is_contiguous() for product in products)
         if len(products) > 1:
             return [(product.data_ptr(), product.shape[1]) for product in products]
@@ -119,7 +121,7 @@ class CpuKernels:
     def attend(
         self, q_BHD: Tensor, kv_layer: Tensor, page_table_BP: Tensor, seq_lens_B: Tensor, out_BHD: Tensor
     ) -> None:
-        """out = softmax(q k / sqrt(D)) v of each request's token over its own context; slots behind it are not read."""
+        """out = softmax(q k / sqrt(D)) v of each request's token over its context. Slots behind it are not read."""
         assert q_BHD.is_contiguous() and out_BHD.is_contiguous() and page_table_BP.stride(1) == 1
         self.library.attend(
             q_BHD.data_ptr(), kv_layer.data_ptr(), page_table_BP.data_ptr(), page_table_BP.stride(0),
@@ -135,11 +137,13 @@ def load_kernels(
     defines = SERVED.get((activations, torch_dtype(pages)))
     if defines is None:
         raise NoKernels(f"there are none for {activations} with pages of {pages}")
+
     path = built_library([*defines, f"-DHEAD_DIM={head_dim}"])
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise NoKernels(f"{path} cannot be loaded: {error}") from None
+
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
@@ -147,7 +151,7 @@ def load_kernels(
 
 
 def built_library(defines: list[str]) -> Path:
-    """Where the library is; built first, unless this machine's compiler did so before. Raises NoKernels."""
+    """The path of the library. Builds it unless this machine's compiler has built it before. Raises NoKernels."""
     compiler = find_compiler()
     command = [*compiler, *FLAGS, *defines]
     known_by = "\n".join((SOURCE.read_text(), shlex.join(command), _version(compiler), _cpu()))
@@ -159,7 +163,7 @@ def built_library(defines: list[str]) -> Path:
 
 
 def find_compiler() -> list[str]:
-    """The C compiler: CC of the environment, else the first of cc, gcc and clang. Raises NoKernels."""
+    """The C compiler: CC of the environment, or the first of cc, gcc and clang. Raises NoKernels."""
     try:
         asked = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:
@@ -173,7 +177,10 @@ def find_compiler() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Of this user alone: libraries in it are run. Made if need be. Raises NoKernels."""
+    """The folder for built libraries; it is made if missing. Raises NoKernels if another user can write into it.
+
+    Libraries in this folder are run.
+    """
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton" / "kernels"
     except RuntimeError as error:
@@ -189,12 +196,13 @@ def cache_folder() -> Path:
 
 
 def _build(command: list[str], path: Path) -> None:
-    """Under a name of its own first, so that workers which start together never see half a library."""
+    """Builds under a temporary name first, so that workers which start together never load half a library."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".so", delete=False) as file:
             unfinished = Path(file.name)
     except OSError as error:
         raise NoKernels(f"{path.parent} cannot be written: {error.strerror}") from None
+
     try:
         ran = _run([*command, "-o", str(unfinished), str(SOURCE), "-lm"])
         if ran.returncode != 0:
@@ -221,7 +229,7 @@ def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def _cpu() -> str:
-    """What -march=native goes by."""
+    """The text that identifies this CPU's instructions for -march=native."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     known = ("flags", "Features", "model name", "CPU part")
     return platform.machine() + "\n".join(sorted({line for line in lines if line.startswith(known)}))

@@ -1,8 +1,8 @@
-"""A model whose next token is a hash of the KV it really reads: a wrong, missing or reordered page changes the text.
+"""A model whose next token is a hash of the KV that it reads: a wrong, missing or reordered page changes the text.
 
 Each token writes numbers derived from (token, position, layer) into every layer's K and V. The next token is a hash of
-those numbers as read back through the page table, over the whole context in every layer. `expected_tokens` is the same
-function without pages. What it does not know: requests, batching or transfer, which it is there to test.
+these numbers, read through the page table, over the whole context in every layer. `expected_tokens` computes the same
+without pages.
 Shapes: T tokens, L wanted rows, N tokens of all the contexts read, W = 2 * heads * head_dim numbers of a token.
 """
 
@@ -28,7 +28,7 @@ _VALUE_BITS: Final = 22  # float32 holds such integers exactly
 
 @dataclass(frozen=True)
 class FakeRunner:
-    """Takes the place of ModelRunner. `before_forward` is called at the start of each forward: it may wait or raise."""
+    """Replaces ModelRunner. `before_forward` is called at the start of each forward; it may wait or raise."""
 
     vocab_size: int = 997
     num_layers: int = 2
@@ -64,11 +64,11 @@ class FakeRunner:
 
     @property
     def private_weight_bytes(self) -> int:
-        """It has no weights."""
+        """0: it has no weights."""
         return 0
 
     def kv_layout(self, page_size: int) -> KvLayout:
-        """The shape of this model's KV at a page size (tokens); float32 always."""
+        """The shape of this model's KV at a page size (tokens). Always float32."""
         return KvLayout(self.num_layers, self.num_kv_heads, self.head_dim, page_size, "float32")
 
     def fingerprint(self) -> Fingerprint:
@@ -80,6 +80,7 @@ class FakeRunner:
         """Logits (L, V) float32: 100 at the hashed token, 0 elsewhere."""
         if self.before_forward is not None:
             self.before_forward(inp)
+
         contexts = _contexts(inp, kv.layout.page_size)
         hash_L = torch.zeros(inp.logit_indices_L.shape[0], dtype=torch.int64, device=inp.positions_T.device)
         for layer in range(self.num_layers):
@@ -89,6 +90,7 @@ class FakeRunner:
                 on_layer(layer)
             values_NW = kv_layer[contexts.pages_N, :, contexts.offsets_N].flatten(1)
             hash_L.index_add_(0, contexts.rows_N, _token_hash(values_NW, contexts.positions_N, layer))
+
         tokens_L = shift_right(mix(hash_L), 1) % self.vocab_size
         logits_LV = torch.zeros(hash_L.shape[0], self.vocab_size, device=hash_L.device)
         return logits_LV.scatter_(1, tokens_L[:, None], 100.0)
@@ -128,7 +130,7 @@ class FakeRunner:
 
 @dataclass(frozen=True)
 class _Contexts:
-    """The contexts of all wanted rows, one after the other: where token n is, and which row (of L) reads it."""
+    """The contexts of all wanted rows, one after the other: the place of token n, and the row (of L) that reads it."""
 
     rows_N: Tensor
     positions_N: Tensor
@@ -151,8 +153,8 @@ def _contexts(inp: ModelInput, page_size: int) -> _Contexts:
 
 
 def _token_hash(values_NW: Tensor, positions_N: Tensor, layer: int) -> Tensor:
-    """One hash per token read, from what was read and where it should have been."""
-    # What is not a number, or was never an integer, must not read like a value that was written.
+    """One hash per token read, from the values read and the position that was wanted."""
+    # NaN and fractions must not look like a written value.
     exact_NW = torch.nan_to_num(values_NW.double() * 2**10).to(torch.int64)
     whole_NW = torch.where(exact_NW & 1023 == 0, exact_NW >> 10, -1)
     total_N = (whole_NW * _multipliers(values_NW.shape[1], values_NW.device)).sum(-1)

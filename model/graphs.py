@@ -1,8 +1,7 @@
 """Decodes as CUDA graphs: a forward of a few hundred kernels becomes one call, for batches of a few sizes.
 
-A batch is copied into buffers that stay where they are, padded to the next captured size with lanes that read and write
-page 0 only. The graphs of all sizes write their logits into one buffer. Everything else (chunks of prompts, larger
-batches, what could not be captured) runs as it did. What it does not know: streams, pools, sampling.
+A batch is copied into fixed buffers and padded to the next captured size. Padding lanes read and write page 0 only. The
+graphs of all sizes write their logits into one buffer. Chunks of prompts and larger batches run without graphs.
 Shapes: B lanes, P pages of the longest context, n <= B requests, L rows of logits, V vocabulary.
 """
 
@@ -24,14 +23,14 @@ from runtime.log import get_log
 
 log = get_log("graphs")
 
-TOLERANCE: Final = 0.01  # of the largest logit, between a graph and what it was captured from
+TOLERANCE: Final = 0.01  # of the largest logit: how far a graph may be from the forward that it captured
 
 Run = Callable[[], None]
-Capture = Callable[[Run], Run]  # from what shall be captured to what replays it
+Capture = Callable[[Run], Run]  # takes a run to capture, returns its replay
 
 
 def bucket_sizes(max_batch: int) -> tuple[int, ...]:
-    """Batch sizes to capture: 1, 2, 4, 8, then every eighth, up to one that holds `max_batch`."""
+    """Batch sizes to capture: 1, 2, 4, 8, then steps of eight, up to the first that is at least `max_batch`."""
     sizes = [1, 2, 4, 8]
     while sizes[-1] < max_batch:
         sizes.append(sizes[-1] + 8)
@@ -39,8 +38,7 @@ def bucket_sizes(max_batch: int) -> tuple[int, ...]:
 
 
 class Lanes:
-    """The inputs of `num_lanes` decodes, always in the same memory. A lane without a request is one token at the
-    beginning of page 0."""
+    """The inputs of `num_lanes` decodes, always in the same memory. A lane without a request is one token of page 0."""
 
     def __init__(self, num_lanes: int, num_pages: int, page_size: int, device: torch.device) -> None:
         def zeros(*shape: int) -> Tensor:
@@ -74,8 +72,10 @@ class Lanes:
         )
 
     def fill(self, decodes: ModelInput, count: int) -> None:
-        """The first lanes are `decodes`, the others up to `count` nobody's. Behind a context the page table may hold
-        what it held: it is not read there."""
+        """Copies `decodes` into the first lanes and pads up to `count`.
+
+        The page table keeps old values behind a context, where it is not read.
+        """
         own, n, width = self.input, decodes.num_decodes, decodes.page_table_BP.shape[1]
         own.page_table_BP[:n, :width].copy_(decodes.page_table_BP)
         own.page_table_BP[n:count, :1].zero_()
@@ -90,13 +90,13 @@ class Lanes:
 
 
 class CudaCapture:
-    """Makes CUDA graphs that share their memory: none runs beside another, and what one leaves there is not read."""
+    """Makes CUDA graphs that share memory: they never run at the same time, and none reads what another has left."""
 
     def __init__(self) -> None:
         self._pool: Any = None
 
     def __call__(self, run: Run) -> Run:
-        """A graph of `run`, which has run before. Raises what torch raises."""
+        """A graph of `run`, which the caller has run before. Errors of torch pass through."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run()
@@ -107,7 +107,7 @@ class CudaCapture:
 
 @dataclass
 class GraphedRunner:
-    """A runner whose decodes are replayed from graphs, once `capture` has been called for its KV memory."""
+    """A runner that replays decodes from graphs, once `capture` has been called for its KV memory."""
 
     runner: Runner
     make_graph: Capture = field(default_factory=CudaCapture)
@@ -152,9 +152,11 @@ class GraphedRunner:
         return self.runner.fingerprint()
 
     def capture(self, kv: PagedKv, max_batch: int, max_pages: int) -> None:
-        """Captures decodes of up to `max_batch` requests with contexts of up to `max_pages` pages; the largest first,
-        so that the others fit into its memory. A graph must give what the runner gives; if one does not, or cannot be
-        captured, a line in the log says so and decodes run without graphs."""
+        """Captures decodes of up to `max_batch` requests with contexts of up to `max_pages` pages.
+
+        The largest size comes first, so that the others fit into its memory. Each graph must give the runner's result.
+        If one differs or cannot be captured, a warning is logged and decodes run without graphs.
+        """
         sizes = bucket_sizes(max_batch)
         lanes = Lanes(sizes[-1], max_pages, kv.layout.page_size, self.device)
         graphs: dict[int, Run] = {}
@@ -162,9 +164,10 @@ class GraphedRunner:
             logits_LV = torch.empty((sizes[-1], self.config.vocab_size), dtype=torch.float32, device=self.device)
             for size in reversed(sizes):
                 graphs[size] = self._captured(lanes.first(size), kv, logits_LV[:size])
-        except Exception as error:  # noqa: BLE001 - whatever a driver, an allocator or a kernel has to say
+        except Exception as error:  # noqa: BLE001 - a driver, an allocator or a kernel may raise anything
             log.warning("decoding without graphs", why=str(error)[:200], captured=len(graphs))
             return
+
         self._kv, self._lanes, self._logits_LV, self._graphs, self._sizes = kv, lanes, logits_LV, graphs, sizes
         log.info("decode graphs", sizes=len(sizes), largest=sizes[-1])
 
@@ -189,6 +192,7 @@ class GraphedRunner:
         only_decodes = num > 0 and not inp.extend_lens and on_layer is None
         if lanes is None or logits_LV is None or kv is not self._kv or not only_decodes or num > self._sizes[-1]:
             return self.runner.forward(inp, kv, on_layer)
+
         size = self._sizes[bisect_left(self._sizes, num)]
         lanes.fill(inp, size)
         self._graphs[size]()

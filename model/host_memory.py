@@ -1,6 +1,6 @@
-"""How much memory is available here: the least of the kernel's estimate and every cgroup limit above this process.
+"""How much memory is available: the least of the kernel's estimate and every cgroup limit of this process.
 
-Only reads numbers; what to do with them is decided in kv_sizing.py. Both cgroup versions, and CUDA devices.
+It reads both cgroup versions, and CUDA devices. kv_sizing.py decides with these numbers.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """Bytes that can be allocated on `device` now without pushing anyone out."""
+    """Bytes that can be allocated on `device` now without swapping or killing other processes."""
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
         return int(free)
@@ -22,8 +22,10 @@ def available_bytes(device: torch.device, *, proc: Path = _PROC, cgroups: Path =
 
 
 def device_share(device: torch.device, workers: int) -> int:
-    """Bytes that one of `workers` on a CUDA device may still allocate: an equal part of all its memory, less what this
-    process holds. So the order in which they start does not matter. Never more than is free."""
+    """Bytes that one of `workers` on a CUDA device may still allocate. Never more than is free.
+
+    That is an equal part of the device's memory less what this process holds, whichever worker starts first.
+    """
     free, total = torch.cuda.mem_get_info(device)
     return min(int(free), int(total) // workers - torch.cuda.memory_reserved(device))
 
@@ -37,12 +39,13 @@ def _mem_available(proc: Path) -> int:
 
 
 def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Room under each limit of this process's cgroup and its parents; none where cgroups are not to be seen."""
+    """Bytes left under each limit of this process's cgroup and its parents; no limit if cgroups cannot be read."""
     yield 1 << 62
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return
+
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -53,7 +56,8 @@ def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:
             root = cgroups / "memory"
         else:
             continue
-        # Inside a container the path may be the host's: the mounted root is then the container's own group.
+
+        # Inside a container the path may be the host's. The mounted root is then the container's own group.
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts), -1, -1):
             room = _room(root.joinpath(*parts[:depth]), *names)
@@ -62,7 +66,7 @@ def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _room(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:
-    """Limit less usage; page cache that the kernel would drop first does not count as used."""
+    """Limit less usage. Page cache that the kernel would drop first does not count as used."""
     try:
         limit = (group / limit_name).read_text().strip()
         usage = int((group / usage_name).read_text())

@@ -1,4 +1,4 @@
-"""What one forward needs, and nothing of the requests it came from. The scheduler builds it, runners read it.
+"""The input of one forward. The scheduler builds it, runners read it.
 
 Shapes: T tokens, B requests, P pages of the longest context in the batch, L rows of wanted logits.
 """
@@ -12,8 +12,8 @@ from torch import Tensor
 class ModelInput:
     """One forward. B requests = E extends (a chunk of a prompt each) first, then D decodes (one token each).
 
-    The T tokens are flattened in that order. Tensors are int64 on the model's device; tuples and integers are on the
-    host, so that nothing has to be read back from the device. A slot is page * page_size + offset.
+    The T tokens are flattened in that order. Tensors are int64 on the model's device. Tuples and integers are on the
+    host, so nothing is read back from the device. A slot is page * page_size + offset.
     """
 
     input_ids_T: Tensor  # already resolved: never negative

@@ -1,7 +1,7 @@
 """How many pages of KV a worker may have: a pure decision over numbers that host_memory.py reads.
 
-Memory available now, less what activations and unread weights will still take, divided among the workers that share it:
-never more than there is, and never more than the worker could use. What it does not know: where the numbers come from.
+Available memory, less what activations and unread weights will take, is divided among the workers that share it. A
+worker gets no more pages than it can use.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from model.config import ModelConfig
 from protocol.errors import ConfigError
 from protocol.kv_layout import ITEM_BYTES, KvLayout
 
-PACKED_SHARE: Final = 0.1  # of available memory that all workers together may spend on weights of their own
-WIDENED_SHARE: Final = 0.4  # the same where the alternative is bfloat16 on a CPU without instructions for it
-SAFETY_SHARE: Final = 0.1  # of available memory, left for everything nobody counted
+PACKED_SHARE: Final = 0.1  # of available memory, for packed weights of all workers together
+WIDENED_SHARE: Final = 0.4  # the same where a CPU would compute bfloat16 without instructions for it
+SAFETY_SHARE: Final = 0.1  # of available memory, left for uses that are not counted
 _MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True)
 class KvBudget:
-    """What a worker must share of one memory, and what it wants there; sizes in bytes."""
+    """One memory and its uses other than KV."""
 
     available_bytes: int  # free now
-    workers: int  # sharing it, this one included
-    weight_bytes: int  # weights still to come: mapped ones, read later once for all, and the other workers' copies
+    workers: int  # that share it, this one included
+    weight_bytes: int  # not read yet: the mapped file, once for all workers, and other workers' copies
     activation_bytes: int  # of one worker's largest forward
-    place: str = "this host"  # whose memory it is
+    place: str = "this host"  # the memory's owner, for errors
 
     @property
     def usable_bytes(self) -> int:
@@ -56,10 +56,10 @@ def choose_kv_size(
 ) -> KvSize:
     """Pages for one worker: the least of memory, `max_total_tokens`, and all running requests at full length.
 
-    A page takes its bytes from each of the `budgets`: a device's, and the host's where KV has a twin there.
+    A page takes bytes from each of the `budgets`: the device's, and the host's if KV has a twin there.
 
-    `demand_tokens`, where less, stands for those requests as long as nobody sets `max_total_tokens`; a full context
-    fits always. Both are rounded up to whole pages. Raises ConfigError when not even one full context fits.
+    Without `max_total_tokens`, a lower `demand_tokens` replaces those requests, but one full context always fits. Both
+    are rounded up to whole pages. ConfigError if memory is too small for one full context.
     """
     needed = layout.num_pages(context_length)
     if max_total_tokens is not None and layout.num_pages(max_total_tokens) < needed:
@@ -68,6 +68,7 @@ def choose_kv_size(
             f" {context_length}; raise it or lower the context length",
             param="max_total_tokens",
         )
+
     demand = needed * max_running_requests
     if demand_tokens is not None and max_total_tokens is None:
         demand = max(needed, min(demand, layout.num_pages(demand_tokens)))
@@ -80,6 +81,7 @@ def choose_kv_size(
     ]
     if max_total_tokens is not None:
         limits.append((layout.num_pages(max_total_tokens), "max_total_tokens"))
+
     pages, limited_by = min(limits, key=lambda limit: limit[0])
     if pages < needed:
         raise ConfigError(
@@ -91,30 +93,33 @@ def choose_kv_size(
 
 
 def activation_bytes(config: ModelConfig, dtype: str, *, tokens_per_forward: int, logit_rows: int) -> int:
-    """An upper estimate of what one forward and its sampling hold at once, besides weights and KV."""
+    """An upper estimate of the bytes that one forward and its sampling hold, besides weights and KV."""
     item_bytes = ITEM_BYTES[dtype]
-    # One context of K and V is gathered at a time, and the mask of a chunk over it.
+    # One context of K and V is gathered at a time, with a chunk's mask over it.
     gathered = 2 * config.context_length * config.num_kv_heads * config.head_dim * item_bytes
     mask = min(tokens_per_forward, 512) * config.context_length * 4
-    # Logits, scaled and without banned tokens; keys and digits of top-p in 4 bytes, weights and places in 8.
+    # Copies of the logits, and keys and digits of top-p, in 4 bytes; weights and places in 8.
     per_row = config.vocab_size * (7 * 4 + 3 * 8)
     return tokens_per_forward * _token_bytes(config, item_bytes) + gathered + mask + logit_rows * per_row
 
 
 def graph_bytes(config: ModelConfig, dtype: str, *, lanes: int) -> int:
-    """An upper estimate of what graphs of decodes keep for good, `lanes` in the largest: the memory of one forward,
-    which they share, and one buffer of logits. A forward has logits in the dtype of the model and in float32."""
+    """An upper estimate of the bytes that graphs of decodes keep, with `lanes` in the largest.
+
+    They share the memory of one forward and one buffer of logits. A forward has logits in the model's dtype and in
+    float32.
+    """
     item_bytes = ITEM_BYTES[dtype]
     return lanes * (_token_bytes(config, item_bytes) + config.vocab_size * (item_bytes + 4 + 4))
 
 
 def _token_bytes(config: ModelConfig, item_bytes: int) -> int:
-    """Of one token in a forward. Norms and rope hold float32 twins; gate, up and their product live together."""
+    """Bytes of one token in a forward. Norms and rope hold float32 copies; gate, up and their product live together."""
     heads_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     attention = (4 * config.hidden_size + 3 * heads_width) * (item_bytes + 4)
     return attention + 3 * config.intermediate_size * item_bytes
 
 
 def worth_packing(weight_bytes: int, available_bytes: int, workers_on_host: int, share: float = PACKED_SHARE) -> bool:
-    """Whether each worker may hold packed weights of its own: faster, but no longer shared through the mapped file."""
+    """Whether each worker may hold its own packed weights. That is faster, but they are not shared through the file."""
     return weight_bytes * workers_on_host <= share * available_bytes

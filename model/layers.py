@@ -1,7 +1,4 @@
-"""The few operations a decoder is made of, as functions and small values. Numerics follow transformers.
-
-What they do not know: which architecture they serve, pages, or batches. Shapes: T tokens, I inputs, O outputs.
-"""
+"""The linear layers of a decoder. Numerics follow transformers. Shapes: T tokens, I inputs, O outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_PACKED_FOR_ROWS: Final = 16  # a hint; other numbers of rows run as well
+_PACKED_FOR_ROWS: Final = 16  # a hint to oneDNN; other numbers of rows run as well
 
 
 @dataclass(frozen=True)
@@ -31,9 +28,9 @@ class Linear:
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """The same, with the weight laid out once as oneDNN's kernels want it, instead of at every call.
+    """A Linear whose weight is laid out once for oneDNN's kernels, not at every call.
 
-    The weight is a copy: the workers of a host do not share it.
+    The weight is a copy, so the workers of a host do not share it.
     """
 
     packed: Tensor
@@ -44,7 +41,7 @@ class PackedLinear:
         return y_TO
 
     def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-        """residual + y, in one pass and rounded once."""
+        """residual + y in one pass, rounded once."""
         y_TO: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_TI, residual_TO, self.packed, self.bias_O, "add")
         return y_TO
 
@@ -53,20 +50,20 @@ AnyLinear = Linear | PackedLinear
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether this torch and CPU pack such weights."""
+    """Whether this torch and CPU can pack this weight."""
     known = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     kind = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and has_fast_bfloat16())
     return known and weight.device.type == "cpu" and kind
 
 
 def has_fast_bfloat16() -> bool:
-    """Whether this CPU has instructions for bfloat16 products that oneDNN uses; without them float32 is far faster."""
+    """Whether oneDNN has fast bfloat16 products on this CPU. Without them float32 is far faster."""
     known = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return bool(known is not None and known())
 
 
 def pack(linear: Linear) -> AnyLinear:
-    """`linear` packed, where that is possible."""
+    """`linear` packed, if that is possible."""
     if not can_pack(linear.weight_OI):
         return linear
     return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(linear.weight_OI, _PACKED_FOR_ROWS), linear.bias_O)
@@ -74,21 +71,21 @@ def pack(linear: Linear) -> AnyLinear:
 
 @dataclass(frozen=True)
 class ParallelLinears:
-    """Several linears of one input (q, k, v; gate, up): merged into one, its products side by side, or left apart.
+    """Several linears of one input (q, k, v; gate, up), merged into one product or left apart.
 
-    Merging copies the weights. On a device, or packed, they are copied anyway, and one large product is faster;
-    otherwise they stay views over the mapped checkpoint, so that the workers of a host share them.
+    Merging copies the weights. On a device, or packed, they are copied anyway, and one large product is faster.
+    Otherwise they stay views over the mapped checkpoint, and the workers of a host share them.
     """
 
     linears: tuple[AnyLinear, ...]
 
     def __call__(self, x_TI: Tensor) -> tuple[Tensor, ...]:
-        """One product of all, or one of each."""
+        """One product for all, or one for each."""
         return tuple([linear(x_TI) for linear in self.linears])
 
 
 def parallel_linears(linears: Sequence[Linear], *, merge: bool, packed: bool = False) -> ParallelLinears:
-    """The linears as one step, merged if asked for (and then packed, if asked for). All or none have a bias."""
+    """Joins linears, of which all or none have a bias. `merge` merges them; `packed` packs the merged one."""
     if not merge:
         return ParallelLinears(tuple(linears))
     biases = [linear.bias_O for linear in linears if linear.bias_O is not None]

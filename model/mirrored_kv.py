@@ -3,9 +3,8 @@
     prefill   forward writes a layer -> stage_out (device to host) -> the sender reads the twin
     decode    the receiver writes the twin -> stage_in (host to device) -> decoded
 
-Page p of the device is page p of the twin. Each call is one call to the device, whatever the number of pages and
-layers. The caller chooses the stream, and its events say when the host may read. The twin takes as much host memory
-as the pool takes on the device.
+Page p of the device is page p of the twin. Each call is one call to the device for all its pages and layers. The caller
+chooses the stream; its events tell when the host may read. The twin takes as much memory as the pool on the device.
 """
 
 from collections.abc import Callable
@@ -25,15 +24,16 @@ CopyPages = Callable[[Tensor, Tensor, Tensor], None]  # source (L, P, W), target
 
 
 class MirroredKv(PagedKv):
-    """A PagedKv whose `page_bytes_view` is its host twin's. On a CPU (in tests) the twin is simply a second memory."""
+    """A PagedKv whose `page_bytes_view` shows its host twin. On a CPU (in tests) the twin is a second memory."""
 
     def __init__(
         self, layout: KvLayout, num_pages: int, device: torch.device | str, copy: CopyPages | None = None
     ) -> None:
-        """`copy` moves pages between the two: a kernel on a GPU, unless a test gives another."""
+        """`copy` moves pages between the two. By default it is a kernel on a GPU; tests pass another."""
         super().__init__(layout, num_pages, device)
         self._host = PagedKv(layout, num_pages, "cpu")
         self._copy = copy or _copy_of(self.device)
+
         if self.device.type == "cuda":
             first = self._host.layer(0)
             num_bytes = layout.num_layers * first.nbytes
@@ -41,11 +41,12 @@ class MirroredKv(PagedKv):
                 status = torch.cuda.cudart().cudaHostRegister(first.data_ptr(), num_bytes, REGISTER_FLAGS)
             if int(status) != 0:
                 raise MemoryError(f"cannot pin {num_bytes} bytes of host memory: {status}")
+
         self._device_LPW, self._host_LPW = _words(self), _words(self._host)
 
     @property
     def shared_fd(self) -> int:
-        """The twin's."""
+        """The twin's descriptor."""
         return self._host.shared_fd
 
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
@@ -53,17 +54,19 @@ class MirroredKv(PagedKv):
         return self._host.page_bytes_view(layer, page_start, num_pages)
 
     def stage_out(self, layer: int, pages_N: Tensor) -> None:
-        """On the current stream: the twin's pages of one layer become the device's. `pages_N` is int64 on the
-        device."""
+        """Copies pages of one layer from the device to the twin, on the current stream.
+
+        `pages_N` is int64 on the device.
+        """
         self._copy(self._device_LPW[layer : layer + 1], self._host_LPW[layer : layer + 1], pages_N)
 
     def stage_in(self, pages_N: Tensor) -> None:
-        """On the current stream: the device's pages become the twin's, in every layer."""
+        """Copies pages of every layer from the twin to the device, on the current stream."""
         self._copy(self._host_LPW, self._device_LPW, pages_N)
 
 
 def _words(kv: PagedKv) -> Tensor:
-    """All pages as (num_layers, num_pages, words), in the longest words that a page consists of."""
+    """All pages as (num_layers, num_pages, words), in the longest words that divide a page."""
     word = WORDS[gcd(kv.layout.page_bytes, max(WORDS))]
     return kv.device_bytes.view(kv.layout.num_layers, kv.num_pages, -1).view(word)
 

@@ -1,8 +1,7 @@
-"""Copies scattered pages between two memories of one layout, by one Triton kernel, however many pages and layers.
+"""Copies scattered pages between two memories of one layout with one Triton kernel.
 
-One of the memories may be pinned host memory: a GPU reads and writes it over the bus, at the same address. Few programs
-do the work, so that the model's kernels find room beside it. Shapes: L layers, P pages, W words of a page, N pages that
-are copied.
+One memory may be pinned host memory, which a GPU reaches over the bus at the same address. The kernel has few programs,
+so the model's kernels can run beside it. Shapes: L layers, P pages, W words of a page, N pages to copy.
 """
 
 from typing import Any, Final
@@ -11,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS: Final = 32  # what is under way in so many fills the bus
-BLOCK: Final = 1024  # words at once
+PROGRAMS: Final = 32  # enough to fill the bus
+BLOCK: Final = 1024  # words at a time
 
 
 def copy_pages(source_LPW: Tensor, target_LPW: Tensor, pages_N: Tensor) -> None:
-    """Queues the copy on the current stream. Both are contiguous in their last two dimensions, with equal strides."""
+    """Queues the copy on the current stream. Both memories have equal strides and contiguous last two dimensions."""
     num_layers, _, num_words = source_LPW.shape
     pieces = pages_N.shape[0] * -(-num_words // BLOCK)
     _kernel[(min(PROGRAMS, num_layers * pieces),)](
@@ -34,13 +33,13 @@ def _copy_pages(
     layer_stride: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Program p takes pieces p, p + 32, ... of all pages of all layers."""
+    """Program p copies pieces p, p + 32, ... of all pages of all layers."""
     pieces = tl.cdiv(num_words, BLOCK)
     for piece in range(tl.program_id(0).to(tl.int64), num_layers * num_pages * pieces, tl.num_programs(0)):
         row = piece // pieces
         page = tl.load(pages_ptr + row % num_pages)
         word = (piece % pieces) * BLOCK + tl.arange(0, BLOCK)
-        offset = row // num_pages * layer_stride + page * num_words + word  # int64: it may exceed 2^31
+        offset = row // num_pages * layer_stride + page * num_words + word  # int64: may exceed 2^31
         is_inside = word < num_words
         tl.store(target_ptr + offset, tl.load(source_ptr + offset, mask=is_inside), mask=is_inside)
 

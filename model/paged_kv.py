@@ -1,7 +1,6 @@
-"""The KV memory of one worker: one allocation, pages by number. Page 0 is padding, harmlessly read and written.
+"""The KV memory of one worker: one allocation, with pages by number. Page 0 is padding; anyone may read or write it.
 
-What it does not know: who owns a page (the allocator), or what is sent where. Memory is touched and zeroed at
-creation, so that it is really there later, and so that a slot never written holds finite numbers.
+The memory is zeroed at creation. So it is really allocated, and a slot never written holds finite numbers.
 """
 
 from typing import Final
@@ -23,7 +22,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class PagedKv:
-    """(num_layers, num_pages, 2, page_size, num_kv_heads, head_dim); (layer, page) is one contiguous run of bytes."""
+    """(num_layers, num_pages, 2, page_size, num_kv_heads, head_dim). A page of one layer is contiguous."""
 
     def __init__(self, layout: KvLayout, num_pages: int, device: torch.device | str = "cpu") -> None:
         """`num_pages` includes the padding page 0."""
@@ -51,7 +50,7 @@ class PagedKv:
         return self._layers[layer]
 
     def token_rows(self, slots_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the K and where the V of the tokens at `slots_T` are: what `write` needs, the same for every layer."""
+        """The rows of K and of V of the tokens at `slots_T`, for `write`. They are the same in every layer."""
         k_rows_T = slots_T + slots_T // self.layout.page_size * self.layout.page_size
         return k_rows_T, k_rows_T + self.layout.page_size
 
@@ -61,18 +60,18 @@ class PagedKv:
             self._rows[layer].index_copy_(0, rows_T, values_TN.to(self._storage.dtype))
 
     def copy_pages(self, src_N: Tensor, dst_N: Tensor) -> None:
-        """Copies page src_N[i] onto dst_N[i] in every layer, on the device. No page may be in both."""
+        """Copies page src_N[i] to page dst_N[i] in every layer, on the device. No page may be in both."""
         if src_N.numel():
             self._storage.index_copy_(1, dst_N, self._storage.index_select(1, src_N))
 
     @property
     def device_bytes(self) -> Tensor:
-        """The pages where the model reads and writes them, as (num_layers, num_pages * page_bytes) bytes, uint8."""
+        """The pages that the model reads and writes, as (num_layers, num_pages * page_bytes) uint8."""
         return self._storage.view(torch.uint8).view(self.layout.num_layers, -1)
 
     @property
     def shared_fd(self) -> int:
-        """The memory that page_bytes_view shows, as a descriptor for others to map. CPU only."""
+        """A descriptor of the memory behind page_bytes_view, for other processes to map. CPU only."""
         assert self._shared is not None, "shared_fd needs KV in host memory"
         return self._shared.fd
 

@@ -1,8 +1,7 @@
-"""What a layer does between its products: norms, rotation, placing K and V, the gate; here by torch's own operations.
+"""The steps of a layer between its products: norms, rotation, writing K and V, the gate. Here with torch's operations.
 
-`cpu_kernels.py` does the same with one pass over memory each. What they do not know: weights of the products,
-attention, or architectures: whoever has no q/k norm passes None. Shapes: T tokens, E hidden, I intermediate, H query
-heads, K kv heads, N = H + K, D head_dim.
+`cpu_kernels.py` does the same with one pass over memory each.
+Shapes: T tokens, E hidden, I intermediate, H query heads, K kv heads, N = H + K, D head_dim.
 """
 
 from dataclasses import dataclass
@@ -16,9 +15,7 @@ from model.paged_kv import PagedKv
 from model.rope import rotate, rotation
 
 Rows = tuple[Tensor, Tensor]  # where each token's K and V go: PagedKv.token_rows
-Rotation = tuple[
-    Tensor, Tensor
-]  # cos and sin of every token's angles, float32, as `place` of the same passes takes them
+Rotation = tuple[Tensor, Tensor]  # cos and sin of every token's angles, float32; for `place` of the same passes
 
 
 class Passes(Protocol):
@@ -29,7 +26,7 @@ class Passes(Protocol):
         ...
 
     def rotation(self, positions_T: Tensor, inv_freq_F: Tensor) -> Rotation:
-        """Once per forward, for every layer's `place`."""
+        """cos and sin of the positions, made once per forward for every layer's `place`."""
         ...
 
     def place(
@@ -41,9 +38,10 @@ class Passes(Protocol):
         layer: int,
         rows: Rows,
     ) -> Tensor:
-        """Queries (T, H, D), normed and turned; K, likewise, and V are written to their rows of the layer's pages.
+        """Norms and rotates q and k, writes K and V to their rows of the layer's pages, and returns q (T, H, D).
 
-        `qkv` is q, k and v, (T, heads * D) each, or the three side by side.
+        `qkv` is q, k and v, (T, heads * D) each, or the three side by side. `norm_ND` is None in models without a q/k
+        norm.
         """
         ...
 
@@ -54,14 +52,14 @@ class Passes(Protocol):
 
 @dataclass(frozen=True)
 class TorchPasses:
-    """On every device."""
+    """Passes for every device."""
 
     num_heads: int
     head_dim: int
     eps: float
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
-        """In float32 inside; see Passes."""
+        """Computed in float32; see Passes."""
         return F.rms_norm(x_TE, weight_E.shape, weight_E, self.eps)
 
     def rotation(self, positions_T: Tensor, inv_freq_F: Tensor) -> Rotation:
@@ -77,12 +75,13 @@ class TorchPasses:
         layer: int,
         rows: Rows,
     ) -> Tensor:
-        """Queries and keys share their norm and rotation: one pass over both; see Passes."""
+        """One pass norms and rotates queries and keys together; see Passes."""
         if len(qkv) == 1:
             v_size = kv.layout.num_kv_heads * self.head_dim
             qk_TN, v_TN = qkv[0][:, :-v_size], qkv[0][:, -v_size:]
         else:
             qk_TN, v_TN = torch.cat(qkv[:2], dim=-1), qkv[2]
+
         qk_TND = qk_TN.unflatten(-1, (-1, self.head_dim))
         if norm_ND is not None:
             qk_TND = F.rms_norm(qk_TND, (self.head_dim,), None, self.eps) * norm_ND

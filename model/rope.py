@@ -1,7 +1,7 @@
-"""Rotary position embedding: the frequencies of a RopeConfig, and how queries and keys are turned.
+"""Rotary position embedding: the frequencies of a RopeConfig, and the rotation of queries and keys.
 
-What it does not know: layers, pages, or where positions come from. Formulas: Su et al. 2021 (RoFormer); the llama3
-rescaling as published with Llama 3.1. Shapes: T tokens, N heads, D head_dim, F = D / 2 frequencies.
+Formulas: Su et al. 2021 (RoFormer); the llama3 rescaling as published with Llama 3.1.
+Shapes: T tokens, N heads, D head_dim, F = D / 2 frequencies.
 """
 
 import math
@@ -19,7 +19,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
         return inv_freq_F / rope.factor
     if rope.kind == "default":
         return inv_freq_F
-    # llama3: long wavelengths are stretched by `factor`, short ones kept, those between blended.
+
+    # llama3: stretch long wavelengths by `factor`, keep short ones, blend those between.
     wavelength_F = 2 * math.pi / inv_freq_F
     rotations_F = rope.original_max_position_embeddings / wavelength_F
     blend_F = (rotations_F - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -28,14 +29,14 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def rotation(positions_T: Tensor, inv_freq_F: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and signed sin of every token's angles, each (T, 1, D) float32: once per forward, used by every layer."""
+    """cos and signed sin of every token's angles, each (T, 1, D) float32. Made once per forward for every layer."""
     angles_T1F = positions_T.to(torch.float32)[:, None, None] * inv_freq_F
     cos_T1F, sin_T1F = angles_T1F.cos(), angles_T1F.sin()
     return torch.cat((cos_T1F, cos_T1F), dim=-1), torch.cat((-sin_T1F, sin_T1F), dim=-1)
 
 
 def rotate(x_TND: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
-    """`x_TND` turned by its position, in float32 inside, in x's dtype outside. Halves are paired (d, d + D/2)."""
+    """`x_TND` rotated by its position. Computed in float32, returned in x's dtype. Pairs are (d, d + D/2)."""
     x_float = x_TND.float()
     half_turned = x_float.roll(x_float.shape[-1] // 2, -1)
     return torch.addcmul(x_float * cos_T1D, half_turned, sin_T1D).to(x_TND.dtype)

@@ -1,7 +1,6 @@
-"""A loaded model on one device with its attention backend: the one thing of this room that computes for a worker.
+"""A loaded model on one device with its attention backend: what a worker calls to compute.
 
-Decides dtype and device from what the user asked and the checkpoint holds. What it does not know: requests, pools,
-sampling, or what `on_layer` does.
+It decides dtype and device from the user's options and the checkpoint.
 """
 
 import math
@@ -35,7 +34,7 @@ log = get_log("model")
 
 
 class Runner(Protocol):
-    """What the scheduler drives: ModelRunner, or FakeRunner in its place."""
+    """The interface that the scheduler calls: ModelRunner, FakeRunner, or a GraphedRunner around one."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -45,17 +44,17 @@ class Runner(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Of activations and KV: a key of protocol.kv_layout.ITEM_BYTES."""
+        """The dtype of activations and KV: a key of protocol.kv_layout.ITEM_BYTES."""
         ...
 
     @property
     def mapped_weight_bytes(self) -> int:
-        """Weights that are still in the mapped file, and take memory (shared by the host's workers) only when read."""
+        """Bytes of weights in the mapped file. They take memory when read, shared by the host's workers."""
         ...
 
     @property
     def private_weight_bytes(self) -> int:
-        """Weights in memory of this worker's own; every other worker of the host takes as much again."""
+        """Bytes of weights in this worker's own memory. Every other worker of the host takes as many."""
         ...
 
     def kv_layout(self, page_size: int) -> KvLayout:
@@ -63,22 +62,22 @@ class Runner(Protocol):
         ...
 
     def fingerprint(self) -> Fingerprint:
-        """What another worker must equal to exchange KV with this one."""
+        """The model's fingerprint; two workers exchange KV only if theirs are equal."""
         ...
 
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
-        """Logits (L, V) float32 of the wanted rows; K and V of all T tokens are written at their slots.
+        """Logits (L, V) float32 of the wanted rows. Writes K and V of all T tokens at their slots.
 
-        The next forward may overwrite the logits: what is enqueued behind it must not read them.
+        The next forward may overwrite the logits, so work enqueued after it must not read them.
         on_layer(l) is called on this thread when layer l's K and V are written (on a device: enqueued), before the
-        attention of layer l, so that a sender can ship layer l while later layers compute.
+        attention of layer l. So layer l can be sent while later layers compute.
         """
         ...
 
 
 @dataclass(frozen=True)
 class ModelRunner:
-    """One loaded model. `dtype` is the serving dtype: of KV always, of weights and activations unless `widened`."""
+    """One loaded model. `dtype` is the dtype of KV, and of weights and activations unless `widened`."""
 
     config: ModelConfig
     device: torch.device
@@ -86,8 +85,8 @@ class ModelRunner:
     decoder: Decoder
     attention: AttentionBackend
     checkpoint: Checkpoint
-    packed: bool = False  # linears hold weights of this worker's own, laid out for oneDNN
-    widened: bool = False  # bfloat16 computed in float32, on a CPU without instructions for it
+    packed: bool = False  # linears hold copies of the weights, laid out for oneDNN
+    widened: bool = False  # bfloat16 is computed in float32, on a CPU without instructions for it
     check_weights: bool = False  # the fingerprint covers every byte of the weights
 
     @classmethod
@@ -107,11 +106,10 @@ class ModelRunner:
         """Loads a Hugging Face folder.
 
         `device` auto: CUDA if there is one. `dtype` auto: the checkpoint's. `context_length`: longest prompt plus
-        output (tokens), the model's own limit if None. `page_size`: what the attention backend is tried with.
-        `workers_on_host`: how many share this host's memory, which decides whether each packs weights of its own.
-        `check_weights`: every weight is read at once, NaN or an infinity is refused, and the fingerprint covers every
-        byte. `cpu_kernels`: on a CPU, use
-        those of cpu_kernels.py where they can be had.
+        output in tokens; None: the model's limit. `page_size`: the page size to try the attention backend with.
+        `workers_on_host`: how many workers share the host's memory; it decides whether each packs its weights.
+        `check_weights`: read every weight, refuse NaN and infinities, and let the fingerprint cover every byte.
+        `cpu_kernels`: on a CPU, use the kernels of cpu_kernels.py if they can be built.
         Raises CheckpointError or ConfigError, each with one sentence.
         """
         folder = Path(folder)
@@ -119,6 +117,8 @@ class ModelRunner:
         config = load_config(folder, context_length=context_length)
         checkpoint = open_checkpoint(folder, check_weights)
         name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
+
+        # Whether this worker packs its weights, and widens them to float32.
         weight_bytes = sum(math.prod(shape) * ITEM_BYTES[name] for _, shape in checkpoint.tensors.values())
         can = on.type == "cpu" and name == "bfloat16"
         widen = can and not has_fast_bfloat16()
@@ -126,6 +126,7 @@ class ModelRunner:
         packed = can and worth_packing(own_bytes, available_bytes(on), workers_on_host, share)
         widened = widen and packed
         compute = torch.float32 if widened else torch_dtype(name)
+
         kernels = _kernels(config, compute, name) if cpu_kernels and on.type == "cpu" else None
         passes = kernels or TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
         layout = _kv_layout(config, page_size, name)
@@ -138,8 +139,7 @@ class ModelRunner:
         return _kv_layout(self.config, page_size, self.dtype)
 
     def fingerprint(self) -> Fingerprint:
-        """What another worker must equal to exchange KV with this one. Reads samples of the weights, or all of them:
-        cheap once a forward has read them."""
+        """The model's fingerprint. Reads samples of the weights, or all of them: cheap after the first forward."""
         full = full_digests(self.checkpoint) if self.check_weights else None
         tokenizer = tokenizer_digest(self.checkpoint.folder)
         digest = config_digest(self.config, self.dtype)
@@ -148,7 +148,7 @@ class ModelRunner:
 
     @property
     def mapped_weight_bytes(self) -> int:
-        """Weights that stay in the mapped file, because neither device, dtype nor packing asks for a copy."""
+        """Bytes of weights in the mapped file: neither device, dtype nor packing needs a copy of them."""
         if self.device.type != "cpu" or self.packed:
             return 0
         kept = (
@@ -158,7 +158,7 @@ class ModelRunner:
 
     @property
     def private_weight_bytes(self) -> int:
-        """Weights that are copies of this worker's own, because device, dtype or packing asked for them."""
+        """Bytes of weights in this worker's memory: device, dtype or packing needs a copy of them."""
         item_bytes = 4 if self.widened else ITEM_BYTES[self.dtype]
         total = sum(math.prod(shape) for _, shape in self.checkpoint.tensors.values()) * item_bytes
         return total - self.mapped_weight_bytes
@@ -189,21 +189,24 @@ def _kernels(config: ModelConfig, compute: torch.dtype, pages: str) -> CpuKernel
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of this name: auto, cpu, cuda or cuda:N. A GPU becomes the current one of this thread. ConfigError
-    when it is not there."""
+    """The device of this name: auto, cpu, cuda or cuda:N. A GPU becomes this thread's current one.
+
+    ConfigError if there is no such device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.split(":")[0] not in ("cpu", "cuda"):
         raise ConfigError(f"device: got {name!r}, expected auto, cpu or cuda", param="device")
     if not name.startswith("cuda"):
         return torch.device(name)
+
     count = torch.cuda.device_count()
     if not count:
         raise ConfigError(f"device: got {name!r}, but torch finds no CUDA device here", param="device")
     device = torch.device("cuda", torch.device(name).index or 0)
     if device.index >= count:
         raise ConfigError(f"device: got {name!r}, but torch finds {count} CUDA devices here", param="device")
-    torch.cuda.set_device(device)  # for what names no device: calls of the driver, pinned memory, graphs, Triton
+    torch.cuda.set_device(device)  # used by calls without a device: the driver, pinned memory, graphs, Triton
     return device
 
 

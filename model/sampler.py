@@ -1,13 +1,9 @@
-"""Batched sampling: a token per row of logits, with noise that depends on (seed, choice, position) and nothing else.
+"""Batched sampling: a token per row of logits. Its noise depends on (seed, choice, position) only.
 
-Masks follow transformers: temperature, then top-k, top-p, min-p, each on what the one before left. A mask is computed
-for the rows that ask for it, and for no other. The draw is the inverse of the cumulative distribution, in vocabulary
-order, at one uniform number per row, so that a row's token does not depend on its neighbours. Nothing here waits for
-the device.
-
-Equal logits: top-k keeps every token that equals the k-th largest. Top-p keeps no more tokens than it needs, and of
-equal ones those with the higher ids. What it does not know: requests, text, or when to stop. Shapes: L rows, N of them
-that ask for something, E token ids, V vocabulary.
+Masks follow transformers: temperature, then top-k, top-p, min-p, each for the rows that use it. The draw inverts the
+cumulative distribution at one uniform number per row. No call waits for the device. Of equal logits, top-k keeps all
+that equal the k-th largest; top-p keeps only as many as it needs, those with the higher ids.
+Shapes: L rows, N of them that use a mask, E token ids, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -20,26 +16,26 @@ from torch import Tensor
 from model.splitmix import mix, shift_right
 
 NOT_A_TOKEN: Final = -1  # drawn from logits that are not finite
-GREEDY_BELOW: Final = 1e-30  # a temperature so low that logits divided by it would leave float32
+GREEDY_BELOW: Final = 1e-30  # logits divided by a lower temperature would overflow float32
 _NEG_INF: Final = float("-inf")
-_CACHED: Final = 2**18  # logits
+_CACHED: Final = 2**18  # logits that stay in a CPU's cache
 _DIGITS: Final = ((22, 2**10), (11, 2**11), (0, 2**11))  # of a 32-bit key, highest first: (shift, number of values)
 
 
 @dataclass(frozen=True)
 class Banned:
-    """Tokens that N of the rows may not draw yet."""
+    """Tokens that N rows may not draw yet."""
 
     rows_N: Tensor  # int64
-    ids_NE: Tensor  # int64; an id outside the vocabulary bans nothing, and -1 fills up a shorter list
-    until_N: Tensor  # int64; a row is bound while its position is below
+    ids_NE: Tensor  # int64; ids outside the vocabulary ban nothing; shorter lists are padded with -1
+    until_N: Tensor  # int64; a row's ban holds while its position is lower
 
 
 @dataclass(frozen=True)
 class SamplingInput:
-    """Sampling parameters of L rows. Tensors are on the model's device; the rest is on the host.
+    """Sampling parameters of L rows. Tensors are on the model's device.
 
-    `top_k_N`, `top_p_N` and `min_p_N` name the rows (int64) that ask for that mask; None: no row does.
+    `top_k_N`, `top_p_N` and `min_p_N` are the rows (int64) that use that mask; None: no row does.
     """
 
     temperature_L: Tensor  # float32; 0: greedy
@@ -57,7 +53,7 @@ class SamplingInput:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor in it."""
+        """All its tensors."""
         columns = (self.temperature_L, self.top_k_L, self.top_p_L, self.min_p_L, self.seed_L, self.choice_L)
         asked = [rows_N for rows_N in (self.top_k_N, self.top_p_N, self.min_p_N) if rows_N is not None]
         banned = () if self.banned is None else (self.banned.rows_N, self.banned.ids_NE, self.banned.until_N)
@@ -66,20 +62,22 @@ class SamplingInput:
 
 @torch.no_grad()
 def sample(logits_LV: Tensor, s: SamplingInput) -> Tensor:
-    """The sampled tokens, (L,) int64; greedy rows take the first of the largest logits. `logits_LV` is not changed.
+    """The sampled tokens, (L,) int64. Greedy rows take the first of the largest logits. `logits_LV` is not changed.
 
-    A row with a NaN, an infinity or nothing but -inf has no right token: it gets NOT_A_TOKEN, and disturbs no other.
+    A row with a NaN, an infinity or only -inf gets NOT_A_TOKEN. It does not affect other rows.
     """
     if logits_LV.shape[0] == 0:
         return torch.empty(0, dtype=torch.int64, device=logits_LV.device)
+
     logits_LV = logits_LV.float()
     if s.banned is not None:
         logits_LV = _without_banned(logits_LV, s.position_L, s.banned)
     greedy_L = logits_LV.argmax(dim=-1)
-    largest_L = logits_LV.gather(1, greedy_L[:, None])[:, 0]  # NaN, if there is one anywhere in the row
+    largest_L = logits_LV.gather(1, greedy_L[:, None])[:, 0]  # NaN if the row has one
     has_none_L = largest_L - largest_L != 0  # not finite; isfinite() takes ten times as long
     if s.all_greedy:
         return greedy_L.masked_fill_(has_none_L, NOT_A_TOKEN)
+
     is_greedy_L = s.temperature_L < GREEDY_BELOW
     scaled_LV = logits_LV / torch.where(is_greedy_L, 1.0, s.temperature_L)[:, None]
     masked_LV = mask_logits(scaled_LV, s)
@@ -101,7 +99,7 @@ def mask_logits(scaled_LV: Tensor, s: SamplingInput) -> Tensor:
 
 
 def uniform(seed_L: Tensor, choice_L: Tensor, position_L: Tensor) -> Tensor:
-    """One number in [0, 1) per row, float64, the same on every device: a hash of the three."""
+    """One number in [0, 1) per row, float64: a hash of the three columns, the same on every device."""
     mixed_L = mix(seed_L)
     mixed_L = mix(mixed_L ^ choice_L)
     mixed_L = mix(mixed_L ^ position_L)
@@ -109,12 +107,12 @@ def uniform(seed_L: Tensor, choice_L: Tensor, position_L: Tensor) -> Tensor:
 
 
 def _without_banned(logits_LV: Tensor, position_L: Tensor, banned: Banned) -> Tensor:
-    """A copy with -inf at the banned tokens of the rows that are still bound."""
+    """A copy with -inf at the banned tokens of the rows whose ban still holds."""
     vocab_size = logits_LV.shape[-1]
     ids_NE, rows_N1 = banned.ids_NE, banned.rows_N[:, None]
     is_bound_N1 = (position_L.index_select(0, banned.rows_N) < banned.until_N)[:, None]
     bans_NE = is_bound_N1 & (ids_NE >= 0) & (ids_NE < vocab_size)
-    # The lower of the two values is kept, so that an id which bans nothing leaves the logit as it is.
+    # amin keeps the lower value, so an id that bans nothing (+inf) does not change the logit.
     values_NE = torch.where(bans_NE, _NEG_INF, float("inf"))
     places_NE = rows_N1 * vocab_size + ids_NE.clamp(0, vocab_size - 1)
     flat = logits_LV.reshape(-1).scatter_reduce(0, places_NE.view(-1), values_NE.view(-1), "amin")
@@ -122,8 +120,8 @@ def _without_banned(logits_LV: Tensor, position_L: Tensor, banned: Banned) -> Te
 
 
 def _mask_rows(scaled_LV: Tensor, mask: Callable[[Tensor, Tensor], Tensor], rows_N: Tensor, column_L: Tensor) -> None:
-    """Replaces the rows that ask for a mask. The others are not looked at."""
-    # A CPU takes as many rows at a time as stay in its cache.
+    """Applies a mask to the rows that use it, and reads no other row."""
+    # A CPU takes as many rows at a time as fit into its cache.
     num_together = max(1, _CACHED // scaled_LV.shape[-1]) if scaled_LV.is_cpu else len(rows_N)
     for part_N in rows_N.split(num_together):
         scaled_NV = scaled_LV.index_select(0, part_N)
@@ -132,7 +130,7 @@ def _mask_rows(scaled_LV: Tensor, mask: Callable[[Tensor, Tensor], Tensor], rows
 
 
 def _mask_top_k(scaled_NV: Tensor, k_N1: Tensor) -> Tensor:
-    """Where a token is below the k-th largest."""
+    """True where a token is below the k-th largest."""
     key_NV = _keys(scaled_NV)
     vocab_size = key_NV.shape[-1]
     one_NV = torch.ones((), dtype=torch.int64, device=key_NV.device).expand_as(key_NV)
@@ -141,40 +139,43 @@ def _mask_top_k(scaled_NV: Tensor, k_N1: Tensor) -> Tensor:
 
 
 def _mask_top_p(scaled_NV: Tensor, top_p_N1: Tensor) -> Tensor:
-    """Where a token is not needed to reach a probability of top_p: the first tokens in ascending order (equal ones by
-    id) that together have no more than the rest."""
+    """True where a token is not needed to reach a probability of top_p.
+
+    Tokens are dropped in ascending order (equal ones by id) while the others still reach top_p.
+    """
     vocab_size = scaled_NV.shape[-1]
-    # Weights are integers: their sums are exact, in whatever order a device takes them. All together stay below 2^63.
+    # Weights are integers, so their sums are exact in any order. Their total stays below 2^63.
     scale = 2.0 ** (62 - (vocab_size - 1).bit_length())
     weight_NV = (scaled_NV - scaled_NV.amax(dim=-1, keepdim=True)).exp_().mul_(scale).long()
     total_N1 = weight_NV.sum(dim=-1, keepdim=True)
     kept_N1 = (top_p_N1.double() * total_N1.double()).ceil().long()
     rest_N1 = total_N1 - kept_N1.clamp(min=1)  # at least the largest stays
+
     key_NV = _keys(scaled_NV)
     limit_N1, weight_NV, rest_N1 = _first_that_stays(key_NV, weight_NV, rest_N1)
     return (key_NV < limit_N1) | ((key_NV == limit_N1) & (weight_NV.cumsum(dim=-1) <= rest_N1))
 
 
 def _mask_min_p(scaled_NV: Tensor, min_p_N1: Tensor) -> Tensor:
-    """Where a token is less probable than min_p times the largest."""
+    """True where a token is less probable than min_p times the largest."""
     probs_NV = torch.softmax(scaled_NV, dim=-1)
     floor_N1 = min_p_N1 * probs_NV.amax(dim=-1, keepdim=True)
-    # The largest always stays, also with min_p above 1 or rounding.
+    # The largest always stays, even if min_p is above 1 or rounded up.
     is_largest_NV = scaled_NV == scaled_NV.amax(dim=-1, keepdim=True)
     return (probs_NV < floor_N1) & ~is_largest_NV
 
 
 def _keys(scaled_NV: Tensor) -> Tensor:
-    """int32 that are ordered as the numbers are. Minus zero becomes zero first."""
+    """int32 keys in the order of the numbers. Minus zero becomes zero first."""
     bits_NV = (scaled_NV + 0.0).view(torch.int32)
     return bits_NV ^ ((bits_NV >> 31) & 0x7FFF_FFFF)
 
 
 def _first_that_stays(key_NV: Tensor, weight_NV: Tensor, rest_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The smallest key such that all weights up to it are more than `rest`; the weights at that key, 0 elsewhere; and
-    `rest` less the weights below it.
+    """Finds the smallest key such that the weights up to it are more than `rest`.
 
-    Radix selection: each round sums the weights by one digit of the key. What it costs depends on V alone.
+    Returns it, the weights at that key (0 elsewhere), and `rest` less the weights below it. Radix selection: each round
+    sums the weights by one digit of the key. The cost depends on V only.
     """
     unsigned_NV = key_NV ^ -(2**31)
     limit_N1 = torch.full_like(rest_N1, -(2**31))
@@ -183,7 +184,7 @@ def _first_that_stays(key_NV: Tensor, weight_NV: Tensor, rest_N1: Tensor) -> tup
         sums = torch.zeros((key_NV.shape[0], num_values), dtype=torch.int64, device=key_NV.device)
         up_to = sums.scatter_add_(1, digit_NV.long(), weight_NV).cumsum(dim=-1)
 
-        # A row of NaN has no right digit, but it needs one that exists.
+        # A row of NaN has no right digit, but the index must be valid.
         digit_N1 = torch.searchsorted(up_to, rest_N1, right=True).clamp_(max=num_values - 1)
         rest_N1 = rest_N1 - up_to.gather(1, digit_N1) + sums.gather(1, digit_N1)
         weight_NV = torch.where(digit_NV == digit_N1.int(), weight_NV, 0)
@@ -195,7 +196,7 @@ def _draw(masked_LV: Tensor, uniform_L: Tensor) -> Tensor:
     """The first token whose cumulative probability exceeds the row's uniform number."""
     cumulative_LV = torch.softmax(masked_LV, dim=-1).cumsum(dim=-1, dtype=torch.float64)
     total_L = cumulative_LV[:, -1]
-    # Strictly below the total, so that some token exceeds it; that token cannot have probability zero.
+    # Strictly below the total, so some token exceeds it. That token's probability is not zero.
     target_L = torch.minimum(uniform_L * total_L, torch.nextafter(total_L, torch.zeros_like(total_L)))
     drawn_L = torch.searchsorted(cumulative_LV, target_L[:, None], right=True)[:, 0]
     return drawn_L.clamp(max=masked_LV.shape[-1] - 1)

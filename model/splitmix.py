@@ -1,7 +1,6 @@
 """The mixing step of splitmix64 (Steele, Lea, Flood 2014), on int64 tensors and on integers, equal bit for bit.
 
-int64 tensors wrap on overflow on every device, so the numbers are the same everywhere. What it does not know: what is
-mixed, or why.
+int64 tensors wrap on overflow on every device, so the numbers are the same everywhere.
 """
 
 from typing import Final
@@ -26,7 +25,7 @@ def shift_right(x: Tensor, bits: int) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """One step, element by element."""
+    """One step on each element."""
     x = x + signed(_GAMMA)
     x = (x ^ shift_right(x, 30)) * signed(_FIRST)
     x = (x ^ shift_right(x, 27)) * signed(_SECOND)

@@ -1,8 +1,7 @@
-"""One decoder for every supported architecture: they differ by which optional weights are there, not by code path.
+"""One decoder for every supported architecture. Architectures differ in their optional weights, not in code.
 
-Decides the order of operations and which checkpoint tensor is which. What it does not know: pages and batches (the
-attention backend has them) or who sends KV away. Shapes: T tokens, H query heads, K kv heads, D head_dim, E hidden,
-L wanted rows, V vocabulary.
+It has the order of operations and the names of the checkpoint's tensors.
+Shapes: T tokens, H query heads, K kv heads, D head_dim, E hidden, L wanted rows, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from model.rope import inverse_frequencies
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """Weights of one layer. The q/k norm is there in architectures that have it."""
+    """Weights of one layer. `qk_norm_ND` is None in architectures without a q/k norm."""
 
     input_norm_E: Tensor
     qkv: ParallelLinears
@@ -56,15 +55,18 @@ class Decoder:
         plan = attention.plan(inp, kv.layout)
         rows = kv.token_rows(inp.slots_T)
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
+
         for index, layer in enumerate(self.layers):
             qkv = layer.qkv(passes.rms_norm(x_TE, layer.input_norm_E))
             q_THD = passes.place(qkv, layer.qk_norm_ND, rotation, kv, index, rows)
             if on_layer is not None:
                 on_layer(index)
+
             attended_THD = attention.attend(q_THD, kv.layer(index), plan)
             x_TE = layer.output.added_to(x_TE, attended_THD.flatten(1))
             gate_up = layer.gate_up(passes.rms_norm(x_TE, layer.mlp_norm_E))
             x_TE = layer.down.added_to(x_TE, passes.gated(gate_up))
+
         wanted_LE = passes.rms_norm(x_TE.index_select(0, inp.logit_indices_L), self.final_norm_E)
         return self.head(wanted_LE).float()
 
@@ -78,18 +80,19 @@ def load_decoder(
     to_device: device,
     packed: bool = False,
 ) -> Decoder:
-    """The weights that `config` implies, each checked. Raises CheckpointError naming the first that does not fit.
+    """Loads and checks the weights that `config` implies. CheckpointError names the first that does not fit.
 
-    `packed` lays them out for oneDNN where it can: faster, in memory of this worker's own.
+    `packed` lays them out for oneDNN if it can. That is faster, but takes this worker's own memory.
     """
     weights = _Weights(checkpoint, config, to_dtype, to_device, packed)
     sizes = (config.vocab_size, config.hidden_size)
     embedding, head = "model.embed_tokens", "lm_head"
-    if config.tie_word_embeddings:  # one tensor under either name; under both names both count, as in transformers
+    if config.tie_word_embeddings:  # the tensor may have either name; if both exist, each is used, as in transformers
         embedding = embedding if f"{embedding}.weight" in checkpoint else head
         head = head if f"{head}.weight" in checkpoint else embedding
     embedding_VE = weights.tensor(f"{embedding}.weight", *sizes)
     head_linear = Linear(embedding_VE) if head == embedding else weights.linear(head, *sizes, bias=False)
+
     return Decoder(
         config=config,
         embedding_VE=embedding_VE,
@@ -103,7 +106,7 @@ def load_decoder(
 
 @dataclass(frozen=True)
 class _Weights:
-    """Takes tensors from a checkpoint by the names that transformers gives them."""
+    """Takes tensors from a checkpoint by their names in transformers."""
 
     checkpoint: Checkpoint
     config: ModelConfig
@@ -130,6 +133,7 @@ class _Weights:
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         merge = self.device.type != "cpu" or self.packed
+
         qkv = [
             self.linear(f"{attention}.{name}_proj", size, c.hidden_size, bias=c.qkv_bias)
             for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size))
@@ -138,6 +142,7 @@ class _Weights:
             self.linear(f"{mlp}.{name}_proj", c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
             for name in ("gate", "up")
         ]
+
         return DecoderLayer(
             input_norm_E=self.tensor(f"{prefix}.input_layernorm.weight", c.hidden_size),
             qkv=parallel_linears(qkv, merge=merge, packed=self.packed),
