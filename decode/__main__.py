@@ -1,8 +1,8 @@
-"""`python -m decode --settings JSON`: one decode worker process. See worker/boot.py for what happens."""
+"""`python -m decode --settings JSON`: one decode worker process. worker/boot.py runs it."""
 
 from runtime.process_life import die_with_parent
 
-die_with_parent()  # first of all: what is imported below takes seconds
+die_with_parent()  # before the imports below, which take seconds
 
 import secrets
 
@@ -15,7 +15,7 @@ from worker.boot import Started, main
 
 
 def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
-    """The core, its link to prefill workers, and where KV reaches it."""
+    """The core, its link to prefill workers, and the address where it receives KV."""
     settings, engine = started.settings, started.engine
     receiver = open_receiver(
         settings.transfer_backend,
@@ -25,7 +25,7 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         started.data_security,
         engine.kv if engine.device.type == "cuda" else None,
     )
-    address = WorkerAddress(settings.worker_id, started.instance, data=receiver.address)
+    address = WorkerAddress(worker_id=settings.worker_id, instance=started.instance, data=receiver.address)
     worker = DecodeWorker(
         engine,
         receiver,
@@ -33,7 +33,7 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         started.fingerprint,
         started.clock,
         overlap=settings.overlap,
-        reservations_from=secrets.randbits(62),  # a frame is taken for who knows the number: nobody is to guess it
+        reservations_from=secrets.randbits(62),  # nobody may guess the number, which lets a frame in
     )
     link = PrefillLink(
         started.context, started.identity, receiver, worker.outbox, worker.on_peer, worker.on_return, started.security

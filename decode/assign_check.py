@@ -1,7 +1,4 @@
-"""Whether a decode worker can do what an Assign asks of it. Pure.
-
-What it does not know: who else is here, or how much is free just now.
-"""
+"""Whether an idle decode worker could serve an Assign. Pure."""
 
 from protocol.messages_gateway import Assign
 from scheduler.engine import Engine
@@ -10,7 +7,7 @@ from scheduler.request_check import replay_fault, transfer_fault
 
 
 def assign_fault(assign: Assign, engine: Engine) -> str | None:
-    """The field that makes it senseless, what it says and what was expected; or None."""
+    """The first fault of `assign` in one sentence, or None."""
     prompt, n, left = assign.prompt_ids, assign.num_choices, assign.sampling.max_tokens - assign.num_replayed
     return (
         engine.fault(prompt, assign.sampling, n)

@@ -1,7 +1,4 @@
-"""One request on a decode worker: what the gateway asked for, what is reserved for it, and its choices.
-
-What it does not know: other requests, sockets, the engine.
-"""
+"""One request on a decode worker: its Assign, its reservation and its choices."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +11,7 @@ from scheduler.req import Req, kv_tokens
 
 @dataclass(eq=False)
 class DecodeRequest:
-    """`reqs` are its choices; they hold rows and pages from REQUESTED on. `reservation` names the pages to prefill."""
+    """`reqs` are its choices; they hold rows and pages from REQUESTED on. `reservation` is sent to prefill."""
 
     assign: Assign
     prefill: WorkerAddress
@@ -24,12 +21,12 @@ class DecodeRequest:
     pages_in_place: tuple[int, ...] = ()  # of the prompt, where prefill may write them itself
     greeting: int = 0  # of prefill, after which it is sent there
     deadline: float = float("inf")  # for its last frame, in seconds of the worker's clock
-    late: str = ""  # why it fails when that has passed
+    late: str = ""  # the error if the deadline passes
     stamps: list[Stamp] = field(default_factory=list)
 
     @staticmethod
     def of(assign: Assign, prefill: WorkerAddress, reservation: int) -> "DecodeRequest":
-        """A request as it arrives."""
+        """A new request."""
         reqs = tuple(
             Req(
                 assign.request_id,
@@ -77,7 +74,7 @@ class DecodeRequest:
 
     @property
     def is_handed_over(self) -> bool:
-        """Whether it depends on its prefill worker no more."""
+        """Whether it no longer depends on its prefill worker."""
         return self.state in (DecodeState.DELIVERED, DecodeState.RUNNING)
 
     def move(self, state: DecodeState) -> None:
@@ -85,12 +82,12 @@ class DecodeRequest:
         self.state = advance(MOVES, self.state, state)
 
     def doubt(self, deadline: float) -> None:
-        """Its last frame was perhaps damaged on its way, so that it is waited for no longer than this."""
+        """Brings the deadline forward: a damaged frame may have been the last one."""
         if deadline < self.deadline:
             self.deadline = deadline
             self.late = f"the last frame from {self.prefill.worker_id} has not come, and one was damaged on its way"
 
     def stamp(self, name: str, now: float, worker_id: str) -> None:
-        """Notes a moment, if the client asked for a time line."""
+        """Adds a stamp if the client asked for a time line."""
         if self.assign.timeline:
             self.stamps.append(Stamp(name, now, worker_id))

@@ -4,8 +4,8 @@
         |            |            |            |           |
         +------------+------------+------------+-----------+----> CANCELLED | FAILED
 
-RESERVING waits for pages, a row and job credit. REQUESTED has sent its job. RECEIVING has landed a frame. DELIVERED has
-all of them. A request whose first token ends it goes from REQUESTED or later straight to FINISHED.
+RESERVING waits for pages, a row and job credit. REQUESTED has sent its job. In RECEIVING a frame has landed, in
+DELIVERED all have. A request whose first token ends it goes from REQUESTED or later straight to FINISHED.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class DecodeState(Enum):
-    """Where a request is."""
+    """The state of a request."""
 
     RESERVING = "reserving"
     REQUESTED = "requested"

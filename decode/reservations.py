@@ -1,8 +1,6 @@
-"""Who gets rows and pages, when, and which requests are on their way from prefill.
+"""Decides when a request gets rows and pages, and holds the requests whose KV is on its way from prefill.
 
-    queue -> (pages, rows and job credit are there) -> reserved: frames may land -> close
-
-What it does not know: messages, tokens, what is decoded.
+queue -> (enough pages, rows and job credit) -> reserved: frames may land -> close
 """
 
 from collections import OrderedDict
@@ -15,12 +13,14 @@ from scheduler.engine import Engine
 from scheduler.page_allocator import PageState
 from transfer.interface import KvReceiver
 
-ASK_AGAIN_S = 5.0  # between two words to a prefill worker that has not said that it stopped writing
+ASK_AGAIN_S = 5.0  # between two CancelJobs to a prefill worker that has not answered JobStopped
 
 
 class Reservations:
-    """Requests in RESERVING, by reservation those in REQUESTED and RECEIVING, and those whose pages prefill may still
-    be writing although nobody waits for them. What a turn costs does not depend on how many there are."""
+    """Holds requests in RESERVING, in REQUESTED and RECEIVING, and closed ones whose pages prefill may still write.
+
+    The cost of a turn does not depend on their number.
+    """
 
     def __init__(self, engine: Engine, receiver: KvReceiver, peers: PrefillPeers) -> None:
         self._engine = engine
@@ -28,28 +28,28 @@ class Reservations:
         self._peers = peers
         self._waiting: dict[int, OrderedDict[int, DecodeRequest]] = {}  # by prefill instance, then by reservation
         self._reserved: dict[int, DecodeRequest] = {}
-        self._late: Deadlines[int] = Deadlines()  # of those
-        self._stopping: dict[int, DecodeRequest] = {}
-        self._just_stopping: list[int] = []  # since the last look
+        self._late: Deadlines[int] = Deadlines()  # of the reserved requests
+        self._stopping: dict[int, DecodeRequest] = {}  # closed, but prefill may still write their pages
+        self._just_stopping: list[int] = []  # since the last call of `unanswered`
         self._ask_again: Deadlines[int] = Deadlines()
 
     def get(self, reservation: int) -> DecodeRequest | None:
-        """The request that is on its way under `reservation`."""
+        """The request whose KV is on its way under `reservation`."""
         return self._reserved.get(reservation)
 
     def sent_to(self, instance: int) -> list[DecodeRequest]:
-        """The requests that are on their way from the prefill worker `instance`."""
+        """The requests whose KV is on its way from the prefill worker `instance`."""
         return [request for request in self._reserved.values() if request.prefill.instance == instance]
 
     def queue(self, request: DecodeRequest) -> None:
-        """The request waits for its turn. Its reservation is higher than those of all that came before."""
+        """Lets the request wait for its turn. Its reservation is higher than all earlier ones."""
         line = self._waiting.setdefault(request.prefill.instance, OrderedDict())
         line[request.reservation] = request
 
     def admit(self) -> list[DecodeRequest]:
-        """Reserves for those whose turn it is, oldest first, and returns them.
+        """Reserves pages and rows for waiting requests, oldest first, and returns these requests.
 
-        Who lacks job credit lets others pass; who lacks pages or rows holds the rest back, so that nobody starves.
+        A request without job credit lets others pass. One without pages or rows holds the rest back, so none starves.
         """
         admitted: list[DecodeRequest] = []
         while (found := self._next()) is not None:
@@ -63,7 +63,7 @@ class Reservations:
         return admitted
 
     def _next(self) -> tuple[DecodeRequest, PrefillPeer] | None:
-        """The oldest request whose prefill worker takes jobs. Only the first in line at each worker is looked at."""
+        """The oldest request whose prefill worker takes jobs. Looks only at the first in each worker's line."""
         firsts = [
             (next(iter(line.values())), peer)
             for instance, line in self._waiting.items()
@@ -72,24 +72,25 @@ class Reservations:
         return min(firsts, key=lambda first: first[0].reservation, default=None)
 
     def _leave_line(self, request: DecodeRequest) -> None:
-        """The request waits no more. Idempotent."""
+        """Removes the request from its line, if it waits there."""
         line = self._waiting.get(request.prefill.instance)
         if line is not None and line.pop(request.reservation, None) is not None and not line:
             del self._waiting[request.prefill.instance]
 
     def watch(self, request: DecodeRequest) -> None:
-        """The deadline of a reserved request has been set."""
+        """Notes the deadline of a reserved request, which has just been set."""
         self._late.set(request.reservation, request.deadline)
 
     def late(self, now: float) -> list[DecodeRequest]:
-        """Reserved requests whose deadline has passed; each is named once."""
+        """Reserved requests whose deadline has passed. Each is returned once."""
         return [self._reserved[reservation] for reservation in self._late.due(now)]
 
     def close(self, request: DecodeRequest) -> bool:
-        """Nothing more is expected for the request: no frame lands any more. False if it was not reserved yet."""
+        """Ends the reservation: no more frames land. False if the request was not reserved yet."""
         self._leave_line(request)
         if self._reserved.pop(request.reservation, None) is None:
             return False
+
         self._late.drop(request.reservation)
         self._receiver.release(request.reservation)
         if (peer := self._peers.get(request.prefill.instance)) is not None:
@@ -100,7 +101,7 @@ class Reservations:
         return True
 
     def unanswered(self, now: float) -> list[DecodeRequest]:
-        """Closed requests whose prefill worker is to be told once more to stop: what it answered may have been lost."""
+        """Closed requests whose prefill worker must be told again to stop, because its answer may be lost."""
         for reservation in self._just_stopping:
             self._ask_again.set(reservation, now + ASK_AGAIN_S)
         self._just_stopping.clear()
@@ -115,7 +116,7 @@ class Reservations:
         return unanswered
 
     def lost(self, instance: int) -> None:
-        """A prefill worker is lost, and need not be told anything: once its process is gone, it writes no more."""
+        """Forgets the closed requests of a lost prefill worker: it writes no more once its process has ended."""
         for request in [request for request in self._stopping.values() if request.prefill.instance == instance]:
             del self._stopping[request.reservation]
 
@@ -134,6 +135,7 @@ class Reservations:
             )
             if choices is None:
                 return False
+
             for req, pages in zip(request.reqs, choices, strict=True):
                 engine.admit(req, pages)
             prompt_pages = choices[0][: engine.kv.layout.num_pages(request.prompt_len)]
@@ -148,11 +150,14 @@ class Reservations:
             )
             if peer.seat:
                 request.pages_in_place = tuple(prompt_pages)
+
         self._reserved[request.reservation] = request
         return True
 
 
 def first_reservation(instance: int) -> int:
-    """The reservations of one process go up from here. Another that is given its port later, to which a sender may
-    come back with frames for the first, counts elsewhere."""
+    """The first reservation number of one process.
+
+    A later process may get the same port, and a sender may send it frames of the first. So its numbers differ.
+    """
     return (instance % 2**31 << 32) + 1

@@ -1,7 +1,6 @@
-"""Requests whose KV is whole, until it is where they are decoded.
+"""Delivered requests whose KV is being copied to the device.
 
-KV that has landed in host memory is on its way to the device for some milliseconds. The requests that decode go on
-meanwhile. What it does not know: streams, pages.
+Copying from host memory takes some milliseconds, in which other requests go on decoding.
 """
 
 from decode.request import DecodeRequest
@@ -19,11 +18,11 @@ class Staged:
         return len(self._waiting)
 
     def add(self, on_device: Event | None, request: DecodeRequest, first_tokens: tuple[int, ...]) -> None:
-        """`on_device` is done when the KV is there; None: it is."""
+        """Adds a request. `on_device` is done when its KV is on the device; None: it already is."""
         self._waiting.append((on_device, request, first_tokens))
 
     def take(self) -> list[tuple[DecodeRequest, tuple[int, ...]]]:
-        """Those whose KV is there, unless they have ended meanwhile."""
+        """Removes and returns the requests whose KV is on the device. Requests that have ended are dropped."""
         ready = []
         waiting: list[tuple[Event | None, DecodeRequest, tuple[int, ...]]] = []
         for on_device, request, first_tokens in self._waiting:

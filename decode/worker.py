@@ -2,8 +2,7 @@
 
     Assign -> RESERVING -> PrefillJob -> KV frames -> KvDelivered -> PREBUILT batch -> running batch -> Tokens
 
-It is the authority for a request from Assign on. It decides who is admitted and what runs next. What it does not know:
-sockets, threads, text, time other than its clock's. See request_states.py for a request's life.
+From Assign on it alone decides whether a request goes on or fails. request_states.py has a request's states.
 """
 
 from collections.abc import Sequence
@@ -26,15 +25,7 @@ from protocol.errors import (
     error_from_code,
 )
 from protocol.fingerprint import Fingerprint
-from protocol.messages_gateway import (
-    Assign,
-    CancelRequest,
-    PeerLost,
-    RequestFailed,
-    ToWorker,
-    WorkerAddress,
-    WorkerStats,
-)
+from protocol.messages_gateway import Assign, CancelRequest, PeerLost, ToWorker, WorkerAddress, WorkerStats
 from protocol.messages_handoff import (
     CancelJob,
     DataCredit,
@@ -62,8 +53,8 @@ from worker.phase_times import PhaseTimes
 from worker.token_stream import TokenStream
 
 HANDOVER_DEADLINE_S = 120.0  # from the job to its last frame, at least
-HANDOVER_S_PER_TOKEN = 0.1  # of the prompts ahead at prefill and its own: long prompts on a slow core are no fault
-DOUBT_S = 2.0  # for the last frame, when all KV is here and a damaged frame may have been it
+HANDOVER_S_PER_TOKEN = 0.1  # for each queued prompt token at prefill, its own included: a slow core is no fault
+DOUBT_S = 2.0  # for the last frame, when all KV has landed and a damaged frame may have been the last one
 
 
 class DecodeWorker:
@@ -80,7 +71,7 @@ class DecodeWorker:
         overlap: bool,
         reservations_from: int | None = None,
     ) -> None:
-        """Reservations are numbered from `reservations_from` on, or else as `first_reservation` says."""
+        """Reservations are numbered from `reservations_from` on; by default from `first_reservation` on."""
         self.outbox = Outbox()
         self._phases = PhaseTimes()
         self.engine = engine
@@ -100,7 +91,7 @@ class DecodeWorker:
     # ---- messages ----
 
     def on_gateway(self, message: ToWorker) -> None:
-        """Assign, CancelRequest, PeerLost."""
+        """Takes Assign, CancelRequest and PeerLost. Other messages are the loop's."""
         if isinstance(message, Assign):
             self._on_assign(message)
         elif isinstance(message, CancelRequest):
@@ -109,13 +100,13 @@ class DecodeWorker:
             self._lose_peer(message)
 
     def on_peer(self, instance: int, message: ToDecode) -> None:
-        """A message from the prefill worker `instance`."""
+        """Takes a message from the prefill worker `instance`."""
         peer = self._peers.get(instance)
         if peer is None:
             return
         if isinstance(message, HelloAccepted | HelloRefused):
             if reason := self._peers.answered(peer, message):
-                self._fail_all(instance, LayoutMismatch(reason))  # what was assigned to the pair; what will be, too
+                self._fail_all(instance, LayoutMismatch(reason))  # later requests fail in _on_assign
         elif isinstance(message, JobCredit):
             peer.settle(message.reservation)
         else:
@@ -138,10 +129,10 @@ class DecodeWorker:
             self._greet(peer.address)
 
     def reset(self) -> None:
-        """The gateway is a new one: nobody waits for what is under way."""
+        """Cancels everything: the gateway has restarted and waits for nothing."""
         for request in list(self._requests.values()):
             self._end(request, DecodeState.CANCELLED)
-        self._peers.forget_all()  # of a peer that died with the gateway nobody tells
+        self._peers.forget_all()  # the new gateway will not report peers that died with the old one
 
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
@@ -157,12 +148,12 @@ class DecodeWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether a launch is in flight, or KV that a device checks or takes."""
+        """Whether a launch is in flight, or a device is checking or copying KV."""
         return self._loop.busy or self._receiver.is_checking or len(self._staged) > 0
 
     @property
     def broken(self) -> str:
-        """Why this worker cannot compute anything any more; "" while it can."""
+        """Why this worker cannot compute any more; "" while it can."""
         return self._loop.broken
 
     @property
@@ -187,7 +178,7 @@ class DecodeWorker:
     # ---- loop: what the overlap loop asks of a role ----
 
     def choose(self) -> LaunchPlan | None:
-        """The running batch, as it is after PREBUILT batches have joined."""
+        """The running batch, which PREBUILT batches have joined."""
         batch = self._running.for_next_launch()
         return None if batch is None else LaunchPlan((), batch)
 
@@ -195,13 +186,13 @@ class DecodeWorker:
         """Nothing to note: progress is in each Req."""
 
     def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
-        """Appends each token to its choice, unless the choice has ended meanwhile."""
+        """Appends each token to its choice, unless the choice has ended."""
         for req, token in tokens:
             if req.finish is None:
                 self._take_token(self._requests[req.request_id, req.attempt], req, token)
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
-        """The launch raised: its requests fail."""
+        """Fails the requests of a launch that raised."""
         for req in reqs:
             if (request := self._requests.get((req.request_id, req.attempt))) is not None:
                 self._fail(request, error)
@@ -215,8 +206,9 @@ class DecodeWorker:
         reason = assign_fault(assign, self.engine)
         if assign.prefill is None or reason is not None:
             reason = reason or "prefill: got none, expected the address of a prefill worker"
-            self.outbox.gateway.append(RequestFailed(*key, BadRequest.code, reason))
+            self.outbox.fail(key, BadRequest(reason))
             return
+
         request = DecodeRequest.of(assign, assign.prefill, self._next_reservation)
         self._next_reservation += 1
         self._requests[key] = request
@@ -227,7 +219,7 @@ class DecodeWorker:
             self._fail(request, LayoutMismatch(peer.refusal))
 
     def _greet(self, prefill: WorkerAddress) -> None:
-        """Says hello, unless it has been said."""
+        """Sends Hello, unless it was sent before."""
         if (hello := self._peers.greet(prefill, self._clock.now())) is not None:
             self.outbox.prefill.append((prefill, hello))
 
@@ -262,9 +254,10 @@ class DecodeWorker:
             self._fail(request, KvNotDelivered(request.late))
         for request in self._reservations.unanswered(now):
             if self._peers.get(request.prefill.instance) is None:
-                self._greet(request.prefill)  # forgotten with an old gateway: for the new seat it gives up the old one
+                self._greet(request.prefill)  # forgotten with an old gateway; it releases its old seat for the new one
             else:
                 self.outbox.prefill.append((request.prefill, CancelJob(*request.key, request.reservation)))
+
         for peer in self._peers.silent(now):
             self._peers.lose(peer.address.instance)  # the next request greets it again
             reason = f"prefill worker {peer.address.worker_id} did not answer in {HELLO_DEADLINE_S:.0f} s"
@@ -288,12 +281,13 @@ class DecodeWorker:
             self._on_delivered(request, event.last.first_tokens, event.on_device)
 
     def _on_delivered(self, request: DecodeRequest, first_tokens: tuple[int, ...], on_device: bool) -> None:
-        """The KV is whole: acknowledge it, own its pages, each choice gets its partial page, the device its copy."""
+        """Acknowledges complete KV, owns its pages, and starts the copies to the choices and to the device."""
         request.move(DecodeState.DELIVERED)
         self._stamp(request, "KV delivered")
         self._reservations.close(request)
         self.outbox.prefill.append((request.prefill, KvDelivered(*request.key, request.reservation)))
         self.engine.pages.own(list(dict.fromkeys(page for req in request.reqs for page in req.pages)))
+
         first, *others = request.reqs
         forks = [req for req in others if req.finish is None]
         sources, targets = partial_page_copies(
@@ -303,7 +297,7 @@ class DecodeWorker:
         self._staged.add(self.engine.land(in_twin, sources, targets), request, first_tokens)
 
     def _prebuild(self, request: DecodeRequest, first_tokens: tuple[int, ...]) -> None:
-        """First tokens count as outputs; the choices that go on are decoded in the very next launch."""
+        """Counts first tokens as outputs. Choices that go on join the running batch."""
         self._release_cancelled(request)
         for req, token in zip(request.reqs, first_tokens, strict=True):
             if req.finish is None:
@@ -319,6 +313,7 @@ class DecodeWorker:
         if fault := first_tokens_fault(message.first_tokens, len(request.reqs), self.engine.vocab_size):
             self._fail(request, InternalError(fault))
             return
+
         request.stamps.extend(message.stamps)
         self._reservations.close(request)
         self._release_cancelled(request)
@@ -329,7 +324,7 @@ class DecodeWorker:
             self._fail(request, InternalError("prefill ended a request whose first token does not end it"))
 
     def _release_cancelled(self, request: DecodeRequest) -> None:
-        """Choices that were cancelled during the transfer, which wrote into their pages."""
+        """Releases choices that were cancelled during the transfer, which wrote into their pages."""
         for req in request.reqs:
             if req.finish is not None:
                 self.engine.release(req)
@@ -358,11 +353,13 @@ class DecodeWorker:
         if message.choice < 0:
             self._end(request, DecodeState.CANCELLED)
             return
+
         going_on = [req for req in request.reqs if req.finish is None]
         cancelled = [req for req in going_on if req.choice == message.choice]
         if len(cancelled) == len(going_on):
             self._end(request, DecodeState.CANCELLED)
             return
+
         for req in cancelled:
             req.finish = FinishReason.CANCELLED
             if request.is_handed_over:
@@ -374,17 +371,17 @@ class DecodeWorker:
             self._fail_all(message.instance, WorkerLost(f"prefill worker {peer.address.worker_id} is lost"))
 
     def _fail_all(self, instance: int, error: BatonError) -> None:
-        """Fails what depends on the prefill worker `instance`; what it has handed over goes on."""
+        """Fails requests that depend on the prefill worker `instance`. Delivered requests go on."""
         for request in list(self._requests.values()):
             if request.prefill.instance == instance and not request.is_handed_over:
                 self._fail(request, error, cancel_job=False)
 
     def _fail(self, request: DecodeRequest, error: BatonError, cancel_job: bool = True) -> None:
-        self.outbox.gateway.append(RequestFailed(*request.key, error.code, error.message))
+        self.outbox.fail(request.key, error)
         self._end(request, DecodeState.FAILED, cancel_job)
 
     def _end(self, request: DecodeRequest, state: DecodeState, cancel_job: bool = True) -> None:
-        """The way out of a request that does not finish: stop the transfer, tell prefill, give everything back once."""
+        """Ends a request that does not finish: stops the transfer, tells prefill, gives everything back once."""
         request.move(state)
         if self._reservations.close(request) and cancel_job:
             self.outbox.prefill.append((request.prefill, CancelJob(*request.key, request.reservation)))

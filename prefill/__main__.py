@@ -1,8 +1,8 @@
-"""`python -m prefill --settings JSON`: one prefill worker process. See worker/boot.py for what happens."""
+"""`python -m prefill --settings JSON`: one prefill worker process. worker/boot.py runs it."""
 
 from runtime.process_life import die_with_parent
 
-die_with_parent()  # first of all: what is imported below takes seconds
+die_with_parent()  # before the imports below, which take seconds
 
 from prefill.decode_link import DecodeLink
 from prefill.worker import PrefillWorker
@@ -14,10 +14,10 @@ from worker.boot import Started, main
 
 
 def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
-    """The core, its link to decode workers, and where they reach it."""
+    """The core, its link to decode workers, and the address where it takes jobs."""
     settings, engine = started.settings, started.engine
     router = Router(started.context, settings.host, started.security)
-    address = WorkerAddress(settings.worker_id, started.instance, peer=router.endpoint)
+    address = WorkerAddress(worker_id=settings.worker_id, instance=started.instance, peer=router.endpoint)
     sender = open_sender(
         settings.transfer_backend,
         engine.kv,

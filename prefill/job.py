@@ -1,13 +1,11 @@
-"""One prefill job: what decode asked for, where its computation is, and what it must be called on the way out.
-
-What it does not know: other jobs, sockets, the engine.
-"""
+"""One job on a prefill worker: its PrefillJob message and its progress."""
 
 from dataclasses import dataclass, field
 
 from prefill.job_states import MOVES, JobState
-from protocol.messages_gateway import Stamp, WorkerAddress
-from protocol.messages_handoff import PrefillJob
+from protocol.errors import BatonError
+from protocol.messages_gateway import ChoiceTokens, FirstToken, Stamp, WorkerAddress
+from protocol.messages_handoff import JobFailed, JobFinishedEarly, PrefillJob
 from runtime.state_table import advance
 from scheduler.req import Req
 from transfer.interface import Target
@@ -15,7 +13,7 @@ from transfer.interface import Target
 
 @dataclass(eq=False)
 class Job:
-    """`prompt` carries the row, pages and progress; `choices` are drawn from its last logits and hold nothing."""
+    """`prompt` holds the row, pages and progress. `choices` are drawn from its last logits and hold no memory."""
 
     message: PrefillJob
     peer: WorkerAddress
@@ -28,7 +26,7 @@ class Job:
 
     @staticmethod
     def of(message: PrefillJob, peer: WorkerAddress) -> "Job":
-        """A job as it arrives."""
+        """A new job."""
 
         def req(choice: int) -> Req:
             return Req(
@@ -45,14 +43,52 @@ class Job:
 
     @property
     def sends_kv(self) -> bool:
-        """Whether decode needs the KV: not when the first token is the only one."""
+        """Whether decode needs the KV. It does not if the first token is the only one."""
         return self.message.sampling.max_tokens - self.message.num_replayed > 1
+
+    @property
+    def first_token(self) -> FirstToken:
+        """The message with the first token of every choice, once these are drawn."""
+        choices = tuple(
+            ChoiceTokens(
+                request_id=req.request_id,
+                attempt=req.attempt,
+                choice=req.choice,
+                seq=req.num_replayed,
+                token_ids=(req.outputs[-1],),
+                finish=req.finish or "",
+            )
+            for req in self.choices
+        )
+        return FirstToken(choices, tuple(self.stamps))
+
+    @property
+    def finished_early(self) -> JobFinishedEarly:
+        """The message that the first token has ended every choice."""
+        return JobFinishedEarly(
+            request_id=self.message.request_id,
+            attempt=self.message.attempt,
+            reservation=self.message.reservation,
+            first_tokens=tuple(req.outputs[-1] for req in self.choices),
+            stamps=tuple(self.stamps),
+        )
 
     def move(self, state: JobState) -> None:
         """Advances the state machine."""
         self.state = advance(MOVES, self.state, state)
 
     def stamp(self, name: str, now: float, worker_id: str) -> None:
-        """Notes a moment, if the client asked for a time line."""
+        """Adds a stamp if the client asked for a time line."""
         if self.message.timeline:
             self.stamps.append(Stamp(name, now, worker_id))
+
+
+def job_failed(message: PrefillJob, error: BatonError) -> JobFailed:
+    """The answer to a job that prefill cannot finish."""
+    return JobFailed(
+        request_id=message.request_id,
+        attempt=message.attempt,
+        reservation=message.reservation,
+        code=error.code,
+        message=error.message,
+    )

@@ -4,9 +4,9 @@
        |           |           |
        +-----------+-----------+----> CANCELLED | FAILED
 
-WAITING waits for pages and a row. COMPUTING runs its chunks, and sends each layer as it becomes final. SENDING has
-given its first token to the gateway and waits for decode's KvDelivered. A job whose first token ends the request goes
-from COMPUTING straight to DELIVERED: there is nothing to deliver.
+WAITING waits for pages and a row. COMPUTING runs its chunks and sends each layer once it is computed. SENDING has sent
+its first token to the gateway and waits for decode's KvDelivered. A job whose first token ends the request goes from
+COMPUTING straight to DELIVERED.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class JobState(Enum):
-    """Where a job is."""
+    """The state of a job."""
 
     WAITING = "waiting"
     COMPUTING = "computing"

@@ -3,27 +3,19 @@
     PrefillJob -> waiting -> chunks (overlap loop) -> FirstToken to the gateway
                                   \\-> each layer as it becomes final -> decode -> KvDelivered -> pages retired
 
-It decides what to compute next and when pages may go. What it does not know: sockets, threads, time other than its
-clock's. See job_states.py for a job's life.
+It decides what to compute next and when pages are given back. job_states.py has a job's states.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prefill.job import Job
+from prefill.job import Job, job_failed
 from prefill.job_states import JobState
 from protocol.errors import BadRequest, BatonError, KvNotDelivered, LayoutMismatch, WireError
 from protocol.fingerprint import Fingerprint, difference
 from protocol.kv_layout import mismatch
-from protocol.messages_gateway import (
-    ChoiceTokens,
-    FirstToken,
-    PeerLost,
-    ToWorker,
-    WorkerAddress,
-    WorkerStats,
-)
+from protocol.messages_gateway import PeerLost, ToWorker, WorkerAddress, WorkerStats
 from protocol.messages_handoff import (
     CancelJob,
     DataCredit,
@@ -31,8 +23,6 @@ from protocol.messages_handoff import (
     HelloAccepted,
     HelloRefused,
     JobCredit,
-    JobFailed,
-    JobFinishedEarly,
     JobStopped,
     KvDelivered,
     PrefillJob,
@@ -51,8 +41,8 @@ from worker.outbox import Outbox
 from worker.phase_times import PhaseTimes
 
 JOB_TOKENS = 16_384  # queued prompt tokens granted to each decode worker
-LOST_REMEMBERED = 1000  # the last of them; who was paused for so many losses is long ended by the gateway's word
-DELIVERY_DEADLINE_S = 600.0  # from the last frame's making to KvDelivered; decode gives up long before
+LOST_REMEMBERED = 1000  # the gateway has told older lost workers to end long ago
+DELIVERY_DEADLINE_S = 600.0  # from making the last frame to KvDelivered; decode gives up long before
 
 
 @dataclass
@@ -100,13 +90,13 @@ class PrefillWorker:
     # ---- messages ----
 
     def on_gateway(self, message: ToWorker) -> None:
-        """PeerLost drops every job of a decode worker; jobs and their cancels come from decode, never from here."""
+        """PeerLost drops every job of a decode worker. Jobs and their cancels come from decode, not the gateway."""
         if isinstance(message, PeerLost):
             self._lost.append(message.instance)
             self._lose_peer(message.instance)
 
     def on_peer(self, instance: int, message: ToPrefill) -> None:
-        """A message from the decode worker `instance`."""
+        """Takes a message from the decode worker `instance`."""
         if isinstance(message, Hello):
             self._on_hello(instance, message)
         elif isinstance(message, PrefillJob):
@@ -117,11 +107,13 @@ class PrefillWorker:
             self._on_end(instance, message)
 
     def reset(self) -> None:
-        """The gateway is a new one: nobody waits for what is under way, and of a peer that died with the old one nobody
-        tells. Those that live greet again."""
+        """Drops every peer and job: the gateway has restarted. Decode workers that still live greet again.
+
+        The new gateway will not report peers that died with the old one.
+        """
         for instance in list(self._peers):
             self._lose_peer(instance)
-        self._lost.clear()  # the new one may take them
+        self._lost.clear()  # the new gateway may admit them
 
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
@@ -136,12 +128,12 @@ class PrefillWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether a launch is in flight, or KV that a device moves."""
+        """Whether a launch is in flight, or a device is moving KV."""
         return self._loop.busy or self._sender.is_moving
 
     @property
     def broken(self) -> str:
-        """Why this worker cannot compute anything any more; "" while it can."""
+        """Why this worker cannot compute any more; "" while it can."""
         return self._loop.broken
 
     @property
@@ -171,13 +163,13 @@ class PrefillWorker:
         return LaunchPlan(tuple(chunks), None, relay=False, ships=True) if chunks else None
 
     def launched(self, launch: Launch) -> None:
-        """The forward is enqueued; its layers leave as it runs."""
+        """Stamps the prompts whose first chunk has been enqueued."""
         for chunk in launch.plan.chunks:
             if chunk.start == 0:
                 self._stamp(self._job_of[chunk.req], "prefill start")
 
     def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
-        """First tokens go to the gateway at once; the KV of finished prompts is announced as complete."""
+        """Ships the last layers, sends first tokens to the gateway, and finishes transfers of computed prompts."""
         self._ship_layers(launch)
         firsts: dict[Job, list[int]] = {}
         for req, token in tokens:
@@ -188,7 +180,7 @@ class PrefillWorker:
             self._on_first_tokens(job, first_tokens)
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
-        """The launch raised: its jobs fail."""
+        """Fails the jobs of a launch that raised."""
         for req in reqs:
             if (job := self._job_of.get(req)) is not None:
                 self._fail(job, error)
@@ -224,13 +216,15 @@ class PrefillWorker:
         self.outbox.decode.append((instance, accepted))
 
     def _check(self, instance: int, hello: Hello) -> None:
-        """LayoutMismatch, naming both values, where KV cannot move to the decode worker that greets; WireError for one
-        that is lost: nobody would tell when it has gone."""
+        """LayoutMismatch, naming both values, if KV cannot move to this decode worker.
+
+        WireError if it was lost: the gateway will not report it again.
+        """
         if instance in self._lost:
             raise WireError(f"worker {hello.address.worker_id!r} was declared lost; this instance may not return")
         here, there = self._address.worker_id, hello.address.worker_id
         reason = mismatch(self.engine.kv.layout, hello.layout, here, there)
-        if hello.address.instance != instance:  # jobs are kept by the connection's, transfers by the address's
+        if hello.address.instance != instance:  # jobs are kept by the connection's instance, transfers by the address's
             reason = f"address.instance: got {hello.address.instance}, expected {instance}, as the connection says"
         reason = reason or difference(self._fingerprint, hello.fingerprint, here, there)
         if reason is not None:
@@ -252,12 +246,12 @@ class PrefillWorker:
             or self.engine.never_fits(length, length, 1)
         )
         if reason is not None:
-            key = (message.request_id, message.attempt, message.reservation)
-            self.outbox.decode.append((instance, JobFailed(*key, BadRequest.code, reason)))
+            self.outbox.decode.append((instance, job_failed(message, BadRequest(reason))))
             self.outbox.decode.append((instance, JobCredit(message.reservation)))
             return
         if message.reservation <= peer.newest:
-            return  # a repeat: its job may have ended, and its pages be others'
+            return  # a repeat: its job may have ended, and other requests may own its pages
+
         peer.newest = message.reservation
         job = Job.of(message, peer.hello.address)
         job.prompt.stays_on_device = bool(message.pages) and peer.device_writer > 0
@@ -290,18 +284,19 @@ class PrefillWorker:
         return [*self._waiting, *self._computing]
 
     def _stamp(self, job: Job, name: str, at: float | None = None) -> None:
-        """Notes a moment: now, unless it was `at`."""
+        """Adds a stamp for `at`, or for now."""
         moment = self._clock.now() if at is None else at
         self._phases.note(job, name, moment)
         job.stamp(name, moment, self._address.worker_id)
 
     def _admit(self) -> None:
-        """Oldest first; a prompt that does not fit yet holds back the ones behind it."""
+        """Admits jobs, oldest first. A prompt that does not fit yet holds the later ones back."""
         while self._waiting and self.engine.rows.num_free:
             job = next(iter(self._waiting))
             pages = self.engine.pages.allocate(self.engine.kv.layout.num_pages(job.prompt.prompt_len))
             if pages is None:
                 return
+
             del self._waiting[job]
             self.engine.admit(job.prompt, pages)
             job.move(JobState.COMPUTING)
@@ -326,27 +321,15 @@ class PrefillWorker:
                     self._sender.layer_ready(job.target, layer, chunk.end)
 
     def _on_first_tokens(self, job: Job, first_tokens: list[int]) -> None:
-        seq = job.message.num_replayed
         for req, token in zip(job.choices, first_tokens, strict=True):
             req.append(token)
         self._computing.remove(job)
         self._return_credit(job)
         self._stamp(job, "first token")
-        message = job.message
-        self.outbox.gateway.append(
-            FirstToken(
-                tuple(
-                    ChoiceTokens(message.request_id, message.attempt, req.choice, seq, (token,), req.finish or "")
-                    for req, token in zip(job.choices, first_tokens, strict=True)
-                ),
-                tuple(job.stamps),
-            )
-        )
+
+        self.outbox.gateway.append(job.first_token)
         if all(req.finish is not None for req in job.choices):
-            early = JobFinishedEarly(
-                message.request_id, message.attempt, message.reservation, tuple(first_tokens), tuple(job.stamps)
-            )
-            self.outbox.decode.append((job.peer.instance, early))
+            self.outbox.decode.append((job.peer.instance, job.finished_early))
             self._end(job, JobState.DELIVERED)
         else:
             self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps))
@@ -364,13 +347,11 @@ class PrefillWorker:
             self._fail(job, KvNotDelivered(f"no KvDelivered from {job.peer.worker_id} in {DELIVERY_DEADLINE_S:.0f} s"))
 
     def _fail(self, job: Job, error: BatonError) -> None:
-        message = job.message
-        failed = JobFailed(message.request_id, message.attempt, message.reservation, error.code, error.message)
-        self.outbox.decode.append((job.peer.instance, failed))
+        self.outbox.decode.append((job.peer.instance, job_failed(job.message, error)))
         self._end(job, JobState.FAILED)
 
     def _end(self, job: Job, state: JobState) -> None:
-        """The only way out: everything the job holds goes back once, when nobody reads it any more."""
+        """Ends a job in every case. Its pages are reused once the transport has stopped reading them."""
         job.move(state)
         self._sender.cancel(job.target)  # does nothing after delivery
         self._return_credit(job)
@@ -378,9 +359,11 @@ class PrefillWorker:
         self._waiting.pop(job, None)
         if job in self._computing:
             self._computing.remove(job)
+
         del self._jobs[job.peer.instance, job.message.reservation]
         for req in (job.prompt, *job.choices):
             del self._job_of[req]
+
         target = job.target
         self.engine.release(job.prompt, lambda: self._sender.is_reading(target))
 

@@ -1,8 +1,8 @@
-"""`python -m unified --settings JSON`: one unified worker process. See worker/boot.py for what happens."""
+"""`python -m unified --settings JSON`: one unified worker process. worker/boot.py runs it."""
 
 from runtime.process_life import die_with_parent
 
-die_with_parent()  # first of all: what is imported below takes seconds
+die_with_parent()  # before the imports below, which take seconds
 
 from protocol.messages_gateway import WorkerAddress
 from runtime.process_life import end_process
@@ -21,7 +21,7 @@ def build(started: Started) -> tuple[UnifiedWorker, NoPeers, WorkerAddress]:
         overlap=settings.overlap,
         chunk_size=settings.chunked_prefill_size,
     )
-    return worker, NoPeers(), WorkerAddress(settings.worker_id, started.instance)
+    return worker, NoPeers(), WorkerAddress(worker_id=settings.worker_id, instance=started.instance)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
-"""The unified worker: prefill and decode in one process, without a transfer; the baseline for splitting them.
+"""The unified worker: prefill and decode in one process, without a transfer. The baseline for disaggregation.
 
-    Assign -> waiting -> chunks mixed with the running batch -> running batch -> Tokens
-
-It composes what scheduler/ has. What it does not know: sockets, threads, text, time other than its clock's.
+Assign -> waiting -> chunks mixed with the running batch -> running batch -> Tokens
 """
 
 from collections import OrderedDict
@@ -10,14 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import BadRequest, BatonError
-from protocol.messages_gateway import (
-    Assign,
-    CancelRequest,
-    RequestFailed,
-    Stamp,
-    ToWorker,
-    WorkerStats,
-)
+from protocol.messages_gateway import Assign, CancelRequest, Stamp, ToWorker, WorkerStats
 from protocol.request import FinishReason
 from runtime.clock import Clock
 from scheduler.choice_pages import allocate_choices, partial_page_copies
@@ -75,14 +66,14 @@ class UnifiedWorker:
     # ---- messages ----
 
     def on_gateway(self, message: ToWorker) -> None:
-        """Assign, CancelRequest; lost peers do not matter here."""
+        """Takes Assign and CancelRequest. A unified worker has no peers to lose."""
         if isinstance(message, Assign):
             self._on_assign(message)
         elif isinstance(message, CancelRequest):
             self._on_cancel(message)
 
     def reset(self) -> None:
-        """The gateway is a new one: nobody waits for what is under way."""
+        """Ends every request: the gateway has restarted and waits for nothing."""
         for request in list(self._requests.values()):
             self._end(request)
 
@@ -101,7 +92,7 @@ class UnifiedWorker:
 
     @property
     def broken(self) -> str:
-        """Why this worker cannot compute anything any more; "" while it can."""
+        """Why this worker cannot compute any more; "" while it can."""
         return self._loop.broken
 
     @property
@@ -124,7 +115,7 @@ class UnifiedWorker:
     # ---- loop: what the overlap loop asks of a role ----
 
     def choose(self) -> LaunchPlan | None:
-        """The running batch, with chunks of waiting prompts in what is left of the chunk size."""
+        """The running batch. Chunks of waiting prompts fill the rest of the chunk size."""
         running = self._running.for_next_launch()
         prompts = [request.reqs[0] for request in self._computing]
         left = [prompt.prompt_len - prompt.num_computed for prompt in prompts]
@@ -133,7 +124,7 @@ class UnifiedWorker:
         return LaunchPlan(chunks, running) if chunks or running is not None else None
 
     def launched(self, launch: Launch) -> None:
-        """Prompts that are now enqueued whole join the running batch; their first tokens are relayed on the device."""
+        """Prompts whose last chunk is enqueued join the running batch. Their first tokens are relayed on the device."""
         for chunk in launch.plan.chunks:
             request = self._requests[chunk.req.request_id, chunk.req.attempt]
             if chunk.start == 0:
@@ -143,13 +134,13 @@ class UnifiedWorker:
                 self._fork(request)
 
     def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
-        """Appends each token to its choice, unless the choice has ended meanwhile."""
+        """Appends each token to its choice, unless the choice has ended."""
         for req, token in tokens:
             if req.finish is None:
                 self._take_token(self._requests[req.request_id, req.attempt], req, token)
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
-        """The launch raised: its requests fail."""
+        """Fails the requests of a launch that raised."""
         for req in reqs:
             if (request := self._requests.get((req.request_id, req.attempt))) is not None:
                 self._fail(request, error)
@@ -167,8 +158,9 @@ class UnifiedWorker:
             or self.engine.never_fits(len(prompt), num_tokens, n)
         )
         if reason is not None:
-            self.outbox.gateway.append(RequestFailed(assign.request_id, assign.attempt, BadRequest.code, reason))
+            self.outbox.fail((assign.request_id, assign.attempt), BadRequest(reason))
             return
+
         reqs = tuple(
             Req(assign.request_id, assign.attempt, assign.first_choice + index, prompt, sampling, assign.num_replayed)
             for index in range(assign.num_choices)
@@ -179,7 +171,7 @@ class UnifiedWorker:
         self._stamp(request, "queued")
 
     def _admit(self) -> None:
-        """Oldest first; a request that does not fit yet holds back the ones behind it."""
+        """Admits requests, oldest first. A request that does not fit yet holds the later ones back."""
         while self._waiting:
             request = next(iter(self._waiting))
             if self.engine.rows.num_free < len(request.reqs):
@@ -194,6 +186,7 @@ class UnifiedWorker:
             )
             if choices is None:
                 return
+
             del self._waiting[request]
             for req, pages in zip(request.reqs, choices, strict=True):
                 self.engine.admit(req, pages)
@@ -209,13 +202,14 @@ class UnifiedWorker:
         return ExtendChunk(prompt, start, end, going_on if end == prompt.prompt_len else ())
 
     def _fork(self, request: UnifiedRequest) -> None:
-        """Every choice gets its partial page behind the launch that writes the prompt's, and decodes from the next."""
+        """Copies the prompt's partial page to the other choices, and lets all choices join the running batch."""
         first, *others = request.reqs
         forks = [req for req in others if req.finish is None]
         sources, targets = partial_page_copies(
             first.pages, [req.pages for req in forks], first.prompt_len, self.engine.page_size
         )
         self.engine.copy_pages(sources, targets)
+
         if first.finish is not None:  # cancelled while the others needed the prompt
             self.engine.release(first)
         going_on = [req for req in request.reqs if req.finish is None and req.num_left > 0]
@@ -242,18 +236,19 @@ class UnifiedWorker:
         if len(cancelled) == len(going_on):
             self._end(request)
             return
+
         for req in cancelled:
             req.finish = FinishReason.CANCELLED
             is_prompt = req is request.reqs[0] and (request in self._waiting or request in self._computing)
-            if not is_prompt:  # else the other choices still need the prompt's row and pages
+            if not is_prompt:  # the other choices still need the prompt's row and pages
                 self.engine.release(req)
 
     def _fail(self, request: UnifiedRequest, error: BatonError) -> None:
-        self.outbox.gateway.append(RequestFailed(*request.key, error.code, error.message))
+        self.outbox.fail(request.key, error)
         self._end(request)
 
     def _end(self, request: UnifiedRequest) -> None:
-        """The way out of a request that does not finish: gives everything back once."""
+        """Ends a request that does not finish. Gives everything back once."""
         self._waiting.pop(request, None)
         if request in self._computing:
             self._computing.remove(request)

@@ -1,8 +1,4 @@
-"""How long requests spend in the phases of one worker, counted in buckets for `/metrics`; a stamp of the time line ends
-each phase.
-
-What it does not know: requests, beyond that a stamp belongs to one.
-"""
+"""How long requests spend in each phase of one worker, counted in buckets for `/metrics`. A stamp ends each phase."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -10,9 +6,9 @@ from weakref import WeakKeyDictionary
 
 from protocol.messages_gateway import TIME_EDGES_S, TimeSpread
 
-PHASES = {  # by the stamp that ends it: the phase, and the stamp that begins it
+PHASES = {  # the stamp that ends a phase: its name, and the stamps that may begin it
     "reserved, job sent": ("queue_time", ("queued at decode",)),
-    "prefill start": ("queue_time", ("job received", "queued")),  # of a prefill worker, of a unified one
+    "prefill start": ("queue_time", ("job received", "queued")),  # at prefill, at a unified worker
     "first token": ("prefill_time", ("prefill start",)),
     "KV delivered": ("kv_transfer_time", ("first frame landed",)),
     "KV acknowledged": ("kv_handover_time", ("prompt computed",)),  # both at prefill
@@ -20,7 +16,7 @@ PHASES = {  # by the stamp that ends it: the phase, and the stamp that begins it
 
 
 class PhaseTimes:
-    """Takes every stamp of every request, whether its client asks for a time line or not."""
+    """Takes every stamp of every request, even if its client asks for no time line."""
 
     def __init__(self) -> None:
         self._stamps: WeakKeyDictionary[object, dict[str, float]] = WeakKeyDictionary()
@@ -28,7 +24,7 @@ class PhaseTimes:
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def note(self, owner: object, stamp: str, now: float) -> None:
-        """`owner` is the request, the same object at each of its stamps; `now` in seconds."""
+        """Counts a stamp. `owner` is the request's object, the same at each stamp; `now` is in seconds."""
         stamps = self._stamps.setdefault(owner, {})
         stamps[stamp] = now
         phase, begins = PHASES.get(stamp, ("", ()))
@@ -38,5 +34,5 @@ class PhaseTimes:
 
     @property
     def spreads(self) -> dict[str, TimeSpread]:
-        """For the heartbeat, by phase."""
+        """The times by phase, for the heartbeat."""
         return {phase: TimeSpread(tuple(counts), self._seconds[phase]) for phase, counts in self._counts.items()}
