@@ -1,1 +1,1 @@
-"""What every process needs whatever its role: logging, settings, start and stop; no torch."""
+"""What every process needs, whatever its role: logging, settings, start and stop. No torch."""

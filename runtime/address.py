@@ -1,7 +1,7 @@
-"""Addresses as people write them: `tcp://HOST:PORT` taken apart, and a socket that listens at a host and a port.
+"""Parses addresses that users write, such as `tcp://HOST:PORT`, and opens a socket that listens at a host and port.
 
-Decides what a wrong one is called; `name` is what the user set: a flag, or a key of the settings. And which ones other
-machines can reach. What it does not know: who dials, or what is said.
+Names what is wrong with an address, where `name` is the flag or key that the user set. Also decides which addresses
+other machines can reach.
 """
 
 import errno
@@ -16,7 +16,7 @@ _ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+(?:%[0-9A-Za-z_.-]+)?\]|[^\s\[\]
 
 
 def split_endpoint(endpoint: str, name: str, *, min_port: int = 0) -> tuple[str, int]:
-    """Host and port of "tcp://HOST:PORT"; an IPv6 address stands in brackets there. ConfigError names `name`."""
+    """Host and port of "tcp://HOST:PORT". An IPv6 host is written in brackets. ConfigError names `name`."""
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None or not min_port <= int(found[2]) <= MAX_PORT:
         ports = f" with a port from {min_port} to {MAX_PORT}" if found is not None else ""
@@ -25,7 +25,7 @@ def split_endpoint(endpoint: str, name: str, *, min_port: int = 0) -> tuple[str,
 
 
 def refuse_exposed(host: str, name: str, *, has_keys: bool, trust_network: bool) -> None:
-    """ConfigError where sockets for workers would be bound at a `host` that other machines reach, without keys."""
+    """ConfigError if sockets for workers would be bound, without keys, at a `host` that other machines can reach."""
     if not (has_keys or trust_network or is_loopback(host)):
         raise ConfigError(
             f"{name}: {host[:80]!r} can be reached from other machines, and whoever reaches it could pose as a worker;"
@@ -36,8 +36,8 @@ def refuse_exposed(host: str, name: str, *, has_keys: bool, trust_network: bool)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what is bound at `host`: each address that the name stands for is a loopback
-    address. False for a name of nothing."""
+    """Whether only this machine can reach a socket bound at `host`: each address of the name is a loopback address.
+    False for a name without addresses."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
         addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int, backlog: int, *, host_name: str = "host", port_name: str = "port") -> socket.socket:
-    """A socket that listens there, port 0 being one that the system chooses; ConfigError when nothing can."""
+    """A socket that listens there. For port 0 the system chooses one. ConfigError if no socket can listen there."""
     try:
         if not host:
             raise OSError("it is empty")
@@ -59,6 +59,7 @@ def listen(host: str, port: int, backlog: int, *, host_name: str = "host", port_
         raise ConfigError(
             f"{host_name}: got {host[:80]!r}, expected an address of this machine ({error})", param="host"
         ) from error
+
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)

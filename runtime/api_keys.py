@@ -1,7 +1,6 @@
-"""The file of `--api-key-file`: one key a line; blank lines and lines that begin with # are skipped.
+"""Reads the file of `--api-key-file`: one key a line. Blank lines and lines that begin with # are skipped.
 
-ConfigError for a file that is missing, holds no key, or that others of this machine could read or change. What it does
-not know: what a key opens (gateway/api_keys.py).
+ConfigError for a file that is missing, has no key, or that other users of this machine may read or change.
 """
 
 import re
@@ -17,7 +16,7 @@ _BY_OTHERS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 
 
 def read_api_keys(path: str | Path) -> tuple[str, ...]:
-    """The keys in the file, in its order. No message quotes a key."""
+    """The keys in the file, in its order. Error messages never quote a key."""
     place = Path(path)
     keys = []
     for number, line in enumerate(_text(place).splitlines(), 1):
@@ -38,12 +37,14 @@ def _text(place: Path) -> str:
         raw = place.read_bytes() if is_file and num_bytes <= MAX_BYTES else b""
     except OSError as error:
         raise _wrong(place, error.strerror or "it cannot be read") from error
+
     if not is_file:
         raise _wrong(place, "it is no file")
     if mode & _BY_OTHERS:
         raise _wrong(place, f"others may read or change it (mode {mode:o}); say `chmod 600`")
     if num_bytes > MAX_BYTES:
         raise _wrong(place, f"it has {num_bytes} bytes, expected at most {MAX_BYTES}")
+
     try:
         return raw.decode("ascii")
     except UnicodeDecodeError as error:

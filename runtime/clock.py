@@ -1,7 +1,6 @@
 """Time for decisions: seconds that only go forward.
 
-Decisions take a Clock (or a `now`) as an argument; only process loops hold a MonotonicClock. What it does not know:
-dates.
+Decisions take a Clock (or a `now`) as an argument. Only process loops hold a MonotonicClock.
 """
 
 import time
@@ -9,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds since an arbitrary moment, never decreasing; comparable among the processes of one host."""
+    """Seconds since an arbitrary moment, never decreasing. All processes of one host share that moment."""
 
     def now(self) -> float:
         """The current time in seconds."""
@@ -25,7 +24,7 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told: for tests and simulation."""
+    """A clock that moves only when `advance` is called, for tests and simulation."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

@@ -1,11 +1,10 @@
-"""Who may connect: CURVE on ZeroMQ sockets, with a list of the public keys that a bound socket takes.
+"""CURVE on ZeroMQ sockets: a bound socket accepts only the public keys on a list.
 
-    bound     security.guard(socket)             strangers end in the handshake: counted, logged now and then
-    dialling  security.unlock(socket, address)   whoever answers must hold the key that the address names
+    bound     security.guard(socket)             refuses strangers in the handshake, counts and logs them
+    dialling  security.unlock(socket, address)   requires the peer to hold the key that the address names
 
 The address of a guarded socket is `tcp://HOST:PORT;KEY`, that of any other `tcp://HOST:PORT`. libzmq and pyzmq do the
-cryptography; without a list, or without the thread that looks into it, they take nobody. What it does not know: files
-(keys.py), what is said on a socket.
+cryptography. Without a list, or without the thread that reads it, a guarded socket accepts no connection.
 """
 
 import hmac
@@ -25,9 +24,9 @@ from runtime.link_watch import NO_HANDSHAKE, UNKNOWN_KEY
 from runtime.log import EventLog
 from runtime.refusals import Refusals
 
-MARK = ";"  # between an endpoint and a key; no key has it
-OVERHEAD_BYTES = 33  # of each encrypted part of a message: a name, a nonce, a flag, a sum
-PLAIN_MARK = ";plain="  # between the endpoint of a data socket that is not encrypted and the secret that it asks for
+MARK = ";"  # between an endpoint and a key; no key contains it
+OVERHEAD_BYTES = 33  # for each encrypted part of a message: a name, a nonce, a flag, a sum
+PLAIN_MARK = ";plain="  # in the address of an unencrypted data socket: between the endpoint and its secret
 _DOMAIN, _DATA_DOMAIN = "baton", "baton data"
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
@@ -35,35 +34,35 @@ Socket = zmq.Socket[Any]
 
 
 class Security(Protocol):
-    """What a process does to its sockets before it binds or dials."""
+    """Prepares the sockets of a process before they are bound or dialled."""
 
     def refused(self) -> Mapping[str, int]:
-        """Connections that bound sockets have refused, by reason; empty without keys. Looks for new ones and logs them:
-        to be called a few times a second."""
+        """Connections that bound sockets have refused, by reason; empty without keys. Also counts and logs new ones, so
+        call it a few times a second."""
         ...
 
     def guard(self, socket: Socket) -> str:
-        """Prepares a socket that is to be bound; returns what its address ends in, beyond the endpoint."""
+        """Prepares a socket that will be bound. Returns the suffix of its address after the endpoint."""
         ...
 
     def unlock(self, socket: Socket, address: str) -> str:
-        """Prepares a socket that is to dial `address`; returns the endpoint. WireError where that may not be."""
+        """Prepares a socket that will dial `address`. Returns the endpoint. WireError if it may not dial there."""
         ...
 
     def close(self) -> None:
-        """Takes nobody any more. Call it when the sockets are closed, before their context ends. Idempotent."""
+        """Accepts no more connections. Call it after closing the sockets and before their context ends. Idempotent."""
         ...
 
 
 class Open:
-    """The Security of a process without keys: anybody may connect."""
+    """The Security of a process without keys: any process may connect."""
 
     def refused(self) -> Mapping[str, int]:
-        """Nobody."""
+        """Always empty."""
         return {}
 
     def guard(self, socket: Socket) -> str:
-        """Nothing to do."""
+        """Does nothing."""
         return ""
 
     def unlock(self, socket: Socket, address: str) -> str:
@@ -74,29 +73,29 @@ class Open:
         return endpoint
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
 
 OPEN: Final = Open()
 
 
 class Curve:
-    """The Security of a process with keys, for the sockets of one context; used by one thread."""
+    """The Security of a process with keys, for the sockets of one context. Used by one thread."""
 
     def __init__(self, keys: Keys, context: "zmq.Context[Any]", log: EventLog) -> None:
         self._keys = keys
         self._context = context
         self._refusals = Refusals(log, "connection refused")
-        self._refusals.counts.update({UNKNOWN_KEY: 0, NO_HANDSHAKE: 0})  # two threads count, each its own
+        self._refusals.counts.update({UNKNOWN_KEY: 0, NO_HANDSHAKE: 0})  # two threads count, each its own kind
         self._allowed = AllowList(keys.folder)
         self._doorkeeper = _Doorkeeper(context, self._allowed, self._refusals)
         self._doorkeeper.configure_curve_callback(_DOMAIN, self._doorkeeper)
         self._doorkeeper.start()
-        self._failures: list[Socket] = []  # one for each guarded socket: it tells of handshakes that failed
+        self._failures: list[Socket] = []  # one monitor for each guarded socket: reports failed handshakes
 
     def refused(self) -> Mapping[str, int]:
         """See Security."""
-        assert self._doorkeeper.is_alive(), "nobody is admitted any more"
+        assert self._doorkeeper.is_alive(), "nobody is admitted any more: the thread has ended"
         for failures in self._failures:
             self._count(failures)
         return self._refusals.counts
@@ -106,13 +105,13 @@ class Curve:
         self._set_pair(socket)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # else, were nobody there to ask, anybody would be let in
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # otherwise, without the thread, any process would be accepted
         self._watch(socket, _FAILURES)
         return MARK + self._keys.public
 
     def guard_by_secret(self, socket: Socket) -> str:
-        """Prepares a socket that takes whoever tells a new random secret in the handshake, in clear text (PLAIN).
-        Returns what its address ends in: such an address is told on encrypted connections only."""
+        """Prepares a socket that accepts peers who send a new random secret in the handshake, in clear text (PLAIN).
+        Returns the suffix of its address. Send that address over encrypted connections only."""
         secret = secrets.token_hex(16)
         self._doorkeeper.secrets.add(secret)
         socket.setsockopt(zmq.PLAIN_SERVER, 1)
@@ -126,12 +125,12 @@ class Curve:
         socket.monitor(address, events)
         failures = self._context.socket(zmq.PAIR)
         failures.setsockopt(zmq.LINGER, 0)
-        failures.setsockopt(zmq.RCVHWM, 0)  # the transport's thread never waits for us
+        failures.setsockopt(zmq.RCVHWM, 0)  # libzmq's thread must never wait for us
         failures.connect(address)
         self._failures.append(failures)
 
     def unlock(self, socket: Socket, address: str) -> str:
-        """See Security: the address must name the gateway's key, or one on the list."""
+        """See Security. The address must name the gateway's key or one on the list."""
         endpoint, key = split_address(address)
         if not key:
             raise WireError(
@@ -156,7 +155,7 @@ class Curve:
     def _set_pair(self, socket: Socket) -> None:
         most = socket.getsockopt(zmq.MAXMSGSIZE)
         if isinstance(most, int) and most >= 0:
-            socket.setsockopt(zmq.MAXMSGSIZE, most + OVERHEAD_BYTES)  # it bounds what arrives, not what is in it
+            socket.setsockopt(zmq.MAXMSGSIZE, most + OVERHEAD_BYTES)  # the option limits encrypted bytes
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
 
@@ -169,14 +168,14 @@ class Curve:
 
 
 class AsPeersAsk:
-    """The Security of the data plane of a process with keys where it need not be encrypted: its own socket asks for a
-    secret, and it dials whatever the peer has. `curve` stays its owner's."""
+    """The Security of the data plane of a process with keys, where data need not be encrypted. Its own socket asks for
+    a secret; it dials a peer in the peer's way. The owner of `curve` closes it."""
 
     def __init__(self, curve: Curve) -> None:
         self._curve = curve
 
     def refused(self) -> Mapping[str, int]:
-        """Nobody."""
+        """Always empty."""
         return {}
 
     def guard(self, socket: Socket) -> str:
@@ -193,12 +192,12 @@ class AsPeersAsk:
         return (self._curve if split_address(address)[1] else OPEN).unlock(socket, address)
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
 
 class AllowList:
-    """The keys that may connect, read for each question: files that come, go or change count at once. One that is no
-    key, or that others may change, makes the list empty."""
+    """The keys that may connect. The files are read at each question, so changes count at once. If one file is no key,
+    or other users may change it, the list is empty."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / ALLOWED
@@ -206,7 +205,7 @@ class AllowList:
         self.trouble = ""  # why the list is empty
 
     def name_of(self, key: str) -> str | None:
-        """Whose key it is; None for a stranger's."""
+        """The name of the key's owner; None for a stranger's key."""
         try:
             names, self.trouble = allowed_in(self._keys_folder), ""
         except (OSError, ConfigError) as error:
@@ -215,35 +214,35 @@ class AllowList:
 
 
 class _Doorkeeper(ThreadAuthenticator):
-    """Answers libzmq, in a thread of its own, for each connection to a guarded socket: is this key on the list?"""
+    """Answers libzmq, in its own thread, whether the key of a new connection is on the list."""
 
     def __init__(self, context: "zmq.Context[Any]", allowed: AllowList, refusals: Refusals) -> None:
         super().__init__(context)
         self._list = allowed
         self._refusals = refusals
         self.secrets: set[str] = set()  # of data sockets
-        self._asking = ""  # the address of who connects now
+        self._asking = ""  # the address of the connection that is being checked
 
     async def handle_zap_message(self, msg: list[bytes]) -> None:
-        """One question; see RFC 27 of ZeroMQ for its parts."""
+        """Answers one question. RFC 27 of ZeroMQ describes its parts."""
         self._asking = msg[3].decode("ascii", "replace") if len(msg) > 3 else ""
         await super().handle_zap_message(msg)
 
     def _authenticate_plain(self, domain: str, username: str, password: str) -> tuple[bool, bytes]:
-        """In place of pyzmq's, which takes less time the sooner a password differs."""
+        """Replaces pyzmq's check, whose time tells how much of a password is right."""
         given = password.encode()
         is_right = any(hmac.compare_digest(given, secret.encode()) for secret in self.secrets)
         return domain == _DATA_DOMAIN and is_right, b"" if is_right else b"wrong secret"
 
     def stop(self) -> None:
         """Ends the thread."""
-        if self.pipe is not None and not self.is_alive():  # it has died: nobody would hear that it is to end
+        if self.pipe is not None and not self.is_alive():  # the thread has died and would not read the request to end
             self.pipe.close(0)
             self.pipe = None  # type: ignore[assignment]  # as its own stop() does
         super().stop()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """What pyzmq asks of whoever knows the keys."""
+        """Called by pyzmq to check a key."""
         text = key.decode("ascii")
         if self._list.name_of(text) is not None:
             return True
@@ -252,12 +251,12 @@ class _Doorkeeper(ThreadAuthenticator):
 
 
 def without_secret(address: str) -> str:
-    """An address as strangers may see it."""
+    """The address without its secret, as strangers may see it."""
     return address.partition(PLAIN_MARK)[0]
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """(endpoint, key) of an address; the key is "" where the socket is open. WireError for what is no key."""
+    """(endpoint, key) of an address; the key is "" for an open socket. WireError if the key is not a key."""
     endpoint, mark, key = address.partition(MARK)
     if mark and not is_key(key):
         raise WireError(f"address {brief(address)}: expected tcp://HOST:PORT{MARK}KEY, with a key of 40 characters")
@@ -265,10 +264,10 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 def open_security(keys: Keys | None, context: "zmq.Context[Any]", log: EventLog) -> Security:
-    """What suits `keys`."""
+    """The Security for these keys; Open for None."""
     return OPEN if keys is None else Curve(keys, context, log)
 
 
 def security_of_data(control: Security, *, encrypt: bool) -> Security:
-    """The Security of the data plane, beside that of the other sockets of the process."""
+    """The Security of the data plane. `control` is that of the process's other sockets."""
     return AsPeersAsk(control) if isinstance(control, Curve) and not encrypt else control

@@ -1,4 +1,4 @@
-"""Finds the waits that are over. A look costs the same however many waits there are, apart from those that it finds."""
+"""Finds deadlines that have passed. The cost of a look does not grow with the number of deadlines that are set."""
 
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush

@@ -1,8 +1,7 @@
-"""Whether a process is on its way out: ending, and perhaps still holding some of what it had open.
+"""Whether a process is about to end and may still hold resources.
 
-The kernel ends a process thread by thread. Each is marked as exiting first; once it is a zombie, or gone, it has closed
-what it was the last to hold. So a lock that is free does not prove that a device is let go, unless this says so too.
-What it does not know: what the process held.
+The kernel ends a process thread by thread. It first marks each thread as exiting. A thread that is a zombie or gone has
+closed all that it was the last to hold. So a free lock does not prove that a device is free until `is_ending` is False.
 """
 
 import os
@@ -15,7 +14,7 @@ _OVER: Final = "ZX"
 
 
 def is_ending(pid: int, proc: Path = _PROC) -> bool:
-    """Whether a thread of the process is on its way out. False for one that lives on, and for one that is over."""
+    """Whether a thread of the process is exiting. False if the process runs normally or has ended."""
     tasks = proc / str(pid) / "task"
     try:
         threads = os.listdir(tasks)

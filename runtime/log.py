@@ -1,7 +1,6 @@
-"""Structured logs: one line per event on stderr, `time level process event key=value ...`; stdlib logging underneath.
+"""Structured logs: one line per event on stderr, `time level process event key=value ...`, through stdlib logging.
 
-Secrets and what clients wrote never reach a log: fields with such names are withheld here, whoever logs them. What it
-does not know: who reads the lines (the launcher relays them as they are).
+Secrets and clients' texts never reach a log: values of fields with such names are withheld here.
 """
 
 import json
@@ -15,7 +14,7 @@ WITHHELD = frozenset(
     + "api_key authorization password secret".split()
 )
 MAX_VALUE_CHARS = 400
-MAX_TRACEBACK_CHARS = 8000  # the end of it
+MAX_TRACEBACK_CHARS = 8000  # only the end is kept
 _ROOT = "baton"
 _FIELDS = "baton_fields"
 
@@ -27,15 +26,15 @@ class EventLog:
         self._logger = logger
 
     def debug(self, event: str, **fields: Any) -> None:
-        """For whoever looks for a fault."""
+        """A detail that helps to find a fault."""
         self._write(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
-        """Something happened that an operator may want to know."""
+        """An event that an operator may want to know."""
         self._write(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        """Something is not as it should be, and Baton goes on."""
+        """Something is wrong, and Baton continues."""
         self._write(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
@@ -43,7 +42,7 @@ class EventLog:
         self._write(logging.ERROR, event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
-        """Like `error`, inside an except clause: with the traceback."""
+        """Like `error`, with the traceback. Call it inside an except clause."""
         self._logger.error(event, extra={_FIELDS: fields}, exc_info=sys.exc_info())
 
     def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
@@ -51,12 +50,12 @@ class EventLog:
 
 
 def get_log(name: str) -> EventLog:
-    """The log of one module or part. Lines appear once `start_log` was called in this process."""
+    """The log of one module. Lines appear after `start_log` was called in this process."""
     return EventLog(logging.getLogger(f"{_ROOT}.{name}"))
 
 
 def start_log(process: str, level: str = "info", stream: TextIO | None = None) -> None:
-    """Sends this process's logs and those of libraries to `stream` (stderr). `process` is its name in each line."""
+    """Sends the logs of this process and of libraries to `stream` (default stderr). `process` names it in each line."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(LineFormatter(process))
     root = logging.getLogger()
@@ -69,7 +68,7 @@ def start_log(process: str, level: str = "info", stream: TextIO | None = None) -
 
 
 class LineFormatter(logging.Formatter):
-    """One event to one line, a traceback included: whatever is in it, a terminal or a log reader sees one line."""
+    """Formats an event and its traceback as one line, whatever they contain."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -80,7 +79,7 @@ class LineFormatter(logging.Formatter):
         at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
         fields: dict[str, Any] = getattr(record, _FIELDS, {})
         event = record.getMessage()
-        if not record.name.startswith(_ROOT):  # a library's message is a sentence
+        if not record.name.startswith(_ROOT):  # a library logs sentences, not events
             event, fields = record.name, {"says": event}
         parts = [f"{at}Z", record.levelname.lower(), self._process, event]
         parts += [f"{name}={_show(name, value)}" for name, value in fields.items()]

@@ -1,8 +1,7 @@
-"""Whether the rooms that Python would import are really ours.
+"""Checks that Python imports Baton's own rooms.
 
-Baton's packages have plain names, and a package called `scheduler`, say, exists on the public index: installed beside
-us it would be imported in our place, or overwrite our files. Every process checks this first. What it does not know:
-what is in a room.
+Baton's packages have plain names, and packages such as `scheduler` exist on the public index. One installed beside
+Baton could be imported in its place or overwrite its files. Every process checks this first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ ROOMS = (
 
 
 def misplaced(origins: Mapping[str, str | None], root: Path) -> dict[str, str | None]:
-    """The rooms whose `__init__.py` is not `root/ROOM/__init__.py`, with the place found (None: found nowhere)."""
+    """The rooms whose `__init__.py` is not `root/ROOM/__init__.py`, with the path found (None: not found)."""
     return {
         room: origin
         for room, origin in origins.items()
@@ -41,13 +40,13 @@ def misplaced(origins: Mapping[str, str | None], root: Path) -> dict[str, str | 
 def foreign_owners(
     owners: Mapping[str, Sequence[str]], ours: str = DISTRIBUTION, rooms: Iterable[str] = ROOMS
 ) -> dict[str, tuple[str, ...]]:
-    """The rooms that another installed distribution claims too. `owners` maps a package name to its distributions."""
+    """The rooms that another installed distribution also claims. `owners` maps a package name to its distributions."""
     claimed = {room: tuple(sorted(set(owners.get(room, ())) - {ours})) for room in rooms}
     return {room: names for room, names in claimed.items() if names}
 
 
 def check_imports() -> None:
-    """ConfigError if a room would be imported from somewhere else than this one. Takes about a millisecond."""
+    """ConfigError if a room would be imported from another place. Takes about a millisecond."""
     origins = {room: _origin(room) for room in ROOMS}
     for room, origin in misplaced(origins, Path(__file__).resolve().parents[1]).items():
         raise ConfigError(
@@ -57,7 +56,7 @@ def check_imports() -> None:
 
 
 def check_distributions() -> None:
-    """ConfigError if another installed distribution owns one of our names. Reads every distribution's file list."""
+    """ConfigError if another distribution claims one of Baton's names. Reads every distribution's file list."""
     for room, names in foreign_owners(packages_distributions()).items():
         raise ConfigError(f"the package {room!r} belongs to {', '.join(names)} too: uninstall it or use a fresh venv")
 

@@ -1,19 +1,16 @@
-"""The name that somebody may have meant who typed another. Pure.
-
-What it does not know: what the names are for.
-"""
+"""Finds the name that a user probably meant who typed another. Pure."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 from protocol.brief import SHOWN_CHARS
 
-_LETTERS_AN_EDIT = 4  # one edit in so many letters is a slip; a shorter name may have one, too
+_LETTERS_AN_EDIT = 4  # one edit in this many letters is a slip; shorter names may have one too
 
 
 def nearest_name(typed: str, names: Iterable[str], least: float = 0.6) -> str | None:
-    """The name that is a few slips away from `typed`. Without one, the name of which the most parts are alike, if they
-    are at least `least` of the whole (0 to 1). None when no name is like it."""
+    """The name within a few edits of `typed`. If there is none, the most similar name, if its similarity is at least
+    `least` (0 to 1). None if no name is similar."""
     typed, known = typed[:SHOWN_CHARS], list(dict.fromkeys(names))
     edits = {name: num_edits(typed, name) for name in known}
     best = min(known, key=lambda name: edits[name], default="")
@@ -24,8 +21,8 @@ def nearest_name(typed: str, names: Iterable[str], least: float = 0.6) -> str | 
 
 
 def num_edits(one: str, other: str) -> int:
-    """How many letters must be added, dropped, changed or swapped with their neighbour to turn one word into the other.
-    This is the optimal string alignment distance: no letter is edited twice."""
+    """The number of letters to add, drop, change or swap with a neighbour, to turn one word into the other. This is the
+    optimal string alignment distance: no letter is edited twice."""
     above: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(one, 1):

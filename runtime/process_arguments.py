@@ -1,7 +1,6 @@
 """The command line of every process: `python -m ROOM --settings JSON [--status-fd N]`.
 
-What it does not know: what the settings mean. People use the `baton` command; this line is between launcher and
-process.
+The launcher writes it. Users type the `baton` command instead.
 """
 
 import argparse
@@ -25,7 +24,7 @@ class ProcessArguments(Generic[S]):
 
 
 def read_arguments(kind: type[S], argv: Sequence[str] | None = None) -> ProcessArguments[S]:
-    """The arguments of this process (or `argv`); ConfigError when the settings are not those of `kind`."""
+    """The arguments of this process (or `argv`). ConfigError if the settings are not valid for `kind`."""
     parser = argparse.ArgumentParser(description="One process of Baton; the baton command starts it.")
     parser.add_argument("--settings", required=True, metavar="JSON", help=f"{kind.__name__} as one line of JSON")
     parser.add_argument("--status-fd", type=int, metavar="N", help="descriptor for status events")

@@ -3,7 +3,7 @@
     launcher --fork, exec--> process        environment: thread_environment(), BATON_LAUNCHER_PID
     launcher <--JSON lines-- status pipe    {"event": "loading"|"ready"|"alive"|"failed", ...}
 
-What it does not know: what the process does in between.
+The `baton` command is the launcher.
 """
 
 import ctypes
@@ -16,43 +16,43 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 LAUNCHER_PID = "BATON_LAUNCHER_PID"
-EXIT_CONFIG = 2  # it could not start: configuration, model, address
-EXIT_REFUSED = 3  # the gateway will not have this worker
-EXIT_BROKEN = 4  # it served, and then every launch failed
-MAX_STATUS_BYTES = 4096  # a pipe writes so much in one piece
+EXIT_CONFIG = 2  # cannot start: configuration, model or address
+EXIT_REFUSED = 3  # the gateway refuses this worker
+EXIT_BROKEN = 4  # it served, then every launch failed
+MAX_STATUS_BYTES = 4096  # the most that a pipe writes in one piece
 ALIVE_S = 1.0  # between two signs of life
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int | None = None) -> bool:
-    """Has the kernel kill this process when its parent ends, however that ends. Call it before imports that
-    take time.
+    """Asks the kernel to kill this process when its parent ends in any way. Call it before slow imports.
 
-    `parent_pid` is by default what the launcher wrote into the environment; without either (started by hand, where
-    outliving the shell is wanted) nothing happens and the answer is False. A parent that is gone already ends this
-    process. The kernel means the parent's *thread* that forked: launchers start processes from their main thread.
+    `parent_pid` defaults to BATON_LAUNCHER_PID in the environment. Without either, as for a process started by hand,
+    it does nothing and returns False. If the parent has ended already, this process ends. To the kernel the parent is
+    the *thread* that forked, so launchers start processes from their main thread.
     """
     if parent_pid is None:
         written = os.environ.get(LAUNCHER_PID, "")
         if not written.isdigit():
             return False
         parent_pid = int(written)
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
-    if os.getppid() != parent_pid:  # it ended before the call above
+    if os.getppid() != parent_pid:  # the parent ended before the call above
         os.kill(os.getpid(), signal.SIGKILL)
     return True
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:
-    """Environment for a process that may compute with `num_threads` threads. Must be set before torch is imported.
+    """Environment for a process that may compute with `num_threads` threads. Set it before torch is imported.
 
-    Idle threads sleep instead of spinning: several workers share the host's cores. The C library keeps freed memory,
-    in one arena: given back to the kernel after every forward, the next one would fault all of it in again, which makes
-    a decode step three times as long. It asks for huge pages: weights are read once per step, and with small pages
-    every 4 KiB of them cost a look-up. What the user has tuned of it stays, and has the last word.
+    Idle threads sleep instead of spinning, because several workers share the host's cores. The C library keeps freed
+    memory in one arena: if each forward returned it to the kernel, the next would fault it in again, and a decode step
+    would take three times as long. It uses huge pages, because a step reads all weights, and each 4 KiB page would cost
+    a look-up. The user's own GLIBC_TUNABLES come last and win.
     """
     count = str(num_threads)
     return {
@@ -66,25 +66,25 @@ def thread_environment(num_threads: int) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "GLIBC_TUNABLES": f"glibc.malloc.hugetlb=1:{os.environ.get('GLIBC_TUNABLES', '')}".rstrip(":"),
         "MALLOC_ARENA_MAX": "1",
-        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # glibc's largest value
         "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
         "MALLOC_TOP_PAD_": str(16 << 20),
     }
 
 
 def end_process(status: int) -> NoReturn:
-    """Ends at once, after `main` has cleaned up: torch's own teardown takes a busy host seconds and frees nothing
-    that the kernel would not."""
+    """Ends at once, after `main` has cleaned up. torch's teardown takes seconds on a busy host and frees only what the
+    kernel frees anyway."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 class StopSignal:
-    """SIGINT and SIGTERM as a flag and a descriptor that becomes readable (for a poller). Main thread only.
+    """SIGINT and SIGTERM as a flag, and as a descriptor that becomes readable, for a poller. Main thread only.
 
-    The descriptor is written by the C-level handler, so a poll in the main thread wakes even when the kernel delivers
-    the signal to another thread.
+    The C-level handler writes to the descriptor. So a poll in the main thread wakes even if the kernel delivers the
+    signal to another thread.
     """
 
     def __init__(self, signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)) -> None:
@@ -103,7 +103,7 @@ class StopSignal:
         return self.received is not None
 
     def clear_wakeup(self) -> None:
-        """Empties the descriptor (signals that are not ours, such as SIGCHLD, make it readable too)."""
+        """Empties the descriptor. Other signals, such as SIGCHLD, make it readable too."""
         try:
             while os.read(self.fd, 512):
                 pass
@@ -111,13 +111,13 @@ class StopSignal:
             return
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits for a signal, at most `timeout_s`; whether one has come."""
+        """Waits at most `timeout_s` for a signal. Returns whether one has come."""
         if not self.is_set():
             select.select([self.fd], [], [], timeout_s)
         return self.is_set()
 
     def close(self) -> None:
-        """Puts the former handlers back."""
+        """Restores the former handlers."""
         for number, handler in self._old.items():
             signal.signal(number, handler)
         self._old = {}
@@ -135,17 +135,17 @@ class StopSignal:
 
 
 class StatusPipe:
-    """Tells the launcher how the start goes, one JSON line per event. Without a descriptor it does nothing."""
+    """Reports the start to the launcher, one JSON line per event. Does nothing without a descriptor."""
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = fd
         self._alive_at = 0.0
         if fd is not None:
             os.set_inheritable(fd, False)
-            os.set_blocking(fd, False)  # a launcher that is paused stops nobody
+            os.set_blocking(fd, False)  # a paused launcher must not block this process
 
     def loading(self, what: str, **details: Any) -> None:
-        """The process is busy with `what` ("weights"); `done` and `total` in `details` make a progress bar."""
+        """The process is busy with `what` ("weights"). `done` and `total` in `details` make a progress bar."""
         self.send("loading", what=what, **details)
 
     def ready(self, **details: Any) -> None:
@@ -153,8 +153,8 @@ class StatusPipe:
         self.send("ready", **details)
 
     def alive(self, now: float) -> None:
-        """The main loop turns. May be called at every turn: once a second it is said. `now` is in seconds of one
-        clock. After the first sign of life, the launcher takes a long silence for a hang."""
+        """The main loop turns. Call it at every turn; it writes once a second. `now` is in seconds of one clock. After
+        the first sign of life, the launcher takes a long silence for a hang."""
         if now >= self._alive_at:
             self._alive_at = now + ALIVE_S
             self.send("alive")
@@ -164,7 +164,7 @@ class StatusPipe:
         self.send("failed", error=error[:500], **details)
 
     def send(self, event: str, **details: Any) -> None:
-        """Writes one event. A launcher that is gone, or that has not read for an hour, is no error."""
+        """Writes one event. Drops it if the launcher has ended or the pipe is full."""
         if self._fd is None:
             return
         line = json.dumps({"event": event, **details}, ensure_ascii=False).encode(errors="replace") + b"\n"

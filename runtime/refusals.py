@@ -1,6 +1,6 @@
-"""What strangers and faulty peers send in vain: counted by kind, and logged at the 1st, 10th, 100th, ... of a kind.
+"""Counts refused messages and connections by kind, and logs the 1st, 10th, 100th, ... of a kind.
 
-Whoever floods us gets a number that grows, and not the log. What it does not know: why something is refused.
+So a flood makes a number grow and not the log.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from runtime.log import EventLog
 
 
 class Refusals:
-    """`event` is the line's name in `log`. Kinds are words of ours, few, never what a peer has sent."""
+    """`event` is the line's name in `log`. Kinds are a few words of Baton's own, never a peer's text."""
 
     def __init__(self, log: EventLog, event: str) -> None:
         self.counts: Counter[str] = Counter()
@@ -19,11 +19,11 @@ class Refusals:
 
     @property
     def total(self) -> int:
-        """Of every kind."""
+        """The sum over all kinds."""
         return self.counts.total()
 
     def note(self, kind: str, **fields: Any) -> None:
-        """One more; `fields` stand in the line, if there is one."""
+        """Counts one refusal. `fields` are logged with it, if it is logged."""
         self.counts[kind] += 1
         count = self.counts[kind]
         if count == 10 ** (len(str(count)) - 1):

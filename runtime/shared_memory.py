@@ -1,7 +1,7 @@
-"""Memory that another process on this host may map, and seats in it: who holds one may write there.
+"""Memory that another process on this host may map, and seats in it: the holder of a seat may write there.
 
-The memory is a file without a name, which the kernel frees with the last process that has it. A seat is a lock on one
-byte of it, which the kernel frees with its holder. What it does not know: what the memory holds.
+The memory is a file without a name; the kernel frees it with the last process that has it open. A seat is a lock on one
+byte of the file; the kernel frees it with its holder.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ _FLOCK: Final = "hhqqi0q"  # type, whence, start, length, pid: struct flock of L
 
 
 class SharedMemory:
-    """Zeroed bytes, ours until garbage collection; `fd` is open as long."""
+    """Zeroed bytes, kept with `fd` until this object is garbage-collected."""
 
     def __init__(self, num_bytes: int) -> None:
         self.fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -28,8 +28,8 @@ class SharedMemory:
 
 
 def open_shared(pid: int, fd: int, num_bytes: int | None = None) -> int:
-    """A descriptor of our own for the shared memory, of `num_bytes` if they matter, that process `pid` has open as
-    `fd`; OSError says why not."""
+    """Opens the shared memory that process `pid` has open as descriptor `fd`, and returns a new descriptor. With
+    `num_bytes`, also checks its size. OSError names what is wrong."""
     path = f"/proc/{pid}/fd/{fd}"
     if not os.readlink(path).startswith(f"/memfd:{NAME}"):
         raise OSError(f"descriptor {fd} of process {pid} is no such memory")
@@ -42,8 +42,8 @@ def open_shared(pid: int, fd: int, num_bytes: int | None = None) -> int:
 
 
 def take_seat(fd: int, seat: int) -> None:
-    """Holds `seat` until `fd` and what was mapped of it are closed, or this process has ended; OSError if another
-    descriptor holds it."""
+    """Holds `seat` until `fd` and its mappings are closed or this process ends. OSError if another descriptor holds
+    it."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, seat, 1, 0))
 
 

@@ -1,7 +1,4 @@
-"""The shape of every state machine here: an enum, a table of legal moves, one `advance` that refuses the rest.
-
-What it does not know: any particular machine.
-"""
+"""The form of every state machine: an enum, a table of legal moves, and `advance`, which refuses the rest."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -11,7 +8,7 @@ S = TypeVar("S", bound=Enum)
 
 
 def advance(table: Mapping[S, frozenset[S]], old: S, new: S) -> S:
-    """`new`, if the table allows the move; an assertion error names the move otherwise: it is our own bug."""
+    """`new`, if the table allows the move. Any other move is our own bug: AssertionError."""
     if new not in table[old]:
         raise AssertionError(f"illegal move {old.name} -> {new.name}")
     return new

@@ -1,7 +1,5 @@
-"""A descriptor that becomes readable every so often: for loops that wait on descriptors beside something that has none.
-
-What it does not know: what is looked at when it ticks.
-"""
+"""A descriptor that becomes readable at an interval, for loops that poll descriptors and must also look at something
+that has none."""
 
 import ctypes
 import os
@@ -29,7 +27,7 @@ class Ticker:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     def turn(self, on: bool) -> None:
-        """On, it ticks after each interval; off, never."""
+        """Turned on, it ticks after each interval. Turned off, it does not tick."""
         if on is not self._is_on:
             seconds, nanoseconds = divmod(self._interval_ns if on else 0, 10**9)
             spec = _TimerSpec(seconds, nanoseconds, seconds, nanoseconds)
@@ -38,12 +36,12 @@ class Ticker:
             self._is_on = on
 
     def clear(self) -> None:
-        """Not readable until the next tick."""
+        """Makes the descriptor unreadable until the next tick."""
         with suppress(BlockingIOError):
             os.read(self.fd, 8)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the timer. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

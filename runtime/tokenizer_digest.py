@@ -1,7 +1,4 @@
-"""A digest of the file that decides which ids a text has, so that gateway and workers can compare theirs.
-
-What it does not know: tokenizers.
-"""
+"""A digest of tokenizer.json, by which gateway and workers check that they use the same tokenizer."""
 
 from pathlib import Path
 
@@ -11,10 +8,8 @@ from protocol.errors import CheckpointError
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """xxh3-128 of the bytes of the folder's tokenizer.json, in hexadecimal; "" where there is none.
-
-    CheckpointError when it cannot be read.
-    """
+    """xxh3-128 of the folder's tokenizer.json, in hexadecimal; "" if there is none. CheckpointError if it cannot be
+    read."""
     path = folder / "tokenizer.json"
     if not path.exists():
         return ""

@@ -1,4 +1,4 @@
-"""Which version of Baton runs."""
+"""The version of Baton that runs."""
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 @cache
 def baton_version() -> str:
-    """As the installed package says; it does not change while a process lives."""
+    """The version of the installed package."""
     try:
         return version("baton-llm")
     except PackageNotFoundError:
