@@ -1,1 +1,1 @@
-"""Measurements from within: they look into every room, and only a checkout has them."""
+"""Measurements of Baton's inner parts. They import every room, and only a checkout has them."""

@@ -4,7 +4,7 @@
     python -m loadtest --compare topology|overlap  one deployment of Baton beside another
     python -m loadtest drive --url URL             a load on a server that runs already
 
-The last line is one JSON object. What it does not know: how anything is measured.
+The last line of output is one JSON object.
 """
 
 import argparse
@@ -36,7 +36,7 @@ EXIT_CONFIG = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 1 if any request failed, 2 for wrong arguments, or when a server does not come up."""
+    """Exit status 1 if any request failed, 2 for wrong arguments or a server that does not start, 130 for Ctrl-C."""
     typed = list(sys.argv[1:] if argv is None else argv)
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     try:
@@ -44,12 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"loadtest: error: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
-    except (KeyboardInterrupt, asyncio.CancelledError):  # everything that was started has ended
+    except (KeyboardInterrupt, asyncio.CancelledError):  # all that was started has ended
         return 130
 
 
 def guarded_run(job: Coroutine[Any, Any, T]) -> T:
-    """Runs `job` to its end; SIGTERM ends it as Ctrl-C does, with everything that it has started."""
+    """Runs `job` to its end. SIGTERM ends it like Ctrl-C, with everything that it has started."""
 
     async def guarded() -> T:
         task = asyncio.current_task()
@@ -66,6 +66,7 @@ def _compare(typed: Sequence[str], console: Console) -> int:
         description="Measures Baton on this machine. `python -m loadtest drive --help`: drive a server that runs.",
         epilog=f"--compare peer takes its peer from {VARIABLE}, the path of a vllm executable.",
     )
+
     choices = ("peer", *sorted(COMPARISONS))
     parser.add_argument("--compare", choices=choices, default="peer", help="with what (default peer)")
     parser.add_argument("--rounds", type=_positive, default=ROUNDS, help="rounds of each side (default 3)")
@@ -74,20 +75,25 @@ def _compare(typed: Sequence[str], console: Console) -> int:
     parser.add_argument("--scenario", choices=names, help="peer: this deployment alone (default: each of them)")
     _add_load(parser, "topology, overlap: ")
     parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
+
     asked = parser.parse_args(typed)
+
     if asked.compare != "peer":
         if asked.quick:
             parser.error(f"--quick goes with --compare peer, got --compare {asked.compare}")
         if asked.scenario:
             parser.error(f"--scenario goes with --compare peer, got --compare {asked.compare}")
+
         load = _load(asked)
         sides = COMPARISONS[asked.compare]
         found = guarded_run(compare_sides(sides, load, asked.rounds, asked.serve, MonotonicClock(), console))
         print(json.dumps(show_sides(found, load, console, asked.markdown)))
         return _status(sum(each.num_errors for rounds in found.values() for each in rounds))
+
     for name in ("num", "concurrency", "inp", "out", "vocab", "seed"):
         if getattr(asked, name) is not None:
             parser.error(f"--{name} goes with --compare topology or overlap: the loads beside the peer are fixed")
+
     rounds = 1 if asked.quick else asked.rounds
     scenarios = tuple(scenario for scenario in SCENARIOS if asked.scenario in (None, scenario.name))
     compared = guarded_run(compare_with_peer(rounds, asked.quick, asked.serve, MonotonicClock(), console, scenarios))
@@ -102,6 +108,7 @@ def _drive(typed: Sequence[str], console: Console) -> int:
         epilog=f"A key comes from --api-key-file, {KEY_VARIABLE}, or the file that {KEYS_VARIABLE} names. "
         "Ends with status 1 if any request failed.",
     )
+
     parser.add_argument("--url", required=True, help="for example http://127.0.0.1:8000")
     parser.add_argument("--model", help="the model's name (default: the first one that the server names)")
     parser.add_argument("--api-key-file", metavar="FILE", help="file of keys as of baton serve; the first is sent")
@@ -111,16 +118,20 @@ def _drive(typed: Sequence[str], console: Console) -> int:
     )
     parser.add_argument("--intruder-rate", type=_rate, default=0.0, help="long prompts a second beside the others")
     parser.add_argument("--intruder-inp", type=_positive, default=1500, help="their length in tokens (default 1500)")
+
     asked = parser.parse_args(typed)
     if asked.rate and asked.concurrency is not None:
         parser.error("--rate sends however many requests still run; got --concurrency too")
     load = _load(asked, asked.rate, asked.intruder_rate, asked.intruder_inp)
+
     key = None if asked.api_key_file is None else read_api_keys(asked.api_key_file)[0]
     found: Figures = guarded_run(run_load(Server.at(asked.url, key), MonotonicClock(), load, asked.model))
+
     console.print(load.words())
     console.print(figures_table({"value": [found]}, {}, asked.markdown))
     if found.first_error:
         console.print(f"{found.num_errors} requests failed: {found.first_error}")
+
     medians = median_figures([found])
     print(json.dumps({"bench": "drive", **medians, "first_error": found.first_error}))
     return _status(found.num_errors)

@@ -1,7 +1,7 @@
-"""Baton beside its peer under the loads of scenarios.py, round by round: first one, then the other, never both.
+"""Compares Baton with its peer under the loads of scenarios.py, in rounds: first one, then the other, never both.
 
-Both sides are treated alike: each is started for its turn, warmed with the same load, measured, and stopped. No signal
-pauses a server. Without a peer, Baton is measured alone and the peer is reported as absent.
+Both sides are treated alike: each is started for its turn, warmed with the same load, measured and stopped. Without a
+peer, Baton is measured alone and the peer is reported as absent.
 """
 
 import os
@@ -25,7 +25,7 @@ from runtime.clock import Clock
 
 @dataclass
 class Comparison:
-    """What was measured, by side and run, one round after another."""
+    """The figures by side and run, one entry per round."""
 
     scenarios: tuple[Scenario, ...]
     num_rounds: int
@@ -34,12 +34,12 @@ class Comparison:
     rounds: dict[tuple[str, str], list[Figures]] = field(default_factory=dict)
 
     def verdicts(self) -> list[Verdict]:
-        """One for each target of what was run."""
+        """One verdict for each target whose runs were measured."""
         runs = {run.name for scenario in self.scenarios for run in scenario.runs}
         return [judge(target, self.rounds) for target in TARGETS if {target.over.run, target.under.run} <= runs]
 
     def num_errors(self) -> int:
-        """Requests that failed, of all sides."""
+        """Failed requests of all sides."""
         return sum(figures.num_errors for rounds in self.rounds.values() for figures in rounds)
 
 
@@ -51,7 +51,7 @@ async def compare_with_peer(
     console: Console,
     scenarios: tuple[Scenario, ...] = SCENARIOS,
 ) -> Comparison:
-    """Measures the scenarios. `arguments` go to `baton serve`."""
+    """Measures the scenarios. `arguments` are passed to `baton serve`."""
     executable = peer_executable(os.environ)
     scenarios = quick(scenarios) if is_quick else scenarios
     found = Comparison(scenarios, num_rounds, await version_of(executable) if executable else None, is_quick)
@@ -79,8 +79,9 @@ async def _measure(found: Comparison, side: str, server: Server, scenario: Scena
 
 
 def show_comparison(found: Comparison, console: Console, markdown: bool) -> dict[str, Any]:
-    """Prints the tables; returns what programs want to know."""
+    """Prints the tables. Returns the same as JSON."""
     sides = [OURS, PEER] if found.peer_version else [OURS]
+
     for scenario in found.scenarios:
         for run in scenario.runs:
             of_sides = {side: found.rounds[side, run.name] for side in sides}
@@ -89,21 +90,25 @@ def show_comparison(found: Comparison, console: Console, markdown: bool) -> dict
             for side, figures in of_sides.items():
                 if error := next((each.first_error for each in figures if each.first_error), ""):
                     console.print(f"{side}: {sum(each.num_errors for each in figures)} requests failed: {error}")
+
     verdicts = found.verdicts()
     console.print(f"\ntargets, medians of {counted(found.num_rounds, 'round')} (lowest to highest)")
     shown = [each for each in verdicts if {each.target.over.side, each.target.under.side} <= set(sides)]
     console.print(_targets_table(shown, markdown))
     if left_out := len(verdicts) - len(shown):
         console.print(f"{counted(left_out, 'target')} of {len(verdicts)} left out, which compare Baton with vLLM")
+
     if found.is_quick:
         console.print("--quick shows that it works, no more: its figures are too few for a verdict")
     if not found.peer_version:
         console.print(ABSENT)
+
     medians: Mapping[str, Any] = {
         run.name: {side: median_figures(found.rounds[side, run.name]) for side in sides}
         for scenario in found.scenarios
         for run in scenario.runs
     }
+
     return {
         "bench": "peer",
         "peer": {"name": PEER, "version": found.peer_version} if found.peer_version else None,

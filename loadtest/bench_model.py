@@ -1,7 +1,7 @@
-"""The model that comparisons are made with: Qwen3's shape in 29 million parameters, bfloat16, random weights.
+"""The model of the comparisons: Qwen3's shape with 29 million parameters, bfloat16, random weights.
 
-It is a Hugging Face folder that any server loads, with a tokenizer of one made-up word per token. What it does not
-know: who serves it. It says nothing sensible, and only its speed is of interest.
+It is a Hugging Face folder that any server loads, with a tokenizer of one made-up word per token. Its answers make no
+sense; only its speed is measured.
 """
 
 import json
@@ -47,33 +47,35 @@ CONFIG: Mapping[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 _SEED = 0
-Weights = Callable[[str, tuple[int, ...]], bytes]  # of a tensor's name and shape
+Weights = Callable[[str, tuple[int, ...]], bytes]  # from a tensor's name and shape
 
 
 def bench_model(context_length: int = CONTEXT_LENGTH) -> Path:
-    """The folder of the model, written on first use into the user's cache."""
+    """The model's folder, written into the user's cache on first use."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = NAME if context_length == CONTEXT_LENGTH else f"{NAME}-{context_length}"
-    folder = cache / "baton" / f"{name}-1"  # a new number when what is written changes
+    folder = cache / "baton" / f"{name}-1"  # increase the number when the content changes
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
         write_model(unfinished, {**CONFIG, "max_position_embeddings": context_length})
         try:
             unfinished.rename(folder)
-        except OSError:  # somebody else was faster
+        except OSError:  # another process was faster
             shutil.rmtree(unfinished)
     return folder
 
 
 def write_model(folder: Path, config: Mapping[str, Any], weights: Weights | None = None) -> None:
-    """A checkpoint of the shape in `config`; `folder` comes into being. `weights` gives the bytes of each bfloat16
-    tensor, without it they are the same each time."""
+    """Writes a checkpoint of the shape in `config` to a new `folder`. `weights` returns the bytes of each bfloat16
+    tensor. The default weights are the same each time."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": config["eos_token_id"]}))
+
     weights = weights or partial(_weights, np.random.default_rng(_SEED), config)
     tensors = {name: (shape, weights(name, shape)) for name, shape in _shapes(config)}
     _write_safetensors(folder / "model.safetensors", tensors)
+
     words = {f"w{token_id}": token_id for token_id in range(config["vocab_size"])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w1"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
@@ -87,7 +89,9 @@ def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     head = config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+
     yield "model.embed_tokens.weight", (vocab, hidden)
+
     for layer in range(config["num_hidden_layers"]):
         of = f"model.layers.{layer}."
         yield of + "input_layernorm.weight", (hidden,)
@@ -101,6 +105,7 @@ def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield of + "mlp.gate_proj.weight", (inner, hidden)
         yield of + "mlp.up_proj.weight", (inner, hidden)
         yield of + "mlp.down_proj.weight", (hidden, inner)
+
     yield "model.norm.weight", (hidden,)
     yield "lm_head.weight", (vocab, hidden)
 
@@ -115,7 +120,8 @@ def _weights(rng: np.random.Generator, config: Mapping[str, Any], name: str, sha
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, tuple[tuple[int, ...], bytes]]) -> None:
-    """Length of the header, header, bytes. By hand: the library takes bfloat16 only from torch, which loads slowly."""
+    """Writes the header's length, the header and the bytes. The safetensors library takes bfloat16 only from torch,
+    whose import is slow."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (shape, content) in tensors.items():

@@ -1,7 +1,7 @@
-"""One streaming completion, timed: when each chunk came, how many tokens, or what went wrong.
+"""Times one streaming completion: when each chunk arrived, how many tokens it had, or what went wrong.
 
-Prompts are token ids, so that any tokenizer (or none) will do. Only a chunk without choices is read as JSON: of the
-others it is enough that they came. What it does not know: how many run at once.
+Prompts are token ids, so that any tokenizer (or none) will do. Only chunks without choices are parsed as JSON; of the
+others only the arrival counts.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _TOKENS = (b'"choices":[{', b'"choices": [{')
 
 @dataclass(frozen=True)
 class Timing:
-    """What one client saw; times in seconds. `error` is empty for an answer that ended as it should."""
+    """What one client saw, in seconds. `error` is empty if the answer ended properly."""
 
     ttft_s: float = 0.0
     itl_s: tuple[float, ...] = ()
@@ -30,7 +30,7 @@ class Timing:
 
 
 def completion_body(model: str, prompt: Sequence[int], max_tokens: int) -> bytes:
-    """A greedy completion of exactly `max_tokens` tokens, streamed, with its usage at the end."""
+    """A greedy completion of exactly `max_tokens` tokens, streamed, with usage at the end."""
     return orjson.dumps(
         {
             "model": model,
@@ -45,7 +45,7 @@ def completion_body(model: str, prompt: Sequence[int], max_tokens: int) -> bytes
 
 
 async def model_name(server: Server, clock: Clock) -> str:
-    """The first model that the server names. ConfigError where there is none."""
+    """The first model in the server's list. ConfigError if there is none."""
     try:
         status, body = await get(server, clock, "/v1/models")
     except Broken as error:
@@ -59,7 +59,7 @@ async def model_name(server: Server, clock: Clock) -> str:
 
 
 def refusal(status: int, body: bytes) -> str:
-    """`HTTP 401: ` and the server's message, or the start of a body without one; then what to do about a key."""
+    """`HTTP 401: ` and the server's message, or the start of the body; for 401 and 403 a hint about the key."""
     try:
         message = str(orjson.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -71,17 +71,21 @@ def refusal(status: int, body: bytes) -> str:
 async def stream_one(
     server: Server, clock: Clock, body: bytes, since: float | None = None, timeout_s: float = TIMEOUT_S
 ) -> Timing:
-    """Runs one request to its end. Network and HTTP errors are part of the result. Times count from `since` (now)."""
+    """Runs one request to its end. Network and HTTP errors become part of the result. Times count from `since` (default
+    now)."""
     start = clock.now() if since is None else since
     heard = _Heard()
+
     try:
         status = await exchange(server, clock, "POST", "/v1/completions", body, heard.line, timeout_s)
     except Broken as failure:
         return Timing(error=str(failure))
+
     if status != 200:
         return Timing(error=refusal(status, b" ".join(heard.others)))
     if heard.error or not heard.done or not heard.arrivals:
         return Timing(error=heard.error or "the stream ended without [DONE]")
+
     arrivals = heard.arrivals
     gaps = tuple(later - earlier for earlier, later in pairwise(arrivals))
     return Timing(arrivals[0] - start, gaps, arrivals[-1] - start, heard.num_tokens or len(arrivals))
@@ -89,10 +93,10 @@ async def stream_one(
 
 @dataclass
 class _Heard:
-    """What the lines of one answer said so far. `num_tokens` is 0 until usage comes."""
+    """The lines of one answer so far. `num_tokens` is 0 until usage arrives."""
 
     arrivals: list[float] = field(default_factory=list)
-    others: list[bytes] = field(default_factory=list)  # what is no event: the body of an error
+    others: list[bytes] = field(default_factory=list)  # lines that are no events, such as the body of an error
     num_tokens: int = 0
     error: str = ""
     done: bool = False

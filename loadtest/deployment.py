@@ -1,7 +1,4 @@
-"""A deployment for the length of a measurement: `baton serve` as a child process, on a port the system chooses.
-
-What it does not know: what is measured.
-"""
+"""Runs `baton serve` as a child process during a measurement, on a port that the system chooses."""
 
 import asyncio
 import re
@@ -20,12 +17,12 @@ START_S = 180.0
 STOP_S = 20.0
 _TAIL_LINES = 400
 _READ_BYTES = 65536
-_READY = re.compile(rb"^Ready: .* at (http://\S+)")  # earlier lines name the URL too, before any worker serves
+_READY = re.compile(rb"^Ready: .* at (http://\S+)")  # the URL also appears earlier, before any worker serves
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """What runs: where it answers, the launcher's process, and the last lines that it said."""
+    """A running deployment: its URL, the launcher's process id, and its last lines of output."""
 
     url: str
     pid: int
@@ -34,15 +31,15 @@ class Deployment:
 
 @asynccontextmanager
 async def deployed(arguments: Sequence[str], command: Sequence[str] = SERVE) -> AsyncIterator[str]:
-    """The base URL of `command` with `arguments` once every worker serves, ended afterwards. ConfigError with its words
-    when it does not come up in time."""
+    """Starts `command` with `arguments`, yields its base URL once every worker serves, and stops it. ConfigError with
+    its output if it does not start in time."""
     async with deployment(arguments, command) as running:
         yield running.url
 
 
 @asynccontextmanager
 async def deployment(arguments: Sequence[str], command: Sequence[str] = SERVE) -> AsyncIterator[Deployment]:
-    """The same for those who want to know more of it."""
+    """Like `deployed`, with the process and its output."""
     child = await asyncio.create_subprocess_exec(
         *tied((*command, *arguments)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -59,7 +56,7 @@ async def deployment(arguments: Sequence[str], command: Sequence[str] = SERVE) -
 
 
 async def _drain(output: asyncio.StreamReader, said: deque[bytes]) -> None:
-    """Reads what nobody waits for, so that the pipe never fills; of a line that is too long, a part."""
+    """Reads the output so that the pipe never fills. Keeps a part of a line that is too long."""
     rest = b""
     while piece := await output.read(_READ_BYTES):
         *lines, rest = (rest + piece).split(b"\n")
@@ -68,7 +65,7 @@ async def _drain(output: asyncio.StreamReader, said: deque[bytes]) -> None:
 
 
 async def _ready_url(output: asyncio.StreamReader) -> str:
-    """The URL in the ready line."""
+    """Reads lines until the ready line; returns its URL."""
     said: list[bytes] = []
     try:
         async with asyncio.timeout(START_S):
@@ -83,7 +80,7 @@ async def _ready_url(output: asyncio.StreamReader) -> str:
 
 
 async def _stop(child: asyncio.subprocess.Process) -> None:
-    """Ctrl-C; SIGKILL for one that does not obey (its own children die with it)."""
+    """Sends Ctrl-C, then SIGKILL if the launcher does not end in time. Its children die with it."""
     if child.returncode is not None:
         return
     child.send_signal(signal.SIGINT)

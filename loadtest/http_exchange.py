@@ -1,7 +1,7 @@
-"""One HTTP/1.1 request and the lines of its answer, each with the moment at which it came. One connection each.
+"""One HTTP/1.1 request on its own connection, and the lines of its answer, each with its arrival time.
 
-It is made for measuring on the machine that serves: httptools parses, and nothing else is done for a line. What it does
-not know: what the lines say. Cancelling `exchange` closes the connection at once, as a client that goes away does.
+Made for measuring on the machine that serves: httptools parses, and nothing else is done for a line. Cancelling
+`exchange` closes the connection at once, like a client that leaves.
 """
 
 import asyncio
@@ -18,16 +18,18 @@ from protocol.errors import ConfigError
 from runtime.api_keys import read_api_keys
 from runtime.clock import Clock
 
-OnLine = Callable[[float, bytes], bool]  # the moment in seconds and the line without its end; False: hang up
+OnLine = Callable[
+    [float, bytes], bool
+]  # (arrival in seconds, line without its end); return False to close the connection
 KEY_VARIABLE = "OPENAI_API_KEY"
-KEYS_VARIABLE = "BATON_API_KEY_FILE"  # a Baton that is started here reads it, too
+KEYS_VARIABLE = "BATON_API_KEY_FILE"  # a Baton that is started here also reads it
 TIMEOUT_S = 600.0
 _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where an OpenAI server answers. `path` comes before /v1; `key` is sent as a bearer token unless it is empty."""
+    """The address of an OpenAI server. `path` comes before /v1. `key` is sent as a bearer token unless it is empty."""
 
     host: str
     port: int
@@ -37,7 +39,7 @@ class Server:
 
     @classmethod
     def at(cls, url: str, key: str | None = None) -> "Server":
-        """The server at `url`, which may end in /v1; without `key`, the environment says it. ConfigError for no URL."""
+        """The server at `url`, which may end in /v1. `key` defaults to the environment. ConfigError for no URL."""
         try:
             parts = urlsplit(url)
             port = parts.port or _PORTS.get(parts.scheme)
@@ -56,16 +58,17 @@ def _key_of_environment() -> str:
 
 
 class Broken(Exception):
-    """The exchange came to no end: refused, reset, cut off, too late, or not HTTP."""
+    """The exchange did not finish: refused, reset, cut off, too late, or not HTTP."""
 
 
 async def exchange(
     server: Server, clock: Clock, method: str, path: str, body: bytes, on_line: OnLine, timeout_s: float = TIMEOUT_S
 ) -> int:
-    """Sends a request, hands each line of the answer's body to `on_line`, and returns the status. Raises Broken."""
+    """Sends a request and calls `on_line` with each line of the answer's body. Returns the status. Raises Broken."""
     loop = asyncio.get_running_loop()
     reader = _Reader(clock, on_line)
     transport: asyncio.Transport | None = None
+
     try:
         async with asyncio.timeout(timeout_s):
             transport, _ = await loop.create_connection(
@@ -106,7 +109,7 @@ def _head(server: Server, method: str, path: str, num_bytes: int) -> bytes:
 
 
 class _Reader(asyncio.Protocol):
-    """Cuts what comes into lines. All that came in one piece came at one moment. `status` is set at the end."""
+    """Cuts what arrives into lines. Lines of one read have the same time. `status` is set at the end."""
 
     def __init__(self, clock: Clock, on_line: OnLine) -> None:
         self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -127,7 +130,7 @@ class _Reader(asyncio.Protocol):
         self._fail(f"cut off: {error}" if error else "the connection was closed before the answer's end")
 
     def forget(self) -> None:
-        """Nobody waits any more: what comes late is no error that somebody should have looked at."""
+        """Drops a result or an error that comes too late, so that asyncio does not report it."""
         if self.status.done() and not self.status.cancelled():
             self.status.exception()
         self.status.cancel()

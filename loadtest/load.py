@@ -1,10 +1,10 @@
 """One load on one server: how many requests, how large, how many at a time, and what disturbs them.
 
-    closed loop   `concurrency` clients, each sends its next request when the last one has ended
-    open loop     requests arrive by themselves, `rate` a second on average, however many are still running
-    intruders     long prompts beside either, `intruder_rate` a second, one output token each, counted by themselves
+    closed loop   `concurrency` clients; each sends its next request when its last one has ended
+    open loop     requests arrive on their own, `rate` a second on average, however many still run
+    intruders     long prompts beside either, `intruder_rate` a second, one output token each, counted separately
 
-What it does not know: which server it is, or what the figures should be.
+`run_load` warms the server up and measures one round.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from loadtest.report import Figures, figures
 from runtime.clock import Clock
 
 DRAIN_S = 15.0
-ROUND_S = 240.0  # of a closed loop; what has no answer by then has failed
-_FIRST_ID = 3  # ids below are special in many vocabularies
+ROUND_S = 240.0  # limit of a closed loop; a request without an answer by then has failed
+_FIRST_ID = 3  # smaller ids are special in many vocabularies
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a round asks for. `vocab` bounds the random prompt ids; rates are per second, 0 is none."""
+    """The requests of a round. `vocab` bounds the random prompt ids. Rates are per second; 0 is none."""
 
     num_requests: int
     concurrency: int
@@ -47,7 +47,7 @@ class Load:
 
 
 def warm_up(load: Load) -> Load:
-    """One request per client of the same shape, with other prompts: a server then has met every batch and length."""
+    """One request per client, of the same shape with other prompts, so that the server meets every batch and length."""
     return replace(
         load,
         num_requests=min(load.num_requests, load.concurrency),
@@ -58,14 +58,14 @@ def warm_up(load: Load) -> Load:
 
 
 def prompts(seed: int, num_tokens: int, vocab: int) -> Iterator[list[int]]:
-    """Random prompts without end, the same for a seed. No two begin alike, so that no prefix is cached."""
+    """Endless random prompts, the same for the same seed. No two share a beginning, so no prefix is cached."""
     rng = random.Random(f"{seed}/{num_tokens}")
     while True:
         yield rng.choices(range(min(_FIRST_ID, vocab - 1), vocab), k=num_tokens)
 
 
 def arrivals(load: Load) -> list[float]:
-    """Seconds from the start at which the requests of an open loop arrive (a Poisson process)."""
+    """When the requests of an open loop arrive, in seconds from the start (a Poisson process)."""
     rng = random.Random(load.seed)
     moments, at = [], 0.0
     for _ in range(load.num_requests):
@@ -75,7 +75,7 @@ def arrivals(load: Load) -> list[float]:
 
 
 async def run_load(server: Server, clock: Clock, load: Load, model: str | None = None) -> Figures:
-    """Warms the server up, then one round. Without `model`: the first one that the server names."""
+    """Warms the server up, then measures one round. `model` defaults to the first one that the server lists."""
     model = model or await model_name(server, clock)
     await _Round(server, clock, model, warm_up(load)).run()
     if load.intruder_rate:
@@ -88,7 +88,7 @@ async def run_load(server: Server, clock: Clock, load: Load, model: str | None =
 
 
 class _Round:
-    """The requests of one load on their way. Bodies are made before the clock runs."""
+    """The requests of one load. Their bodies are made before the clock runs."""
 
     def __init__(self, server: Server, clock: Clock, model: str, load: Load) -> None:
         self._server = server
@@ -102,7 +102,7 @@ class _Round:
         self.intruders: list[Timing] = []
 
     async def run(self) -> tuple[list[Timing], float]:
-        """Every answer, and when the last of them had come. Intruders get DRAIN_S more to end."""
+        """Every answer, and when the last one had arrived. Intruders get DRAIN_S more to end."""
         self._end = self._clock.now() + ROUND_S
         async with asyncio.TaskGroup() as group:
             disturbing = group.create_task(self._intrude()) if self._load.intruder_rate else None
@@ -122,7 +122,7 @@ class _Round:
         return [timing for of_client in found for timing in of_client]
 
     async def _within_limit(self, body: bytes) -> Timing:
-        """One request of a round that ends also where the server cannot keep up."""
+        """One request of a closed loop, ended when the round's time is over."""
         left_s = max(0.001, self._end - self._clock.now())
         return await stream_one(self._server, self._clock, body, timeout_s=left_s)
 
@@ -136,7 +136,7 @@ class _Round:
         return await asyncio.gather(*map(one_arrival, arrivals(self._load), self._bodies))
 
     async def _intrude(self) -> None:
-        """Sends long prompts at their rate, never late because of the ones before; ends when cancelled."""
+        """Sends long prompts at their rate, however late the earlier ones are. Ends when it is cancelled."""
         running: list[tuple[float, asyncio.Task[Timing]]] = []
         due = self._clock.now()
         try:
@@ -151,7 +151,7 @@ class _Round:
             self.intruders = [self._so_far(start, sent) for start, sent in running]
 
     def _so_far(self, start: float, sent: asyncio.Task[Timing]) -> Timing:
-        """One intruder's answer. One that is still not there has waited until now: slow ones are not left out."""
+        """One intruder's answer. Without a first token it has waited until now, so that slow ones are included."""
         if sent.done():
             return sent.result()
         sent.cancel()

@@ -1,4 +1,4 @@
-"""The server that Baton is compared with: vLLM, in a process group of its own that is gone afterwards."""
+"""The server that Baton is compared with: vLLM, in a session of its own that is ended afterwards."""
 
 import asyncio
 import contextlib
@@ -31,18 +31,18 @@ _KV_GIB = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 class Peer:
-    """A running peer. All of its processes are in the session that it was started in."""
+    """A running peer. All its processes are in the session that it was started in."""
 
     def __init__(self, child: asyncio.subprocess.Process, server: Server) -> None:
         self.server = server
         self._child = child
 
     def processes(self) -> list[psutil.Process]:
-        """Those that are not gone, whoever their parent is by now."""
+        """Its processes that still run, whatever their parent is now."""
         return session_members(self._child.pid)
 
     async def stop(self) -> None:
-        """SIGTERM, after a grace SIGKILL. RuntimeError if anything is left then."""
+        """Sends SIGTERM and, after a grace period, SIGKILL. RuntimeError if a process is left."""
         self._signal(signal.SIGTERM)
         if not await self._gone(STOP_S):
             self._signal(signal.SIGKILL)
@@ -64,7 +64,7 @@ class Peer:
 
 
 def session_members(session: int) -> list[psutil.Process]:
-    """The processes of a session that still run; what has ended and nobody has asked for does not count."""
+    """The processes of a session that still run. Zombies do not count."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
@@ -74,7 +74,7 @@ def session_members(session: int) -> list[psutil.Process]:
 
 
 def peer_executable(environment: Mapping[str, str]) -> str | None:
-    """The peer's path; None when the variable is not set. ConfigError when nothing can be run there."""
+    """The peer's path, or None if the variable is not set. ConfigError if it is not executable."""
     given = environment.get(VARIABLE, "")
     if given and shutil.which(given) is None:
         raise ConfigError(f"{VARIABLE}: got {given!r}, expected an executable file")
@@ -82,14 +82,14 @@ def peer_executable(environment: Mapping[str, str]) -> str | None:
 
 
 def vllm_command(executable: str, model: Path, port: int) -> tuple[str, ...]:
-    """How vLLM is started for the comparison: its defaults, and the length that the load needs."""
+    """vLLM's command line: its defaults, and the context length that the load needs."""
     fixed = ("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "4096")
     return (executable, "serve", str(model), *fixed)
 
 
 @asynccontextmanager
 async def peer_running(clock: Clock, executable: str, model: Path) -> AsyncIterator[Peer]:
-    """vLLM once it is healthy, ended afterwards."""
+    """Starts vLLM, yields it once it is healthy, and stops it."""
     with held_port() as port:
         command = vllm_command(executable, model, port)
         async with started(clock, command, Server("127.0.0.1", port), {**os.environ, **_KV_GIB}) as peer:
@@ -100,7 +100,7 @@ async def peer_running(clock: Clock, executable: str, model: Path) -> AsyncItera
 async def started(
     clock: Clock, command: Sequence[str], server: Server, environment: Mapping[str, str]
 ) -> AsyncIterator[Peer]:
-    """`command` once its /health says 200, ended afterwards. ConfigError with the last lines of its log."""
+    """Starts `command`, yields it once its /health returns 200, and stops it. ConfigError with the end of its log."""
     with TemporaryFile() as log:
         child = await asyncio.create_subprocess_exec(
             *tied(command),
@@ -136,7 +136,7 @@ def _tail(log: IO[bytes]) -> str:
 
 
 async def version_of(executable: str) -> str:
-    """What the peer says of itself; "unknown" when it says nothing in time."""
+    """The version that the peer's Python reports, or "unknown"."""
     python = Path(executable).with_name("python")
     program = python if python.exists() else Path(sys.executable)
     child = await asyncio.create_subprocess_exec(

@@ -1,7 +1,4 @@
-"""Figures from timings: percentiles, throughput, medians over rounds, and their tables. Pure.
-
-What it does not know: where the timings came from.
-"""
+"""Figures from timings: percentiles, throughput, medians over rounds, and their tables. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -16,9 +13,9 @@ from loadtest.client import Timing
 
 @dataclass(frozen=True)
 class Figures:
-    """One round of one side. Latencies in milliseconds; throughput counts output tokens of answers that succeeded.
+    """One round of one side. Latencies in milliseconds; throughput counts output tokens of successful answers.
 
-    A tail (p99, p99.9) is NaN where there are too few values to tell it from the maximum.
+    A tail (p99, p99.9) is NaN if there are too few values to tell it from the maximum.
     """
 
     num_ok: int
@@ -49,20 +46,21 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def tail(values: Sequence[float], share: float) -> float:
-    """`percentile`, or NaN where the nearest rank is that of the maximum: p99 of 64 values is their maximum."""
+    """`percentile`, or NaN if its nearest rank is the maximum's, as for p99 of 64 values."""
     return float("nan") if share * len(values) > len(values) - 1 else percentile(values, share)
 
 
 def figures(
     timings: Sequence[Timing], duration_s: float, intruders: Sequence[Timing] = (), client_cpu_s: float = 0.0
 ) -> Figures:
-    """What a round of `duration_s` seconds amounts to, of which the client itself computed `client_cpu_s`."""
+    """The figures of a round of `duration_s` seconds. `client_cpu_s`: CPU time of the measuring client."""
     good = [timing for timing in timings if not timing.error]
     ttft = [timing.ttft_s * 1e3 for timing in good]
     itl = [gap * 1e3 for timing in good for gap in timing.itl_s]
     beside = [timing.ttft_s * 1e3 for timing in intruders if not timing.error]
     num_tokens = sum(timing.num_tokens for timing in good)
     errors = [timing.error for timing in (*timings, *intruders) if timing.error]
+
     return Figures(
         num_ok=len(good),
         num_errors=len(errors),
@@ -88,7 +86,7 @@ def _max(values: Sequence[float]) -> float:
 
 
 def median_figures(rounds: Sequence[Figures]) -> dict[str, float | None]:
-    """The median of each figure over rounds, None where there is none; errors are added up instead."""
+    """The median of each figure over rounds, None if it has no value. Errors are added up."""
     rows = [asdict(each) for each in rounds]
     names = [name for name in rows[0] if name not in ("num_errors", "first_error")]
     medians = {name: _rounded(median(row[name] for row in rows), 2) for name in names}
@@ -100,7 +98,7 @@ def _rounded(value: float, digits: int) -> float | None:
 
 
 def ratios(ours: Sequence[Figures], baseline: Sequence[Figures]) -> dict[str, float | None]:
-    """Median over rounds of ours / baseline, round by round, so that a drift of the machine cancels out."""
+    """Median over rounds of ours / baseline. Comparing round by round cancels a drift of the machine."""
     found: dict[str, float | None] = {}
     for name in ("output_tokens_per_s", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms"):
         pairs = [
@@ -118,7 +116,7 @@ _SAID_APART = ("num_errors", "first_error")
 
 
 def new_table(markdown: bool, *columns: str) -> Table:
-    """An empty table, numbers to the right; as Markdown it can be pasted into a page."""
+    """An empty table, numbers aligned right. As Markdown it can be pasted into a page."""
     table = Table(box=box.MARKDOWN) if markdown else Table()
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", overflow="fold")
@@ -128,7 +126,7 @@ def new_table(markdown: bool, *columns: str) -> Table:
 def figures_table(
     sides: Mapping[str, Sequence[Figures]], more: Mapping[str, Mapping[str, float | None]], markdown: bool
 ) -> Table:
-    """A row for each figure: median and, of several rounds, the spread, by side; then further columns."""
+    """A row for each figure: by side the median and, over several rounds, the spread; then further columns."""
     table = new_table(markdown, "figure", *sides, *more)
     for name in (field.name for field in fields(Figures)):
         values = {
@@ -153,7 +151,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Three digits that matter."""
+    """Three significant digits."""
     if value is None or not isfinite(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,7 +1,4 @@
-"""What is compared with the peer, and what counts as enough: tables, and the judgement of a table. Pure.
-
-What it does not know: how servers start, or how a load is driven.
-"""
+"""The scenarios and targets of the comparison with the peer, as tables, and the verdict on a target. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +15,12 @@ UNIFIED = ("--prefill", "0", "--decode", "0", "--unified", "1")
 PAIR = ("--prefill", "1", "--decode", "1", "--unified", "0")
 START_OURS_S, START_PEER_S = 8.0, 60.0
 
-Rounds = Mapping[tuple[str, str], Sequence[Figures]]  # by side and run: one round after another
+Rounds = Mapping[tuple[str, str], Sequence[Figures]]  # by side and run: one entry per round
 
 
 @dataclass(frozen=True)
 class Run:
-    """One load, given to both sides. `expected_s`: how long it takes on two cores, for the estimate at the start."""
+    """One load, given to both sides. `expected_s`: its time on two cores, for the estimate at the start."""
 
     name: str
     load: Load
@@ -32,7 +29,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Runs that one deployment of Baton serves, one after another. `serve`: arguments of baton serve."""
+    """Runs that one deployment of Baton serves in turn. `serve`: arguments of baton serve."""
 
     name: str
     serve: tuple[str, ...]
@@ -50,9 +47,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Target:
-    """`over` divided by `under`, round by round; the median of the ratios has a bound.
+    """A bound for `over` divided by `under`: the median of the ratios of all rounds.
 
-    `least_plausible`: a median below it cannot be true of the servers, so it shows that the machine was disturbed.
+    `least_plausible`: a lower median cannot be true of the servers, so it shows that the machine was disturbed.
     """
 
     words: str
@@ -65,7 +62,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a target. The ratios are None where a side was absent or has no such figure."""
+    """The result for a target. The ratios are None if a side was absent or has no such figure."""
 
     target: Target
     ratio: float | None
@@ -83,7 +80,7 @@ class Verdict:
         return "pass" if enough else "short"
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """The verdict as JSON."""
         return {
             "target": self.target.words,
             "wanted": f"{self.target.kind} {self.target.bound:g}",
@@ -128,7 +125,7 @@ TARGETS: tuple[Target, ...] = (
 
 
 def quick(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
-    """The same in small: shows that everything works, and measures nothing."""
+    """Smaller loads that show that everything works. They measure nothing."""
 
     def smaller(run: Run) -> Run:
         load = run.load
@@ -139,12 +136,12 @@ def quick(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
 
 
 def of_round(load: Load, number: int) -> Load:
-    """The load of one round: other prompts each time, the same for both sides, so that nobody finds them cached."""
+    """The load of one round. Both sides get the same prompts, each round others, so that none is cached."""
     return replace(load, seed=load.seed + 1000 * number)
 
 
 def expected_s(scenarios: Sequence[Scenario], rounds: int, with_peer: bool) -> float:
-    """How long a comparison should take, in seconds."""
+    """The expected time of a comparison, in seconds."""
     sides = 2 if with_peer else 1
     measuring = sum(run.expected_s for scenario in scenarios for run in scenario.runs) * sides
     starting = START_OURS_S + (START_PEER_S if with_peer else 0.0)

@@ -2,7 +2,7 @@
 
     each round:  deploy one side, warm it, load it, stop it; then the other side
 
-What it does not know: how requests are timed (client.py) or summed up (report.py).
+client.py times the requests, report.py sums them up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ COMPARISONS: Mapping[str, Sides] = {
 async def compare_sides(
     sides: Sides, load: Load, rounds: int, arguments: Sequence[str], clock: Clock, console: Console
 ) -> dict[str, list[Figures]]:
-    """Figures by side; sides alternate, so that a drift of the machine meets both."""
+    """Figures by side. The sides alternate, so that a drift of the machine affects both."""
     found: dict[str, list[Figures]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, own in sides.items():
@@ -38,7 +38,7 @@ async def compare_sides(
 
 
 def show_sides(found: Mapping[str, Sequence[Figures]], load: Load, console: Console, markdown: bool) -> dict[str, Any]:
-    """Prints the table; returns what programs want to know."""
+    """Prints the table. Returns the same as JSON."""
     ours, baseline = found
     rounds = len(found[ours])
     ratio = ratios(found[ours], found[baseline])

@@ -1,7 +1,7 @@
-"""Servers that end with whoever measures them, also when that is killed: `python -m loadtest.tied PID COMMAND...`
-becomes COMMAND, which the kernel kills when its parent PID ends.
+"""Servers that end with the process that measures them, even if it is killed.
 
-What it does not know: what COMMAND itself has started; Baton's own processes see to that by themselves.
+`python -m loadtest.tied PID COMMAND...` becomes COMMAND, which the kernel kills when its parent PID ends. What COMMAND
+has started must end on its own, as Baton's processes do.
 """
 
 import os
@@ -12,15 +12,15 @@ from runtime.process_life import die_with_parent
 
 
 def tied(command: Sequence[str]) -> tuple[str, ...]:
-    """The command line that this process, on its main thread, starts instead of `command`."""
+    """The command line to start instead of `command`, from the main thread of this process."""
     return (sys.executable, "-m", "loadtest.tied", str(os.getpid()), *command)
 
 
 def main() -> None:
-    """Never returns."""
+    """Replaces this process by the command."""
     pid, *command = sys.argv[1:]
     die_with_parent(int(pid))
-    os.execvp(command[0], command)  # noqa: S606  # it is the command that was typed, word by word
+    os.execvp(command[0], command)  # noqa: S606  # the command that the caller typed
 
 
 if __name__ == "__main__":

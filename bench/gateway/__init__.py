@@ -1,1 +1,1 @@
-"""`make bench-gateway`: what the gateway costs by itself, and many streams beside long prompts."""
+"""`make bench-gateway`: the cost of the gateway alone, and many streams beside long prompts."""

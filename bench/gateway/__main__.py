@@ -1,8 +1,7 @@
-"""`python -m bench.gateway`: what the gateway itself costs: its CPU per token, and the time that it adds
-before the first token. A real gateway process, workers without a model, streaming clients. Then many streams, and long
-prompts beside them (crowd.py).
+"""`python -m bench.gateway`: the gateway's CPU per token, and the time that it adds before the first token.
 
-The last line is one JSON object. What it does not know: models.
+A real gateway process serves streaming clients from workers without a model. Then many streams run beside long prompts
+(crowd.py). The last line of output is one JSON object.
 """
 
 import argparse
@@ -30,7 +29,7 @@ TARGET_CPU_US, TARGET_TTFT_MS = 100.0, 5.0
 
 @dataclass(frozen=True)
 class Load:
-    """What the clients ask for. `step_s` is the pace of the workers: one token for each stream."""
+    """What the clients ask for. The workers send one token for each stream every `step_s`."""
 
     model: str
     clients: int
@@ -43,7 +42,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Cost:
-    """One run. Milliseconds are of wall clock, microseconds of the gateway's CPU, of all its threads."""
+    """One run. Milliseconds are wall-clock time, microseconds the CPU time of all the gateway's threads."""
 
     cpu_us_per_token: float
     cpu_us_per_request: float
@@ -87,13 +86,16 @@ def _cost(load: Load, before: dict[str, float], after: dict[str, float], cpu_s: 
         "client_p50": median(seen_s) * 1e3,
         "client_p99": seen_s[int(0.99 * (len(seen_s) - 1))] * 1e3,
     }
+
     for side in ("request", "first_token"):
         name = f"baton_gateway_{side}_seconds"
         if name + "_count" in after:
             added[f"{side}_mean"] = grown(name + "_sum") / grown(name + "_count") * 1e3
             added[f"{side}_p99"] = _quantile(name, before, after, 0.99) * 1e3
+
     if "request_mean" in added:
         added["mean"] = added["request_mean"] + added["first_token_mean"]
+
     return Cost(
         cpu_us_per_token=cpu_s / num_tokens * 1e6,
         cpu_us_per_request=cpu_s / (load.clients * load.requests) * 1e6,
@@ -111,27 +113,31 @@ def _quantile(name: str, before: dict[str, float], after: dict[str, float], shar
 
 
 def show(load: Load, costs: Sequence[Cost], crowd: CrowdLoad, rows: Sequence[Crowd], console: Console) -> None:
-    """The tables, and the JSON line for programs: medians of all rounds."""
+    """Prints the tables and a line of JSON: medians of all rounds."""
     cpu = median(each.cpu_us_per_token for each in costs)
     added = {name: round(median(each.ttft_added_ms[name] for each in costs), 3) for name in costs[0].ttft_added_ms}
+
     console.print(
         f"{load.clients} clients, {load.requests} requests each, {load.prompt_tokens} tokens in, "
         f"{load.output_tokens} out, a token every {load.step_s * 1e3:g} ms; medians of {counted(len(costs), 'round')}"
     )
+
     table = Table("figure", "value", "target")
     table.add_row("gateway CPU per token (us)", f"{cpu:.1f}", f"<= {TARGET_CPU_US:g}")
     for name, value in added.items():
         table.add_row(f"added to TTFT, {name} (ms)", f"{value:.2f}", f"<= {TARGET_TTFT_MS:g}" if name == "mean" else "")
     console.print(table)
+
     if rows:
         console.print(crowd_table(crowd, rows))
+
     known = {name: value if math.isfinite(value) else None for name, value in added.items()}  # JSON has no infinity
     figures = {"cpu_us_per_token": round(cpu, 1), "ttft_added_ms": known, "rounds": len(costs)}
     print(json.dumps({"gateway": figures | {"crowd": crowd_json(rows)}}))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0; a stream that goes wrong raises."""
+    """Exit status 0. A stream that goes wrong raises."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.gateway",
         description="A gateway alone, with workers that have no model: its CPU per token, what it adds to TTFT, "
@@ -152,9 +158,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--beside", type=int, nargs="*", default=[500_000, 7_900_000], help="bytes of prompts (default 0.5 and 7.9 MB)"
     )
     asked = parser.parse_args(argv)
+
     load = Load(
         asked.model, asked.clients, asked.requests, asked.inp, asked.out, asked.step_ms / 1e3, vocab_size=asked.vocab
     )
+
     costs = [asyncio.run(run(load)) for _ in range(asked.rounds)]
     crowd = CrowdLoad(
         asked.model, asked.vocab, asked.streams, asked.streams_step_ms / 1e3, asked.streams_s, tuple(asked.beside)

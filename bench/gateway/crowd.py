@@ -1,8 +1,7 @@
-"""What long prompts do to many streams beside them: the longest gap between two tokens of any stream, the gateway's CPU
-per token and its memory.
+"""Many streams beside long prompts: the longest gap between two tokens of a stream, the gateway's CPU and memory.
 
-The long prompts begin when all streams have their first token. Streams and workers share the process that measures: how
-late its own clock ticks is the part of a gap that the process itself may have caused.
+The long prompts begin when all streams have their first token. This process holds all streams and workers, so a gap may
+be its own fault: how late its clock ticks is measured too.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
 TARGET_GAP_MS = 250.0
-SHARE_BESIDE = 0.7  # of the streams' time in which long prompts are begun
+SHARE_BESIDE = 0.7  # part of the streams' time in which long prompts are sent
 TICK_S = 0.005
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 WORDS = "once upon a time there was a little girl who lived in a village by the forest, and she had 3 cats. "
@@ -41,7 +40,7 @@ WORDS = "once upon a time there was a little girl who lived in a village by the 
 
 @dataclass(frozen=True)
 class CrowdLoad:
-    """Streams that run for `seconds`, a token every `step_s`; beside them prompts of so many bytes, one at a time."""
+    """Streams that run for `seconds`, a token every `step_s`; beside them prompts of these lengths, one at a time."""
 
     model: str
     vocab_size: int
@@ -53,7 +52,7 @@ class CrowdLoad:
 
 @dataclass(frozen=True)
 class Crowd:
-    """One row. `client_late_ms` is how late the measuring process itself was at most; CPU is all that was used."""
+    """One row. `client_late_ms`: the greatest delay of the measuring process itself."""
 
     beside_bytes: int
     num_beside: int
@@ -64,7 +63,7 @@ class Crowd:
 
 
 async def measure_crowd(load: CrowdLoad) -> list[Crowd]:
-    """A row for the streams alone, then one for each length of prompts beside them; one gateway for all."""
+    """A row for the streams alone, then one for each length of the prompts beside them. One gateway serves all."""
     clock = MonotonicClock()
     with _long_context(Path(load.model)) as folder:
         async with (
@@ -95,6 +94,7 @@ async def _row(load: CrowdLoad, gateway: Running, clock: Clock, num_bytes: int) 
         num_beside = await _prompts_beside(gateway.url, clock, num_bytes, begun + SHARE_BESIDE * load.seconds)
         ended, cpu_s, after = clock.now(), cpu_seconds(gateway.pid) - cpu_s, await metrics_of(gateway.url)
         ticking.cancel()
+
     name = "baton_generation_tokens_total"
     return Crowd(
         num_bytes,
@@ -107,10 +107,11 @@ async def _row(load: CrowdLoad, gateway: Running, clock: Clock, num_bytes: int) 
 
 
 async def _prompts_beside(url: str, clock: Clock, num_bytes: int, until: float) -> int:
-    """Sends prompts one after another; their number. ConfigError for an answer that is neither whole nor too long."""
+    """Sends prompts one after another and returns their number. ConfigError for any answer but 200 and too long."""
     if not num_bytes:
         await asyncio.sleep(until - clock.now())
         return 0
+
     text = (WORDS * (num_bytes // len(WORDS) + 1))[:num_bytes]
     body, num_sent = json.dumps({"prompt": text, "max_tokens": 1}).encode(), 0
     while clock.now() < until:
@@ -122,7 +123,7 @@ async def _prompts_beside(url: str, clock: Clock, num_bytes: int, until: float) 
 
 
 def longest_gap_s(streams: Iterable[Streamed], begun: float, ended: float) -> float:
-    """Of all pauses between two reads of one stream that overlap [begun, ended)."""
+    """The longest pause between two reads of one stream, of those that overlap [begun, ended)."""
     pauses = (pause for each in streams for pause in zip(each.token_times, each.token_times[1:], strict=False))
     return max((after - before for before, after in pauses if after > begun and before < ended), default=nan)
 
@@ -135,7 +136,7 @@ class _Lateness:
         self.most_s = 0.0
 
     async def watch(self) -> None:
-        """Until it is cancelled."""
+        """Measures until it is cancelled."""
         while True:
             due = self._clock.now() + TICK_S
             await asyncio.sleep(TICK_S)
@@ -144,7 +145,7 @@ class _Lateness:
 
 @contextmanager
 def _long_context(model: Path) -> Iterator[Path]:
-    """A folder with the model's tokenizer and a context as long as the workers'."""
+    """A folder with the model's tokenizer and the workers' context length."""
     with tempfile.TemporaryDirectory(prefix="baton-crowd-") as name:
         for each in TOKENIZER_FILES:
             shutil.copy(model / each, name)
@@ -155,7 +156,7 @@ def _long_context(model: Path) -> Iterator[Path]:
 
 
 def crowd_table(load: CrowdLoad, rows: Sequence[Crowd]) -> Table:
-    """For people."""
+    """The rows as a table."""
     title = f"{load.streams} streams, a token every {load.step_s * 1e3:g} ms, beside prompts one at a time"
     columns = ("beside (bytes)", "prompts", f"longest gap (ms), <= {TARGET_GAP_MS:g}", "client late (ms)")
     table = Table(*columns, "CPU per token (us)", "peak memory (MB)", title=title)
@@ -172,5 +173,5 @@ def crowd_table(load: CrowdLoad, rows: Sequence[Crowd]) -> Table:
 
 
 def crowd_json(rows: Sequence[Crowd]) -> list[dict[str, Any]]:
-    """For programs; null where no pause was seen."""
+    """The rows as JSON, with null if no pause was seen."""
     return [{name: round(value, 1) if isfinite(value) else None for name, value in asdict(row).items()} for row in rows]

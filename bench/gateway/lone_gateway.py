@@ -1,8 +1,4 @@
-"""A gateway process on its own, and bare HTTP clients for it: they cost little, so that little but the gateway is
-measured.
-
-What it does not know: figures.
-"""
+"""A gateway process alone, and plain HTTP clients that cost little CPU themselves."""
 
 import asyncio
 import json
@@ -31,23 +27,25 @@ class Running(NamedTuple):
     """A gateway process that is ready."""
 
     url: str
-    control: str  # where workers dial
+    control: str  # the endpoint that workers dial
     pid: int
 
 
 @asynccontextmanager
 async def gateway_process(model: str, limits: HttpLimits | None = None) -> AsyncIterator[Running]:
-    """A gateway in a process of its own."""
+    """Starts a gateway process, yields it once it is ready, and stops it."""
     settings = GatewaySettings(
         model=model, served_model_name="bench", port=0, limits=limits or HttpLimits(), log_level="error"
     )
+
     read_fd, write_fd = os.pipe()
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "gateway", "--settings", settings.to_json(), "--status-fd", str(write_fd)),
         pass_fds=(write_fd,),
-        env={**os.environ, LAUNCHER_PID: str(os.getpid())},  # it ends with us, however we end
+        env={**os.environ, LAUNCHER_PID: str(os.getpid())},  # the gateway dies with this process
     )
+
     os.close(write_fd)
     try:
         async with asyncio.timeout(START_S):
@@ -76,7 +74,7 @@ async def _ready(read_fd: int) -> tuple[str, str]:
 
 
 class Streamed(NamedTuple):
-    """When one streamed completion was sent, and when each read brought some of its tokens; seconds of one clock."""
+    """When one streamed completion was sent, and when each read brought tokens, in seconds of one clock."""
 
     sent_at: float
     token_times: list[float]
@@ -89,8 +87,8 @@ async def stream(
     max_tokens: int,
     on_first: Callable[[], None] = lambda: None,
 ) -> Streamed:
-    """One streamed completion over a connection of its own. `on_first` is called when its first token is here.
-    ConfigError unless it has all its tokens."""
+    """One streamed completion on its own connection. Calls `on_first` at its first token. ConfigError unless it has all
+    its tokens."""
     body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}).encode()
     sent_at, times, parts = clock.now(), list[float](), list[bytes]()
     async for part in _post(url, body):
@@ -99,6 +97,7 @@ async def stream(
             times.append(clock.now())
             if len(times) == 1:
                 on_first()
+
     answer = b"".join(parts)
     if answer.count(b'"index":') != max_tokens or b"data: [DONE]" not in answer:
         raise ConfigError(f"a stream went wrong: {answer[:300]!r}")
@@ -106,14 +105,14 @@ async def stream(
 
 
 async def complete(url: str, body: bytes) -> tuple[int, Any]:
-    """The status and the JSON of one completion that is not streamed."""
+    """Status and JSON of one completion that is not streamed."""
     answer = b"".join([part async for part in _post(url, body)])
     head, _, content = answer.partition(b"\r\n\r\n")
     return int(head.split(b" ", 2)[1]), json.loads(content)
 
 
 async def _post(url: str, body: bytes) -> AsyncIterator[bytes]:
-    """What the gateway answers, part by part."""
+    """The gateway's answer, part by part."""
     where = urlsplit(url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     head = (
@@ -127,20 +126,20 @@ async def _post(url: str, body: bytes) -> AsyncIterator[bytes]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of all threads of a process, in nanosecond steps; /proc and /metrics count in steps of 10 ms.
-    The clock's number is that of Linux's clock_getcpuclockid(3)."""
+    """CPU time of all threads of a process, in steps of nanoseconds; /proc and /metrics count in steps of 10 ms. The
+    clock's number follows Linux's clock_getcpuclockid(3)."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def peak_memory_mb(pid: int) -> float:
-    """The most resident memory that a process has had."""
+    """The most resident memory that a process has had, in MiB."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     [line] = (line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) / 1024
 
 
 async def metrics_of(url: str) -> dict[str, float]:
-    """Every number of /metrics by its name and labels, without the model's."""
+    """Every number of /metrics by its name and labels, without the model's label."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
         text = await response.text()
     lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))

@@ -1,13 +1,12 @@
-"""`python -m bench.overlap`: what overlap hides of the host's work in a decode step, and what a step costs it.
+"""`python -m bench.overlap`: how much host work overlap hides in a decode step, and what a step costs the host.
 
-    forward    the launches of a step again and again, with nobody else running
+    forward    the launches of a step again and again, alone
     overlap    a unified worker that decodes, two launches in flight
     serial     the same worker with one launch in flight
 
-The forward has one core and the host another, then the forward has two threads and nothing is pinned. The first of
-these again for each of kinds.py: requests that are sampled, that use top-p, or that have min_tokens and many
-stops, and a batch that one request joins and one leaves in every step. Beside that, the host's part of a step with a
-model that computes nothing. The last line is one JSON object. On a GPU, `make gpu STEP=decode` measures a step.
+The forward has one core and the host another; then the forward has two threads and nothing is pinned. kinds.py lists
+the requests. Then the host's part of a step is measured with a model that computes nothing. The last line of output is
+one JSON object. On a GPU, `make gpu STEP=decode` measures a step.
 """
 
 import argparse
@@ -37,7 +36,7 @@ from scheduler.streams import Segment
 from scheduler.streams_host import InlineStream
 from unified.worker import UnifiedWorker
 
-SCHEDULED = (1, 8, 16, 32, 64, 128, 256)  # batch sizes of the scheduling cost
+SCHEDULED = (1, 8, 16, 32, 64, 128, 256)  # batch sizes for the cost of scheduling
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,14 @@ class StepTimes:
 
 
 def measure(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: Kind = GREEDY) -> StepTimes:
-    """Both sides in alternation, and after each round what its last launch takes by itself. With one thread the
-    forward has one core and the host another, where there are two."""
+    """Both sides alternate; after each round its last launch is timed alone. With one thread, the forward has one core
+    and the host another, if there are two."""
     cores = sorted(os.sched_getaffinity(0))
     is_pinned = num_threads == 1 and len(cores) > 1
     forward_cores = {cores[0]} if is_pinned else set(cores)
     if is_pinned:
         pin({cores[1]})
+
     clock = MonotonicClock()
     streams = [ReplayedStream(forward_cores, num_threads, clock) for _ in range(2)]
     room = kind.num_requests(batch)
@@ -64,8 +64,10 @@ def measure(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: Kind
         Decoding.on(engine_of(runner, room, plan.max_context, stream), stream, clock, overlap=overlap)
         for stream, overlap in zip(streams, (True, False), strict=True)
     ]
+
     steps: dict[int, list[float]] = {0: [], 1: []}
     forwards: list[float] = []
+
     try:
         for side in sides:
             side.start(batch, plan.context, plan.num_tokens, kind)
@@ -78,12 +80,13 @@ def measure(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: Kind
         for side in sides:
             side.worker.engine.close()
         pin(set(cores))
+
     return StepTimes(*(round(median(each) * 1e3, 3) for each in (forwards, steps[0], steps[1])))
 
 
 @dataclass(frozen=True)
 class NoModel(FakeRunner):
-    """Computes nothing: the same scores for everybody."""
+    """Computes nothing: every token gets the same score."""
 
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """Logits (L, V), all zero."""
@@ -91,32 +94,44 @@ class NoModel(FakeRunner):
 
 
 class CountedStream(InlineStream):
-    """Runs launches where they are made, and says how long they took: what a device would do meanwhile."""
+    """Runs launches at once, and adds up their time, in which a device would run beside the host."""
 
     def __init__(self, clock: Clock) -> None:
         self.spent_s = 0.0
         self._clock = clock
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
-        """As InlineStream."""
+        """See InlineStream."""
         start = self._clock.now()
         super().launch(segments, *used)
         self.spent_s += self._clock.now() - start
 
 
 def schedule_cost(batch: int, plan: Plan, kind: Kind = GREEDY) -> tuple[float, float]:
-    """(microseconds of the host in one step, microseconds to encode what it sends): medians. Everything on this
-    thread, less what the forward stream does."""
+    """(microseconds of the host in one step, microseconds to encode its messages), medians. All runs on this thread;
+    the forward stream's time is subtracted."""
     clock = MonotonicClock()
     stream = CountedStream(clock)
     engine = engine_of(NoModel(), kind.num_requests(batch), plan.max_context, stream)
     worker = UnifiedWorker(engine, "bench", clock, overlap=True, chunk_size=1 << 20)
+
     params = kind.params(plan.num_tokens)
     for index in range(batch):
-        worker.on_gateway(Assign(f"r{index}", 0, (1,) * plan.context, params, 1, None))
+        worker.on_gateway(
+            Assign(
+                request_id=f"r{index}",
+                attempt=0,
+                prompt_ids=(1,) * plan.context,
+                sampling=params,
+                num_choices=1,
+                prefill=None,
+            )
+        )
+
     for _ in range(WARM_STEPS):
         worker.step()
     worker.outbox.gateway.clear()
+
     guests = Guests(worker.on_gateway, params)
     steps, encodings = [], []
     for _ in range(plan.steps * plan.rounds):
@@ -130,7 +145,8 @@ def schedule_cost(batch: int, plan: Plan, kind: Kind = GREEDY) -> tuple[float, f
         steps.append(stepped - start - stream.spent_s)
         encodings.append(clock.now() - stepped)
         worker.outbox.gateway.clear()
-    assert worker.stats().running == batch + len(guests), "nobody has ended: every step had the whole batch"
+
+    assert worker.stats().running == batch + len(guests), "no request has ended: every step had the whole batch"
     return round(median(steps) * 1e6, 1), round(median(encodings) * 1e6, 1)
 
 
@@ -141,8 +157,10 @@ def show(
     costs: dict[int, tuple[float, float]],
     about: str,
 ) -> None:
-    """The tables, and the JSON line for programs. `kinds` has the host's microseconds of a step beside its times."""
+    """Prints the tables and a line of JSON. `kinds` also has the host's microseconds of a step."""
+
     console.print(about)
+
     for num_threads, by_batch in times.items():
         title = "forward on one core, host on another" if num_threads == 1 else f"forward on {num_threads} threads"
         table = Table(
@@ -153,15 +171,18 @@ def show(
             numbers = (each.forward_ms, each.overlap_ms, each.serial_ms)
             table.add_row(str(batch), *(f"{ms:.2f}" for ms in numbers), *(f"{ratio:.2f}" for ratio in ratios))
         console.print(table)
+
     table = Table("what is asked", "forward ms", "overlap ms", "serial ms", "schedule us", title="requests of a kind")
     for name, (each, schedule_us) in kinds.items():
         numbers = (each.forward_ms, each.overlap_ms, each.serial_ms)
         table.add_row(name, *(f"{ms:.2f}" for ms in numbers), f"{schedule_us:.0f}")
     console.print(table)
+
     table = Table("batch", "schedule us", "encode us", title="the host's part of a step, without a model")
     for batch, (schedule_us, encode_us) in costs.items():
         table.add_row(str(batch), f"{schedule_us:.0f}", f"{encode_us:.0f}")
     console.print(table)
+
     found = {threads: {str(b): vars(each) for b, each in by.items()} for threads, by in times.items()}
     result = {
         "batch": found.pop(1, {}),
@@ -189,9 +210,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=40, help="decode steps of a round (default 40)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side, in alternation (default 5)")
     asked = parser.parse_args(argv)
+
     plan = Plan(asked.context, asked.steps, asked.rounds)
     sys.setswitchinterval(1e-4)  # as a worker does
     torch.set_num_threads(1)
+
     runner = ModelRunner.load(asked.model or bench_model(), device="cpu", page_size=PAGE_SIZE)
     times = {n: {batch: measure(runner, batch, plan, n) for batch in asked.batches} for n in asked.threads}
     kinds = {
@@ -199,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for kind in KINDS
     }
     costs = {batch: schedule_cost(batch, plan) for batch in asked.scheduled}
+
     about = (
         f"{plan.context} tokens of context, {plan.steps} steps a round, medians of {plan.rounds} rounds of each side"
     )

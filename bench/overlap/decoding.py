@@ -1,6 +1,6 @@
-"""A unified worker in this process whose requests all decode: what bench/overlap/ and bench/gpu/ time.
+"""A unified worker in this process whose requests all decode; bench/overlap/ and bench/gpu/ time it.
 
-It looks into the rooms that it measures. What it does not know: devices (the stream does), or what is compared.
+It reads the state of the rooms that it measures. The stream decides which device is used.
 """
 
 import os
@@ -24,8 +24,8 @@ from unified.worker import UnifiedWorker
 
 PAGE_SIZE = 16
 WARM_STEPS = 5
-LEAD = 3  # launches of a round before its first that counts: two may be complete already, the third fills the pipeline
-EVERY_TOKEN = 1 << 20  # of all prompts in one chunk
+LEAD = 3  # launches of a round before the first that counts: two may be complete, the third fills the pipeline
+EVERY_TOKEN = 1 << 20  # a chunk as long as any prompt
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def max_context(self) -> int:
-        """The longest that a request becomes (tokens)."""
+        """The greatest length of a request, in tokens."""
         return self.context + self.num_tokens
 
 
@@ -51,16 +51,16 @@ class Replayed(Stream, Protocol):
     """A forward stream that can run its last launch again."""
 
     def replay(self, count: int) -> list[float]:
-        """Runs the last launch `count` times; seconds that each took."""
+        """Runs the last launch `count` times. Returns the seconds of each."""
         ...
 
     def idle(self) -> None:
-        """Waits a moment for the forward stream, where waiting helps it."""
+        """Waits a moment for the forward stream, if that helps the stream."""
         ...
 
 
 class ReplayedStream(HostStream):
-    """On chosen cores."""
+    """A HostStream on chosen cores."""
 
     def __init__(self, cores: set[int], num_threads: int, clock: Clock) -> None:
         self._completed = threading.Event()  # set whenever the forward stream reaches an event
@@ -70,7 +70,7 @@ class ReplayedStream(HostStream):
         super().launch([lambda: pin(cores), lambda: torch.set_num_threads(num_threads)])
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
-        """As HostStream; the launch is remembered."""
+        """Like HostStream's, and keeps the launch for `replay`."""
         self._last = (segments, used)
         super().launch(segments, *used)
 
@@ -90,7 +90,7 @@ class ReplayedStream(HostStream):
         return times
 
     def idle(self) -> None:
-        """Until an event is reached, for 50 ms at most."""
+        """Waits for an event to be reached, for 50 ms at most."""
         self._completed.wait(0.05)
         self._completed.clear()
 
@@ -103,21 +103,30 @@ class Decoding:
     clock: Clock
     idle: Callable[[], None]
     guests: Guests | None = None
-    host_s: float = 0.0  # of the last run, in turns that had something to do, and in encoding what they send
+    host_s: float = 0.0  # of the last run: turns that did something, and encoding of their messages
 
     @staticmethod
     def on(engine: Engine, stream: Replayed, clock: Clock, *, overlap: bool) -> "Decoding":
-        """A worker of the engine, whose forward stream is `stream`."""
+        """A worker on the engine whose forward stream is `stream`."""
         worker = UnifiedWorker(engine, "bench", clock, overlap=overlap, chunk_size=EVERY_TOKEN)
         return Decoding(worker, clock, stream.idle)
 
     def start(self, batch: int, context: int, num_tokens: int, kind: Kind = GREEDY) -> None:
-        """Requests of `context` random tokens that decode `num_tokens` more."""
+        """Starts requests of `context` random tokens that decode `num_tokens` more."""
         rng = random.Random(0)
         params = kind.params(num_tokens)
         for index in range(batch):
             prompt = tuple(rng.choices(range(self.worker.engine.vocab_size), k=context))
-            self.worker.on_gateway(Assign(f"r{index}", 0, prompt, params, 1, None))
+            self.worker.on_gateway(
+                Assign(
+                    request_id=f"r{index}",
+                    attempt=0,
+                    prompt_ids=prompt,
+                    sampling=params,
+                    num_choices=1,
+                    prefill=None,
+                )
+            )
         while self.worker.stats().waiting:
             self._turn()
         if kind.joins:
@@ -125,8 +134,8 @@ class Decoding:
         self.run(WARM_STEPS)
 
     def run(self, steps: int) -> float:
-        """Seconds from the completion of one launch to that of the next, over `steps` of them. Messages are encoded, as
-        the process loop does."""
+        """Mean seconds between the completions of two launches, over `steps` launches. Messages are encoded, as in a
+        worker's loop."""
         first = self._num_completed + LEAD
         while self._num_completed < first:
             self._turn()
@@ -161,7 +170,7 @@ def engine_of(runner: Runner, batch: int, max_context: int, forward: Stream, sch
 
 
 def num_pages(runner: Runner, batch: int, max_context: int) -> int:
-    """Pages that `batch` requests need, the padding page among them."""
+    """Pages that `batch` requests need, and the padding page."""
     return 1 + batch * runner.kv_layout(PAGE_SIZE).num_pages(max_context)
 
 
@@ -181,5 +190,5 @@ def engine_on(
 
 
 def pin(cores: set[int]) -> None:
-    """The calling thread runs on `cores` only."""
+    """Lets the calling thread run on `cores` only."""
     os.sched_setaffinity(0, cores)

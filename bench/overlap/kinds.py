@@ -1,7 +1,4 @@
-"""What the requests of a benchmark's batch ask for, and who joins and leaves it.
-
-What it does not know: workers, or what is timed.
-"""
+"""The kinds of requests in a benchmark's batch, and requests that join and leave it."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,12 +7,12 @@ from dataclasses import dataclass
 from protocol.messages_gateway import Assign, CancelRequest
 from protocol.request import SamplingParams
 
-GUESTS = 4  # of those that join, how many are there before the first one leaves
+GUESTS = 4  # requests that have joined before the first of them leaves
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What each request asks for. With `joins`, in every step one request more joins the batch and one leaves."""
+    """What each request asks for. With `joins`, in every step one more request joins the batch and one leaves."""
 
     name: str
     temperature: float = 0.0
@@ -24,7 +21,7 @@ class Kind:
     joins: bool = False
 
     def params(self, num_tokens: int) -> SamplingParams:
-        """For a request that draws all of `num_tokens` tokens."""
+        """The parameters of a request that draws all of `num_tokens` tokens."""
         return SamplingParams(
             max_tokens=num_tokens,
             min_tokens=num_tokens if self.num_stops else 0,
@@ -35,7 +32,7 @@ class Kind:
         )
 
     def num_requests(self, batch: int) -> int:
-        """How many need memory at once. Rows and pages of a guest that has left are not free at once."""
+        """Requests that need memory at once. The rows and pages of a guest that has left are not free at once."""
         return batch + 2 * GUESTS if self.joins else batch
 
 
@@ -50,25 +47,34 @@ KINDS = (
 
 
 class Guests:
-    """Requests beside those of the batch. With each launch one more comes; once there are GUESTS, the oldest goes."""
+    """Requests beside those of the batch. One joins with each launch; once there are GUESTS, the oldest leaves."""
 
     def __init__(self, tell: Callable[[Assign | CancelRequest], None], params: SamplingParams) -> None:
         self._tell = tell
         self._params = params
         self._names: deque[str] = deque()
-        self._changed_at = -1  # launches
+        self._changed_at = -1  # number of launches at the last change
         self._num = 0
 
     def __len__(self) -> int:
         return len(self._names)
 
     def change(self, num_launches: int) -> None:
-        """One comes and one goes, unless they have already since the last launch."""
+        """Lets one join and one leave, once per launch."""
         if num_launches == self._changed_at:
             return
         self._changed_at = num_launches
         self._num += 1
         self._names.append(f"guest{self._num}")
-        self._tell(Assign(self._names[-1], 0, (1,), self._params, 1, None))
+        self._tell(
+            Assign(
+                request_id=self._names[-1],
+                attempt=0,
+                prompt_ids=(1,),
+                sampling=self._params,
+                num_choices=1,
+                prefill=None,
+            )
+        )
         if len(self._names) > GUESTS:
             self._tell(CancelRequest(self._names.popleft(), 0))

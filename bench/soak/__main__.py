@@ -1,7 +1,7 @@
-"""`python -m bench.soak`: a deployment of Baton under mixed load, clients that leave, and a fault every so often.
+"""`python -m bench.soak`: a deployment of Baton under mixed load, with clients that leave and regular faults.
 
-Status 0 means: no token wrong, no request lost, every fault recovered from, all pages free at the end, no process
-grown, none left behind. The last line is one JSON object. What it does not know: how any of it is found out (run.py).
+Status 0 means: no token wrong, no request lost, every fault recovered from, all pages free at the end, no process grown
+and none left behind. The last line of output is one JSON object.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
 ORPHANS_S = 30.0
-# the faults are ours, and may hit one process again and again
+# Faults may hit one process again and again.
 _FIXED = ("--dtype", "float32", "--max-total-tokens", "16384", "--max-restarts", "1000")
 _LOG_LINES = 40
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All there is to say about a run."""
+    """The result of a run."""
 
     findings: Findings
     growths: Sequence[Growth]
@@ -42,15 +42,15 @@ class Outcome:
     said: Sequence[str]  # the last lines of the deployment's log
 
     def problems(self) -> list[str]:
-        """What must not be."""
+        """Everything that is wrong, a line each."""
         grown = [f"{growth.name} grew" for growth in self.growths if growth.is_flat is False]
         return [*self.findings.problems(), *grown, *(f"left behind: {orphan}" for orphan in self.orphans)]
 
 
 async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Console) -> Outcome:
-    """Starts a deployment, runs the plan on it, ends it."""
+    """Starts a deployment, runs the plan on it and stops it."""
     said: Sequence[bytes] = ()
-    with held_port() as port:  # a gateway that is started again must come back to it
+    with held_port() as port:  # a gateway that is started again must get the same port
         async with deployment(arguments, (*SERVE[:-2], "--port", str(port))) as running:
             watch = Watch(running.pid)
             watch.look(clock.now())
@@ -63,6 +63,7 @@ async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Cons
             await run.run()
             watch.look(clock.now())
             said = running.said
+
     _, alive = psutil.wait_procs(watch.processes(), ORPHANS_S)
     left = {process.pid for process in alive} & {process.pid for process in watch.processes()}
     orphans = [f"process {pid}" for pid in sorted(left)]
@@ -71,13 +72,15 @@ async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Cons
 
 
 def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict[str, Any]:
-    """Prints the tables; returns what programs want to know."""
+    """Prints the tables. Returns the same as JSON."""
     findings, problems = outcome.findings, outcome.problems()
+
     requests = new_table(markdown, "requests that ended as", "number", "by code")
     for verdict in Verdict:
         codes = ", ".join(f"{code} {count}" for code, count in sorted(findings.error_codes.items()))
         requests.add_row(verdict, str(findings.verdicts[verdict]), codes if verdict is Verdict.ERROR else "")
     console.print(requests)
+
     faults = new_table(markdown, "fault", "of", "number", "landed", "recovered", "median s", "longest s")
     for (fault, role), number in sorted(Counter((hit.fault, hit.role) for hit in findings.hits).items()):
         these = [hit for hit in findings.hits if (hit.fault, hit.role) == (fault, role)]
@@ -85,6 +88,7 @@ def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict
         times = (f"{median(took):.1f}", f"{max(took):.1f}") if took else ("-", "-")
         faults.add_row(fault, role, str(number), str(sum(hit.landed for hit in these)), str(len(took)), *times)
     console.print(faults)
+
     memory = new_table(markdown, "process", "lives", "seconds", "MiB max", "MiB/min", "fds max", "fds/min", "flat")
     for growth in outcome.growths:
         flat = {True: "yes", False: "NO", None: "too short"}[growth.is_flat]
@@ -92,11 +96,13 @@ def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict
         more = (growth.fds_max, growth.fds_per_min)
         memory.add_row(growth.name, *(f"{figure:g}" for figure in (*figures, *more)), flat)
     console.print(memory)
+
     for line in [*findings.told, *problems]:
         console.print(line, markup=False)
     if problems:
         console.print("the last lines of its log:", *outcome.said, sep="\n", markup=False)
     console.print(last_line(outcome), markup=False)
+
     return {
         "bench": "soak",
         "seconds": plan.seconds,
@@ -113,7 +119,7 @@ def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict
 
 
 def last_line(outcome: Outcome) -> str:
-    """The verdict in words. A run that was too short to judge growth does not claim it."""
+    """The verdict in words. A run too short to judge growth does not claim that there was none."""
     if problems := outcome.problems():
         return f"not as it must be: {'; '.join(problems)}"
     if any(growth.is_flat is None for growth in outcome.growths):
@@ -122,15 +128,18 @@ def last_line(outcome: Outcome) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Status 1 if anything is not as it must be, 2 for wrong arguments or a deployment that does not come up."""
+    """Status 1 if anything is wrong, 2 for wrong arguments or a deployment that does not start."""
     asked = _parser().parse_args(argv)
     counts = {"prefill": asked.prefill, "decode": asked.decode, "unified": asked.unified}
     roles = {"gateway": 1, **{role: count for role, count in counts.items() if count}}
+
     plan = Plan(
         asked.seconds, asked.clients, asked.leaving, asked.fault_every, asked.asks, asked.vocab, asked.seed, roles
     )
     arguments = [*_FIXED, *(f"--{role}={count}" for role, count in counts.items()), *asked.serve]
+
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+
     try:
         outcome = guarded_run(soak(plan, arguments, MonotonicClock(), console))
     except ConfigError as error:

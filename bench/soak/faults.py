@@ -1,6 +1,6 @@
-"""Which process is hit when, and how; and the hitting, with the proof that it was hit.
+"""Chooses which process is hit when and how, injects the fault, and checks that it took effect.
 
-Processes are hit in turn, so that a run of any length meets every role. What it does not know: what must hold after it.
+Every role is hit in turn, so that a run of any length covers all.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from enum import StrEnum
 
 import psutil
 
-GONE_S = 60.0  # from a signal to the end of the process: SIGTERM has a grace
-STOPPED_S = 5.0  # how long SIGSTOP holds a process: more than the 2 s after which a silent worker is lost
+GONE_S = 60.0  # time for a process to end after a signal; SIGTERM has a grace period
+STOPPED_S = 5.0  # how long SIGSTOP lasts: longer than the 2 s after which a silent worker is lost
 _LOOK_S = 0.02
 
 
@@ -28,7 +28,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True)
 class Hit:
-    """A fault that was injected. `landed`: the process has ended, or stood still. Times in seconds of the clock."""
+    """A fault that was injected. `landed`: the process ended, or stood still. Times are seconds of the clock."""
 
     fault: Fault
     role: str
@@ -39,7 +39,7 @@ class Hit:
 
 
 def schedule(seed: int, roles: Sequence[str]) -> Iterator[tuple[Fault, str]]:
-    """Every fault for every role, in random order, again and again."""
+    """Every fault for every role, in random order, without end."""
     rng = random.Random(seed)
     pairs = [(fault, role) for fault in Fault for role in roles]
     while True:
@@ -60,13 +60,13 @@ def roles_of(launcher: int) -> Mapping[str, list[psutil.Process]]:
 
 
 async def inject(fault: Fault, victim: psutil.Process) -> bool:
-    """Does it; whether it took effect. A stopped process goes on afterwards, if somebody has not ended it meanwhile."""
+    """Injects a fault. Returns whether it took effect. A stopped process is continued, if it still lives."""
     try:
         if fault is Fault.STOP:
             return await _stand_still(victim)
         victim.send_signal(signal.SIGKILL if fault is Fault.KILL else signal.SIGTERM)
     except psutil.NoSuchProcess:
-        return False  # it ended by itself, just now
+        return False  # it had just ended by itself
     return await _comes_to(victim, None, GONE_S)
 
 
@@ -82,7 +82,7 @@ async def _stand_still(victim: psutil.Process) -> bool:
 
 
 async def _comes_to(victim: psutil.Process, status: str | None, within_s: float) -> bool:
-    """Whether it takes on this status in time; None is its end."""
+    """Whether the process reaches this status in time. None: whether it ends."""
     for _ in range(int(within_s / _LOOK_S)):
         try:
             seen: str | None = victim.status()

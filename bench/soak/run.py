@@ -1,7 +1,6 @@
-"""The soak run itself: clients, faults and the watch, side by side, on one deployment; then whether it comes to rest.
+"""The soak run: clients, faults and the watch, side by side on one deployment; then a check that it comes to rest.
 
-What it does not know: what is asked and what is right (work.py), how a process is hit (faults.py), what growth is
-too much (watch.py).
+work.py has the requests and their verdicts, faults.py hits processes, watch.py judges growth.
 """
 
 import asyncio
@@ -23,19 +22,19 @@ from loadtest.http_exchange import Broken, Server, exchange, get
 from protocol.errors import ConfigError
 from runtime.clock import Clock
 
-REQUEST_S = 90.0  # an answer that is not there by then is lost
+REQUEST_S = 90.0  # a request without an answer by then is lost
 RECOVER_S = 120.0
 REST_S = 60.0
 _LOOK_S = 0.2
-_BREATH_S = 0.5  # of a client that got no answer
+_BREATH_S = 0.5  # pause of a client that got no answer
 _AFTER_OUTAGE_S = 1.0
 _MAX_TOLD = 5
-_QUIET_SHARE = 0.25  # of the time between two faults, at least, is without one
+_QUIET_SHARE = 0.25  # at least this share of the time between two faults has none
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A soak run. Seconds; `leaving` is the share of clients that go away; `fault_every_s` 0: no faults."""
+    """A soak run, in seconds. `leaving`: share of clients that leave. `fault_every_s` 0: no faults."""
 
     seconds: float
     clients: int
@@ -44,27 +43,27 @@ class Plan:
     num_asks: int
     vocab: int
     seed: int
-    roles: Mapping[str, int]  # how many processes of each role the deployment has
+    roles: Mapping[str, int]  # number of processes of each role
 
 
 @dataclass
 class Findings:
-    """What happened."""
+    """What happened in a run."""
 
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     error_codes: Counter[str] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)  # of the first wrong and lost ones
+    told: list[str] = field(default_factory=list)  # about the first wrong and lost answers
     hits: list[Hit] = field(default_factory=list)
     at_rest: bool = False
     ended_early: str = ""
     num_tokens: int = 0
 
     def counts(self) -> str:
-        """`80 exact, 3 error`: what requests have come to."""
+        """The verdicts so far: `80 exact, 3 error`."""
         return ", ".join(f"{number} {verdict}" for verdict, number in self.verdicts.items() if number) or "no answers"
 
     def problems(self) -> list[str]:
-        """What must not be, each in one line."""
+        """Everything that is wrong, a line each."""
         bad = [f"{self.verdicts[word]} {word}" for word in (Verdict.WRONG, Verdict.LOST) if self.verdicts[word]]
         bad += [f"{hit.fault} of {hit.role} {hit.pid} had no effect" for hit in self.hits if not hit.landed]
         bad += [f"no recovery from {hit.fault} of {hit.role}" for hit in self.hits if hit.recovered_s is None]
@@ -74,7 +73,7 @@ class Findings:
 
 
 class Soak:
-    """One run on a deployment that serves. `findings` fills as it goes; `tell` hears a line about each fault."""
+    """One run on a deployment that serves. `findings` fills meanwhile; `tell` gets a line about each fault."""
 
     def __init__(
         self,
@@ -91,13 +90,14 @@ class Soak:
         self._clock = clock
         self._watch = watch
         self._tell = tell
+
         self._began = 0.0
         self._known: dict[Ask, Answer] = {}
-        self._outage: tuple[float, float] = (0.0, 0.0)  # the last one of the gateway
+        self._outage: tuple[float, float] = (0.0, 0.0)  # the gateway's last one
         self._over = asyncio.Event()
 
     async def learn(self) -> None:
-        """The known answers: each ask by itself, undisturbed. Then all of them at once, streamed, must say the same."""
+        """Learns the answer to each ask alone and undisturbed. Then all are asked at once, streamed, and must agree."""
         for ask in asks(self._plan.seed, self._plan.num_asks, self._plan.vocab):
             heard = await self._one(Turn(ask, False, None))
             if heard.status != 200 or not heard.done:
@@ -109,7 +109,7 @@ class Soak:
                 raise ConfigError(f"not reproducible before any fault: got {heard.answer()}, then {expected}")
 
     async def run(self) -> None:
-        """Load, faults and watch for the planned time; then rest."""
+        """Runs load, faults and watch for the planned time, then waits for rest."""
         start = self._began = self._clock.now()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_looking())
@@ -119,6 +119,7 @@ class Soak:
                 )
                 for number in range(self._plan.clients)
             ]
+
             if self._plan.fault_every_s:
                 await self._faults(start)
             if not self.findings.ended_early:
@@ -145,7 +146,7 @@ class Soak:
                 await asyncio.sleep(_BREATH_S)
 
     async def _one(self, turn: Turn) -> Heard:
-        """One request from its beginning to whatever end."""
+        """One request from its beginning to its end."""
         heard = Heard()
 
         def take(_: float, line: bytes) -> bool:
@@ -170,8 +171,8 @@ class Soak:
     # ---- faults ----
 
     async def _faults(self, start: float) -> None:
-        """As many as the planned time has room for, each in the middle of its period. Where recoveries take longer than
-        planned, the run does: no fault is left out, and none comes before there was some time without."""
+        """Injects as many faults as the planned time has room for, each in the middle of its period. Slow recoveries
+        make the run longer: no fault is left out, and some undisturbed time comes before each."""
         every = self._plan.fault_every_s
         planned = islice(schedule(self._plan.seed, sorted(self._plan.roles)), int(self._plan.seconds / every))
         for number, (fault, role) in enumerate(planned):
@@ -181,29 +182,33 @@ class Soak:
         await self._until(self._clock.now() + every * _QUIET_SHARE)
 
     async def _hit(self, fault: Fault, role: str) -> bool:
-        """Whether to go on: False when the deployment has ended."""
+        """Injects one fault and waits for recovery. False if the deployment has ended."""
         victims = roles_of(self._running.pid).get(role, [])
         if not victims:
             self.findings.ended_early = f"no {role} process is left"
             return False
         victim = random.Random(f"{self._plan.seed}/{len(self.findings.hits)}").choice(victims)
+
         at = self._clock.now()
         if role == "gateway":
             self._outage = (at, float("inf"))
+
         landed = await inject(fault, victim)
         recovered = await self._recovers(None if fault is Fault.STOP else victim.pid)
         took_s = round(self._clock.now() - at, 2) if recovered else None
+
         self.findings.hits.append(hit := Hit(fault, role, victim.pid, at, landed, took_s))
         self._tell(f"{at - self._began:5.0f} s  {describe(hit)}; so far {self.findings.counts()}")
         if role == "gateway":
             self._outage = (at, self._clock.now() + _AFTER_OUTAGE_S)
+
         if not psutil.pid_exists(self._running.pid) or not roles_of(self._running.pid):
             self.findings.ended_early = "the deployment ended"
             return False
         return True
 
     async def _recovers(self, gone: int | None) -> bool:
-        """Whether every role is complete again in time, without the process `gone`."""
+        """Whether all roles are complete again in time, without the process `gone`."""
         for _ in range(int(RECOVER_S / _LOOK_S)):
             rows = await self._workers()
             counted = Counter(row["role"] for row in rows)
@@ -221,7 +226,7 @@ class Soak:
             await self._until(self._clock.now() + 1.0)
 
     async def _until(self, moment: float) -> None:
-        """Waits for a moment, or for the end of the run."""
+        """Waits for a moment or for the end of the run."""
         try:
             async with asyncio.timeout(max(0.0, moment - self._clock.now())):
                 await self._over.wait()
@@ -229,7 +234,7 @@ class Soak:
             return
 
     async def _comes_to_rest(self) -> bool:
-        """Whether all workers come to hold nothing, by their own word of after the load."""
+        """Whether all workers report, after the load, that they hold nothing."""
         ended = self._clock.now()
         for _ in range(int(REST_S / _LOOK_S)):
             asked = self._clock.now()
@@ -240,7 +245,7 @@ class Soak:
         return False
 
     async def _workers(self) -> Sequence[Mapping[str, Any]]:
-        """The rows of /workers; none while nobody answers."""
+        """The rows of /workers; none if nothing answers."""
         try:
             status, body = await get(self._server, self._clock, "/workers", timeout_s=5.0)
         except Broken:

@@ -1,7 +1,4 @@
-"""Memory and file descriptors of every process over its life, and whether they grow. The fit is pure.
-
-What it does not know: what the processes do.
-"""
+"""Memory and file descriptors of every process over its life, and whether they grow. The fit is pure."""
 
 import contextlib
 from collections.abc import Sequence
@@ -11,10 +8,10 @@ from statistics import fmean
 
 import psutil
 
-WARM_UP_S = 30.0  # pools fill, caches grow: not counted, nor is the first half of a longer life
-LEAST_S = 240.0  # of all lives of a role together; less says nothing
-# What one life may rise by in the part that counts: buffers reach their high-water mark in steps. The longer lives
-# are, the smaller the slope that passes: 10 minutes with 1.6 MiB/min, 1 minute with 16.
+WARM_UP_S = 30.0  # pools fill and caches grow: not counted; nor is the first half of a longer life
+LEAST_S = 240.0  # of all lives of a role together; fewer seconds prove nothing
+# The most that one life may rise by in its counted part: buffers reach their maximum in steps. The longer the lives
+# are, the smaller the slope that passes: 1.6 MiB/min in 10 minutes, 16 MiB/min in 1 minute.
 MAX_RSS_RISE_MIB = 16.0
 MAX_FDS_RISE = 4.0
 _MIB = 2**20
@@ -29,7 +26,7 @@ class Life:
     samples: list[tuple[float, float, int]] = field(default_factory=list)
 
     def counted(self) -> list[tuple[float, float, int]]:
-        """Samples after the warm-up."""
+        """The samples that count: after the warm-up and in the second half."""
         if not self.samples:
             return []
         first, last = self.samples[0][0], self.samples[-1][0]
@@ -39,7 +36,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Growth:
-    """What all lives of a role say together. `seconds` are those that count; `is_flat` is None for too few of them."""
+    """The growth over all lives of a role. `seconds` are those that count; `is_flat` is None if they are too few."""
 
     name: str
     num_lives: int
@@ -59,14 +56,14 @@ class Watch:
         self._lives: dict[tuple[int, float], Life] = {}
 
     def look(self, now: float) -> None:
-        """Takes one sample of every process."""
+        """Samples every process once."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in (self._launcher, *self._launcher.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                     self._sample(process, now)
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that was ever seen and still runs."""
+        """Every process that was seen and still runs."""
         found = []
         for pid, created in self._lives:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -76,7 +73,7 @@ class Watch:
         return found
 
     def growths(self) -> list[Growth]:
-        """One for each role."""
+        """One growth for each role."""
         names = sorted({life.name for life in self._lives.values()})
         return [growth(name, [life for life in self._lives.values() if life.name == name]) for name in names]
 
@@ -94,8 +91,8 @@ class Watch:
 
 
 def _resident_bytes(pid: int) -> int:
-    """Without shared memory: KV, which has its size from the start, and which a prefill worker touches page by page
-    where it writes into that of a decode worker."""
+    """Resident bytes without shared memory. KV lies there; its size is fixed, but a prefill worker that writes in place
+    touches it page by page."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError as error:
@@ -112,9 +109,10 @@ def growth(name: str, lives: Sequence[Life]) -> Growth:
     """The common slope of all lives, each around its own mean."""
     counted = [life.counted() for life in lives]
     seconds = sum(samples[-1][0] - samples[0][0] for samples in counted if samples)
-    minutes = seconds / 60 / max(1, sum(len(samples) > 1 for samples in counted))  # of a life
+    minutes = seconds / 60 / max(1, sum(len(samples) > 1 for samples in counted))  # of a mean life
     rss = slope([[(at, mib) for at, mib, _ in samples] for samples in counted]) * 60
     fds = slope([[(at, float(count)) for at, _, count in samples] for samples in counted]) * 60
+
     every = [sample for life in lives for sample in life.samples]
     return Growth(
         name=name,
@@ -129,7 +127,7 @@ def growth(name: str, lives: Sequence[Life]) -> Growth:
 
 
 def slope(lines: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """Of parallel lines of least squares, per unit of x; 0 where there are no two points on one of them."""
+    """The common slope of parallel lines of least squares; 0 if no line has two points."""
     rise = spread = 0.0
     for points in filter(None, lines):
         middle_x, middle_y = fmean(x for x, _ in points), fmean(y for _, y in points)

@@ -1,13 +1,13 @@
-"""What the clients of a soak run ask for, and the verdict on what they get. Pure.
+"""The requests of a soak run, and the verdict on each answer. Pure.
 
-    exact     the known answer                                right
-    error     an OpenAI error instead of [DONE], 503 or 429   clear: the tokens before it are those of the known answer
-    cut       the connection ended while the gateway was hit  clear, as far as a dead process can be
-    left      the client went away; what it had was right
-    wrong     another token, another finish, another status
-    lost      no end, or an end without a word
+    exact     the known answer
+    error     an OpenAI error instead of [DONE], 503 or 429; allowed if the tokens before it are right
+    cut       the connection ended while the gateway was hit; allowed
+    left      the client left; the tokens before that were right
+    wrong     another token, another finish or another status
+    lost      no end, or an end without an error
 
-What it does not know: how requests travel, which faults there are.
+Faults are injected by faults.py.
 """
 
 import random
@@ -24,7 +24,7 @@ WHOLE_STATUSES = (200, 0)  # 0: the connection broke just after the end
 
 
 class Verdict(StrEnum):
-    """What came of a request; the words of the module's table."""
+    """The verdict on a request. The module's docstring lists them."""
 
     EXACT = "exact"
     ERROR = "error"
@@ -36,7 +36,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Ask:
-    """One request, without `stream`: the answer is the same with and without."""
+    """One request. Its answer is the same with and without `stream`."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -46,7 +46,7 @@ class Ask:
     ignore_eos: bool
 
     def body(self, stream: bool) -> bytes:
-        """As it is sent."""
+        """The HTTP body."""
         fields: dict[str, Any] = {
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
@@ -73,7 +73,7 @@ class Turn:
 
 @dataclass
 class Heard:
-    """What came of one request. `status` 0: nothing; `broken`: how the connection ended early."""
+    """The answer to one request. `status` 0: none came. `broken`: how the connection ended early."""
 
     status: int = 0
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -118,17 +118,18 @@ class Heard:
             self.malformed = f"{type(error).__name__} in {text[:200]!r}"
 
     def answer(self) -> Answer:
-        """For comparison with a known one."""
+        """The answer so far, for comparison with a known one."""
         return {choice: (tuple(ids), self.finishes.get(choice, "")) for choice, ids in self.tokens.items()}
 
 
 def judge(heard: Heard, expected: Answer, gateway_was_hit: bool) -> tuple[Verdict, str]:
-    """The verdict, and for wrong and lost what happened. `gateway_was_hit`: by a fault during this request."""
+    """(the verdict, what happened if it is wrong or lost). `gateway_was_hit`: by a fault during this request."""
     told = f"status {heard.status}, error {heard.error}, broken {heard.broken!r}, got {heard.answer()} of {expected}"
     if heard.malformed:
         return Verdict.WRONG, heard.malformed
     if not all(choice in expected and _begins(ids, expected[choice][0]) for choice, ids in heard.tokens.items()):
         return Verdict.WRONG, told
+
     if heard.done:
         is_exact = heard.status in WHOLE_STATUSES and heard.answer() == expected
         return (Verdict.EXACT, "") if is_exact else (Verdict.WRONG, told)
@@ -148,7 +149,7 @@ def _begins(ids: Sequence[int], expected: Sequence[int]) -> bool:
 def _is_clear(heard: Heard) -> bool:
     error = heard.error
     named = isinstance(error, dict) and all(isinstance(error.get(key), str) for key in ("message", "type", "code"))
-    return named and heard.status in (*CLEAR_STATUSES, *WHOLE_STATUSES)  # or in mid-stream
+    return named and heard.status in (*CLEAR_STATUSES, *WHOLE_STATUSES)  # 0 or 200: an error in mid-stream
 
 
 def asks(seed: int, count: int, vocab: int) -> list[Ask]:
@@ -165,7 +166,7 @@ def asks(seed: int, count: int, vocab: int) -> list[Ask]:
 
 
 def turns(seed: int, known: Sequence[Ask], leaving: float) -> Iterator[Turn]:
-    """Requests without end; a share of `leaving` of their clients goes away at a random time."""
+    """Endless requests. A share of `leaving` of the clients leaves at a random time."""
     rng = random.Random(seed)
     while True:
         leave_after_s = rng.uniform(0, 1.5) ** 2 if rng.random() < leaving else None
