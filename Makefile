@@ -1,5 +1,5 @@
-# Every command that a developer needs. `make` alone prints them. The set-up (a virtual environment in .venv) is made on
-# first use and again when pyproject.toml or constraints.txt change.
+# Every command that a developer needs; `make` alone prints them. The set-up, a virtual environment in .venv, is made on
+# first use, and again when pyproject.toml or constraints.txt change.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +14,7 @@ OUT    ?= gpu-figures
 DEVICE ?= cuda
 MINUTES ?= 25
 
-# What pip is asked for as torch. Empty: the CPU build, from wherever pip is configured to look, else from pytorch.org.
+# The package that pip installs as torch. Empty: the CPU build, from pip's configured index, else from pytorch.org.
 # On a machine with a GPU: make TORCH=torch==2.13.0 ...
 TORCH  ?=
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
@@ -30,11 +30,11 @@ READY   :=
 endif
 
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q
-# For slow tests: more of them than cores, because most wait for processes; who has no more takes some of another's.
+# Slow tests run in more processes than there are cores, because most of them wait for other processes.
 MANY   := -n 4 --dist worksteal
 TOOLS  := $(PY) -m
 
-# Tests start some hundreds of processes: none of them compiles the project anew, whatever the shell asks for.
+# Tests start some hundreds of processes. Each would compile the project again if this variable were set.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -59,16 +59,16 @@ demo: $(SERVING) ## set up, stream one answer, show the request's time line acro
 bench: $(READY) ## measure Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm), or one deployment beside another
 	@$(PY) -m loadtest $(ARGS)
 
-bench-gateway: $(READY) ## measure the gateway alone: its CPU per token, what it adds to TTFT, and streams beside long prompts
+bench-gateway: $(READY) ## measure the gateway alone: CPU per token, time added to TTFT, streams beside long prompts
 	@$(PY) -m bench.gateway $(ARGS)
 
-bench-overlap: $(READY) ## measure a decode step: the forward alone, with overlap, without; and what scheduling costs
+bench-overlap: $(READY) ## measure a decode step (forward alone, with overlap, without) and the cost of scheduling
 	@$(PY) -m bench.overlap $(ARGS)
 
-bench-transfer: $(READY) ## measure how fast KV moves between two processes, beside what memory and sockets can do
+bench-transfer: $(READY) ## measure how fast KV moves between two processes, beside the limits of memory and sockets
 	@$(PY) -m bench.transfer $(ARGS)
 
-soak: $(READY) ## 20 minutes of mixed load with a fault every 20 s: nothing wrong, lost, grown or left behind
+soak: $(READY) ## 20 minutes of mixed load and a fault every 20 s; no answer may be wrong or lost, no process may grow
 	@$(PY) -m bench.soak $(ARGS)
 
 # ---- gates ----
@@ -95,19 +95,19 @@ check-unit:
 test: check ## check, then the slow tests (real processes): under 15 minutes
 	@$(PYTEST) $(MANY) -m "slow and not full and not gpu"
 
-test-full: test ## test, then the exhaustive ones: every topology, page size and chunk
+test-full: test ## test, then the exhaustive tests: every topology, page size and chunk
 	@$(PYTEST) -n 2 -m "full and not gpu" --timeout 1800 --hypothesis-profile thorough
 
-test-faults: $(READY) ## every process killed, ended and paused at every phase; connections cut, frames damaged
+test-faults: $(READY) ## kill, end and pause every process at every phase; cut connections, damage frames
 	@$(PYTEST) -n 2 -m faults -vv --no-header
 
-explore: $(READY) ## random schedules of the overlap scheduler under every strategy: SEEDS=100000 for a night
+explore: $(READY) ## random schedules of the overlap scheduler under every strategy; for a night: SEEDS=100000
 	@OMP_NUM_THREADS=1 $(PY) -m tests.explore --seeds $(SEEDS) --from $(FROM) --strategies '$(STRATEGIES)' $(if $(DETECT),--detect)
 
-explore-handoff: $(READY) ## random worlds of gateway, prefill and decode where everything goes wrong: SEEDS=100000 for a night
+explore-handoff: $(READY) ## random faults in a simulated gateway, prefill and decode; for a night: SEEDS=100000
 	@OMP_NUM_THREADS=1 $(PY) -m tests.explore_handoff --seeds $(SEEDS) --from $(FROM)
 
-mutants: $(READY) ## sabotage scheduler and hand-over, one place at a time: something must notice each of them; under 10 minutes
+mutants: $(READY) ## break scheduler and hand-over in one place at a time; a test must notice each; under 10 minutes
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)
 
 gpu: $(READY) ## on a GPU machine, 25 minutes: tests, parity, speeds beside limits, service, trace (STEP= OUT= DEVICE=cpu)
@@ -116,7 +116,7 @@ gpu: $(READY) ## on a GPU machine, 25 minutes: tests, parity, speeds beside limi
 test-gpu: $(READY) ## the tests that need a CUDA device
 	@$(PY) -m pytest -q -m gpu -n 0
 
-format: $(READY) ## format, and mend what the linter can mend
+format: $(READY) ## format, and apply the linter's fixes
 	@$(TOOLS) ruff check --fix --quiet . || true
 	@$(TOOLS) ruff format .
 
@@ -126,7 +126,7 @@ clean: ## remove the virtual environment, caches and build leftovers
 
 # ---- set-up ----
 
-setup: $(READY) ## make the virtual environment and install everything (the other commands do this by themselves)
+setup: $(READY) ## make the virtual environment and install everything (other commands do this when needed)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -1,1 +1,1 @@
-"""What `make gpu` does: seven steps that use a GPU machine well in 25 minutes."""
+"""`make gpu`: seven steps that measure a GPU machine in 25 minutes."""

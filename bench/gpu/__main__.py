@@ -1,8 +1,7 @@
-"""`python -m bench.gpu` (`make gpu`): everything that is to be known of a GPU machine, step by step, in 25 minutes.
+"""`python -m bench.gpu` (`make gpu`): all measurements of a GPU machine, step by step, in 25 minutes.
 
-Each step has a process and a time limit of its own; one that fails or hangs is reported, and the rest goes on. In the
-folder OUT: figures.jsonl and page.md grow with every figure, log.txt has what was said. What it does not know: how
-anything is measured.
+Each step has its own process and time limit. A step that fails or hangs is reported, and the others go on. The folder
+OUT holds figures.jsonl and page.md, which grow with every figure, and log.txt with all output.
 """
 
 import argparse
@@ -23,12 +22,12 @@ from bench.gpu.sheet import Folder
 from runtime.clock import MonotonicClock
 
 LOG: Final = "log.txt"
-LEAST_S: Final = 5.0  # with less than this left, a step is not begun
+LEAST_S: Final = 5.0  # a step is not begun with less time left
 EXIT_CONFIG: Final = 2
-VARIABLES: Final = {  # of every step
+VARIABLES: Final = {  # set for every step
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
-    "NVIDIA_TF32_OVERRIDE": "0",  # float32 products are float32
+    "NVIDIA_TF32_OVERRIDE": "0",  # true float32 products
     "PYTHONUNBUFFERED": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_OFFLINE": "1",
@@ -36,7 +35,7 @@ VARIABLES: Final = {  # of every step
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Status 1: a step failed or was not run; goals that are missed are figures. 2: there is no such device or step."""
+    """Status 1: a step failed or was not run. 2: no such device or step. A missed goal is a figure, not a failure."""
     names = ", ".join(step.name for step in STEPS)
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--step", default="", help=f"some of: {names} (default: all)")
@@ -46,18 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu-figures"), help="folder for figures, page and log")
     parser.add_argument("--minutes", type=float, default=TOTAL_S / 60, help="for all steps together (default 25)")
     asked = parser.parse_args(argv)
+
     console = Console(highlight=False, soft_wrap=True)
     try:
         steps = chosen(asked.step.replace(",", " ").split())
     except ValueError as error:
         console.print(f"make gpu: {error}", style=None, markup=False)
         return EXIT_CONFIG
+
     told = subprocess.run(
         (sys.executable, "-m", "bench.gpu.machine", asked.device), stdout=subprocess.PIPE, check=False
     )
     if told.returncode != 0:
         console.print(told.stdout.decode(errors="replace").strip() or "make gpu: torch does not start", markup=False)
         return EXIT_CONFIG
+
     folder = Folder(asked.out)
     folder.begin(Machine(json.loads(told.stdout)), [step.name for step in steps])
     run_steps(steps, folder, asked.device, asked.minutes * 60, console)
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_steps(steps: Sequence[Step], folder: Folder, device: str, total_s: float, console: Console) -> None:
-    """One after the other. A step without an end of its own has been killed, or has crashed."""
+    """Runs the steps in turn. A step that has not written its end was killed or has crashed."""
     clock = MonotonicClock()
     end_s = clock.now() + total_s
     for index, step in enumerate(steps):
@@ -81,19 +83,19 @@ def run_steps(steps: Sequence[Step], folder: Folder, device: str, total_s: float
 
 
 def child_command(step: Step, folder: Folder, device: str, limit: float) -> tuple[str, ...]:
-    """The process of one step."""
+    """The command line of one step's process."""
     options = ("--device", device, "--out", str(folder.path), "--seconds", f"{limit:.0f}")
     return (sys.executable, "-m", "bench.gpu.child", step.name, *options)
 
 
 def variables() -> dict[str, str]:
-    """The environment of a step, beside what is there: this folder is found whatever the step starts where."""
+    """The variables added to a step's environment. The project's folder is found from any working directory."""
     paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**VARIABLES, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def report(steps: Sequence[Step], folder: Folder, console: Console) -> int:
-    """A line for each step, and the exit status."""
+    """Prints a line for each step. Returns the exit status."""
     records = folder.records()
     console.print(f"\n{folder.path / 'page.md'} and {folder.path / 'figures.jsonl'}:", markup=False)
     for step in steps:

@@ -1,6 +1,6 @@
-"""Workers that decode the shape on a device, ready to be timed: with and without graphs, with and without overlap.
+"""Workers that decode the shape on a device, to be timed: with and without graphs, with and without overlap.
 
-All share one KV memory, whose numbers are noise. What it does not know: what their times should be.
+All share one KV memory, which holds random numbers.
 """
 
 import os
@@ -25,7 +25,7 @@ from scheduler.warm_up import warm_up
 
 @dataclass
 class Decoder:
-    """One way to decode, under way."""
+    """One way to decode, started."""
 
     graphs: bool
     overlap: bool
@@ -37,9 +37,10 @@ class Decoder:
 def decoders(
     runner: ModelRunner, batch: int, plan: Plan, graphs: tuple[bool, ...] = (True, False)
 ) -> Iterator[list[Decoder]]:
-    """Each way of `graphs`, with overlap and without: `batch` requests of the plan's context decode."""
+    """For each way of `graphs`, a worker with overlap and one without, decoding `batch` requests of the plan."""
     kv = PagedKv(runner.kv_layout(PAGE_SIZE), num_pages(runner, batch, plan.max_context), runner.device)
     noise(kv)
+
     found: list[Decoder] = []
     try:
         for with_graphs in graphs:
@@ -50,6 +51,7 @@ def decoders(
             found += [_started(own, kv, batch, plan, with_graphs, overlap) for overlap in (True, False)]
             if with_graphs and not own.num_replays:
                 raise RuntimeError("no graphs could be captured; the log says why")
+
         yield found
     finally:
         for each in found:
@@ -66,7 +68,7 @@ def _started(runner: GraphedRunner, kv: PagedKv, batch: int, plan: Plan, graphs:
 
 
 def new_stream(device: torch.device) -> Replayed:
-    """A forward stream."""
+    """A new forward stream."""
     if device.type == "cuda":
         return ReplayedCudaStream(device)
     return ReplayedStream(os.sched_getaffinity(0), 1, MonotonicClock())

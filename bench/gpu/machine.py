@@ -1,6 +1,6 @@
-"""`python -m bench.gpu.machine DEVICE`: what runs where, as one JSON object; status 2 and a sentence without a device.
+"""`python -m bench.gpu.machine DEVICE`: the machine and its software as one JSON object.
 
-What it does not know: what is measured.
+Without that device, status 2 and a sentence.
 """
 
 import json
@@ -20,7 +20,7 @@ EXIT_CONFIG: Final = 2
 
 
 def facts(device: str) -> dict[str, Value]:
-    """Names and values, for the page's first lines."""
+    """Names and values for the first lines of the page."""
     found: dict[str, Value] = {"device": device_words(device), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     found |= {"commit": _commit(), "Python": platform.python_version(), "torch": torch.__version__}
     found |= {name: _version(name) for name in ("triton", "transformers")}
@@ -32,7 +32,7 @@ def facts(device: str) -> dict[str, Value]:
 
 
 def device_words(device: str) -> str:
-    """The device's name. On a CPU: that nothing is measured."""
+    """The device's name. For a CPU, a sentence that nothing is measured."""
     return torch.cuda.get_device_name(0) if device == "cuda" else "a CPU with tiny shapes, which measures nothing"
 
 

@@ -1,7 +1,4 @@
-"""The page of a run in Markdown, to be pasted into docs/measurements.md. Pure: records in, text out.
-
-What it does not know: where the records are, or what any of them means.
-"""
+"""Writes the page of a run in Markdown, to be pasted into docs/measurements.md. Pure: records in, text out."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
@@ -11,7 +8,7 @@ from loadtest.report import counted
 
 
 def page(records: Sequence[Record], steps: Sequence[str]) -> str:
-    """A heading, what ran where, a line for each step, then the tables of each."""
+    """A heading, the machine, a line for each step, then each step's tables."""
     machine = next((record for record in records if isinstance(record, Machine)), Machine({}))
     lines = [
         f"### {_text(machine.facts.get('device', 'a machine'))}, {_text(machine.facts.get('date', 'undated'))}",
@@ -44,7 +41,7 @@ def _of_step(name: str, own: Sequence[Record]) -> Iterator[str]:
 
 
 def _table(title: str, rows: Sequence[Row]) -> Iterator[str]:
-    """A title, a sentence about its columns, and the rows. Columns of numbers stand to the right."""
+    """A title, a sentence about the columns, and the rows. Columns of numbers are aligned right."""
     about = next((row.about for row in rows if row.about), "")
     yield f"**{title}.** {about}".rstrip()
     yield ""
@@ -73,7 +70,7 @@ def _sentence(note: Note) -> str:
 
 
 def _text(value: Value) -> str:
-    """Three digits that matter; whole numbers in full."""
+    """Three significant digits; integers in full."""
     if value is None:
         return "-"
     if not isinstance(value, float):

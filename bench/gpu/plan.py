@@ -1,7 +1,4 @@
-"""The steps of `make gpu`, in order of value, and how 25 minutes are shared among them. Pure.
-
-What it does not know: what a step does.
-"""
+"""The steps of `make gpu`, the most valuable first, and how they share 25 minutes. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +6,12 @@ from typing import Final
 
 TOTAL_S: Final = 25 * 60.0
 STEP_S: Final = 8 * 60.0
-WINDING_UP_S: Final = 15.0  # of a step's time, in which it begins no new part
+WINDING_UP_S: Final = 15.0  # at the end of a step's time: no new part is begun
 
 
 @dataclass(frozen=True)
 class Step:
-    """`module` of this package measures it in about `seconds` on an H200; `words` say what."""
+    """One step. `module` of this package runs it in about `seconds` on an H200; `words` describe it."""
 
     name: str
     module: str
@@ -34,7 +31,7 @@ STEPS: Final = (
 
 
 def chosen(names: Sequence[str]) -> list[Step]:
-    """The steps of these names in their order; all without names. ValueError names one that does not exist."""
+    """The steps of these names, in their order; without names all steps. ValueError for an unknown name."""
     known = {step.name for step in STEPS}
     if unknown := sorted(set(names) - known):
         raise ValueError(f"STEP: got {unknown[0]!r}, expected some of {', '.join(step.name for step in STEPS)}")
@@ -42,9 +39,8 @@ def chosen(names: Sequence[str]) -> list[Step]:
 
 
 def limit_s(steps: Sequence[Step], left_s: float) -> float:
-    """How long the first of `steps` may take when `left_s` seconds are left to all of them. The seconds that the later
-    steps need are kept for them. Where the time is too short for all, every step's seconds are scaled down alike. At
-    most STEP_S, never negative."""
+    """The time limit of the first of `steps`, when all of them have `left_s` seconds. The later steps keep the seconds
+    that they need. If the time is too short for all, all are scaled down alike. At most STEP_S, never negative."""
     needed_s = sum(each.seconds for each in steps)
     scale = min(1.0, max(0.0, left_s) / needed_s)
     return max(0.0, min(STEP_S, left_s - scale * (needed_s - steps[0].seconds)))

@@ -1,7 +1,4 @@
-"""One step in a process of its own, with a time limit: whatever it does, it and all that it has started are gone then.
-
-What it does not know: what the step does.
-"""
+"""Runs one step in its own process, with a time limit. Afterwards the process and all that it started are gone."""
 
 import contextlib
 import os
@@ -20,7 +17,7 @@ GONE_S: Final = 10.0
 
 
 def run_limited(command: Sequence[str], limit_s: float, log: Path, variables: Mapping[str, str]) -> str:
-    """Runs `command`; what it says goes to the end of `log`. Returns why it has failed, "" if it has not."""
+    """Runs `command` and appends its output to `log`. Returns why it failed, or ""."""
     with log.open("ab") as said:
         child = subprocess.Popen(
             tied(command), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
@@ -32,13 +29,14 @@ def run_limited(command: Sequence[str], limit_s: float, log: Path, variables: Ma
             return f"not over after {limit_s:.0f} s: killed"
         finally:
             end_tree(child)
+
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"
     return f"ended with status {status}" if status else ""
 
 
 def end_tree(child: "subprocess.Popen[bytes]") -> None:
-    """Kills the process, its descendants, and whoever is left in its session; returns when they are gone."""
+    """Kills the process, its descendants and the rest of its session. Returns when they are gone."""
     doomed = session_members(child.pid)
     with contextlib.suppress(psutil.NoSuchProcess):
         doomed += psutil.Process(child.pid).children(recursive=True)

@@ -1,10 +1,10 @@
-"""What a run of `make gpu` finds, as records: one JSON object a line, written the moment it is known.
+"""The results of a run of `make gpu` as records: one JSON object a line, written as soon as it is known.
 
-    machine                    what ran where; once
+    machine                    hardware and software; once
     row, goal, note            a step's figures
     end                        how a step ended
 
-What it does not know: what is measured, or how a page looks.
+page.py shows them.
 """
 
 import json
@@ -17,14 +17,14 @@ Value = str | int | float | None
 
 @dataclass(frozen=True)
 class Machine:
-    """What ran where: names and values, as the page's first lines say them."""
+    """Hardware and software: names and values for the first lines of the page."""
 
     facts: dict[str, Value]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table of a step. All rows of a table have the same cells. `about` says what the columns are."""
+    """One line of a step's table. All rows of a table have the same cells. `about` explains the columns."""
 
     step: str
     table: str
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure that has a bound. `judged` is false where it says nothing of a GPU."""
+    """A figure that has a bound. `judged` is false if it tells nothing about a GPU."""
 
     step: str
     words: str
@@ -54,7 +54,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence of a step. `fault`: a part that failed, and with it the step."""
+    """A sentence of a step. `fault`: a part failed, and so the step does."""
 
     step: str
     text: str
@@ -63,7 +63,7 @@ class Note:
 
 @dataclass(frozen=True)
 class End:
-    """A step is over after `seconds`; `why` says what failed, or why the step was not run."""
+    """A step has ended after `seconds`. `why` says what failed, or why the step was not run."""
 
     step: str
     outcome: Literal["ok", "failed", "not run"]
@@ -77,7 +77,7 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def to_line(record: Record) -> str:
-    """The record as one line of JSON. Numbers that JSON has no word for are an error."""
+    """The record as one line of JSON. Infinity and NaN are errors."""
     return json.dumps({"kind": _NAMES[type(record)], **asdict(record)}, allow_nan=False)
 
 
@@ -89,23 +89,26 @@ def of_lines(lines: Iterable[str]) -> Iterator[Record]:
 
 
 def of_step(record: Record, name: str) -> bool:
-    """Whether a step called `name` has written it."""
+    """Whether the step called `name` has written it."""
     return not isinstance(record, Machine) and record.step == name
 
 
 def summary(name: str, records: Iterable[Record]) -> str:
-    """What came of a step, in one line: its end, and each goal with its number."""
+    """A step's result in one line: its end, and each goal with its figure."""
     own = [record for record in records if of_step(record, name)]
     end = next((record for record in reversed(own) if isinstance(record, End)), None)
     if end is None:
         return "has not run"
     if end.outcome == "not run":
         return f"not run: {end.why}"
+
     goals = [record for record in own if isinstance(record, Goal) and record.judged]
     missed = [str(goal) for goal in goals if not goal.met]
+
     told = [f"{end.outcome}, {end.seconds:.0f} s", *([end.why] if end.why else [])]
     if goals:
         told.append(f"{len(goals) - len(missed)} of {len(goals)} goals met")
     if missed:
         told.append("missed: " + ", ".join(missed))
+
     return "; ".join(told)

@@ -1,6 +1,6 @@
-"""The model that decode, prefill and profile compute: Qwen3-8B's shape, random weights made where they are used.
+"""The model of the decode, prefill and profile steps: Qwen3-8B's shape, with random weights made on the device.
 
-It is loaded as a checkpoint is, so that what runs is what serves. What it does not know: what is timed.
+It is loaded like a checkpoint, so that the code that serves is measured.
 """
 
 import json
@@ -50,7 +50,7 @@ WEIGHT_STD: Final = 0.02
 
 
 class RandomWeights(Checkpoint):
-    """A checkpoint without files: every tensor that is asked for is there, with random numbers in it."""
+    """A checkpoint without files: it has every tensor that is asked for, with random numbers."""
 
     def __init__(self) -> None:
         super().__init__(Path(), {})
@@ -59,7 +59,7 @@ class RandomWeights(Checkpoint):
         return True
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Normal numbers; norms are ones."""
+        """Normal numbers; ones for norms."""
         if "norm" in name:
             return torch.ones(shape, dtype=dtype, device=device)
         return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, WEIGHT_STD)
@@ -73,7 +73,7 @@ def config_of(fields: Mapping[str, Any]) -> ModelConfig:
 
 
 def random_runner(fields: Mapping[str, Any], device: str, page_size: int) -> ModelRunner:
-    """The model of these fields on the device, in bfloat16, the same numbers each time."""
+    """The model of these fields on the device, in bfloat16. Its numbers are the same each time."""
     config, where = config_of(fields), torch.device(device)
     torch.manual_seed(0)
     passes = TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
@@ -105,14 +105,14 @@ def words_of(config: ModelConfig, device: str) -> str:
 
 
 def layer_weights(config: ModelConfig) -> int:
-    """Numbers in the products of one layer."""
+    """The number of weights in the products of one layer."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = config.hidden_size * (queries + 2 * keys) + queries * config.hidden_size
     return attention + 3 * config.hidden_size * config.intermediate_size
 
 
 def decode_bytes(config: ModelConfig, layout: KvLayout, batch: int, context: int) -> int:
-    """The least that a decode step reads: every weight once (of the embedding a row each), and each request's KV."""
+    """The bytes that a decode step must read: each weight once (of the embedding one row each), each request's KV."""
     weights = config.num_layers * layer_weights(config) + config.vocab_size * config.hidden_size
     item_bytes = torch_dtype(layout.dtype).itemsize
     kv = batch * context * 2 * layout.token_bytes * layout.num_layers
@@ -120,7 +120,7 @@ def decode_bytes(config: ModelConfig, layout: KvLayout, batch: int, context: int
 
 
 def prefill_flops(config: ModelConfig, num_tokens: int) -> float:
-    """Of a whole prompt: products of every layer, causal attention, and the head for the last token alone."""
+    """Operations of a whole prompt: all layers' products, causal attention, and the head for the last token only."""
     products = 2.0 * num_tokens * config.num_layers * layer_weights(config)
     pairs = num_tokens * (num_tokens + 1) / 2
     attention = 4.0 * pairs * config.num_heads * config.head_dim * config.num_layers
@@ -131,46 +131,46 @@ def prefill_flops(config: ModelConfig, num_tokens: int) -> float:
 
 
 class WithoutPrompts(GraphedRunner):
-    """Computes decodes only, by graphs once they are captured: a prompt's KV is whatever lies in its pages, its next
-    token any."""
+    """Computes decodes only, by graphs once they are captured. A prompt's KV is whatever its pages hold, and its next
+    token is arbitrary."""
 
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
-        """Zeros where there are prompts in the batch; else as GraphedRunner."""
+        """Zeros if the batch has prompts, else as GraphedRunner."""
         if inp.extend_lens:
             return torch.zeros(inp.logit_indices_L.shape[0], self.config.vocab_size, device=self.device)
         return super().forward(inp, kv, on_layer)
 
 
 def run_again(run: Run) -> Run:
-    """In place of a CUDA graph where there is no device: the same work once more."""
+    """Replaces a CUDA graph on a CPU: does the same work again."""
     return run
 
 
 def maker_of_graphs(device: torch.device) -> Capture:
-    """CUDA graphs; on a CPU what stands in for them."""
+    """CUDA graphs; on a CPU their replacement."""
     return CudaCapture() if device.type == "cuda" else run_again
 
 
 def words_of_graphs(device: str) -> str:
-    """What `maker_of_graphs` makes."""
+    """What `maker_of_graphs` makes, in words."""
     return "graphs" if device == "cuda" else "a stand-in for graphs"
 
 
 def noise(kv: PagedKv) -> None:
-    """Every page but the padding page holds random numbers: zeros may be faster."""
+    """Fills every page but the padding page with random numbers, because zeros may be faster."""
     for layer in range(kv.layout.num_layers):
         kv.layer(layer)[1:].normal_()
     _made(kv.device)
 
 
 def _made(device: torch.device) -> None:
-    """What was made on the current stream is there for other streams."""
+    """Waits for the current stream, so that other streams see its tensors."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def prompt_input(num_tokens: int, start: int, page_size: int, vocab_size: int, device: torch.device) -> ModelInput:
-    """Tokens [start, start + num_tokens) of one prompt in pages 1, 2, ..., whose last token's logits are wanted."""
+    """Tokens [start, start + num_tokens) of one prompt in pages 1, 2, ..., with logits of the last token."""
     end = start + num_tokens
     positions_T = torch.arange(start, end, dtype=torch.int64, device=device)
     return ModelInput(

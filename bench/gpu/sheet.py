@@ -1,6 +1,6 @@
-"""Where a step writes what it finds: a line of JSON at once, and the page anew; and what it still has time for.
+"""Writes the records of a step at once, with the page, and tells the step how much time is left.
 
-A process that is killed leaves what it has written. What it does not know: what is measured.
+A process that is killed leaves what it has written.
 """
 
 import gc
@@ -22,23 +22,23 @@ FIGURES, PAGE = "figures.jsonl", "page.md"
 
 
 class Folder:
-    """The figures and the page of one run. One process at a time writes here."""
+    """The figures and the page of one run. Only one process at a time writes here."""
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
 
     def records(self) -> list[Record]:
-        """Everything that is known."""
+        """All records."""
         file = self.path / FIGURES
         return list(of_lines(file.read_text(encoding="utf-8").splitlines())) if file.exists() else []
 
     def add(self, record: Record) -> None:
-        """Writes a record, which is on disk when this returns, and the page with it."""
+        """Writes a record to disk, and the page with it."""
         self._write([*self.records(), record])
 
     def begin(self, machine: Machine, names: list[str]) -> None:
-        """Forgets what earlier runs have written of these steps, and where; keeps the other steps."""
+        """Drops the machine and these steps of earlier runs; keeps the other steps."""
         kept = [each for each in self.records() if not isinstance(each, Machine)]
         self._write([machine, *(each for each in kept if not any(of_step(each, name) for name in names))])
 
@@ -47,7 +47,7 @@ class Folder:
         self._replace(PAGE, page(records, [step.name for step in STEPS]))
 
     def _replace(self, name: str, text: str) -> None:
-        """Whole or not at all, whoever is killed when."""
+        """Replaces the file as a whole, even if a process is killed meanwhile."""
         unfinished = self.path / f".{name}"
         with unfinished.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -57,7 +57,7 @@ class Folder:
 
 
 class Sheet:
-    """One step's part of a folder. The step should be over at `deadline_s` of `clock`. `judged`: goals count."""
+    """One step's part of a folder. The step should end by `deadline_s` of `clock`. `judged`: whether goals count."""
 
     def __init__(self, folder: Folder, step: str, clock: Clock, deadline_s: float, judged: bool) -> None:
         self.folder = folder
@@ -68,36 +68,36 @@ class Sheet:
         self._faults: list[str] = []
 
     def row(self, table: str, cells: Mapping[str, Value], about: str = "") -> None:
-        """One more line of a table."""
+        """Adds a line to a table."""
         self.folder.add(Row(self._step, table, dict(cells), about))
 
     def goal(self, words: str, value: float, sense: Literal["at least", "at most"], bound: float) -> None:
-        """A figure that has a bound."""
+        """Adds a figure that has a bound."""
         self.folder.add(Goal(self._step, words, round(value, 4), sense, bound, self._judged))
 
     def note(self, text: str) -> None:
-        """A sentence."""
+        """Adds a sentence."""
         self.folder.add(Note(self._step, text))
 
     def fault(self, text: str) -> None:
-        """Something is wrong: the step goes on, and will have failed."""
+        """Adds a failure. The step goes on but counts as failed."""
         self._faults.append(text)
         self.folder.add(Note(self._step, text, fault=True))
 
     @property
     def left_s(self) -> float:
-        """Seconds until the step should be over."""
+        """Seconds until the step should end."""
         return self._deadline_s - self._clock.now()
 
     def part(self, what: str, seconds: float, run: Callable[[], None]) -> None:
-        """Runs a part of the step if the time is left that it takes at most; else a note says that it is left out. A
-        part that raises is a fault, and the others go on."""
+        """Runs a part of the step if its greatest time is left, else writes a note. A part that raises is a fault, and
+        the others go on."""
         if self.left_s < seconds:
             self.note(f"left out: {what} (takes up to {seconds:.0f} s, {max(0.0, self.left_s):.0f} s were left)")
             return
         try:
             run()
-        except Exception as error:  # noqa: BLE001 - whatever a device, a driver or a server has to say
+        except Exception as error:  # noqa: BLE001 - a device, a driver or a server may raise anything
             traceback.print_exc(file=sys.stderr)
             self.fault(f"{what}: {_brief(error)}")
         gc.collect()
@@ -105,13 +105,13 @@ class Sheet:
             torch.cuda.empty_cache()
 
     def end(self) -> None:
-        """The step is over."""
+        """The step has ended."""
         spent_s = self._clock.now() - self._start_s
         why = self._faults[0] if self._faults else ""
         self.folder.add(End(self._step, "failed" if why else "ok", round(spent_s, 1), why))
 
 
 def _brief(error: Exception) -> str:
-    """The type and the first line, which names the fault."""
+    """The error's type and first line."""
     first = (str(error).strip() or "no message").splitlines()[0]
     return f"{type(error).__name__}: {first[:200]}"

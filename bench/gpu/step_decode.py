@@ -1,11 +1,11 @@
-"""Decode steps of Qwen3-8B's shape: the forward alone, with overlap, without; with graphs and without; and the floor.
+"""Decode steps of Qwen3-8B's shape: with overlap and without, with graphs and without, beside the forward alone.
 
-    floor      the bytes that a step must read, over the bandwidth of a device copy
-    forward    the launches of a step again and again, nobody else at work
+    floor      the bytes that a step must read, divided by the bandwidth of a device copy
+    forward    the launches of a step again and again, alone
     overlap    a unified worker that decodes, two launches in flight; serial: one
-    host       what its thread does in a step of the serial worker
+    host       the time of its thread in a step of the serial worker
 
-What it does not know: prompts, whose KV is noise.
+Prompts are not computed: their KV is random.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from bench.gpu.timing import Limits, measured_limits
 from bench.overlap.decoding import PAGE_SIZE, Plan, num_pages
 from model.runner import ModelRunner
 
-FREE_SHARE: Final = 0.9  # of free device memory that KV may take
+FREE_SHARE: Final = 0.9  # share of free device memory that KV may take
 JUDGED_BATCHES: Final = (1, 32)
 FLOOR_SHARE, OVERLAP_RATIO = 0.8, 1.02
 ABOUT: Final = (
@@ -35,13 +35,13 @@ ABOUT: Final = (
 
 @dataclass(frozen=True)
 class Size:
-    """What is decoded. The first batches and contexts are of most value."""
+    """What is decoded. The first batches and contexts matter most."""
 
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     steps: int
     rounds: int
-    part_s: float  # that one batch and context take at most
+    part_s: float  # the greatest time of one batch and context
 
 
 SIZES: Final = {
@@ -61,7 +61,7 @@ class Times:
 
 
 def measure(sheet: Sheet, device: str) -> None:
-    """The step."""
+    """Runs the step."""
     torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
     limits = measured_limits(runner.device)
@@ -69,6 +69,7 @@ def measure(sheet: Sheet, device: str) -> None:
         f"{words_of(runner.config, device)};"
         f" a device copy moves {limits.copy_bytes_s / 1e9:,.0f} GB/s, read plus written"
     )
+
     for context in size.contexts:
         for batch in size.batches:
             what = f"batch {batch}, context {context:,}"
@@ -80,7 +81,7 @@ def measure(sheet: Sheet, device: str) -> None:
 
 
 def _missing_bytes(runner: ModelRunner, batch: int, plan: Plan) -> int:
-    """What the KV takes, if that is more than there is."""
+    """The size of the KV, if the device has not enough memory for it; else 0."""
     layout = runner.kv_layout(PAGE_SIZE)
     needed = num_pages(runner, batch, plan.max_context) * layout.page_bytes * layout.num_layers
     if runner.device.type == "cpu":
@@ -113,10 +114,11 @@ def _judge(sheet: Sheet, batch: int, context: int, ratios: dict[str, float]) -> 
 
 
 def timed(ways: Sequence[Decoder], plan: Plan) -> dict[bool, Times]:
-    """Every way in turn, round by round; after a round, what its last launch takes by itself."""
+    """Every way in turn, round by round. After a round its last launch is timed alone."""
     steps: list[list[float]] = [[] for _ in ways]
     hosts: list[list[float]] = [[] for _ in ways]
     forwards: dict[bool, list[float]] = {way.graphs: [] for way in ways}
+
     for turn in range(plan.rounds):
         order = range(len(ways)) if turn % 2 == 0 else reversed(range(len(ways)))
         for index in order:
@@ -125,6 +127,7 @@ def timed(ways: Sequence[Decoder], plan: Plan) -> dict[bool, Times]:
             hosts[index].append(way.decoding.host_s / plan.steps)
             way.stream.synchronize()
             forwards[way.graphs].append(median(way.stream.replay(plan.steps)))
+
     found = {}
     for graphs, forward in forwards.items():
         [overlap] = [index for index, way in enumerate(ways) if way.graphs == graphs and way.overlap]

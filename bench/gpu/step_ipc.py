@@ -1,6 +1,6 @@
 """KV from one process's device memory into another's, beside a copy within the device: 32k tokens of Qwen3-8B's shape.
 
-What it does not know: how it is moved; bench/transfer/cuda_ipc.py does that.
+bench/transfer/cuda_ipc.py moves it.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ ABOUT: Final = "Bytes moved once a second; the copy is counted likewise. *check*
 
 
 def measure(sheet: Sheet, device: str) -> None:
-    """The step."""
+    """Runs the step."""
     is_gpu = device == "cuda"
     layout, num_tokens, repeat = (LAYOUT, NUM_TOKENS, 15) if is_gpu else (TINY, 512, 2)
     figures = measure_ipc(repeat, num_tokens, layout, device)

@@ -1,11 +1,11 @@
 """Tokens on the device beside transformers on the CPU, float32: greedy and seeded, every family; bfloat16 logits.
 
-    greedy     what transformers generates
-    seeded     what our sampler draws on the CPU from transformers' logits
-    bfloat16   logits of a prompt and of a decode behind it, beside transformers in float32: at most twice as far off as
-               transformers is in bfloat16
+    greedy     transformers generates the expected tokens
+    seeded     Baton's sampler draws them on the CPU from transformers' logits
+    bfloat16   logits of a prompt and of a decode after it. Their error against transformers in float32 may be twice
+               that of transformers in bfloat16
 
-A token that differs fails the step. What it does not know: transfers; `tests` has those.
+A token that differs fails the step.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ SIZES: Final = {"cuda": Size(ARCHITECTURES, EVERY, num_seeded=4), "cpu": Size(("
 
 @dataclass(frozen=True)
 class Wanted:
-    """Prompts with their parameters and tokens."""
+    """Prompts with their parameters and expected tokens."""
 
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
@@ -65,7 +65,7 @@ class Wanted:
 
 
 def measure(sheet: Sheet, device: str) -> None:
-    """The step. On a CPU there is one family; `make test` has them all."""
+    """Runs the step. On a CPU there is one family; `make test` has them all."""
     size = SIZES[device]
     if torch.backends.cuda.matmul.allow_tf32:
         sheet.fault("TF32 is on: float32 products would not be float32")
@@ -106,7 +106,7 @@ def _transformers(found: Reference, dtype: torch.dtype) -> torch.nn.Module:
 
 @torch.no_grad()
 def _seeded(model: torch.nn.Module, prompt: Sequence[int], params: SamplingParams) -> tuple[int, ...]:
-    """What the sampler draws, token by token, from the logits of transformers. All on the CPU."""
+    """The tokens that the sampler draws from transformers' logits, one by one. All on the CPU."""
     req = Req("r", 0, 0, tuple(prompt), params)
     columns = SamplingColumns.of([req], torch.device("cpu"))
     ids = list(prompt)
@@ -117,21 +117,24 @@ def _seeded(model: torch.nn.Module, prompt: Sequence[int], params: SamplingParam
 
 
 def differences(runner: ModelRunner, wanted: Wanted, page_size: int, *, overlap: bool, graphs: bool) -> list[str]:
-    """A sentence for each request whose tokens are others."""
+    """A sentence for each request whose tokens differ."""
     graphed = GraphedRunner(runner, maker_of_graphs(runner.device))
     num_pages = NUM_KV_TOKENS // page_size
     cluster = Cluster(graphed, "1U", overlap=overlap, page_size=page_size, num_pages=num_pages, max_requests=16)
     if graphs:
         cluster.unifieds[0].engine.warm_up()
+
     for index, (prompt, params) in enumerate(zip(wanted.prompts, wanted.params, strict=True)):
         cluster.assign(f"r{index}", list(prompt), params)
     cluster.run()
     cluster.check()
     cluster.close()
+
     if graphs != bool(graphed.num_replays):
         raise RuntimeError(f"graphs were asked for: {graphs}; replayed: {graphed.num_replays} times; the log says why")
     if cluster.failures:
         raise RuntimeError(f"requests failed: {next(iter(cluster.failures.values())).message}")
+
     found = [tuple(cluster.answers[f"r{index}", 0].ids) for index in range(len(wanted.tokens))]
     return [
         difference(index, wanted.params[index], ours, theirs)
@@ -141,7 +144,7 @@ def differences(runner: ModelRunner, wanted: Wanted, page_size: int, *, overlap:
 
 
 def difference(index: int, params: SamplingParams, ours: Sequence[int], theirs: Sequence[int]) -> str:
-    """Says from which token on two answers differ."""
+    """Names the first token in which two answers differ."""
     kind = "greedy" if params.temperature == 0 else "seeded"
     shared = next(
         (at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
@@ -188,5 +191,5 @@ def our_logits(runner: ModelRunner, prompt: Sequence[int]) -> Tensor:
 
 
 def relative_error(found_TV: Tensor, exact_TV: Tensor) -> float:
-    """The norm of the difference over the norm of what is exact."""
+    """The norm of the difference, divided by the norm of the exact values."""
     return float((found_TV - exact_TV).norm() / exact_TV.norm())

@@ -1,7 +1,4 @@
-"""Prompts of Qwen3-8B's shape: how long their forward takes, beside the matrix-product peak of the same run.
-
-What it does not know: scheduling, sampling, where KV goes.
-"""
+"""The time of a prompt's forward in Qwen3-8B's shape, beside the matrix-product peak of the same run."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +37,7 @@ SIZES: Final = {
 
 
 def measure(sheet: Sheet, device: str) -> None:
-    """The step."""
+    """Runs the step."""
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
     limits = measured_limits(runner.device)
     sheet.note(f"{words_of(runner.config, device)}; a product reaches {limits.product_flops_s / 1e12:,.3g} TFLOP/s")

@@ -1,7 +1,4 @@
-"""A trace of decode steps at batch 32, as Chrome and Perfetto show them, and the kernels that take most of it.
-
-What it does not know: what they should take.
-"""
+"""A trace of decode steps at batch 32, for Chrome and Perfetto, and the kernels that take most of the time."""
 
 import gzip
 import shutil
@@ -20,27 +17,30 @@ from bench.gpu.sheet import Sheet
 from bench.overlap.decoding import PAGE_SIZE, Decoding, Plan
 
 TRACE: Final = "decode-trace.json.gz"
-MAX_BYTES: Final = 16 << 20  # what a GPU machine gives back of one file
+MAX_BYTES: Final = 16 << 20  # the largest file that a GPU machine returns
 NUM_ROWS: Final = 12
 STEPS: Final = 4
 ABOUT: Final = "Sums over all steps of the trace."
 
 
 def measure(sheet: Sheet, device: str) -> None:
-    """The step: with graphs and overlap, as a worker decodes."""
+    """Runs the step, with graphs and overlap, as a worker decodes."""
     is_gpu = device == "cuda"
     batch, context = (32, 1024) if is_gpu else (2, 17)
     plan = Plan(context, STEPS, rounds=2)
     runner = device_runner(device, PAGE_SIZE)
     how = f"{words_of_graphs(device)} and overlap"
     sheet.note(f"batch {batch}, context {context:,}, {STEPS} steps, {how}; {words_of(runner.config, device)}")
+
     with decoders(runner, batch, plan, graphs=(True,)) as ways:
         [way] = [each for each in ways if each.overlap]
         found = traced(way.decoding, is_gpu)
+
     size = compress(found, sheet.folder.path / TRACE)
     if size > MAX_BYTES:
         sheet.fault(f"{TRACE} has {size / 1e6:.1f} MB, more than comes back from a GPU machine")
     sheet.note(f"{TRACE}: {size / 1e6:.3g} MB, for chrome://tracing or ui.perfetto.dev")
+
     for cells in top_rows(found.key_averages(), is_gpu):
         sheet.row("What takes the time" if is_gpu else "What takes the host's time", cells, ABOUT)
 
@@ -56,7 +56,7 @@ def traced(decoding: Decoding, is_gpu: bool) -> Any:
 
 
 def compress(found: Any, target: Path) -> int:
-    """Writes the trace; its bytes."""
+    """Writes the trace. Returns its bytes."""
     with tempfile.TemporaryDirectory(prefix="baton-gpu-") as folder:
         plain = Path(folder) / "trace.json"
         found.export_chrome_trace(str(plain))

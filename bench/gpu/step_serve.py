@@ -1,9 +1,9 @@
 """The service over HTTP: a unified worker, and a pair whose workers share the device, under the same loads.
 
     clients          each sends its next request when its last one has ended
-    long prompts     a few a second, beside streams that decode all the while; and the streams without them
+    long prompts     a few a second, beside streams that decode; and the streams without them
 
-What it does not know: how a load is driven (loadtest/), or how workers share memory (`baton serve` does that).
+loadtest/ drives the loads.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from loadtest.report import Figures
 from loadtest.scenarios import PAIR, UNIFIED
 from runtime.clock import MonotonicClock
 
-MID_SIZE: Final[Mapping[str, Any]] = {  # Qwen3-1.7B's shape, embeddings apart
+MID_SIZE: Final[Mapping[str, Any]] = {  # Qwen3-1.7B's shape without its embeddings
     **CONFIG,
     "vocab_size": 151936,
     "hidden_size": 2048,
@@ -55,7 +55,7 @@ class Size:
     streams: Load
     long_tokens: int
     long_rate: float
-    deployment_s: float  # that one takes at most, its start included
+    deployment_s: float  # the greatest time of one deployment, with its start
 
 
 SIZES: Final = {
@@ -74,7 +74,7 @@ SIZES: Final = {
 
 
 def measure(sheet: Sheet, device: str) -> None:
-    """The step."""
+    """Runs the step."""
     size = SIZES[device]
     with tempfile.TemporaryDirectory(prefix="baton-gpu-") as scratch:
         folder = Path(scratch) / "model"
@@ -88,7 +88,7 @@ def measure(sheet: Sheet, device: str) -> None:
 
 
 def random_bytes(name: str, shape: tuple[int, ...], device: str) -> bytes:
-    """Of one bfloat16 tensor, made on the device."""
+    """The bytes of one bfloat16 tensor, made on the device."""
     tensor = RandomWeights().take(name, shape, torch.bfloat16, torch.device(device))
     return tensor.cpu().view(torch.int16).numpy().tobytes()
 
@@ -98,7 +98,7 @@ def _one(sheet: Sheet, name: str, folder: Path, size: Size) -> None:
 
 
 async def _deployment(sheet: Sheet, name: str, folder: Path, size: Size) -> None:
-    """One deployment, every load."""
+    """One deployment under every load."""
     clock = MonotonicClock()
     async with deployed(["--model", str(folder), *size.serve, *DEPLOYMENTS[name]]) as url:
         server = Server.at(url, "")
@@ -117,7 +117,7 @@ async def _deployment(sheet: Sheet, name: str, folder: Path, size: Size) -> None
 
 
 def add_row(sheet: Sheet, table: str, cells: Mapping[str, str | int], load: Load, found: Figures, about: str) -> None:
-    """One line of a table. A figure that is not known is None; requests that failed are a fault."""
+    """Adds a line to a table. An unknown figure is None. Failed requests are a fault."""
     words = f"{load.prompt_tokens:,} in, {load.output_tokens:,} out"
     figures = {
         "TTFT p50": found.ttft_p50_ms, "TTFT max": found.ttft_max_ms,

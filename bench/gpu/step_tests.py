@@ -1,10 +1,10 @@
-"""`pytest -m gpu`: each failure is a figure as soon as it is there.
+"""`pytest -m gpu`: each failure is written down at once.
 
-    side by side    most tests, in several processes: their time is that of compilers
-    one by one      those of tests/handoff, which need a device that nobody else uses
+    side by side    most tests, in several processes, because compilers take most of their time
+    one by one      those of tests/handoff, which need the device for themselves
 
-Tests run in processes of their own, so that one that crashes or hangs fails alone. On a CPU the tests are collected,
-and some others run in their place. What it does not know: what they test.
+Tests run in their own processes, so that one that crashes or hangs fails alone. On a CPU the tests are only collected,
+and some others run in their place.
 """
 
 from collections import Counter
@@ -19,10 +19,10 @@ import pytest
 from bench.gpu.sheet import Sheet
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-TEST_S: Final = 100  # that one test may take
+TEST_S: Final = 100  # the greatest time of one test
 OPTIONS: Final = ("-p", "no:cacheprovider", "-v", "--no-header", "--rootdir", str(ROOT))
 APART: Final = ("--dist", "worksteal", "--timeout", str(TEST_S), "--timeout-method", "thread")
-FAILED: Final = 1  # pytest's status when tests have failed; above it, more than a test is wrong
+FAILED: Final = 1  # pytest's status when tests failed; a higher one means another fault
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ PARTS: Final = {
 
 
 class Watch:
-    """A pytest plugin: counts outcomes, writes down failures, and ends the tests when the step's time is over."""
+    """A pytest plugin: counts outcomes, writes failures, and ends the tests when the step's time is over."""
 
     def __init__(self, sheet: Sheet) -> None:
         self.counts: Counter[str] = Counter()
@@ -56,21 +56,21 @@ class Watch:
         self._sheet = sheet
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """How many there are, where this process has collected them."""
+        """Counts the tests that this process has collected."""
         self.collected = max(self.collected, len(getattr(session, "items", ())))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """How many there are, where another has."""
+        """Counts the tests that another process has collected."""
         self.collected = len(ids)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot even be read as tests."""
+        """A file could not be collected."""
         if report.failed:
             self._failed(report.nodeid, report.longreprtext)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One test's set-up, call or end."""
+        """The set-up, call or teardown of a test has ended."""
         if report.failed:
             self._failed(report.nodeid, report.longreprtext)
         elif report.when == "call" or report.skipped:
@@ -91,13 +91,13 @@ def last_line(text: str) -> str:
 
 
 def measure(sheet: Sheet, device: str) -> None:
-    """The step."""
+    """Runs the step."""
     for part in PARTS[device]:
         run_part(sheet, part)
 
 
 def run_part(sheet: Sheet, part: Part) -> None:
-    """A row for these tests, a fault for each that failed."""
+    """A row for these tests, and a fault for each that failed."""
     watch, start = Watch(sheet), perf_counter()
     status = pytest.main([*OPTIONS, *part.options, *(str(ROOT / path) for path in part.paths)], plugins=[watch])
     counts, runs = watch.counts, "--collect-only" not in part.options

@@ -1,7 +1,6 @@
-"""How long device work takes, and what the device can do at most: a copy of its memory, a matrix product.
+"""Times device work, and measures the device's limits: a copy of its memory and a matrix product.
 
-Device work is timed by events, behind a warm-up; medians of repetitions. On a CPU, by the clock. What it does not know:
-the work.
+On a device, events time the work after a warm-up; on a CPU, the clock. Figures are medians of repetitions.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,20 +19,23 @@ WARM_UP: Final = 3
 
 
 def seconds_each(run: Callable[[], object], repeat: int, device: torch.device, warm_up: int = WARM_UP) -> list[float]:
-    """Seconds of each of `repeat` runs, one right behind the other."""
+    """Seconds of each of `repeat` runs, started without a pause."""
     for _ in range(warm_up):
         run()
+
     if device.type == "cpu":
         moments = [perf_counter()]
         for _ in range(repeat):
             run()
             moments.append(perf_counter())
         return [later - earlier for earlier, later in pairwise(moments)]
+
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeat + 1)]
     events[0].record()
     for event in events[1:]:
         run()
         event.record()
+
     events[-1].synchronize()
     return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(events)]
 
@@ -42,12 +44,12 @@ def seconds_each(run: Callable[[], object], repeat: int, device: torch.device, w
 class Limits:
     """What the device reached in this run, on random numbers."""
 
-    copy_bytes_s: float  # read plus written
-    product_flops_s: float  # of square bfloat16 matrices
+    copy_bytes_s: float  # bytes read plus bytes written
+    product_flops_s: float  # for square bfloat16 matrices
 
 
 def measured_limits(device: torch.device) -> Limits:
-    """A copy far larger than any cache, and a product of 8192 cubed; on a CPU, small ones."""
+    """A copy far larger than any cache, and a product of 8192 x 8192 matrices; smaller ones on a CPU."""
     is_gpu = device.type == "cuda"
     num_bytes, side, repeat = (4 << 30, 8192, 20) if is_gpu else (1 << 24, 256, 3)
     copy_s = _copy_s(num_bytes, repeat, device)
@@ -69,7 +71,7 @@ def _copy_s(num_bytes: int, repeat: int, device: torch.device) -> float:
 
 
 class ReplayedCudaStream(CudaStream):
-    """See bench.overlap.decoding.Replayed; on a device."""
+    """A forward stream on a device. See bench.overlap.decoding.Replayed."""
 
     def __init__(self, device: torch.device) -> None:
         self._own = torch.cuda.Stream(device)
@@ -77,12 +79,12 @@ class ReplayedCudaStream(CudaStream):
         self._last: tuple[Sequence[Segment], tuple[Any, ...]] = ((), ())
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
-        """As CudaStream; the launch is remembered."""
+        """Like CudaStream's, and keeps the launch for `replay`."""
         self._last = (segments, used)
         super().launch(segments, *used)
 
     def replay(self, count: int) -> list[float]:
-        """See Replayed: device time from the end of one to the end of the next."""
+        """See Replayed. Device time from the end of one launch to the end of the next."""
         segments, used = self._last
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         events[0].record(self._own)
@@ -93,4 +95,4 @@ class ReplayedCudaStream(CudaStream):
         return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(events)]
 
     def idle(self) -> None:
-        """Nothing: a worker on a device polls, too."""
+        """Does nothing, because a worker on a device polls."""

@@ -173,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--unified", type=int, default=0, help="unified workers (default 0)")
     parser.add_argument("--markdown", action="store_true", help="tables that can be pasted into a page")
     parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
+
     return parser
 
 

@@ -1,10 +1,9 @@
-"""`python -m bench.transfer`: how fast KV moves from one process to another, beside what the machine can do.
+"""`python -m bench.transfer`: how fast KV moves from one process to another, beside the machine's limits.
 
     prefill's process, one core  --KV-->  decode's process, another core
 
-Sides and their limits take turns, with and without checksums; medians over repetitions, and their spread. Behind them,
-what of a transfer is exposed (exposed.py). The last line is one JSON object. What it does not know: how anything
-is moved (transfer_bench_process.SIDES).
+Sides and their limits take turns, with and without checksums; figures are medians and their spread. Then exposed.py
+measures the exposed part of a transfer. The last line of output is one JSON object. process.py lists the sides.
 """
 
 import argparse
@@ -36,14 +35,14 @@ from loadtest.tied import tied
 from protocol.errors import BatonError
 from runtime.process_life import thread_environment
 
-HEADLINE: Final = "8192 tokens"  # its figures go into the last line
+HEADLINE: Final = "8192 tokens"  # its figures appear in the last line
 QUICK_REPEATS: Final = 3
 WARM_UP: Final = 2
 LIMIT: Final = " limit"
 
 
 class Ends:
-    """Both processes; they end with us."""
+    """Both processes. They die with this one."""
 
     def __init__(self) -> None:
         cores = sorted(os.sched_getaffinity(0))
@@ -62,12 +61,13 @@ class Ends:
             for role, core in zip(("prefill", "decode"), self.cores, strict=True)
         ]
         self._answers = selectors.DefaultSelector()
+
         for process in self._processes:
             assert process.stdout is not None, "it is a pipe"
             self._answers.register(process.stdout, selectors.EVENT_READ, process)
 
     def both(self, *commands: dict[str, Any]) -> list[dict[str, Any]]:
-        """Gives one command to both ends, or one to each; their answers."""
+        """Sends one command to both ends, or one to each. Returns their answers."""
         for process, command in zip(self._processes, commands * (3 - len(commands)), strict=True):
             assert process.stdin is not None, "it is a pipe"
             process.stdin.write(json.dumps(command) + "\n")
@@ -83,13 +83,13 @@ class Ends:
         return [answers[process.pid] for process in self._processes]
 
     def open(self, side: str) -> None:
-        """Makes both ends of a side meet."""
+        """Opens both ends of a side and connects them."""
         there, here = (each["address"] for each in self.both({"do": "open", "side": side}))
         meet = {"do": "meet", "side": side}
         self.both({**meet, "address": here}, {**meet, "address": there})
 
     def seconds(self, side: str, check: bool) -> float:
-        """What one move takes."""
+        """The seconds of one move."""
         prefill, decode = self.both({"do": "move", "side": side, "check": check})
         both = prefill | decode
         return float(both["end"]) - float(both["start"])
@@ -114,26 +114,29 @@ class Rates:
 
 
 def measure(ends: Ends, name: str, sides: Sequence[str], repeat: int) -> dict[str, Rates]:
-    """Every side and its limit in turn, `repeat` times."""
+    """Measures every side and its limit in turn, `repeat` times."""
     blocks = BLOCKS[name]
     measured = [each for side in sides for each in (side, side + LIMIT) if each in SIDES]
     rates = {side: Rates() for side in measured}
+
     ends.both({"do": "blocks", "name": name})
     for side in measured:
         ends.open(side)
+
     for turn in range(-WARM_UP, repeat):
         for side in measured if turn % 2 else reversed(measured):
             for check in (True, False):
                 gb_s = blocks.num_bytes / ends.seconds(side, check) / 1e9
                 if turn >= 0:
                     (rates[side].checked if check else rates[side].unchecked).append(gb_s)
+
     _compare(ends, sides)
     ends.both({"do": "close"})
     return rates
 
 
 def _compare(ends: Ends, sides: Sequence[str]) -> None:
-    """After a move of each product side, what lies at decode is what lies at prefill."""
+    """Moves with each product side and checks that decode's memory equals prefill's."""
     for side in sides:
         ends.seconds(side, True)
         sent, landed = (each["digest"] for each in ends.both({"do": "digest"}))
@@ -142,7 +145,7 @@ def _compare(ends: Ends, sides: Sequence[str]) -> None:
 
 
 def show(console: Console, found: dict[str, dict[str, Rates]], about: str) -> None:
-    """Medians, and between which rates the middle 80% lie."""
+    """Prints medians and the range of the middle 80%."""
     columns = ("blocks", "side", "GB/s", "10-90%", "limit", "10-90%", "share", "unchecked", "its limit", "share")
     table = Table(*columns, title=about)
     for name, rates in found.items():
@@ -170,7 +173,7 @@ def _share(rates: Sequence[float], limits: Sequence[float]) -> str:
 
 
 def summary(rates: dict[str, Rates], sides: Sequence[str]) -> dict[str, dict[str, float | None] | None]:
-    """The last line's part of each side: None if it was not measured."""
+    """The part of each side in the last line; None if it was not measured."""
 
     def gb_s(side: str) -> float | None:
         return round(median(rates[side].checked), 3) if side in rates else None
@@ -179,7 +182,7 @@ def summary(rates: dict[str, Rates], sides: Sequence[str]) -> dict[str, dict[str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0; a transfer that goes wrong raises."""
+    """Exit status 0. A transfer that goes wrong raises."""
     products = [side for side in SIDES if not side.endswith(LIMIT)]
     parser = argparse.ArgumentParser(prog="python -m bench.transfer", description=__doc__.partition("\n")[0])
     parser.add_argument("--repeat", type=int, default=20, help="moves of each side (default 20)")
@@ -187,8 +190,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--blocks", action="append", choices=list(BLOCKS), help="move only these (repeatable)")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: under a minute")
     asked = parser.parse_args(argv)
+
     repeat = QUICK_REPEATS if asked.quick else asked.repeat
     sides, console = asked.only or products, Console(width=None if sys.stdout.isatty() else WIDTH)
+
     found: dict[str, dict[str, Rates]] = {}
     others, ray = [side for side in sides if side != "ray"], [side for side in sides if side == "ray"]
     for together in filter(None, (others, ray)):
@@ -200,6 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ends = stack.enter_context(Ends())
             for name in asked.blocks or BLOCKS:
                 found.setdefault(name, {}).update(measure(ends, name, together, repeat))
+
     show(console, found, f"cores {ends.cores[0]} and {ends.cores[1]}, medians of {repeat}, GB/s = 1e9 bytes a second")
     exposed = cuda_ipc = None
     if asked.only or asked.blocks:
@@ -208,6 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         exposed = measure_exposed(console, asked.quick)
         if (cuda_ipc := measure_cuda_ipc(repeat)) is None:
             console.print(NOT_MEASURED)
+
     parts = summary(found.get(HEADLINE, {}), products)
     print(json.dumps({**parts, "cuda_ipc": cuda_ipc, "exposed": exposed}))
     return 0

@@ -1,7 +1,4 @@
-"""What the transfer benchmark moves: KV of a prompt in pages of a size, one after the other in memory or scattered.
-
-What it does not know: how it is moved.
-"""
+"""The KV that the transfer benchmark moves: a prompt in pages of a given size, consecutive in memory or scattered."""
 
 import random
 from collections.abc import Iterator
@@ -19,21 +16,21 @@ SMALL_MODEL = KvLayout(num_layers=8, num_kv_heads=4, head_dim=64, page_size=16, 
 
 @dataclass(frozen=True)
 class Blocks:
-    """`num_tokens` of KV; prefill's pages are of `sent`, decode's of `page_size` tokens."""
+    """`num_tokens` of KV. Prefill's pages have the layout `sent`, decode's have `page_size` tokens."""
 
     sent: KvLayout
     num_tokens: int
     scattered: bool
-    page_size: int = 0  # as prefill's
+    page_size: int = 0  # 0: as prefill's
 
     @property
     def landed(self) -> KvLayout:
-        """The shape of decode's memory."""
+        """The layout of decode's memory."""
         return replace(self.sent, page_size=self.page_size or self.sent.page_size)
 
     @property
     def num_bytes(self) -> int:
-        """Of K and V of all tokens in all layers."""
+        """Bytes of K and V of all tokens in all layers."""
         return self.sent.num_layers * self.num_tokens * 2 * self.sent.token_bytes
 
     def pages(self, layout: KvLayout, seed: int) -> list[int]:
@@ -62,7 +59,7 @@ BLOCKS = {
 
 
 class HostPages:
-    """A PageMemory that others may map, as a worker's on a CPU."""
+    """A PageMemory that other processes may map, like a worker's on a CPU."""
 
     def __init__(self, layout: KvLayout, num_pages: int) -> None:
         self.layout = layout
@@ -70,7 +67,7 @@ class HostPages:
         self._memory = SharedMemory(layout.num_layers * num_pages * layout.page_bytes)
         self.bytes = memoryview(self._memory.mapping)
         self._array = np.frombuffer(self._memory.mapping, np.uint8)
-        self._array[:] = 0  # it is really there from now on
+        self._array[:] = 0  # touches every page, so that the memory is really allocated
 
     @property
     def shared_fd(self) -> int:
@@ -78,7 +75,7 @@ class HostPages:
         return self._memory.fd
 
     def fill(self, seed: int) -> None:
-        """Random bytes."""
+        """Writes random bytes."""
         self._array[:] = np.frombuffer(np.random.default_rng(seed).bytes(len(self._array)), np.uint8)
 
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
@@ -91,7 +88,7 @@ class HostPages:
         return self.page_bytes_view(layer, 0, int(pages.max()) + 1)
 
     def digest(self, pages: list[int], num_tokens: int) -> int:
-        """Of K and V of a prompt, whatever pages they lie in."""
+        """The digest of K and V of a prompt, whichever pages hold it."""
         layout = self.layout
         whole = self._array.reshape(layout.num_layers, self.num_pages, 2, layout.page_size, layout.token_bytes)
         found = xxhash.xxh3_64()

@@ -1,11 +1,10 @@
 """`python -m bench.transfer.cuda_ipc`: KV from one process's device memory into another's, beside a plain copy.
 
-    decode's process    offers device memory, sums what lies in it afterwards
-    prefill's process   maps it, moves a whole prompt there layer by layer, as a sender does; copies within its own
+    decode's process    offers device memory and sums it afterwards
+    prefill's process   maps it and moves a whole prompt there layer by layer, like a sender; also copies within its own
 
-The prompt is 32K tokens of an 8B model (Qwen3: 36 layers, 8 KV heads of 128, bfloat16). Without a CUDA device it says
-"not yet measured" and measures nothing; `measure` takes a CPU with shared memory (host_ipc.py) in place of a device, to
-show that it runs. What it does not know: frames, credit, workers.
+The prompt is 32K tokens of an 8B model (Qwen3: 36 layers, 8 KV heads of 128, bfloat16). Without a CUDA device it prints
+"not yet measured". `measure` also takes a CPU with shared memory (host_ipc.py), to show that it runs.
 """
 
 import argparse
@@ -56,7 +55,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is moved, and where it lies: on the first CUDA device, or on a CPU that stands in for one."""
+    """The prompt that is moved, on the first CUDA device or on a CPU in its place."""
 
     layout: KvLayout
     num_tokens: int
@@ -64,7 +63,7 @@ class Prompt:
 
     @property
     def num_bytes(self) -> int:
-        """Of all layers, K and V."""
+        """Bytes of K and V in all layers."""
         return self.num_tokens * 2 * self.layout.token_bytes * self.layout.num_layers
 
     def memory(self) -> AtDevice:
@@ -80,7 +79,7 @@ class Prompt:
         return at_device(pages)
 
     def plan(self, scattered: bool) -> Copy:
-        """The prompt's pages, one after the other or everywhere."""
+        """The prompt's pages, consecutive or scattered."""
         pages = np.arange(1, self.layout.num_pages(self.num_tokens) + 1)
         target = np.random.default_rng(1).permutation(pages) if scattered else pages
         shards = Shard(self.layout, pages.tolist()), Shard(self.layout, target.tolist())
@@ -89,7 +88,7 @@ class Prompt:
 
 
 def seconds_of(begin: Callable[[int, P], Moving], what: P, num_layers: int) -> tuple[float, list[int]]:
-    """How long all layers take, from when the first is given to the device; their sums."""
+    """Seconds for all layers, from when the first is given to the device; and their sums."""
     start = perf_counter()
     moving = [begin(layer, what) for layer in range(num_layers)]
     for each in moving:
@@ -102,11 +101,13 @@ def prefill(commands: IO[str], answers: IO[str]) -> None:
     told = json.loads(commands.readline())
     offer = PoolOffer(**{**told["offer"], "device": DeviceHandle(**told["offer"]["device"])})
     prompt = Prompt(KvLayout(**told["layout"]), told["num_tokens"], told["device"])
+
     ours = prompt.memory()
     ours.pages.device_bytes.random_(0, 256)
     if prompt.device != "cpu":
         torch.cuda.synchronize()
     pool = DevicePool(ours, prompt.layout, offer)
+
     for line in commands:
         command = json.loads(line)
         if command["do"] == "move":
@@ -117,19 +118,22 @@ def prefill(commands: IO[str], answers: IO[str]) -> None:
             answer = {"seconds": limit_seconds(ours)}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
     pool.close()
 
 
 def limit_seconds(ours: AtDevice) -> float:
-    """How long the device takes to copy as many bytes within its own memory, without a look at them."""
+    """Seconds in which the device copies as many bytes within its own memory."""
     source_B = ours.pages.device_bytes[0]
     target_B = torch.empty_like(source_B)
     times = range(ours.pages.layout.num_layers)
+
     if source_B.device.type == "cpu":
         start = perf_counter()
         for _ in times:
             target_B.copy_(source_B)
         return perf_counter() - start
+
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in times:
@@ -140,7 +144,7 @@ def limit_seconds(ours: AtDevice) -> float:
 
 
 class Writer:
-    """The other process; it ends with us."""
+    """The other process. It dies with this one."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         command = tied((sys.executable, "-m", "bench.transfer.cuda_ipc", "--prefill"))
@@ -148,7 +152,7 @@ class Writer:
         self._tell(told)
 
     def ask(self, **command: Any) -> dict[str, Any]:
-        """What it answers."""
+        """Sends a command and returns the answer."""
         self._tell(command)
         assert self._process.stdout is not None, "it is a pipe"
         if not (line := self._process.stdout.readline()):
@@ -162,7 +166,7 @@ class Writer:
         self._process.stdin.flush()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -170,15 +174,17 @@ class Writer:
 def measure(
     repeat: int = 20, num_tokens: int = NUM_TOKENS, layout: KvLayout = LAYOUT, device: str = "cuda"
 ) -> dict[str, Any] | None:
-    """Medians over repetitions, sides in turn; None where there is no device. `device` cpu: see Prompt."""
+    """Medians over repetitions, sides in turn; None without a device. `device` cpu: see Prompt."""
     if device != "cpu" and not torch.cuda.is_available():
         return None
+
     prompt = Prompt(layout, num_tokens, device)
     ours = prompt.memory()
     reader = DeviceReader(ours.pages, ours.copies)
     owner = DeviceOwner(PoolOwner(SeatFile(ours.pages.num_pages)), ours.export())
     writer = Writer({**asdict(prompt), "offer": asdict(owner.offer())})
     seconds: dict[str, list[float]] = {"in order": [], "scattered": [], "limit": [], "check": []}
+
     try:
         for turn in range(WARM_UP + repeat):
             times = {"limit": writer.ask(do="limit")["seconds"]}
@@ -198,7 +204,7 @@ def measure(
 
 
 def summary(seconds: dict[str, list[float]], num_bytes: int) -> dict[str, Any]:
-    """The figures: of the median repetition of each side. A copy within a device counts like one between two."""
+    """The figures of each side's median repetition. A copy within a device counts like one between two."""
     gb_s = {name: num_bytes / median(each) / 1e9 for name, each in seconds.items()}
     return {
         "gb_s": gb_s["in order"],
@@ -217,6 +223,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--prefill", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+
     if options.prefill:
         prefill(sys.stdin, sys.stdout)
         return 0
@@ -225,6 +232,7 @@ def main() -> int:
         print(NOT_MEASURED)
         print(json.dumps({"cuda_ipc": None}))
         return 0
+
     table = Table("32K tokens of an 8B model", "value")
     for name, value in figures.items():
         table.add_row(name, f"{value:.4g}")

@@ -1,10 +1,10 @@
-"""The two ends that the transfer benchmark moves KV between: production senders and receivers, driven as workers do it.
+"""The two ends of the transfer benchmark: the product's senders and receivers, driven as workers drive them.
 
     decode   reserves, PrefillJob -->   prefill   opens, layer after layer, finish
     decode   lands, DataCredit ...      prefill   sends what credit allows
     decode   Delivered, KvDelivered --> prefill   done
 
-What it does not know: processes, figures, the limits beside it.
+process.py runs each in its own process.
 """
 
 import os
@@ -38,7 +38,7 @@ from transfer.interface import CreditReturned, Delivered, FrameRejected, Pollabl
 
 HOST = "127.0.0.1"
 PREFILL, DECODE = 11, 22  # instances
-MOVE_S = 60  # nothing that is measured takes as long
+MOVE_S = 60  # longer than any move that is measured
 READING_POLL_MS = 1
 KEYS = "TRANSFER_BENCH_KEYS"  # the variable that names the folder of keys
 log = get_log("bench")
@@ -49,22 +49,22 @@ class End(Protocol):
 
     @property
     def address(self) -> str:
-        """What the other end is told."""
+        """What the other end must be told to connect."""
         ...
 
     def meet(self, address: str) -> None:
-        """The two ends find each other; blocks."""
+        """Connects the two ends; blocks."""
         ...
 
     def move(self, check: bool) -> dict[str, float]:
-        """Moves everything once; blocks. {"start": when the sender began} or {"end": when all was there}, or both.
+        """Moves everything once; blocks. {"start": when sending began} or {"end": when all had arrived}, or both.
 
-        `check`: with checksums. A side of the product has them or not by what `protocol.frame` is made to do.
+        `check`: with checksums. Sides of the product follow `protocol.frame.checksum`, which the caller replaces.
         """
         ...
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Releases everything."""
         ...
 
 
@@ -79,23 +79,23 @@ class PrefillEnd:
         self._security = open_security(_keys() if encrypted else None, self._context, log)
         self._router = Router(self._context, HOST, self._security)
         self._sender = open_sender(backend, memory, PREFILL, self._context, self._security)
-        self._peer = WorkerAddress("decode", DECODE)
+        self._peer = WorkerAddress(worker_id="decode", instance=DECODE)
 
     @property
     def address(self) -> str:
-        """Of the ROUTER."""
+        """The ROUTER's endpoint."""
         return self._router.endpoint
 
     def meet(self, address: str) -> None:
-        """Waits for the greeting."""
+        """Waits for the greeting and answers it."""
         _wait([self._router.socket])
         ((identity, raw),) = self._router.receive()
         hello = TO_PREFILL.decode(raw)
         assert isinstance(hello, Hello), hello
         self._peer = hello.address
         in_place = self._sender.attach(DECODE, hello.layout, hello.pool)
-        ours, export = WorkerAddress("prefill", PREFILL), self._sender.export
-        answer = HelloAccepted(ours, 0, self._memory.layout, in_place, export=export)
+        ours, export = WorkerAddress(worker_id="prefill", instance=PREFILL), self._sender.export
+        answer = HelloAccepted(address=ours, job_tokens=0, layout=self._memory.layout, in_place=in_place, export=export)
         self._router.send(identity, TO_DECODE.encode(answer))
 
     def move(self, check: bool) -> dict[str, float]:
@@ -104,34 +104,37 @@ class PrefillEnd:
         while job is None:
             _wait([self._router.socket])
             job = next((each for each in self._take() if isinstance(each, PrefillJob)), None)
+
         target = Target(self._peer, job.reservation, job.attempt, job.pages)
-        self._sender.open(
-            target, self._pages, self._blocks.num_tokens
-        )  # as when the job comes: the prompt is computed then
+        # A worker opens the transfer when the job arrives, before it computes the prompt.
+        self._sender.open(target, self._pages, self._blocks.num_tokens)
+
         start = MonotonicClock().now()
         for layer in range(self._memory.layout.num_layers):
             self._sender.layer_ready(target, layer, self._blocks.num_tokens)
             self._take()
         self._sender.finish(target, (1,))
+
         while not any(isinstance(each, KvDelivered) for each in self._take()):
             _wait([self._router.socket, *self._sender.pollables()])
+
         self._sender.delivered(target)
         while self._sender.is_reading(target):
             zmq.select([self._router.socket], [], [], READING_POLL_MS / 1000)
         return {"start": start}
 
     def close(self) -> None:
-        """Ends the sender, then the socket."""
+        """Closes the sender, then the socket."""
         self._sender.close()
         self._router.close()
         self._security.close()
         self._context.term()
 
     def _take(self) -> list[ToPrefill]:
-        """One turn of a worker's loop: what decode has said."""
+        """One turn of a worker's loop. Returns decode's messages."""
         messages = [TO_PREFILL.decode(raw) for _, raw in self._router.receive()]
         for message in messages:
-            if isinstance(message, DataCredit):  # the last of a job comes after KvDelivered
+            if isinstance(message, DataCredit):  # the last one of a job arrives after KvDelivered
                 self._sender.add_credit(DECODE, message.reservation, message.num_bytes)
         self._sender.pump()
         return messages
@@ -154,19 +157,27 @@ class DecodeEnd:
 
     @property
     def address(self) -> str:
-        """Of the data plane; the greeting tells it anyway."""
+        """The data plane's address. The greeting also carries it."""
         return self._receiver.address
 
     def meet(self, address: str) -> None:
-        """Dials and greets."""
+        """Dials and greets prefill."""
         self._dealer = Dealer(self._context, address, f"decode#{DECODE}".encode(), security=self._security)
-        ours = WorkerAddress("decode", DECODE, data=self._receiver.address)
-        hello = Hello(ours, self._memory.layout, Fingerprint(""), self._receiver.offer(PREFILL), PREFILL)
+        ours = WorkerAddress(worker_id="decode", instance=DECODE, data=self._receiver.address)
+        hello = Hello(
+            address=ours,
+            layout=self._memory.layout,
+            fingerprint=Fingerprint(""),
+            pool=self._receiver.offer(PREFILL),
+            to=PREFILL,
+        )
         self._dealer.send(TO_PREFILL.encode(hello))
+
         _wait([self._dealer.socket])
         (raw,) = self._dealer.receive()
         accepted = TO_DECODE.decode(raw)
         assert isinstance(accepted, HelloAccepted), accepted
+
         self._sent = accepted.layout
         self._receiver.meet(PREFILL, accepted.export)
         self._in_place = bool(self._receiver.admit_writer(PREFILL, accepted.in_place))
@@ -175,12 +186,23 @@ class DecodeEnd:
         """One reservation, from its job to its end."""
         dealer = self._dealer
         assert dealer is not None, "meet() comes first"
+
         self._reservation += 1
         number, in_place = self._reservation, self._in_place
         self._receiver.reserve(number, 0, PREFILL, self._pages, self._blocks.num_tokens, self._sent, in_place)
+
         pages = tuple(self._pages) if in_place else ()
-        job = PrefillJob("bench", 0, number, (), SamplingParams(max_tokens=1, temperature=0.0), 1, pages=pages)
+        job = PrefillJob(
+            request_id="bench",
+            attempt=0,
+            reservation=number,
+            prompt_ids=(),
+            sampling=SamplingParams(max_tokens=1, temperature=0.0),
+            num_choices=1,
+            pages=pages,
+        )
         dealer.send(TO_PREFILL.encode(job))
+
         end = 0.0
         while not end:
             _wait(self._receiver.pollables())
@@ -192,11 +214,12 @@ class DecodeEnd:
                     dealer.send(TO_PREFILL.encode(KvDelivered("bench", 0, number)))
                 elif isinstance(event, FrameRejected | TransferFailed):
                     raise BatonError(f"the transfer went wrong: {event}")
+
         self._receiver.release(number)
         return {"end": end}
 
     def close(self) -> None:
-        """Ends the receiver, then the socket."""
+        """Closes the receiver, then the socket."""
         self._receiver.close()
         if self._dealer is not None:
             self._dealer.close()
@@ -205,7 +228,7 @@ class DecodeEnd:
 
 
 def _keys() -> Keys:
-    """Both ends have the same."""
+    """The keys of both ends."""
     return read_keys(os.environ[KEYS])
 
 

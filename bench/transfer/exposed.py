@@ -1,11 +1,11 @@
-"""`python -m bench.transfer.exposed`: what of a prompt's KV transfer its client waits for.
+"""`python -m bench.transfer.exposed`: the part of a prompt's KV transfer that its client waits for.
 
     exposed    from the end of the prompt's computation at prefill until decode can start, by stamps
-    share      of TTFT, which the client sees
-    gap        between the first token and the second, which the client sees
+    share      of TTFT, as the client sees it
+    gap        between the first token and the second, as the client sees it
 
-A pair with shm and a pair with zmq run at the same time, its two workers on a core each; requests go to the one, then
-to the other. The last line is one JSON object. What it does not know: why a transfer takes its time.
+A pair with shm and a pair with zmq run at the same time, each worker on one core; requests alternate between the pairs.
+The last line of output is one JSON object.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
 PROMPTS = {512: 20, 2048: 20, 8192: 7}  # tokens: repetitions
-BACKENDS = {"shm": "shm", "zmq_tcp": "zmq"}  # as results call them: as `--transfer-backend` does
+BACKENDS = {"shm": "shm", "zmq_tcp": "zmq"}  # name in the results: name for `--transfer-backend`
 QUICK_PROMPTS = {512: 3, 2048: 3}
 CONTEXT_LENGTH = 8448
 MAX_TOKENS = 3
@@ -45,8 +45,8 @@ COMPUTED, FIRST, DELIVERED, READY = "prompt computed", "first token", "KV delive
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. `prompts`: tokens and repetitions; `kv_tokens`: what each worker has KV memory for; `cpus`: the
-    workers' cores, as baton serve takes them; `at_once`: requests that start together."""
+    """What is measured. `prompts`: tokens and repetitions. `kv_tokens`: KV memory of each worker. `cpus`: the workers'
+    cores, as for baton serve. `at_once`: requests that start together."""
 
     prompts: Mapping[int, int]
     folder: str
@@ -58,31 +58,31 @@ class Plan:
 
 @dataclass(frozen=True)
 class Handover:
-    """One request. Milliseconds; `exposed_ms` is `sampled_ms`, `delivered_ms` and `joined_ms` one after the other."""
+    """One request, in milliseconds. `exposed_ms` is the sum of `sampled_ms`, `delivered_ms` and `joined_ms`."""
 
     ttft_ms: float
     exposed_ms: float
     gap_ms: float
     sampled_ms: float  # until prefill has the first token
-    delivered_ms: float  # from there until decode has all KV
-    joined_ms: float  # from there until the request is in the running batch
+    delivered_ms: float  # from then until decode has all KV
+    joined_ms: float  # from then until the request is in the running batch
 
     @property
     def share(self) -> float:
-        """Of TTFT."""
+        """The exposed share of TTFT."""
         return self.exposed_ms / self.ttft_ms
 
 
 @dataclass
 class _Heard:
-    """When tokens came, and the moments in the last chunk that had any."""
+    """When tokens arrived, and the time line of the last chunk that had one."""
 
     arrivals: list[float] = field(default_factory=list)
     moments: dict[str, float] = field(default_factory=dict)
     error: str = ""
 
     def line(self, now: float, line: bytes) -> bool:
-        """One line of the answer; False after the last."""
+        """Takes one line of the answer. False after the last."""
         if line.strip() == b"data: [DONE]":
             return False
         if line.startswith(b"data:"):
@@ -98,7 +98,7 @@ class _Heard:
 
 
 def handover_of(start: float, arrivals: Sequence[float], moments: Mapping[str, float]) -> Handover:
-    """From a client's seconds and the time line's milliseconds. ConfigError where one of them is missing."""
+    """From a client's seconds and the time line's milliseconds. ConfigError if one of them is missing."""
     missing = [name for name in (COMPUTED, FIRST, DELIVERED, READY) if name not in moments]
     if missing or len(arrivals) < 2:
         raise ConfigError(f"{len(arrivals)} tokens came, and the time line lacks {', '.join(missing) or 'nothing'}")
@@ -114,7 +114,7 @@ def handover_of(start: float, arrivals: Sequence[float], moments: Mapping[str, f
 
 
 async def hand_over(server: Server, model: str, clock: Clock, prompt: Sequence[int]) -> Handover:
-    """One request with a prompt of its own. ConfigError when it does not end as it should."""
+    """One request with its own prompt. ConfigError if it does not end properly."""
     body = {
         "model": model, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True,
         "stream": True, "timeline": True,
@@ -130,7 +130,7 @@ Found = dict[int, dict[str, list[Handover]]]  # by prompt tokens and backend
 
 
 async def hand_overs(plan: Plan, clock: Clock) -> Found:
-    """Every length and backend; the backends take turns."""
+    """Every length and backend. The backends take turns."""
     rng = random.Random(0)
     memory = ("--max-total-tokens", str(plan.kv_tokens), "--max-running-requests", str(plan.at_once))
     async with AsyncExitStack() as stack:
@@ -139,6 +139,7 @@ async def hand_overs(plan: Plan, clock: Clock) -> Found:
             arguments = ("--model", plan.folder, *SERVE, *memory, "--cpus", plan.cpus, "--transfer-backend", backend)
             server = Server.at(await stack.enter_async_context(deployed(arguments)), "")
             sides[name] = server, await model_name(server, clock)
+
         found: Found = {}
         for num_tokens, repeat in plan.prompts.items():
             found[num_tokens] = {name: [] for name in sides}
@@ -152,13 +153,13 @@ async def hand_overs(plan: Plan, clock: Clock) -> Found:
 
 
 def kv_bytes(num_tokens: int) -> int:
-    """KV of a prompt of the 29M model: bfloat16."""
+    """KV bytes of a prompt of the 29M model, in bfloat16."""
     heads, size, layers = (int(CONFIG[name]) for name in ("num_key_value_heads", "head_dim", "num_hidden_layers"))
     return num_tokens * layers * 2 * heads * size * 2
 
 
 def exposed_table(found: Found) -> Table:
-    """Medians of each length and backend, 90th percentiles where they are named."""
+    """Medians of each length and backend, and the 90th percentiles."""
     table = Table(
         "tokens", "backend", "KV MB", "TTFT ms", "exposed ms", "p90", "of TTFT",
         "sampling", "to delivered", "to ready", "gap ms", "p90",
@@ -183,7 +184,7 @@ def exposed_table(found: Found) -> Table:
 
 
 def shares(found: Found) -> dict[str, dict[str, float]]:
-    """The share of TTFT, by prompt tokens and backend: medians."""
+    """Median shares of TTFT, by prompt tokens and backend."""
     return {
         str(num_tokens): {name: round(median(each.share for each in seen), 4) for name, seen in by_backend.items()}
         for num_tokens, by_backend in found.items()
@@ -191,7 +192,7 @@ def shares(found: Found) -> dict[str, dict[str, float]]:
 
 
 def measure(console: Console, quick: bool = False, cpus: str = CPUS, at_once: int = 1) -> dict[str, dict[str, float]]:
-    """Prints the table; returns shares of TTFT by prompt tokens and backend. `quick` shows that it works, no more."""
+    """Prints the table. Returns shares of TTFT by prompt tokens and backend. `quick` only shows that it works."""
     folder, vocab_size = str(bench_model(CONTEXT_LENGTH)), int(CONFIG["vocab_size"])
     plan = Plan(
         QUICK_PROMPTS if quick else PROMPTS, folder, vocab_size, CONTEXT_LENGTH * max(2, at_once), cpus, at_once
@@ -202,7 +203,7 @@ def measure(console: Console, quick: bool = False, cpus: str = CPUS, at_once: in
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0; a request that goes wrong raises."""
+    """Exit status 0. A request that goes wrong raises."""
     parser = argparse.ArgumentParser(prog="python -m bench.transfer.exposed", description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--quick", action="store_true", help="few requests, none of 8192 tokens; shows that it works, no more"

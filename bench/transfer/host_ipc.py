@@ -1,7 +1,4 @@
-"""Shared memory of a host in place of device memory: lets cuda_ipc.py run where there is no device.
-
-What it does not know: what is moved, or how fast a device would be.
-"""
+"""Shared memory of a host in place of device memory, so that cuda_ipc.py runs without a device."""
 
 import mmap
 import os
@@ -15,11 +12,11 @@ from protocol.errors import WireError
 from protocol.messages_handoff import DeviceHandle
 from runtime.shared_memory import SharedMemory, open_shared
 
-_HALF: Final = 64  # hexadecimal digits of the process number, then as many of the descriptor
+_HALF: Final = 64  # hexadecimal digits of the process id; as many follow for the descriptor
 
 
 class HostIpc:
-    """See transfer.device_pools.Ipc. `shared` holds what is exported."""
+    """See transfer.device_pools.Ipc. `shared` holds the exported memory."""
 
     def __init__(self, shared: SharedMemory) -> None:
         self._shared = shared
@@ -48,4 +45,4 @@ class MappedMemory:
     memory: Tensor
 
     def close(self) -> None:
-        """The mapping goes with the last tensor that uses it."""
+        """Does nothing: the mapping is freed with the last tensor that uses it."""

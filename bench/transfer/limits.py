@@ -1,7 +1,6 @@
-"""What no transfer can be faster than, by the means that it has: one copy and one checksum in memory; bytes out of a
-raw socket, then the same.
+"""The limits that no transfer can exceed: one copy and one checksum in memory; the same after a raw socket.
 
-Each goes in pieces as large as the product's frames. What it does not know: frames.
+Bytes move in pieces as large as the product's frames.
 """
 
 import socket
@@ -17,20 +16,20 @@ PIECE_BYTES = FRAME_BYTES
 
 
 class NoEnd:
-    """The other end of what one process does alone."""
+    """The other end of a limit that one process measures alone."""
 
     def __init__(self, memory: HostPages, blocks: Blocks) -> None:
         self.address = ""
 
     def meet(self, address: str) -> None:
-        """Nobody to meet."""
+        """Does nothing."""
 
     def move(self, check: bool) -> dict[str, float]:
-        """Nothing to do."""
+        """Does nothing."""
         return {}
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing."""
 
 
 class CopyEnd:
@@ -42,7 +41,7 @@ class CopyEnd:
         self._target = HostPages(memory.layout, memory.num_pages)
 
     def meet(self, address: str) -> None:
-        """Nobody to meet."""
+        """Does nothing."""
 
     def move(self, check: bool) -> dict[str, float]:
         """Copies and sums."""
@@ -56,11 +55,11 @@ class CopyEnd:
         return {"start": start, "end": clock.now()}
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing."""
 
 
 class SocketSendEnd:
-    """Sends when it is told to, by a byte."""
+    """Sends when the other end asks with one byte."""
 
     def __init__(self, memory: HostPages, blocks: Blocks) -> None:
         self._pieces = list(memory.pieces(blocks.num_bytes, PIECE_BYTES))
@@ -69,12 +68,12 @@ class SocketSendEnd:
         self._socket: socket.socket | None = None
 
     def meet(self, address: str) -> None:
-        """Takes one connection."""
+        """Accepts one connection."""
         self._socket, _ = self._server.accept()
         self._socket.settimeout(MOVE_S)
 
     def move(self, check: bool) -> dict[str, float]:
-        """Sends, and does nothing else."""
+        """Sends all pieces."""
         assert self._socket is not None, "meet() comes first"
         self._socket.recv(1)
         start = MonotonicClock().now()
@@ -90,7 +89,7 @@ class SocketSendEnd:
 
 
 class SocketReceiveEnd:
-    """recv_into a buffer, checksum, copy to where it belongs."""
+    """recv_into a buffer, checksum, copy to its place."""
 
     def __init__(self, memory: HostPages, blocks: Blocks) -> None:
         self._pieces = list(memory.pieces(blocks.num_bytes, PIECE_BYTES))
@@ -99,14 +98,15 @@ class SocketReceiveEnd:
         self._socket: socket.socket | None = None
 
     def meet(self, address: str) -> None:
-        """Dials."""
+        """Dials the other end."""
         self._socket = socket.create_connection((HOST, int(address)), timeout=MOVE_S)
 
     def move(self, check: bool) -> dict[str, float]:
-        """Asks for the bytes and takes them."""
+        """Asks for the bytes and receives them."""
         assert self._socket is not None, "meet() comes first"
         digest = xxhash.xxh3_64()
         self._socket.sendall(b"!")
+
         for piece in self._pieces:
             missing = len(piece)
             while missing:

@@ -1,8 +1,4 @@
-"""What NIXL does by itself with the same blocks: one read of all of them from another process, straight into place, and
-one pass of the checksum.
-
-What it does not know: frames.
-"""
+"""NIXL alone with the same blocks: one read of all of them from another process into place, and one checksum pass."""
 
 import xxhash
 
@@ -25,17 +21,17 @@ def regions(blocks: Blocks, seed: int, base: int) -> list[Region]:
 
 
 class NixlExportEnd:
-    """Lets the other end read its pages, and does nothing else."""
+    """Lets the other end read its pages."""
 
     def __init__(self, memory: HostPages, blocks: Blocks) -> None:
         self._agent = Agent(regions_of(memory))
         self.address = f"{self._agent.export.hex()} {address_of(memory.bytes)}"
 
     def meet(self, address: str) -> None:
-        """The other end has all it needs."""
+        """Does nothing: the other end has all it needs."""
 
     def move(self, check: bool) -> dict[str, float]:
-        """NIXL's thread does what there is to do."""
+        """Does nothing: NIXL's thread serves the read."""
         return {}
 
     def close(self) -> None:
@@ -44,7 +40,7 @@ class NixlExportEnd:
 
 
 class NixlReadEnd:
-    """Reads them."""
+    """Reads the other end's pages."""
 
     def __init__(self, memory: HostPages, blocks: Blocks) -> None:
         self.address = ""
@@ -56,7 +52,7 @@ class NixlReadEnd:
         self._into: list[Region] = []
 
     def meet(self, address: str) -> None:
-        """Takes what the other end exports."""
+        """Takes the other end's export."""
         export, base = address.split()
         self._peer = self._agent.meet(bytes.fromhex(export))
         self._sources = regions(self._blocks, 1, int(base))
@@ -68,12 +64,12 @@ class NixlReadEnd:
             self._into = [Region(ours + number * size, size) for number in range(len(self._sources))]
 
     def move(self, check: bool) -> dict[str, float]:
-        """One read; then the checksum of what lies here."""
+        """Reads once, then checksums its own memory."""
         base, digest, clock = address_of(self._memory.bytes), xxhash.xxh3_64(), MonotonicClock()
         start = clock.now()
         read = self._agent.read(self._peer, self._into, self._sources, b"read")
         while not read.is_over:
-            pass  # it has a core of its own
+            pass  # this process has its own core
         if read.failure:
             raise BatonError(f"NIXL has not read: {read.failure}")
         for region in self._into if check else ():

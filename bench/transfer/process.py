@@ -1,14 +1,13 @@
-"""`python -m bench.transfer.process prefill|decode CORE`: one end of every side, on a core of its own, as a
-worker's process is set up. Told what to do by JSON lines, it answers with JSON lines.
+"""`python -m bench.transfer.process prefill|decode CORE`: one end of every side, on its own core, set up like a worker.
 
     {"do": "blocks", "name": ...}               -> {}
     {"do": "open", "side": ...}                 -> {"address": ...}
     {"do": "meet", "side": ..., "address": ...} -> {}
     {"do": "move", "side": ..., "check": ...}   -> {"start": seconds} or {"end": seconds}, or both
-    {"do": "digest"}                            -> {"digest": ...} of the KV that lies here
-    {"do": "close"}                             -> {}, every side; new blocks may follow
+    {"do": "digest"}                            -> {"digest": ...} of this end's KV
+    {"do": "close"}                             -> {}, closes every side; new blocks may follow
 
-What it does not know: what is made of the times.
+Commands and answers are lines of JSON.
 """
 
 import json
@@ -34,7 +33,7 @@ def _backend(name: str) -> tuple[MakeEnd, MakeEnd]:
 
 
 def _ray_put(memory: HostPages, blocks: Blocks) -> End:
-    from bench.transfer.ray_alone import RayPutEnd  # noqa: PLC0415 - Ray takes a second, and the other sides need it not
+    from bench.transfer.ray_alone import RayPutEnd  # noqa: PLC0415 - importing Ray takes a second, and only this side needs it
 
     return RayPutEnd(memory, blocks)
 
@@ -45,7 +44,7 @@ def _ray_get(memory: HostPages, blocks: Blocks) -> End:
     return RayGetEnd(memory, blocks)
 
 
-# Both ends of everything that is measured: prefill's, decode's. Limits end in "limit".
+# Both ends of everything that is measured: prefill's, decode's. Names of limits end in "limit".
 SIDES: Final[dict[str, tuple[MakeEnd, MakeEnd]]] = {
     "shm": _backend("shm"),
     "shm limit": (CopyEnd, NoEnd),
@@ -59,7 +58,7 @@ _checksum = frame.checksum
 
 
 class EndProcess:
-    """What the commands mean."""
+    """Carries out the commands."""
 
     def __init__(self, role: str) -> None:
         self._index = ("prefill", "decode").index(role)
@@ -68,7 +67,7 @@ class EndProcess:
         self._memory: HostPages | None = None
 
     def do(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Carries out one command; its answer."""
+        """Carries out one command and returns its answer."""
         match command:
             case {"do": "blocks", "name": name}:
                 self._blocks = BLOCKS[name]
@@ -98,18 +97,18 @@ class EndProcess:
 
     def _no_checksum(self, header: frame.FrameHeader, parts: Iterable[bytes | memoryview]) -> int:
         if self._index == 0:
-            for _ in parts:  # prefill writes, or gathers, as it reads them
+            for _ in parts:  # reading a part writes or gathers it
                 pass
         return 0
 
 
 def main() -> None:
-    """Until stdin ends."""
+    """Reads commands until stdin ends."""
     role, core = sys.argv[1:]
     os.sched_setaffinity(0, {int(core)})
     sys.setswitchinterval(1e-4)  # as a worker does
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # where what libraries print goes
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries goes to stderr
     process = EndProcess(role)
     for line in sys.stdin:
         print(json.dumps(process.do(json.loads(line))), file=answers, flush=True)

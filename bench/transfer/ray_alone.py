@@ -1,7 +1,6 @@
-"""What Ray itself needs for the same bytes, for the transfer benchmark: put here, a reference through an actor, get
-there, checksum, copy to where they belong. And the cluster of one node on which that and KV over Ray is measured.
+"""Ray alone with the same bytes: put, a reference through an actor, get, checksum, copy into place.
 
-What it does not know: frames.
+Also starts the one-node cluster on which this and KV over Ray are measured.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ import xxhash
 from bench.transfer.blocks import Blocks, HostPages
 from runtime.clock import MonotonicClock
 
-PUT_BYTES = 16 * 1024 * 1024  # of one object: where Ray is fastest
+PUT_BYTES = 16 * 1024 * 1024  # of one object; Ray is fastest with this size
 STORE_BYTES = 1024 * 1024 * 1024
 NAMESPACE = "baton"
 START_S = 60
@@ -29,12 +28,13 @@ START_S = 60
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    """Where processes that are started meanwhile find it: in RAY_ADDRESS. It ends with this process at the latest."""
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # sockets in it have to have short paths
+    """Starts a cluster, whose address is in RAY_ADDRESS, and stops it. It ends with this process at the latest."""
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # paths of its sockets must be short
     ours = {"RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     before = {name: os.environ.get(name) for name in (*ours, "RAY_ADDRESS")}
     os.environ.update(ours)
     os.environ.pop("RAY_ADDRESS", None)
+
     try:
         context = ray.init(
             address="local",
@@ -62,16 +62,16 @@ class Mailbox:
         self._posted: asyncio.Queue[list[Any]] = asyncio.Queue()
 
     async def post(self, references: list[Any]) -> None:
-        """In a list, so that what they refer to stays where it is."""
+        """Takes references in a list, so that Ray does not fetch what they refer to."""
         await self._posted.put(references)
 
     async def take(self) -> list[Any]:
-        """The next, when it is there."""
+        """Waits for the next list."""
         return await self._posted.get()
 
 
 class RayPutEnd:
-    """Puts every piece, and posts its reference."""
+    """Puts every piece and posts its reference."""
 
     def __init__(self, memory: HostPages, blocks: Blocks) -> None:
         _join()
@@ -84,7 +84,7 @@ class RayPutEnd:
         self._mailbox = ray.get_actor(address, NAMESPACE)
 
     def move(self, check: bool) -> dict[str, float]:
-        """Sends, and waits until all was posted."""
+        """Sends, and waits until all is posted."""
         start = MonotonicClock().now()
         ray.get([self._mailbox.post.remote([ray.put(piece)]) for piece in self._pieces])
         return {"start": start}
@@ -95,7 +95,7 @@ class RayPutEnd:
 
 
 class RayGetEnd:
-    """Takes references, and gets what they refer to."""
+    """Takes references and gets what they refer to."""
 
     def __init__(self, memory: HostPages, blocks: Blocks) -> None:
         _join()
@@ -105,10 +105,10 @@ class RayGetEnd:
         ray.get(self._mailbox.__ray_ready__.remote(), timeout=START_S)
 
     def meet(self, address: str) -> None:
-        """The other end finds the mailbox."""
+        """Does nothing: the other end finds the mailbox."""
 
     def move(self, check: bool) -> dict[str, float]:
-        """Gets, checksums and copies, piece by piece; asks for the next one before."""
+        """Gets, checksums and copies piece by piece. All pieces are asked for in advance."""
         digest = xxhash.xxh3_64()
         coming = [self._mailbox.take.remote() for _ in self._pieces]
         for piece, taken in zip(self._pieces, coming, strict=True):
