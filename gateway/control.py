@@ -13,11 +13,11 @@ from typing import Protocol
 
 from gateway.continuity import Continuity, Punctuality
 from gateway.control_metrics import ControlCounts
-from gateway.dispatch import Dispatch, Listener, Ticket
+from gateway.dispatch import Dispatch, Listener
 from gateway.limits import Limits
 from gateway.membership import LAUNCH_DEADLINE_S, Change, Member, Membership, WorkerKey
 from gateway.pairing import Load
-from gateway.requests import Requests
+from gateway.requests import RequestRecord, Requests
 from gateway.retry import RetryRules
 from gateway.translate import Job
 from protocol.codec import MAX_STRANGER_BYTES
@@ -103,9 +103,13 @@ class Control:
         """Fails and cancels every request in flight, and all that would follow."""
         self._dispatch.stop(why)
 
-    def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> Ticket:
+    def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> RequestRecord:
         """See Dispatch."""
         return self._dispatch.assign(request_id, job, listener, timeline)
+
+    def cancel(self, request_id: str, choice: int = -1) -> None:
+        """See Dispatch."""
+        self._dispatch.cancel(request_id, choice)
 
     @property
     def requests(self) -> Requests:

@@ -36,20 +36,6 @@ class Listener(Protocol):
         ...
 
 
-@dataclass
-class Ticket:
-    """A request in flight, as its owner sees it. Cancelling twice or after the end does nothing."""
-
-    request_id: str
-    record: RequestRecord
-    cancel: Callable[[int], None]  # the number of one choice, or -1 for all
-
-    @property
-    def pair(self) -> str:
-        """The names of the workers of every attempt, for the log."""
-        return ",".join(dict.fromkeys(self.record.pairs))
-
-
 @dataclass(frozen=True)
 class Stranded:
     """Choices whose attempt failed with `error` and that wait for workers. `since`: see retry.decide."""
@@ -99,9 +85,11 @@ class Dispatch:
         """Fails and cancels every request in flight, and refuses every later one."""
         self._stopped = why
         for request_id in list(self._listeners):
-            self._cancel(request_id, -1, Unavailable(why))
+            record = self.requests.find(request_id)
+            if record is not None:  # the failure of one before may have cancelled it
+                self._fail(record, Unavailable(why))
 
-    def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> Ticket:
+    def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> RequestRecord:
         """Gives a request to a pair of workers. Unavailable if there is none."""
         if self._stopped is not None:
             raise Unavailable(self._stopped)
@@ -112,10 +100,28 @@ class Dispatch:
         while (pair := self._pick(record, everything)) is not None:
             if self._begin(record, everything, pair):
                 self._listeners[request_id] = listener
-                return Ticket(request_id, record, lambda number: self._cancel(request_id, number))
+                return record
 
         self.requests.remove(request_id)
         raise Unavailable(self._membership.missing or "no workers are ready that can hold this request")
+
+    def cancel(self, request_id: str, choice: int = -1) -> None:
+        """Cancels one choice, or (-1) the whole request. Does nothing after its end."""
+        record = self.requests.find(request_id)
+        if record is None:
+            return
+
+        if choice >= 0:
+            if record.choices[choice].closed:
+                return
+            record.choices[choice].close()
+            for attempt in list(record.attempts.values()):
+                if choice in attempt.choices:
+                    self._cancel_attempt(record, attempt, choice)
+            if not record.is_done:
+                return
+
+        self._forget(record)
 
     def _pick(self, record: RequestRecord, choices: range) -> Pair | None:
         return self._pairer.pick(self._membership.members, record.need_of(choices), self.loads, record.avoided)
@@ -136,26 +142,6 @@ class Dispatch:
             self._loads.add(prefill.key, prefill_load(attempt.need))
         record.stamps.append(Stamp("assigned", assigned_at, GATEWAY))
         return True
-
-    def _cancel(self, request_id: str, number: int, error: BatonError | None = None) -> None:
-        """Cancels one choice, or (-1) the whole request."""
-        record = self.requests.find(request_id)
-        if record is None:
-            return
-
-        if number >= 0:
-            if record.choices[number].closed:
-                return
-            record.choices[number].close()
-            for attempt in list(record.attempts.values()):
-                if number in attempt.choices:
-                    self._cancel_attempt(record, attempt, number)
-            if not record.is_done:
-                return
-
-        listener = self._forget(record)
-        if error is not None and listener is not None:
-            listener.on_failed(error)
 
     def _cancel_attempt(self, record: RequestRecord, attempt: Attempt, number: int = -1) -> None:
         """Tells the attempt's worker to drop one choice, or (-1) the whole attempt."""

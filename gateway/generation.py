@@ -11,9 +11,9 @@ from typing import Any
 from gateway.choice_text import ChoiceText, Piece
 from gateway.control import Control
 from gateway.detokenizer import Detokenizer
-from gateway.dispatch import GATEWAY, Ticket
+from gateway.dispatch import GATEWAY
 from gateway.metrics import Metrics
-from gateway.requests import Delivery
+from gateway.requests import Delivery, RequestRecord
 from gateway.translate import Job, TextRules
 from protocol.errors import BadRequest, BatonError
 from protocol.messages_gateway import Stamp
@@ -73,7 +73,7 @@ class Generation:
         self._num_open = self.num_choices
         self._control, self._clock, self._metrics = control, clock, metrics
 
-        self._tickets: list[Ticket] = []
+        self._records: list[RequestRecord] = []  # one for each prompt that is assigned
         self._pieces: Batch = []
         self._max_backlog = 0
         self._on_full: Callable[[], None] | None = None
@@ -126,8 +126,8 @@ class Generation:
                 await asyncio.sleep(0)
 
             listener = _PromptListener(self, place)
-            ticket = self._control.assign(f"{self.response_id}-{place}", job, listener, self.with_timeline)
-            self._tickets.append(ticket)
+            record = self._control.assign(f"{self.response_id}-{place}", job, listener, self.with_timeline)
+            self._records.append(record)
             if (wrong := self.error or self._fault) is not None:  # of a prompt that was assigned before
                 raise wrong
 
@@ -189,7 +189,7 @@ class Generation:
 
     def timeline(self) -> list[dict[str, Any]]:
         """All stamps in order, in milliseconds since the request arrived."""
-        workers = (stamp for ticket in self._tickets for stamp in ticket.record.stamps)
+        workers = (stamp for record in self._records for stamp in record.stamps)
         stamps = dict.fromkeys((*self._stamps, *workers))  # two workers may report the same moment
         return [
             {"name": each.name, "at_ms": round((each.at - self._received_at) * 1e3, 3), "worker": each.worker_id}
@@ -214,7 +214,7 @@ class Generation:
 
         if pieces and pieces[-1].finish_reason is not None:
             if text.hit_stop_string:
-                self._tickets[prompt].cancel(delivery.choice)
+                self._control.cancel(self._records[prompt].request_id, delivery.choice)
             self._observe_end(index, text)
             self._num_open -= 1
             if self._num_open == 0:
@@ -284,11 +284,11 @@ class Generation:
 
     def _log_end(self, outcome: str) -> None:
         """Numbers and names only, never what client or model wrote."""
-        usage, error, tickets = self.usage, self.error, self._tickets
+        usage, error, records = self.usage, self.error, self._records
         fields = {
-            "request_id": ",".join(ticket.request_id for ticket in tickets[:MAX_LOGGED]),
-            "attempt": max((ticket.record.num_attempts for ticket in tickets), default=1) - 1,
-            "worker": ",".join(dict.fromkeys(ticket.pair for ticket in tickets[:MAX_LOGGED])),
+            "request_id": ",".join(record.request_id for record in records[:MAX_LOGGED]),
+            "attempt": max((record.num_attempts for record in records), default=1) - 1,
+            "worker": ",".join(dict.fromkeys(pair for record in records[:MAX_LOGGED] for pair in record.pairs)),
             "x_request_id": self._x_request_id,
             "prompt_tokens": usage.prompt_tokens,
             "choices": self.num_choices,
@@ -305,8 +305,8 @@ class Generation:
             log.warning("request failed", **fields, why=why)
 
     def _cancel_all(self) -> None:
-        for ticket in self._tickets:
-            ticket.cancel(-1)
+        for record in self._records:
+            self._control.cancel(record.request_id)
 
 
 class _PromptListener:

@@ -5,7 +5,7 @@ What it does not know: workers.
 
 from dataclasses import dataclass, field
 
-from gateway.dispatch import Ticket
+from gateway.control import Control
 from gateway.requests import Delivery
 from protocol.errors import BatonError
 from protocol.request import FinishReason
@@ -27,7 +27,7 @@ class Client:
     given_up: set[int] = field(default_factory=set)
     error: str = ""  # the code
     has_left: bool = False
-    ticket: Ticket | None = None
+    control: Control | None = None  # which has taken its request
 
     def __post_init__(self) -> None:
         self.tokens = [[] for _ in range(self.arrival.num_choices)]
@@ -75,14 +75,14 @@ class Client:
 
     def leave(self, choice: int) -> None:
         """Its user wants no more, of one choice or (-1) at all."""
-        if self.ticket is None or self.is_done:
+        if self.control is None or self.is_done:
             return
         self.story.fault(self.agenda.now, f"client {self.arrival.name}", "leaves", "all" if choice < 0 else f"{choice}")
         if choice < 0:
             self.has_left = True
         else:
             self.given_up.add(choice)
-        self.ticket.cancel(choice)
+        self.control.cancel(self.arrival.name, choice)
 
     def _tell(self, text: str) -> None:
         self.story.tell(self.agenda.now, f"client {self.arrival.name}", text)

@@ -177,7 +177,8 @@ class World:
         self.story.tell(agenda.now, f"client {arrival.name}", f"asks, {arrival.num_choices} choices")
         try:
             job = Job(arrival.prompt, arrival.params, arrival.num_choices)
-            client.ticket = gateway.control.assign(arrival.name, job, client)
+            gateway.control.assign(arrival.name, job, client)
+            client.control = gateway.control
         except BatonError as error:
             client.fail(error)
         if arrival.leaves_at is not None:

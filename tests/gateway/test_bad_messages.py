@@ -9,7 +9,6 @@ import msgpack
 import pytest
 
 from gateway.control import Control
-from gateway.dispatch import Ticket
 from gateway.membership import WorkerKey
 from gateway.requests import Delivery
 from gateway.retry import RetryRules
@@ -64,7 +63,7 @@ class Bench:
         self.control = Control(self, VirtualClock(), "round_robin", RetryRules(3, 4.0))
         for key, role in ((PREFILL, Role.PREFILL), (DECODE, Role.DECODE), (OTHER, Role.DECODE)):
             self.say(key.identity, register(key, role))
-        self.ticket: Ticket = self.control.assign("r1", Job((1, 2, 3), SamplingParams(len(OUTPUTS)), 1), self)
+        self.control.assign("r1", Job((1, 2, 3), SamplingParams(len(OUTPUTS)), 1), self)
         self.decode = next(each for each, message in self.sent if isinstance(message, Assign))
         self.other = OTHER.identity if self.decode == DECODE.identity else DECODE.identity
         self.sent.clear()

@@ -7,9 +7,10 @@ import pytest
 
 from gateway.control import Control
 from gateway.detokenizer import NoText
-from gateway.dispatch import Listener, Ticket
+from gateway.dispatch import Listener
 from gateway.generation import TURN_TOKENS, Generation
 from gateway.metrics import Metrics
+from gateway.requests import RequestRecord
 from gateway.stop_strings import StopSet
 from gateway.translate import Job, TextRules
 from protocol.errors import Unavailable
@@ -24,11 +25,14 @@ class OnePlace:
         self.cancelled: list[tuple[str, int]] = []
         self._is_full = False
 
-    def assign(self, request_id: str, *_: Any) -> Ticket:
+    def assign(self, request_id: str, job: Job, *_: Any) -> RequestRecord:
         if self._is_full:
             raise Unavailable("full")
         self._is_full = True
-        return Ticket(request_id, cast(Any, None), lambda number: self.cancelled.append((request_id, number)))
+        return RequestRecord(request_id, job, [])
+
+    def cancel(self, request_id: str, choice: int = -1) -> None:
+        self.cancelled.append((request_id, choice))
 
 
 async def test_all_prompts_are_assigned_or_none() -> None:
@@ -51,11 +55,14 @@ class LosesTheFirst:
         self.cancelled: list[str] = []
         self._listeners: list[Listener] = []
 
-    def assign(self, request_id: str, _job: Job, listener: Listener, _timeline: bool) -> Ticket:
+    def assign(self, request_id: str, job: Job, listener: Listener, _timeline: bool) -> RequestRecord:
         for each in self._listeners:
             each.on_failed(Unavailable("gone"))
         self._listeners.append(listener)
-        return Ticket(request_id, cast(Any, None), lambda _: self.cancelled.append(request_id))
+        return RequestRecord(request_id, job, [])
+
+    def cancel(self, request_id: str, _choice: int = -1) -> None:
+        self.cancelled.append(request_id)
 
 
 async def test_a_prompt_that_fails_while_others_are_assigned_ends_all() -> None:
@@ -78,9 +85,12 @@ class Counts:
         self.assigned: list[str] = []
         self.cancelled: list[str] = []
 
-    def assign(self, request_id: str, *_: Any) -> Ticket:
+    def assign(self, request_id: str, job: Job, *_: Any) -> RequestRecord:
         self.assigned.append(request_id)
-        return Ticket(request_id, cast(Any, None), lambda _: self.cancelled.append(request_id))
+        return RequestRecord(request_id, job, [])
+
+    def cancel(self, request_id: str, _choice: int = -1) -> None:
+        self.cancelled.append(request_id)
 
 
 @pytest.mark.parametrize("ends", ["assigned", "lost", "fault", "stopped"])

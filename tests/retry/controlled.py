@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gateway.control import Control
-from gateway.dispatch import Ticket
 from gateway.membership import LOST_AFTER_S, WorkerKey
 from gateway.requests import Delivery
 from gateway.retry import RetryRules
@@ -44,7 +43,6 @@ class Client:
     tokens: list[list[int]] = field(default_factory=list)
     finish: list[FinishReason | None] = field(default_factory=list)
     error: BatonError | None = None
-    ticket: Ticket | None = None
 
     def __post_init__(self) -> None:
         self.tokens = [[] for _ in range(self.num_choices)]
@@ -180,7 +178,7 @@ class Controlled(Cluster):
     def ask(self, name: str, prompt: Sequence[int], sampling: SamplingParams, n: int = 1) -> Client:
         """A client asks."""
         client = self.clients[name] = Client(n)
-        client.ticket = self.control.assign(name, Job(tuple(prompt), sampling, n), client)
+        self.control.assign(name, Job(tuple(prompt), sampling, n), client)
         return client
 
     def finish(self) -> None:

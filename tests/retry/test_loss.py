@@ -156,9 +156,10 @@ def test_a_prefill_worker_that_dies_after_delivery_is_not_missed(loss: Loss, num
 def test_choices_with_outputs_go_on_one_by_one_and_cancelled_ones_do_not() -> None:
     cluster = new_cluster("1P2D")
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 4)
-    assert client.ticket is not None
+    record = cluster.control.requests.find("r")
+    assert record is not None
     cluster.run(lambda: all(len(tokens) >= 3 for tokens in client.tokens))
-    client.ticket.cancel(2)
+    cluster.control.cancel("r", 2)
     had = [len(tokens) for tokens in client.tokens]
     [(first, _)] = cluster.assigns
     cluster.kill(cluster.decodes[200 if first == "decode-0" else 201])
@@ -170,7 +171,8 @@ def test_choices_with_outputs_go_on_one_by_one_and_cancelled_ones_do_not() -> No
     tokens, _ = reference(prompt_of("r", LENGTH), PARAMS)
     assert [client.tokens[choice] for choice in (0, 1, 3)] == [tokens] * 3
     assert client.tokens[2] == tokens[: had[2]]
-    assert client.ticket.pair == f"prefill-0+{first},prefill-0+{'decode-1' if first == 'decode-0' else 'decode-0'}"
+    second = "decode-1" if first == "decode-0" else "decode-0"
+    assert record.pairs == [f"prefill-0+{first}", *[f"prefill-0+{second}"] * 3]
     assert cluster.control.loads == {} and len(cluster.control.requests) == 0
     cluster.close()
 
@@ -179,14 +181,13 @@ def test_choices_with_outputs_go_on_one_by_one_and_cancelled_ones_do_not() -> No
 def test_neighbours_without_outputs_go_on_together_and_may_be_cancelled(topology: str) -> None:
     cluster = new_cluster(topology)
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 4)
-    assert client.ticket is not None
-    client.ticket.cancel(0)
+    cluster.control.cancel("r", 0)
     [(first, _)] = cluster.assigns
     [victim] = [each for each in cluster.workers if cluster._keys[id(each)].worker_id == first]
     cluster.kill(victim)
     [_, (_, second)] = cluster.assigns
     assert (second.first_choice, second.num_choices, second.num_replayed) == (1, 3, 0)
-    client.ticket.cancel(1)  # in whose pages a unified worker computes the prompt
+    cluster.control.cancel("r", 1)  # in whose pages a unified worker computes the prompt
     cluster.run(lambda: client.finish[2] is not None and client.finish[3] is not None and cluster.at_rest())
     tokens, _ = reference(prompt_of("r", LENGTH), PARAMS)
     assert client.tokens == [[], [], tokens, tokens] and cluster.control.loads == {}
@@ -250,11 +251,10 @@ def test_stranded_requests_fail_when_nobody_comes(loss: Loss) -> None:
 def test_a_client_that_leaves_while_stranded_is_forgotten() -> None:
     cluster = new_cluster("1P1D")
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 2)
-    assert client.ticket is not None
     cluster.run(lambda: len(client.tokens[0]) >= 4)
     cluster.kill(cluster.decodes[200])
-    client.ticket.cancel(0)
-    client.ticket.cancel(-1)
+    cluster.control.cancel("r", 0)
+    cluster.control.cancel("r")
     cluster.add_decode("decode-0", 250)
     cluster.join(250)
     assert len(cluster.assigns) == 1 and len(cluster.control.requests) == 0 and client.error is None
