@@ -19,7 +19,7 @@ from gateway.membership import LAUNCH_DEADLINE_S, Change, Member, Membership, Wo
 from gateway.pairing import Load
 from gateway.requests import RequestRecord, Requests
 from gateway.retry import RetryRules
-from gateway.translate import Job
+from gateway.translate import Prompt
 from protocol.codec import MAX_STRANGER_BYTES
 from protocol.errors import WireError, WorkerLost
 from protocol.messages_gateway import (
@@ -103,9 +103,9 @@ class Control:
         """Fails and cancels every request in flight, and all that would follow."""
         self._dispatch.stop(why)
 
-    def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> RequestRecord:
+    def assign(self, request_id: str, prompt: Prompt, listener: Listener, timeline: bool = False) -> RequestRecord:
         """See Dispatch."""
-        return self._dispatch.assign(request_id, job, listener, timeline)
+        return self._dispatch.assign(request_id, prompt, listener, timeline)
 
     def cancel(self, request_id: str, choice: int = -1) -> None:
         """See Dispatch."""

@@ -12,7 +12,7 @@ from gateway.membership import Membership, WorkerKey
 from gateway.pairing import Load, LoadBook, Pair, Pairer, decode_load, prefill_load
 from gateway.requests import Attempt, Delivery, RequestRecord, Requests
 from gateway.retry import PASSING_CODES, GiveUp, RetryRules, Wait, decide, may_go_on
-from gateway.translate import Job
+from gateway.translate import Prompt
 from protocol.errors import BatonError, InternalError, LaunchFailed, Unavailable, WireError, WorkerLost, error_from_code
 from protocol.messages_gateway import CancelRequest, ChoiceTokens, RequestFailed, Stamp, ToWorker
 from protocol.request import FinishReason
@@ -89,13 +89,13 @@ class Dispatch:
             if record is not None:  # the failure of one before may have cancelled it
                 self._fail(record, Unavailable(why))
 
-    def assign(self, request_id: str, job: Job, listener: Listener, timeline: bool = False) -> RequestRecord:
+    def assign(self, request_id: str, prompt: Prompt, listener: Listener, timeline: bool = False) -> RequestRecord:
         """Gives a request to a pair of workers. Unavailable if there is none."""
         if self._stopped is not None:
             raise Unavailable(self._stopped)
 
-        record = self.requests.add(request_id, job, timeline)
-        everything = range(job.num_choices)
+        record = self.requests.add(request_id, prompt, timeline)
+        everything = range(prompt.num_choices)
 
         while (pair := self._pick(record, everything)) is not None:
             if self._begin(record, everything, pair):

@@ -14,7 +14,7 @@ from gateway.detokenizer import Detokenizer
 from gateway.dispatch import GATEWAY
 from gateway.metrics import Metrics
 from gateway.requests import Delivery, RequestRecord
-from gateway.translate import Job, TextRules
+from gateway.translate import Prompt, TextRules
 from protocol.errors import BadRequest, BatonError
 from protocol.messages_gateway import Stamp
 from runtime.clock import Clock
@@ -44,12 +44,12 @@ class Usage:
 
 
 class Generation:
-    """Answers `jobs`. Choice c of prompt p has the index p * n + c. Times are in seconds of `clock`."""
+    """Answers `prompts`. Choice c of prompt p has the index p * n + c. Times are in seconds of `clock`."""
 
     def __init__(
         self,
         response_id: str,
-        jobs: Sequence[Job],
+        prompts: Sequence[Prompt],
         rules: TextRules,
         new_detokenizer: Callable[[Sequence[int], bool], Detokenizer],
         control: Control,
@@ -57,15 +57,15 @@ class Generation:
         metrics: Metrics,
     ) -> None:
         self.response_id = response_id
-        self.num_choices = sum(job.num_choices for job in jobs)
-        self.num_prompt_tokens = sum(len(job.prompt_ids) for job in jobs)
+        self.num_choices = sum(prompt.num_choices for prompt in prompts)
+        self.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self.error: BatonError | None = None
 
-        self._jobs = jobs
+        self._prompts = prompts
         self._texts = [
-            ChoiceText(new_detokenizer(job.prompt_ids, rules.skip_special), rules.stops, rules.min_tokens)
-            for job in jobs
-            for _ in range(job.num_choices)
+            ChoiceText(new_detokenizer(prompt.token_ids, rules.skip_special), rules.stops, rules.min_tokens)
+            for prompt in prompts
+            for _ in range(prompt.num_choices)
         ]
 
         self._first_of_choice_at: list[float] = [0.0] * self.num_choices
@@ -112,21 +112,21 @@ class Generation:
             raise
 
         self._metrics.prompt_tokens.add(self.num_prompt_tokens)
-        for job in self._jobs:
-            self._metrics.prompt_length.observe(len(job.prompt_ids))
+        for prompt in self._prompts:
+            self._metrics.prompt_length.observe(len(prompt.token_ids))
         self._metrics.gateway_request_s.observe(self._clock.now() - received_at)
 
     async def _assign_all(self) -> None:
         """Lets other requests run after every TURN_TOKENS tokens of prompts."""
         num_tokens = 0
-        for place, job in enumerate(self._jobs):
-            num_tokens += len(job.prompt_ids)
+        for place, prompt in enumerate(self._prompts):
+            num_tokens += len(prompt.token_ids)
             if num_tokens > TURN_TOKENS:
-                num_tokens = len(job.prompt_ids)
+                num_tokens = len(prompt.token_ids)
                 await asyncio.sleep(0)
 
             listener = _PromptListener(self, place)
-            record = self._control.assign(f"{self.response_id}-{place}", job, listener, self.with_timeline)
+            record = self._control.assign(f"{self.response_id}-{place}", prompt, listener, self.with_timeline)
             self._records.append(record)
             if (wrong := self.error or self._fault) is not None:  # of a prompt that was assigned before
                 raise wrong
@@ -198,9 +198,9 @@ class Generation:
 
     # ---- for the worker side ----
 
-    def on_tokens(self, prompt: int, delivery: Delivery) -> None:
-        """Takes tokens of one choice of the prompt numbered `prompt`."""
-        index = prompt * self._jobs[0].num_choices + delivery.choice
+    def on_tokens(self, place: int, delivery: Delivery) -> None:
+        """Takes tokens of one choice of the prompt numbered `place`."""
+        index = place * self._prompts[0].num_choices + delivery.choice
         text = self._texts[index]
         if text.finish_reason is not None or self.error is not None:
             return
@@ -214,7 +214,7 @@ class Generation:
 
         if pieces and pieces[-1].finish_reason is not None:
             if text.hit_stop_string:
-                self._control.cancel(self._records[prompt].request_id, delivery.choice)
+                self._control.cancel(self._records[place].request_id, delivery.choice)
             self._observe_end(index, text)
             self._num_open -= 1
             if self._num_open == 0:
@@ -312,14 +312,14 @@ class Generation:
 class _PromptListener:
     """Adds the number of the prompt to what the workers report."""
 
-    def __init__(self, generation: Generation, prompt: int) -> None:
+    def __init__(self, generation: Generation, place: int) -> None:
         self._generation = generation
-        self._prompt = prompt
+        self._place = place
 
     def on_tokens(self, delivery: Delivery) -> None:
         """See dispatch.Listener."""
         try:
-            self._generation.on_tokens(self._prompt, delivery)
+            self._generation.on_tokens(self._place, delivery)
         except Exception as error:  # noqa: BLE001 - other requests of the same message must get their tokens
             self._generation.on_fault(error)
 

@@ -30,7 +30,7 @@ from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, c
 from gateway.service import Service
 from gateway.sse import ChunkWriter, ResponseHead
 from gateway.status_routes import add_status
-from gateway.translate import Job, TextRules
+from gateway.translate import Prompt, TextRules
 from gateway.unsupported import refuse_unsupported
 from gateway.whole_answer import WholeAnswer
 from protocol.errors import BadRequest, BatonError, InternalError
@@ -136,10 +136,10 @@ async def _generation(
             prepare = partial(_prepared, service, parsed, tokenise)
             if is_long:
                 async with service.one_huge_text if num_bytes > HUGE_BODY_BYTES else service.one_long_text:
-                    rules, jobs = await asyncio.to_thread(prepare)
+                    rules, prompts = await asyncio.to_thread(prepare)
             else:
-                rules, jobs = prepare()
-            generation = await _started(service, request, parsed, rules, jobs, received_at)
+                rules, prompts = prepare()
+            generation = await _started(service, request, parsed, rules, prompts, received_at)
     return await _answer(service, request, parsed, generation)
 
 
@@ -162,11 +162,11 @@ def _checked(kind: type[R], raw: bytes, service: Service) -> R:
 
 def _prepared(
     service: Service, parsed: R, tokenise: Callable[[R, Limits], list[list[int]]]
-) -> tuple[TextRules, list[Job]]:
+) -> tuple[TextRules, list[Prompt]]:
     """What workers are asked for, and what happens to the text that comes back."""
     translator, limits = service.translator, service.limits
-    prompts = tokenise(parsed, limits)
-    return translator.text_rules(parsed), translator.jobs(parsed, prompts, limits)
+    token_ids = tokenise(parsed, limits)
+    return translator.text_rules(parsed), translator.prompts(parsed, token_ids, limits)
 
 
 async def _started(
@@ -174,13 +174,13 @@ async def _started(
     request: Request,
     parsed: GenerationRequest,
     rules: TextRules,
-    jobs: list[Job],
+    prompts: list[Prompt],
     received_at: float,
 ) -> Generation:
     """Its prompts assigned."""
     response_id = f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
     generation = Generation(
-        response_id, jobs, rules, service.new_detokenizer, service.control, service.clock, service.metrics
+        response_id, prompts, rules, service.new_detokenizer, service.control, service.clock, service.metrics
     )
     await generation.start(received_at, wants_timeline(request, parsed.timeline), request_id_of(request))
     return generation

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gateway.membership import WorkerKey
 from gateway.pairing import Need
-from gateway.translate import Job
+from gateway.translate import Prompt
 from protocol.errors import WireError
 from protocol.messages_gateway import Assign, ChoiceTokens, Stamp, WorkerAddress
 from protocol.request import FinishReason, finish_reason
@@ -117,7 +117,7 @@ class RequestRecord:
     """One prompt in flight: what its choices have received, and the attempts that run."""
 
     request_id: str
-    job: Job
+    prompt: Prompt
     choices: list[ChoiceRecord]
     timeline: bool = False
     attempts: dict[int, Attempt] = field(default_factory=dict)  # running ones, by number
@@ -153,8 +153,8 @@ class RequestRecord:
     def need_of(self, choices: range) -> Need:
         """What these choices need on new workers. Outputs received so far count as prompt there."""
         num_replayed = len(self.choices[choices.start].token_ids)
-        prompt_tokens = len(self.job.prompt_ids) + num_replayed
-        return Need(prompt_tokens, len(choices), self.job.sampling.max_tokens - num_replayed)
+        prompt_tokens = len(self.prompt.token_ids) + num_replayed
+        return Need(prompt_tokens, len(choices), self.prompt.sampling.max_tokens - num_replayed)
 
     def message(self, attempt: Attempt, prefill: WorkerAddress | None) -> Assign:
         """The Assign for the worker of a new attempt."""
@@ -163,8 +163,8 @@ class RequestRecord:
         return Assign(
             request_id=self.request_id,
             attempt=attempt.number,
-            prompt_ids=(*self.job.prompt_ids, *replayed),
-            sampling=self.job.sampling,
+            prompt_ids=(*self.prompt.token_ids, *replayed),
+            sampling=self.prompt.sampling,
             num_choices=len(attempt.choices),
             prefill=prefill,
             timeline=self.timeline,
@@ -179,7 +179,7 @@ class RequestRecord:
             choice = self.choices[number]
             if choice.closed or not choice.token_ids:
                 continue
-            finish = finish_reason(self.job.sampling, len(choice.token_ids), choice.token_ids[-1])
+            finish = finish_reason(self.prompt.sampling, len(choice.token_ids), choice.token_ids[-1])
             if finish is not None:
                 choice.close(finish)
                 ended.append(Delivery(number, (), finish))
@@ -198,13 +198,13 @@ class Requests:
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, request_id: str, job: Job, timeline: bool = False) -> RequestRecord:
+    def add(self, request_id: str, prompt: Prompt, timeline: bool = False) -> RequestRecord:
         """Adds a request that is about to be assigned."""
         assert request_id not in self._records, f"request id {request_id} is not unique"
-        choices = [ChoiceRecord(job.sampling.max_tokens) for _ in range(job.num_choices)]
-        record = RequestRecord(request_id, job, choices, timeline)
+        choices = [ChoiceRecord(prompt.sampling.max_tokens) for _ in range(prompt.num_choices)]
+        record = RequestRecord(request_id, prompt, choices, timeline)
         self._records[request_id] = record
-        self.num_choices += job.num_choices
+        self.num_choices += prompt.num_choices
         return record
 
     def begin(

@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Job:
+class Prompt:
     """One prompt with its rules, ready to be assigned."""
 
-    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
     sampling: SamplingParams
     num_choices: int
 
@@ -88,8 +88,8 @@ class Translator:
             raise BadRequest("stop: this model has no tokenizer; use stop_token_ids", param="stop")
         return TextRules(StopSet(stops), request.min_tokens or 0, request.skip_special_tokens is not False)
 
-    def jobs(self, request: GenerationRequest, prompts: Sequence[Sequence[int]], limits: Limits) -> list[Job]:
-        """One job for each prompt. BadRequest if one of them could never be served."""
+    def prompts(self, request: GenerationRequest, token_ids: Sequence[Sequence[int]], limits: Limits) -> list[Prompt]:
+        """Each prompt with its rules. BadRequest if one of them could never be served."""
         is_chat = isinstance(request, ChatRequest)
         default = None if is_chat else DEFAULT_COMPLETION_TOKENS
         num_choices = request.num_choices
@@ -101,20 +101,20 @@ class Translator:
             )
 
         rules = self._sampling(request, limits)
-        jobs: list[Job] = []
-        for place, prompt in enumerate(prompts):
-            where = "messages" if is_chat else "prompt" if len(prompts) == 1 else f"prompt[{place}]"
-            check_ids(prompt, where, limits)
+        prompts: list[Prompt] = []
+        for place, ids in enumerate(token_ids):
+            where = "messages" if is_chat else "prompt" if len(token_ids) == 1 else f"prompt[{place}]"
+            check_ids(ids, where, limits)
             asked = request.max_completion_tokens or request.max_tokens
-            num_tokens = max_tokens(len(prompt), asked, default, num_choices, where, limits)
+            num_tokens = max_tokens(len(ids), asked, default, num_choices, where, limits)
 
             if rules.min_tokens > num_tokens:
                 raise BadRequest(
                     f"min_tokens: got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}",
                     param="min_tokens",
                 )
-            jobs.append(Job(tuple(prompt), replace(rules, max_tokens=num_tokens), num_choices))
-        return jobs
+            prompts.append(Prompt(tuple(ids), replace(rules, max_tokens=num_tokens), num_choices))
+        return prompts
 
     def _encode_prompt(self, text: str, where: str, add_special_tokens: bool | None, limits: Limits) -> list[int]:
         if self._tokenizer is None:
@@ -127,7 +127,7 @@ class Translator:
         return ids
 
     def _sampling(self, request: GenerationRequest, limits: Limits) -> SamplingParams:
-        """The rules that all prompts share. `jobs` sets `max_tokens`."""
+        """The rules that all prompts share. `prompts` sets `max_tokens`."""
         defaults = self._folder.defaults
         stop_token_ids = tuple(dict.fromkeys(request.stop_token_ids or ()))
         for token_id in stop_token_ids:

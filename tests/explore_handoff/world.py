@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from gateway.translate import Job
+from gateway.translate import Prompt
 from protocol.errors import BatonError, LaunchFailed
 from protocol.messages_gateway import Role
 from tests.explore_handoff.agenda import Agenda
@@ -176,8 +176,8 @@ class World:
             return
         self.story.tell(agenda.now, f"client {arrival.name}", f"asks, {arrival.num_choices} choices")
         try:
-            job = Job(arrival.prompt, arrival.params, arrival.num_choices)
-            gateway.control.assign(arrival.name, job, client)
+            prompt = Prompt(arrival.prompt, arrival.params, arrival.num_choices)
+            gateway.control.assign(arrival.name, prompt, client)
             client.control = gateway.control
         except BatonError as error:
             client.fail(error)

@@ -18,7 +18,7 @@ from gateway.metrics import Metrics
 from gateway.retry import RetryRules
 from gateway.sse import ChunkWriter, ResponseHead
 from gateway.stop_strings import StopSet
-from gateway.translate import Job, TextRules
+from gateway.translate import Prompt, TextRules
 from gateway.whole_answer import WholeAnswer
 from protocol.messages_gateway import TO_GATEWAY, TO_WORKER, CancelRequest, ChoiceTokens, Role, Tokens, ToWorker
 from protocol.request import SamplingParams
@@ -55,10 +55,10 @@ class Call:
         self._identity = f"u#{joined.address.instance}".encode()
         self.control._on_raw(self._identity, TO_GATEWAY.encode(joined))
         self.metrics = Metrics("story", lambda: (), lambda: 0)
-        job = Job((1, 2), SamplingParams(max_tokens=MAX_TOKENS), 1)
+        prompt = Prompt((1, 2), SamplingParams(max_tokens=MAX_TOKENS), 1)
         self.generation = Generation(
             "r",
-            [job],
+            [prompt],
             TextRules(StopSet(()), 0, True),
             lambda *_: NoText(),
             self.control,

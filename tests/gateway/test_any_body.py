@@ -1,4 +1,4 @@
-"""Whatever JSON a client sends, the answer is a job or a BadRequest, never another exception."""
+"""Whatever JSON a client sends, the answer is a prompt to serve or a BadRequest, never another exception."""
 
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from gateway.model_folder import ModelFolder, SamplingDefaults
 from gateway.pairing import Need
 from gateway.schemas import ChatRequest, CompletionRequest, parse
 from gateway.tokenizer import SpecialTokens, TextTokenizer
-from gateway.translate import Job, Translator
+from gateway.translate import Prompt, Translator
 from gateway.unsupported import NEUTRAL, refuse_unsupported
 from protocol.errors import BadRequest
 from tests.gateway.folders import EOS, TEMPLATE, byte_tokenizer
@@ -33,8 +33,8 @@ names = [*CompletionRequest.model_fields, *ChatRequest.model_fields, *NEUTRAL, "
 fields = st.dictionaries(st.sampled_from(sorted({*names} - {"messages", "prompt", "model"})), anything, max_size=4)
 
 
-def need_of(job: Job) -> Need:
-    return Need(len(job.prompt_ids), job.num_choices, job.sampling.max_tokens)
+def need_of(prompt: Prompt) -> Need:
+    return Need(len(prompt.token_ids), prompt.num_choices, prompt.sampling.max_tokens)
 
 
 @cache
@@ -44,31 +44,31 @@ def translator() -> Translator:
     return Translator(folder, tokenizer, ChatTemplates({"default": TEMPLATE}, {}))
 
 
-def jobs_of(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> list[Job]:
+def prompts_of(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> list[Prompt]:
     """What the route does before it assigns."""
     try:
         refuse_unsupported(body)
         request = parse(kind, body)
         translator().text_rules(request)
         if isinstance(request, ChatRequest):
-            prompts = [translator().chat_prompt(request, LIMITS)]
+            token_ids = [translator().chat_prompt(request, LIMITS)]
         else:
             assert isinstance(request, CompletionRequest)
-            prompts = translator().completion_prompts(request, LIMITS)
-        return translator().jobs(request, prompts, LIMITS)
+            token_ids = translator().completion_prompts(request, LIMITS)
+        return translator().prompts(request, token_ids, LIMITS)
     except BadRequest:
         return []
 
 
 @given(anything | text | st.lists(st.integers(0, 299), max_size=70), fields)
-def test_completions(prompt: Any, rest: dict[str, Any]) -> None:
-    for job in jobs_of(CompletionRequest, {"prompt": prompt, **rest}):
-        assert job.prompt_ids and len(job.prompt_ids) + job.sampling.max_tokens <= 64
-        assert need_of(job).total_pages(4) <= 12 and 1 <= job.num_choices <= 8
+def test_completions(asked: Any, rest: dict[str, Any]) -> None:
+    for prompt in prompts_of(CompletionRequest, {"prompt": asked, **rest}):
+        assert prompt.token_ids and len(prompt.token_ids) + prompt.sampling.max_tokens <= 64
+        assert need_of(prompt).total_pages(4) <= 12 and 1 <= prompt.num_choices <= 8
 
 
 @given(messages | anything, fields)
 def test_chat(conversation: Any, rest: dict[str, Any]) -> None:
-    for job in jobs_of(ChatRequest, {"messages": conversation, **rest}):
-        assert job.prompt_ids and len(job.prompt_ids) + job.sampling.max_tokens <= 64
-        assert need_of(job).total_pages(4) <= 12
+    for prompt in prompts_of(ChatRequest, {"messages": conversation, **rest}):
+        assert prompt.token_ids and len(prompt.token_ids) + prompt.sampling.max_tokens <= 64
+        assert need_of(prompt).total_pages(4) <= 12

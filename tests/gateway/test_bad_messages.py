@@ -12,7 +12,7 @@ from gateway.control import Control
 from gateway.membership import WorkerKey
 from gateway.requests import Delivery
 from gateway.retry import RetryRules
-from gateway.translate import Job
+from gateway.translate import Prompt
 from protocol.codec import MAX_STRANGER_BYTES, VERSION
 from protocol.errors import BatonError
 from protocol.fingerprint import Fingerprint
@@ -63,7 +63,7 @@ class Bench:
         self.control = Control(self, VirtualClock(), "round_robin", RetryRules(3, 4.0))
         for key, role in ((PREFILL, Role.PREFILL), (DECODE, Role.DECODE), (OTHER, Role.DECODE)):
             self.say(key.identity, register(key, role))
-        self.control.assign("r1", Job((1, 2, 3), SamplingParams(len(OUTPUTS)), 1), self)
+        self.control.assign("r1", Prompt((1, 2, 3), SamplingParams(len(OUTPUTS)), 1), self)
         self.decode = next(each for each, message in self.sent if isinstance(message, Assign))
         self.other = OTHER.identity if self.decode == DECODE.identity else DECODE.identity
         self.sent.clear()

@@ -40,7 +40,7 @@ def one_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("owner", "method", "stream"),
-    [(Translator, "jobs", False), (WholeAnswer, "add", False), (Translator, "jobs", True)],
+    [(Translator, "prompts", False), (WholeAnswer, "add", False), (Translator, "prompts", True)],
 )
 async def test_before_the_answer(
     setting: Setting,

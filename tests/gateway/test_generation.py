@@ -12,7 +12,7 @@ from gateway.generation import TURN_TOKENS, Generation
 from gateway.metrics import Metrics
 from gateway.requests import RequestRecord
 from gateway.stop_strings import StopSet
-from gateway.translate import Job, TextRules
+from gateway.translate import Prompt, TextRules
 from protocol.errors import Unavailable
 from protocol.request import SamplingParams
 from runtime.clock import MonotonicClock
@@ -25,11 +25,11 @@ class OnePlace:
         self.cancelled: list[tuple[str, int]] = []
         self._is_full = False
 
-    def assign(self, request_id: str, job: Job, *_: Any) -> RequestRecord:
+    def assign(self, request_id: str, prompt: Prompt, *_: Any) -> RequestRecord:
         if self._is_full:
             raise Unavailable("full")
         self._is_full = True
-        return RequestRecord(request_id, job, [])
+        return RequestRecord(request_id, prompt, [])
 
     def cancel(self, request_id: str, choice: int = -1) -> None:
         self.cancelled.append((request_id, choice))
@@ -37,11 +37,11 @@ class OnePlace:
 
 async def test_all_prompts_are_assigned_or_none() -> None:
     control = OnePlace()
-    job = Job((1, 2), SamplingParams(max_tokens=3), 1)
+    prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
     metrics = Metrics("story", lambda: (), lambda: 0)
     rules = TextRules(StopSet(()), 0, True)
     generation = Generation(
-        "r", [job, job], rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
+        "r", [prompt, prompt], rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
     )
     with pytest.raises(Unavailable, match="full"):
         await generation.start(0.0, timeline=False)
@@ -55,11 +55,11 @@ class LosesTheFirst:
         self.cancelled: list[str] = []
         self._listeners: list[Listener] = []
 
-    def assign(self, request_id: str, job: Job, listener: Listener, _timeline: bool) -> RequestRecord:
+    def assign(self, request_id: str, prompt: Prompt, listener: Listener, _timeline: bool) -> RequestRecord:
         for each in self._listeners:
             each.on_failed(Unavailable("gone"))
         self._listeners.append(listener)
-        return RequestRecord(request_id, job, [])
+        return RequestRecord(request_id, prompt, [])
 
     def cancel(self, request_id: str, _choice: int = -1) -> None:
         self.cancelled.append(request_id)
@@ -67,11 +67,11 @@ class LosesTheFirst:
 
 async def test_a_prompt_that_fails_while_others_are_assigned_ends_all() -> None:
     control = LosesTheFirst()
-    job = Job((1, 2), SamplingParams(max_tokens=3), 1)
+    prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
     metrics = Metrics("story", lambda: (), lambda: 0)
     rules = TextRules(StopSet(()), 0, True)
     generation = Generation(
-        "r", [job, job], rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
+        "r", [prompt, prompt], rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
     )
     with pytest.raises(Unavailable, match="gone"):
         await generation.start(0.0, timeline=False)
@@ -85,9 +85,9 @@ class Counts:
         self.assigned: list[str] = []
         self.cancelled: list[str] = []
 
-    def assign(self, request_id: str, job: Job, *_: Any) -> RequestRecord:
+    def assign(self, request_id: str, prompt: Prompt, *_: Any) -> RequestRecord:
         self.assigned.append(request_id)
-        return RequestRecord(request_id, job, [])
+        return RequestRecord(request_id, prompt, [])
 
     def cancel(self, request_id: str, _choice: int = -1) -> None:
         self.cancelled.append(request_id)
@@ -96,10 +96,10 @@ class Counts:
 @pytest.mark.parametrize("ends", ["assigned", "lost", "fault", "stopped"])
 async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) -> None:
     control = Counts()
-    job = Job((1,) * (TURN_TOKENS // 2), SamplingParams(max_tokens=3), 1)
+    prompt = Prompt((1,) * (TURN_TOKENS // 2), SamplingParams(max_tokens=3), 1)
     rules, metrics = TextRules(StopSet(()), 0, True), Metrics("story", lambda: (), lambda: 0)
     generation = Generation(
-        "r", [job] * 6, rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
+        "r", [prompt] * 6, rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
     )
     starting = asyncio.ensure_future(generation.start(0.0, timeline=False))
     turns = []

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gateway.membership import WorkerKey
 from gateway.pairing import Need
 from gateway.requests import Delivery, RequestRecord, Requests
-from gateway.translate import Job
+from gateway.translate import Prompt
 from protocol.errors import WireError
 from protocol.messages_gateway import ChoiceTokens, Stamp
 from protocol.request import FinishReason, SamplingParams
@@ -19,7 +19,7 @@ EOS = 99
 
 def new_requests(max_tokens: int = 8, num_choices: int = 1, attempt: int = 0) -> Requests:
     requests = Requests()
-    record = requests.add("r", Job(PROMPT, SamplingParams(max_tokens, eos_token_ids=(EOS,)), num_choices))
+    record = requests.add("r", Prompt(PROMPT, SamplingParams(max_tokens, eos_token_ids=(EOS,)), num_choices))
     for _ in range(attempt + 1):
         record.attempts.clear()
         requests.begin(record, range(num_choices), DECODE, PREFILL)

@@ -11,7 +11,7 @@ from gateway.model_folder import read_model_folder
 from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.text_slices import SLICE_CHARS
 from gateway.tokenizer import TextTokenizer, load_tokenizer
-from gateway.translate import Job, Translator
+from gateway.translate import Prompt, Translator
 from protocol.errors import BadRequest
 from protocol.request import FinishReason, finish_reason
 from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, write_folder
@@ -34,13 +34,13 @@ def chat(content: str = "Hi", **fields: Any) -> ChatRequest:
     return ChatRequest(messages=messages, **fields)
 
 
-def job(path: Path, request: CompletionRequest | ChatRequest, limits: Limits = LIMITS) -> Job:
+def prompt_of(path: Path, request: CompletionRequest | ChatRequest, limits: Limits = LIMITS) -> Prompt:
     found = translator(path)
     if isinstance(request, ChatRequest):
-        prompts = [found.chat_prompt(request, limits)]
+        token_ids = [found.chat_prompt(request, limits)]
     else:
-        prompts = found.completion_prompts(request, limits)
-    [only] = found.jobs(request, prompts, limits)
+        token_ids = found.completion_prompts(request, limits)
+    [only] = found.prompts(request, token_ids, limits)
     return only
 
 
@@ -83,19 +83,19 @@ def test_without_tokenizer_only_ids(tmp_path: Path) -> None:
 
 
 def test_plain_defaults(folder: Path) -> None:
-    sampling = job(folder, completion()).sampling
+    sampling = prompt_of(folder, completion()).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
     assert sampling.max_tokens == 16 and sampling.eos_token_ids == (EOS,) and not sampling.ignore_eos
-    assert 0 <= sampling.seed < 2**63 and sampling.seed != job(folder, completion()).sampling.seed
+    assert 0 <= sampling.seed < 2**63 and sampling.seed != prompt_of(folder, completion()).sampling.seed
 
 
 def test_defaults_of_the_model_and_of_the_client(tmp_path: Path) -> None:
     generation = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "eos_token_id": [END, EOS]}
     path = write_folder(tmp_path, byte_tokenizer(), generation=generation | {"do_sample": True})
-    sampling = job(path, completion()).sampling
+    sampling = prompt_of(path, completion()).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 0.9, 20, 0.1)
     assert sampling.eos_token_ids == (END, EOS)
-    asked = job(path, completion(temperature=0, top_k=-1, top_p=1, min_p=0, seed=-5)).sampling
+    asked = prompt_of(path, completion(temperature=0, top_k=-1, top_p=1, min_p=0, seed=-5)).sampling
     assert (asked.temperature, asked.top_p, asked.top_k, asked.min_p, asked.seed) == (0.0, 1.0, 0, 0.0, -5)
 
 
@@ -114,26 +114,26 @@ def test_eos_of_the_configuration_and_of_the_tokenizer_both_end_a_choice(
     tmp_path: Path, config: dict[str, Any], generation: dict[str, Any], ids: tuple[int, ...]
 ) -> None:
     path = write_folder(tmp_path, byte_tokenizer(), config=config, generation=generation)
-    sampling = job(path, completion(min_tokens=3)).sampling
+    sampling = prompt_of(path, completion(min_tokens=3)).sampling
     assert sampling.eos_token_ids == ids
     assert sampling.ending_ids == set(ids)
     for token_id in ids:
         assert finish_reason(sampling, 3, token_id) is FinishReason.STOP
         assert finish_reason(sampling, 2, token_id) is None  # min_tokens holds back all of them
-    ignoring = job(path, completion(ignore_eos=True)).sampling
+    ignoring = prompt_of(path, completion(ignore_eos=True)).sampling
     assert ignoring.ending_ids == frozenset()
 
 
 def test_eos_of_the_configuration_alone_where_there_is_no_tokenizer(tmp_path: Path) -> None:
     path = write_folder(tmp_path, config={"eos_token_id": [7, END]})
-    assert job(path, completion()).sampling.eos_token_ids == (7, END)
+    assert prompt_of(path, completion()).sampling.eos_token_ids == (7, END)
 
 
 def test_max_tokens(folder: Path) -> None:
-    assert job(folder, completion(max_tokens=5, max_completion_tokens=7)).sampling.max_tokens == 7
-    assert job(folder, chat(), Limits(context_length=64)).sampling.max_tokens == 64 - 20
+    assert prompt_of(folder, completion(max_tokens=5, max_completion_tokens=7)).sampling.max_tokens == 7
+    assert prompt_of(folder, chat(), Limits(context_length=64)).sampling.max_tokens == 64 - 20
     with pytest.raises(BadRequest, match="min_tokens: got 6"):
-        job(folder, completion(max_tokens=5, min_tokens=6))
+        prompt_of(folder, completion(max_tokens=5, min_tokens=6))
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ def test_max_tokens(folder: Path) -> None:
 )
 def test_refusals(folder: Path, fields: dict[str, Any], param: str) -> None:
     found = translator(folder)
-    prompts = fields.pop("prompt", [1])
+    given = fields.pop("prompt", [1])
     limits = Limits(context_length=64, vocab_size=300, max_choices=4)
     with pytest.raises(BadRequest) as caught:
-        found.jobs(completion(**fields), prompts if prompts and isinstance(prompts[0], list) else [prompts], limits)
+        found.prompts(completion(**fields), given if given and isinstance(given[0], list) else [given], limits)
     assert caught.value.param == param
 
 

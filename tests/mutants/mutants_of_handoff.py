@@ -140,8 +140,8 @@ HANDOFF = (
     _mutant(
         "a retry begins without the tokens that the client has",
         "RequestRecord.message",
-        "(*self.job.prompt_ids, *replayed)",
-        "self.job.prompt_ids",
+        "(*self.prompt.token_ids, *replayed)",
+        "self.prompt.token_ids",
         "it draws others",
     ),
     _mutant(

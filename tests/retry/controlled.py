@@ -12,7 +12,7 @@ from gateway.control import Control
 from gateway.membership import LOST_AFTER_S, WorkerKey
 from gateway.requests import Delivery
 from gateway.retry import RetryRules
-from gateway.translate import Job
+from gateway.translate import Prompt
 from model.runner import Runner
 from prefill.worker import PrefillWorker
 from protocol.errors import BatonError
@@ -178,7 +178,7 @@ class Controlled(Cluster):
     def ask(self, name: str, prompt: Sequence[int], sampling: SamplingParams, n: int = 1) -> Client:
         """A client asks."""
         client = self.clients[name] = Client(n)
-        self.control.assign(name, Job(tuple(prompt), sampling, n), client)
+        self.control.assign(name, Prompt(tuple(prompt), sampling, n), client)
         return client
 
     def finish(self) -> None:
