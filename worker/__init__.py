@@ -1,1 +1,1 @@
-"""What runs any worker as a process: its start, its loop, and what it says to the gateway."""
+"""What runs any worker as a process: its start, its loop, and its messages to the gateway."""

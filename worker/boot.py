@@ -1,8 +1,8 @@
-"""Starts what every worker needs: the model, its KV memory, the streams, the engine; and runs its process.
+"""Starts the model, KV memory, streams and engine of any worker, and runs its process.
 
     settings -> runner -> KV pages -> engine, warmed up -> (role's core and link) -> WorkerLoop
 
-Roles pass a function that makes their core and link. What it does not know: the roles.
+A role passes a function that makes its core and link.
 """
 
 import os
@@ -41,18 +41,18 @@ from scheduler.streams_cuda import CudaStream
 from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
 from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop, host_name
 
-HOST_DEMAND_TOKENS = 262_144  # of KV in host memory, unless --max-total-tokens asks for more: all is touched at start
-UNANSWERED = {  # by whether the worker has keys
+HOST_DEMAND_TOKENS = 262_144  # KV in host memory without --max-total-tokens; all of it is touched at the start
+UNANSWERED = {  # by whether the worker has keys: why a gateway may not answer
     True: "a gateway without --keys, or whose list lacks this worker's key, is silent",
     False: "a gateway with --keys answers workers with keys only",
 }
-UNGUARDED = ("nixl", "ray")  # backends that bring KV by connections of their own
+UNGUARDED = ("nixl", "ray")  # backends whose own connections carry KV
 log = get_log("worker")
 
 
 @dataclass(frozen=True)
 class Started:
-    """What a role builds its core from."""
+    """The parts from which a role builds its core and link."""
 
     settings: WorkerSettings
     instance: int
@@ -69,7 +69,7 @@ BuildRole = Callable[[Started], tuple[Core, PeerLink, WorkerAddress]]
 
 
 def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
-    """One worker process, from its command line to its exit status."""
+    """Runs one worker process. Returns its exit status."""
     status = StatusPipe()
     start_log("worker")
     try:
@@ -93,14 +93,16 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     keys = read_trust(settings)
     stop = StopSignal()
     wake = Wake()
-    sys.setswitchinterval(1e-4)  # the forward thread must get the interpreter lock soon
+    sys.setswitchinterval(1e-4)  # seconds; the forward thread must get the interpreter lock soon
     torch.set_num_threads(settings.num_threads)
+
     status.loading("weights")
     runner = load_runner(settings)
     status.loading("KV memory")
     engine = build_engine(runner, settings, wake.set)
     status.loading("warming up")
     engine.warm_up()
+
     instance = random.SystemRandom().getrandbits(62)
     identity = f"{settings.worker_id}#{instance}".encode()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -111,12 +113,13 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     core, link, address = build(
         Started(settings, instance, identity, engine, fingerprint, context, clock, security, data_security)
     )
+
     gateway_address = settings.gateway if keys is None else f"{settings.gateway}{MARK}{keys.gateway}"
     gateway = Dealer(context, gateway_address, identity, security=security, tended=True)
     layout = engine.kv.layout
     capacity = (engine.kv.num_pages - 1) * layout.page_size
     register = Register(
-        address=replace(address, data=without_secret(address.data)),  # the gateway shows it to whoever asks
+        address=replace(address, data=without_secret(address.data)),  # the gateway shows it to anyone
         role=settings.role,
         pid=os.getpid(),
         host=host_name(),
@@ -148,6 +151,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     loop.refused_connections = security.refused
     loop.silence_may_mean = UNANSWERED[keys is not None]
     loop.refusal_means = why_refused(keys)
+
     try:
         loop.run()
     finally:
@@ -160,7 +164,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
 
 
 def why_refused(keys: Keys | None) -> dict[str, str]:
-    """What it means that a gateway refuses the connection of a worker, by reason."""
+    """The likely cause, by reason, when a gateway refuses a worker's connection."""
     if keys is None:
         return {NO_HANDSHAKE: "it has keys, and this worker has none: say --keys DIR"}
     return {
@@ -171,10 +175,11 @@ def why_refused(keys: Keys | None) -> dict[str, str]:
 
 
 def read_trust(settings: WorkerSettings) -> Keys | None:
-    """The worker's keys, if it has any; ConfigError where it would bind, without any, what other machines reach."""
+    """The worker's keys, if it has any. ConfigError if it would bind a reachable address without keys."""
     keys = None if settings.keys is None else read_keys(settings.keys)
-    if settings.role is not Role.UNIFIED:  # which binds nothing
+    if settings.role is not Role.UNIFIED:  # a unified worker binds nothing
         refuse_exposed(settings.host, "--host", has_keys=keys is not None, trust_network=settings.trust_network)
+
     if settings.encrypt_data and keys is None:
         raise ConfigError("--encrypt-data needs --keys DIR: `baton keys new` makes one", param="encrypt-data")
     if settings.encrypt_data and settings.transfer_backend in UNGUARDED:
@@ -183,13 +188,14 @@ def read_trust(settings: WorkerSettings) -> Keys | None:
             " expected zmq, or another backend that needs no others",
             param="encrypt-data",
         )
+
     if settings.role is Role.DECODE and keys is not None and not (settings.encrypt_data or is_loopback(settings.host)):
         log.info("KV from other hosts is not encrypted", host=settings.host, option="--encrypt-data")
     return keys
 
 
 def load_runner(settings: WorkerSettings) -> Runner:
-    """The model that the settings name; CheckpointError or ConfigError when it cannot be served."""
+    """Loads the model that the settings name. CheckpointError or ConfigError if it cannot be served."""
     if settings.fake_model:
         return FakeRunner(context_length=settings.context_length or 4096)
     runner = ModelRunner.load(
@@ -208,7 +214,7 @@ def load_runner(settings: WorkerSettings) -> Runner:
 
 
 def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> Engine:
-    """KV memory sized from what is available, and the engine on it; ConfigError when too little is."""
+    """The engine, with KV memory sized by the available memory. ConfigError if there is too little."""
     layout = runner.kv_layout(settings.page_size)
     config = runner.config
     longest = min(config.context_length, settings.max_total_tokens or config.context_length)
@@ -221,6 +227,7 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
         max_total_tokens=settings.max_total_tokens,
         demand_tokens=HOST_DEMAND_TOKENS if runner.device.type == "cpu" else None,
     )
+
     log.info(
         "KV memory",
         pages=size.num_pages - 1,
@@ -229,6 +236,7 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
         device=str(runner.device),
         shared_by=sharers(runner.device, settings),
     )
+
     forward, schedule = open_streams(runner.device, wake)
     staging = CudaStream(torch.cuda.Stream(runner.device)) if is_mirrored else None
     memory = MirroredKv if is_mirrored else PagedKv
@@ -246,8 +254,10 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
 
 
 def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int) -> list[KvBudget]:
-    """The memories of which each page takes some: that of the device, which only the workers of that device divide, and
-    that of the host, where KV has a twin. `longest` is that of a request, in tokens."""
+    """The memories that each page takes bytes of: the device's, and the host's if KV has a twin there.
+
+    Only a device's own workers share its memory. `longest` is the longest context of a request, in tokens.
+    """
     device, config = runner.device, runner.config
     workers, on_host = sharers(device, settings), settings.workers_on_host
     activations = activation_bytes(
@@ -270,12 +280,12 @@ def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int) -> li
 
 
 def sharers(device: torch.device, settings: WorkerSettings) -> int:
-    """How many workers divide the memory of the device, this one included."""
+    """How many workers share the memory of the device, this one included."""
     return settings.workers_on_host if device.type == "cpu" else settings.workers_on_gpu
 
 
 def has_twin(device: torch.device, settings: WorkerSettings) -> bool:
-    """Whether KV has a twin in host memory: on a device, unless it never leaves, or always for another device."""
+    """Whether KV has a twin in host memory: on a device, unless KV stays there or goes to another device directly."""
     leaves_by_host = settings.role is not Role.UNIFIED and settings.transfer_backend != "cuda_ipc"
     return device.type != "cpu" and leaves_by_host
 
