@@ -25,6 +25,7 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         started.data_security,
         engine.kv if engine.device.type == "cuda" else None,
     )
+
     address = WorkerAddress(worker_id=settings.worker_id, instance=started.instance, data=receiver.address)
     worker = DecodeWorker(
         engine,

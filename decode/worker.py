@@ -104,6 +104,7 @@ class DecodeWorker:
         peer = self._peers.get(instance)
         if peer is None:
             return
+
         if isinstance(message, HelloAccepted | HelloRefused):
             if reason := self._peers.answered(peer, message):
                 self._fail_all(instance, LayoutMismatch(reason))  # later requests fail in _on_assign

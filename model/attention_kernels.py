@@ -35,6 +35,7 @@ def _attend_context(
     largest_M = tl.full((ROWS,), -1e30, tl.float32)
     total_M = tl.zeros((ROWS,), tl.float32)
     sum_MD = tl.zeros((ROWS, PADDED_DIM), tl.float32)
+
     for start in range(begin, end, STEP):
         token_N = start + tl.arange(0, STEP)
         is_token_N = token_N < end
@@ -44,9 +45,12 @@ def _attend_context(
         k_pointers_ND = kv_ptr + k_offsets_N[:, None] + dim_D[None, :]
         k_ND = tl.load(k_pointers_ND, mask=kv_mask_ND, other=0.0)
         v_ND = tl.load(k_pointers_ND + side_stride, mask=kv_mask_ND, other=0.0)
+
         scores_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee") * scale
         is_seen_MN = (token_N[None, :] <= position_M[:, None]) & is_token_N[None, :]
         scores_MN = tl.where(is_seen_MN, scores_MN, -1e30)
+
+        # Rescale the earlier sums to the new largest score.
         new_largest_M = tl.maximum(largest_M, tl.max(scores_MN, 1))
         shrink_M = tl.exp(largest_M - new_largest_M)
         weights_MN = tl.exp(scores_MN - new_largest_M[:, None])
@@ -165,11 +169,13 @@ def _attend_splits(
     head_M = (kv_head * GROUPS + row_M).to(tl.int64)
     is_row_M = row_M < GROUPS
     mask_MD = is_row_M[:, None] & (dim_D < HEAD_DIM)[None, :]
+
     for split in range(tl.program_id(1), num_splits, tl.num_programs(1)):
         row = tl.load(rows_ptr + split)
         context = tl.load(seq_lens_ptr + first_request + row)
         begin = (split - tl.load(starts_ptr + row)) * SPLIT
         end = tl.minimum(begin + SPLIT, context)
+
         q_offsets_MD = ((first_token + row) * HEADS + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
         q_MD = tl.load(q_ptr + q_offsets_MD, mask=mask_MD, other=0.0)
         position_M = tl.zeros((ROWS,), tl.int64) + context - 1
@@ -178,6 +184,7 @@ def _attend_splits(
             q_MD, position_M, kv_ptr, pages_ptr, kv_head, begin, end, scale, page_stride, side_stride, token_stride,
             HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM,
         )  # fmt: skip
+
         heads_M = split * HEADS + head_M
         tl.store(scales_ptr + heads_M * 2, largest_M, mask=is_row_M)
         tl.store(scales_ptr + heads_M * 2 + 1, total_M, mask=is_row_M)
@@ -204,6 +211,7 @@ def _combine_splits(
     largest = tl.full((1,), -1e30, tl.float32)
     total = tl.zeros((1,), tl.float32)
     sum_D = tl.zeros((PADDED_DIM,), tl.float32)
+
     for start in range(tl.load(starts_ptr + row), end, COMBINED):
         split_S = start + tl.arange(0, COMBINED)
         is_split_S = split_S < end
@@ -212,12 +220,14 @@ def _combine_splits(
         total_S = tl.load(scales_ptr + head_S * 2 + 1, mask=is_split_S, other=0.0)
         sums_ptr_SD = sums_ptr + head_S[:, None] * HEAD_DIM + dim_D[None, :]
         sum_SD = tl.load(sums_ptr_SD, mask=is_split_S[:, None] & is_dim_D[None, :], other=0.0)
+
         new_largest = tl.maximum(largest, tl.max(largest_S, 0))
         shrink = tl.exp(largest - new_largest)
         weight_S = tl.exp(largest_S - new_largest)
         total = total * shrink + tl.sum(total_S * weight_S, 0)
         sum_D = sum_D * shrink + tl.sum(sum_SD * weight_S[:, None], 0)
         largest = new_largest
+
     out_offsets_D = ((first_token + row).to(tl.int64) * HEADS + head) * HEAD_DIM + dim_D
     tl.store(out_ptr + out_offsets_D, (sum_D / total).to(out_ptr.dtype.element_ty), mask=is_dim_D)
 

@@ -164,6 +164,7 @@ class TritonAttention:
             SPLIT=SPLIT,
             **sizes,
         )
+
         combine_kernel[(num_decodes, num_heads)](
             self._sums_XHD,
             self._scales_XH2,

@@ -83,6 +83,7 @@ class VarlenAttention:
         """(T, H, D): softmax(q k / sqrt(D)) v over each token's own context."""
         if not plan.max_q:
             return torch.empty_like(q_THD)
+
         out_THD: Tensor = self._kernel(
             q_THD.contiguous(),
             kv_layer.select(1, 0),

@@ -32,6 +32,7 @@ class PagedKv:
         self.device = torch.device(device)
         shape = (layout.num_layers, num_pages, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
         dtype = torch_dtype(layout.dtype)
+
         self._bytes: memoryview | None = None
         self._shared: SharedMemory | None = None
         if self.device.type == "cpu":
@@ -42,6 +43,7 @@ class PagedKv:
             self._storage.zero_()
         else:
             self._storage = torch.zeros(shape, dtype=dtype, device=self.device)
+
         self._layers = tuple(self._storage.unbind(0))
         self._rows = tuple(layer.view(-1, layout.num_kv_heads * layout.head_dim) for layer in self._layers)
 

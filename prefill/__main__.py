@@ -26,6 +26,7 @@ def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
         started.data_security,
         engine.kv if engine.device.type == "cuda" else None,
     )
+
     worker = PrefillWorker(
         engine,
         sender,

@@ -79,6 +79,7 @@ class PrefillWorker:
         self._clock = clock
         self._chunk_size = chunk_size
         self._loop = OverlapLoop(engine, self, overlap)
+
         self._peers: dict[int, _Peer] = {}
         self._lost: deque[int] = deque(maxlen=LOST_REMEMBERED)  # instances
         self._jobs: dict[tuple[int, int], Job] = {}  # by (decode instance, reservation)

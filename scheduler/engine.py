@@ -101,6 +101,7 @@ class Engine:
         self._staging = staging or forward
         self._forward_clock = forward_clock
         self._debug = debug
+
         self._keep_alive = KeepAliveRing()
         self._newest_ticket = 0
         self._copies: deque[tuple[int, Event]] = deque()

@@ -72,6 +72,7 @@ def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
     """Runs one worker process. Returns its exit status."""
     status = StatusPipe()
     start_log("worker")
+
     try:
         check_imports()
         arguments = read_arguments(WorkerSettings, argv)
