@@ -1,7 +1,6 @@
-"""The weights of a Hugging Face folder: one safetensors file or several behind an index, tensors found by name.
+"""The weights of a Hugging Face folder, by tensor name: one safetensors file, or several with an index.
 
-Decides which file holds which tensor and refuses what is missing, misshapen or outside the folder. What it does not
-know: what a tensor is for. Only safetensors: formats that run code when loaded are not read.
+Missing or misshapen tensors and files outside the folder are refused. Formats that run code when loaded are not read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,11 +22,11 @@ SERVED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 class Checkpoint:
-    """Named weights of one folder. `take` marks a tensor as wanted; its bytes are read when first computed with."""
+    """The weights of one folder. A tensor's bytes are read when the model first computes with it."""
 
     def __init__(self, folder: Path, files: Mapping[str, SafetensorsFile], check_values: bool = False) -> None:
-        """`files` maps each tensor's name to the file that holds it. `check_values`: all of a tensor that is taken is
-        read at once, and refused if it holds NaN or an infinity."""
+        """`files` maps a tensor's name to its file. `check_values`: `take` reads a whole tensor and refuses NaN and
+        infinities."""
         self.folder = folder
         self._files = files
         self._check_values = check_values
@@ -39,12 +38,12 @@ class Checkpoint:
         return iter(self._files)
 
     def raw(self, name: str) -> memoryview:
-        """The bytes of a tensor as they lie in the mapped file; nothing is read yet."""
+        """The bytes of a tensor in the mapped file. Nothing is read yet."""
         return self._files[name].raw(name)
 
     @property
     def dtype(self) -> str | None:
-        """The dtype of the embedding (of any tensor without one) if it can be served, else None."""
+        """The dtype of the embedding, or of any tensor if there is none; None if it cannot be served."""
         kinds = self.tensors
         name = next((name for name in kinds if name.endswith("embed_tokens.weight")), next(iter(kinds), ""))
         return SERVED_DTYPES.get(kinds[name][0]) if name else None
@@ -53,10 +52,9 @@ class Checkpoint:
         return name in self._files
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The tensor `name`: a view over the mapped file when device and dtype allow it, else converted.
+        """The tensor `name`: a view over the mapped file if device and dtype allow it, else a converted copy.
 
-        Raises CheckpointError when it is missing, has another shape, is not a floating-point tensor, or has values that
-        are not finite and is checked for them.
+        CheckpointError when it is missing, has another shape or dtype, or fails the check of its values.
         """
         file = self._files.get(name)
         if file is None:
@@ -66,6 +64,7 @@ class Checkpoint:
             raise CheckpointError(f"{file.path}: {name}: got shape {list(held)}, config.json implies {list(shape)}")
         if kind not in SERVED_DTYPES:
             raise CheckpointError(f"{file.path}: {name}: got dtype {kind}, supported: {', '.join(SERVED_DTYPES)}")
+
         found = file.tensor(name)
         if self._check_values and (num_bad := count_not_finite(found)):
             raise CheckpointError(
@@ -75,13 +74,12 @@ class Checkpoint:
 
 
 def count_not_finite(tensor: Tensor) -> int:
-    """Values of `tensor` that are NaN or infinite; memory for a part of it is all that this takes."""
+    """The number of values that are NaN or infinite, counted part by part to save memory."""
     return sum(int(part.isfinite().logical_not().sum()) for part in tensor.flatten().split(CHECKED_VALUES))
 
 
 def open_checkpoint(folder: Path, check_values: bool = False) -> Checkpoint:
-    """Maps the weights of `folder`; `check_values` as in Checkpoint. CheckpointError when there are none, or when files
-    are missing or damaged."""
+    """Maps the weights of `folder`. CheckpointError when files are missing or damaged."""
     if (folder / INDEX_FILE).exists():
         return Checkpoint(folder, _open_shards(folder), check_values)
     if (folder / SINGLE_FILE).exists():
@@ -97,6 +95,7 @@ def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
     weight_map = index.nested("weight_map")
     if weight_map is None or not weight_map.values:
         raise index.refuse("weight_map", "an object from tensor names to file names")
+
     shards: dict[str, SafetensorsFile] = {}
     files: dict[str, SafetensorsFile] = {}
     for name in weight_map.values:

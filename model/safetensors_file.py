@@ -1,7 +1,7 @@
-"""One safetensors file, mapped and checked by the `safetensors` package; what it refuses becomes a CheckpointError.
+"""One safetensors file, mapped and checked by the `safetensors` package. Its errors become CheckpointErrors.
 
-The mapping is private and never written, so all workers on a host that map the same file share one copy in the page
-cache. Format: github.com/huggingface/safetensors, "Format".
+The mapping is never written, so all workers of a host share one copy in the page cache.
+Format: github.com/huggingface/safetensors, "Format".
 """
 
 import math
@@ -18,7 +18,7 @@ from protocol.brief import brief, brief_name
 from protocol.errors import CheckpointError
 
 MAX_HEADER_BYTES: Final = 100_000_000  # the package's own limit
-MAX_SAID_CHARS: Final = 200  # of what the package says
+MAX_SAID_CHARS: Final = 200  # of the package's message
 _LENGTH_BYTES: Final = 8
 _ITEM_BYTES: Final = dict(
     zip("F64 I64 F32 I32 F16 BF16 I16 I8 U8 BOOL".split(), (8, 8, 4, 4, 2, 2, 2, 1, 1, 1), strict=True)
@@ -42,12 +42,12 @@ class SafetensorsFile:
             raise CheckpointError(f"{path}: {_what_is_wrong(header, num_data_bytes, str(error))}") from None
 
         self.entries: dict[str, tuple[str, tuple[int, ...]]] = {}  # name -> (dtype as in the header, shape)
-        for name in self._file.keys():  # noqa: SIM118  # it is no mapping
+        for name in self._file.keys():  # noqa: SIM118  # not a mapping
             described = self._file.get_slice(name)
             self.entries[name] = described.get_dtype(), tuple(described.get_shape())
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor as it lies in the file: a view over the mapping, or a copy where its bytes are not aligned."""
+        """The tensor: a view over the mapping, or a copy if its bytes are not aligned."""
         found = self._view(name)
         return found if found.data_ptr() % found.itemsize == 0 else found.clone()
 
@@ -65,12 +65,14 @@ class SafetensorsFile:
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header as JSON and the number of bytes after it. CheckpointError where the file is too short for a header, or
-    the header names something twice, which the package would accept."""
-    if path.exists() and not path.is_file():  # a pipe would keep us waiting for ever
+    """The header as JSON, and the number of bytes after it.
+
+    CheckpointError if the file is too short, or a key appears twice, which the package would accept.
+    """
+    if path.exists() and not path.is_file():  # reading a pipe would block for ever
         raise CheckpointError(f"{path}: it is no file")
     with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)  # the kernel reads ahead while the worker starts
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)  # read ahead while the worker starts
         size = os.fstat(file.fileno()).st_size
         num_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         end = _LENGTH_BYTES + num_bytes
@@ -93,8 +95,9 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _what_is_wrong(header: dict[str, Any], num_data_bytes: int, said: str) -> str:
-    """Names the tensor at fault in a header that the package refuses; `said` is what the package says."""
+    """One sentence that names the tensor at fault in a refused header. `said` is the package's message."""
     said, last, last_end = _printable(said), "", 0
+
     for name, entry in header.items():
         match entry:
             case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, end]} if all(
@@ -110,6 +113,7 @@ def _what_is_wrong(header: dict[str, Any], num_data_bytes: int, said: str) -> st
                     last, last_end = name, end
             case _:
                 return f"{brief_name(name)}: damaged header entry {brief(entry)}"
+
     if last_end > num_data_bytes:
         return f"truncated: {brief_name(last)} ends at byte {last_end} after the header, the file at {num_data_bytes}"
     return f"{said}; expected tensors one after the other, up to the end of the file"

@@ -1,7 +1,7 @@
-"""Digests of a checkpoint's weights, so that workers with different weights notice before they exchange KV.
+"""Digests of a checkpoint's weights, so that workers with different weights never exchange KV.
 
-Reads a few blocks of each tensor, at places that depend on the tensor's name and size alone, so that every worker reads
-the same ones however the weights are split over files. What it does not know: what a tensor is for, who compares.
+A few blocks of each tensor are read. Their places depend on the tensor's name and size only, so all workers read the
+same ones even if their files differ.
 """
 
 from collections.abc import Callable, Iterator
