@@ -255,7 +255,7 @@ class Dispatch:
             log.warning("tokens refused", request_id=news.request_id, attempt=news.attempt, why=str(error))
             found = self.requests.get(news.request_id, news.attempt)
             if found is not None:
-                self._fail(found[0], InternalError("a worker sent tokens that make no sense"))
+                self._fail(found[0], InternalError("a worker sent invalid tokens"))
             return
 
         if accepted is None:

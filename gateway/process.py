@@ -99,7 +99,7 @@ class Gateway:
         if tokenizer is None:
             log.warning("the model folder has no tokenizer.json: only token ids can be served", model=settings.model)
         if folder.not_applied:
-            log.warning("generation_config.json asks for what is not supported: ignored", **folder.not_applied)
+            log.warning("ignored settings of generation_config.json that are not supported", **folder.not_applied)
 
         keys = None if settings.keys is None else read_keys(settings.keys, for_gateway=True)
         where, _ = split_endpoint(settings.control, "control")

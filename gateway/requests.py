@@ -249,7 +249,7 @@ class Requests:
 
         record, attempt = found
         if news.choice not in attempt.choices:
-            raise WireError(f"choice {news.choice} of an attempt at choices {list(attempt.choices)}")
+            raise WireError(f"choice {news.choice}, expected one of the attempt: {list(attempt.choices)}")
 
         token_ids, finish = record.choices[news.choice].accept(news)
         if not token_ids and finish is None:

@@ -28,7 +28,7 @@ def refuse_exposed(host: str, name: str, *, has_keys: bool, trust_network: bool)
     """ConfigError if sockets for workers would be bound, without keys, at a `host` that other machines can reach."""
     if not (has_keys or trust_network or is_loopback(host)):
         raise ConfigError(
-            f"{name}: {host[:80]!r} can be reached from other machines, and whoever reaches it could pose as a worker;"
+            f"{name}: {host[:80]!r} can be reached from other machines, where any process could pose as a worker;"
             " expected --keys DIR (`baton keys new` makes one), an address of this machine alone such as 127.0.0.1,"
             " or --trust-network",
             param="keys",

@@ -69,7 +69,7 @@ class Open:
         """WireError for the address of a guarded socket."""
         endpoint, key = split_address(address)
         if key:
-            raise WireError(f"address {endpoint!r} is for those who have keys, and this process has none (--keys)")
+            raise WireError(f"address {endpoint!r} needs a key, and this process has none (--keys)")
         return endpoint
 
     def close(self) -> None:
@@ -134,8 +134,8 @@ class Curve:
         endpoint, key = split_address(address)
         if not key:
             raise WireError(
-                f"address {endpoint!r} names no key: who listens there does not encrypt, and this process dials only"
-                " who does (--keys; for KV, --encrypt-data at both ends)"
+                f"address {endpoint!r} names no key, so its socket does not encrypt; expected one that does"
+                " (--keys; for KV, --encrypt-data at both ends)"
             )
         if key != self._keys.gateway and self._allowed.name_of(key) is None:
             raise WireError(

@@ -32,7 +32,7 @@ def open_shared(pid: int, fd: int, num_bytes: int | None = None) -> int:
     `num_bytes`, also checks its size. OSError names what is wrong."""
     path = f"/proc/{pid}/fd/{fd}"
     if not os.readlink(path).startswith(f"/memfd:{NAME}"):
-        raise OSError(f"descriptor {fd} of process {pid} is no such memory")
+        raise OSError(f"descriptor {fd} of process {pid} is not KV memory of Baton")
     ours = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     size, seals = os.fstat(ours).st_size, fcntl.fcntl(ours, fcntl.F_GET_SEALS)
     if num_bytes not in (None, size) or not seals & fcntl.F_SEAL_SHRINK:

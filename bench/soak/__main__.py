@@ -121,7 +121,7 @@ def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict
 def last_line(outcome: Outcome) -> str:
     """The verdict in words. A run too short to judge growth does not claim that there was none."""
     if problems := outcome.problems():
-        return f"not as it must be: {'; '.join(problems)}"
+        return f"problems: {'; '.join(problems)}"
     if any(growth.is_flat is None for growth in outcome.growths):
         return "nothing wrong, lost or left behind; too short to see whether each process stays flat"
     return "nothing wrong, lost, grown or left behind"

@@ -179,7 +179,7 @@ def test_choices_with_outputs_go_alone_and_neighbours_without_together() -> None
     record.attempts.clear()
     attempt = requests.begin(record, range(5, 6), DECODE)
     assert record.message(attempt, None).first_choice == 5
-    with pytest.raises(WireError, match="choice 4 of an attempt at choices"):
+    with pytest.raises(WireError, match="choice 4, expected one of the attempt"):
         requests.accept(news(0, 1, choice=4, attempt=1))
 
 

@@ -195,11 +195,11 @@ def test_a_file_that_was_written_over_admits_the_new_key_and_not_the_old_one(net
 def test_only_who_is_known_is_dialled(net: Net, tmp_path: Path) -> None:
     context, curve = net.process("a")
     with context.socket(zmq.DEALER) as socket:
-        with pytest.raises(WireError, match="'tcp://h:1' names no key: who listens there does not encrypt"):
+        with pytest.raises(WireError, match="'tcp://h:1' names no key, so its socket does not encrypt"):
             curve.unlock(socket, "tcp://h:1")
         with pytest.raises(WireError, match=r"names the key .*, which is not among "):
             curve.unlock(socket, f"tcp://h:1;{KEY}")
-        with pytest.raises(WireError, match="is for those who have keys, and this process has none"):
+        with pytest.raises(WireError, match="needs a key, and this process has none"):
             OPEN.unlock(socket, f"tcp://h:1;{KEY}")
         for address in ("tcp://h:1;", "tcp://h:1;short", f"tcp://h:1;{KEY};{KEY}"):
             with pytest.raises(WireError, match="expected tcp://HOST:PORT;KEY"):

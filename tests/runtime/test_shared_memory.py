@@ -108,7 +108,7 @@ def test_descriptors_are_checked_before_they_are_believed() -> None:
     with pytest.raises(OSError, match="expected 1048576 that cannot shrink"):
         open_shared(os.getpid(), unsealed, SIZE)
     os.close(unsealed)
-    with open("/dev/zero") as other, pytest.raises(OSError, match="is no such memory"):
+    with open("/dev/zero") as other, pytest.raises(OSError, match="is not KV memory of Baton"):
         open_shared(os.getpid(), other.fileno(), SIZE)
     with pytest.raises(OSError, match=r"Operation not permitted|Invalid argument"):
         os.ftruncate(memory.fd, 4096)

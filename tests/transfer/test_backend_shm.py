@@ -161,7 +161,7 @@ def test_memory_that_cannot_be_mapped_is_refused_by_name() -> None:
     read_end, write_end = os.pipe()
     for wrong, why in [
         (replace(offer, host="elsewhere"), "on another host, or in another container"),
-        (replace(offer, fd=read_end), "no such memory"),
+        (replace(offer, fd=read_end), "is not KV memory of Baton"),
         (replace(offer, fd=10_000), "cannot be opened"),
         (replace(offer, pid=2**22 + 1), "cannot be opened"),
         (

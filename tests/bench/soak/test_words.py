@@ -33,8 +33,8 @@ def test_what_requests_have_come_to() -> None:
     [
         ([True, True], 0, "nothing wrong, lost, grown or left behind"),
         ([True, None], 0, "nothing wrong, lost or left behind; too short to see whether each process stays flat"),
-        ([True, False], 0, "not as it must be: p1 grew"),
-        ([None, None], 2, "not as it must be: 2 wrong"),
+        ([True, False], 0, "problems: p1 grew"),
+        ([None, None], 2, "problems: 2 wrong"),
     ],
 )
 def test_the_last_line(flat: list[bool | None], wrong: int, says: str) -> None:
