@@ -1,16 +1,15 @@
 """Which model folder is meant, and whether it can be one; its name for clients; its tokenizer, if that is elsewhere.
 
-What it does not know: what is inside config.json (model/ decides what can be served), save the longest context, so
-that a wish for more is refused before anything starts.
+Of config.json only the longest context is looked at, so that a wish for more is refused before anything starts.
 """
 
-import json
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
 from protocol.brief import brief
-from protocol.errors import ConfigError
+from protocol.errors import CheckpointError, ConfigError
+from runtime.model_config import read_basics
 
 PROJECT = Path(__file__).resolve().parent.parent
 BUNDLED = "story"
@@ -131,8 +130,6 @@ def check_capacity(folder: Path, context_length: int | None, max_total_tokens: i
 
 def _longest_context(folder: Path) -> int | None:
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_basics(folder).context_length
+    except CheckpointError:
         return None
-    longest = found.get("max_position_embeddings") if isinstance(found, dict) else None
-    return longest if type(longest) is int else None

@@ -16,9 +16,9 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.model_folder import read_object
 from protocol.brief import brief
 from protocol.errors import BadRequest, CheckpointError, ConfigError
+from runtime.json_fields import read_fields
 
 MAX_WHY = 300  # characters
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -126,7 +126,7 @@ def read_template_sources(folder: Path) -> dict[str, str]:
     """Template texts by name. A template in its own file wins over tokenizer_config.json."""
     sources: dict[str, str] = {}
 
-    configured = read_object(folder / "tokenizer_config.json").get("chat_template")
+    configured = read_fields(folder / "tokenizer_config.json", optional=True).values.get("chat_template")
     if isinstance(configured, str):
         sources["default"] = configured
     elif isinstance(configured, list):

@@ -17,7 +17,7 @@ from gateway.control_socket import ControlSocket
 from gateway.http_app import build_app
 from gateway.limits import Limits
 from gateway.metrics import Metrics
-from gateway.model_folder import ModelFolder, model_facts, read_model_folder
+from gateway.model_folder import model_facts, read_model_folder
 from gateway.model_names import ModelNames
 from gateway.retry import RetryRules
 from gateway.service import Service
@@ -67,14 +67,14 @@ class Server(uvicorn.Server):
         yield
 
 
-def check_tokenizer(tokenizer: TextTokenizer | None, texts: Path, model: ModelFolder) -> None:
+def check_tokenizer(tokenizer: TextTokenizer | None, texts: Path, vocab_size: int | None) -> None:
     """ConfigError if the `--tokenizer` folder has no tokenizer, or one with token ids beyond the model's."""
     if tokenizer is None:
         raise ConfigError(f"--tokenizer: folder {brief(str(texts))} has no tokenizer.json", param="tokenizer")
-    if model.vocab_size is not None and tokenizer.vocab_size > model.vocab_size:
+    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"--tokenizer: {brief(str(texts))} has token ids up to {tokenizer.vocab_size - 1}, expected ids below"
-            f" {model.vocab_size}, the model's vocab_size",
+            f" {vocab_size}, the model's vocab_size",
             param="tokenizer",
         )
 
@@ -84,10 +84,11 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings, clock: Clock) -> None:
         folder = read_model_folder(Path(settings.model))
+        basics = folder.basics
         texts = folder.path if settings.tokenizer is None else Path(settings.tokenizer)
         tokenizer = load_tokenizer(texts)
         if settings.tokenizer is not None:
-            check_tokenizer(tokenizer, texts, folder)
+            check_tokenizer(tokenizer, texts, basics.vocab_size)
 
         special_tokens = {} if tokenizer is None else tokenizer.special.texts
         sources = read_template_sources(texts)
@@ -95,7 +96,7 @@ class Gateway:
             sources["default"] = read_template(Path(settings.chat_template))
         templates = ChatTemplates(sources, special_tokens)
 
-        lengths = [length for length in (settings.context_length, folder.context_length) if length is not None]
+        lengths = [length for length in (settings.context_length, basics.context_length) if length is not None]
         if tokenizer is None:
             log.warning("the model folder has no tokenizer.json: only token ids can be served", model=settings.model)
         if folder.not_applied:
@@ -147,7 +148,7 @@ class Gateway:
             tokenizer=tokenizer,
             metrics=metrics,
             clock=clock,
-            model_limits=Limits(context_length=min(lengths, default=None), vocab_size=folder.vocab_size),
+            model_limits=Limits(context_length=min(lengths, default=None), vocab_size=basics.vocab_size),
             started_at=int(datetime.now(UTC).timestamp()),
             http_limits=settings.limits,
             admission=admission,

@@ -18,10 +18,9 @@ from gateway.detokenizer import (
     WindowDetokenizer,
     is_byte_level,
 )
-from gateway.model_folder import read_object
 from gateway.text_slices import find_cuts
-from protocol.brief import brief
 from protocol.errors import BadRequest, CheckpointError
+from runtime.json_fields import read_fields
 
 LENGTH_KEEPING = ("NFC", "NFD")  # normalizers that leave at least a third of a text's characters
 SPECIAL_NAMES = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
@@ -150,30 +149,23 @@ def load_tokenizer(folder: Path) -> TextTokenizer | None:
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
     """Reads tokenizer_config.json and the older special_tokens_map.json."""
-    config = read_object(folder / "tokenizer_config.json")
-    named = {**read_object(folder / "special_tokens_map.json"), **_present(config)}
-    extra = config.get("extra_special_tokens")
+    config = read_fields(folder / "tokenizer_config.json", optional=True)
+    older = read_fields(folder / "special_tokens_map.json", optional=True)
+    named = {**older.values, **{name: value for name, value in config.values.items() if value is not None}}
+    extra = config.values.get("extra_special_tokens")
     if isinstance(extra, dict):
         named = {**extra, **named}
         names = [*SPECIAL_NAMES, *extra]
     else:
         names = SPECIAL_NAMES
     texts = {name: text for name in names if (text := _text(named.get(name))) is not None}
-    return SpecialTokens(texts, _flag(config, "add_bos_token"), _flag(config, "add_eos_token"))
-
-
-def _present(config: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if value is not None}
+    add_bos, add_eos = (
+        config.boolean(name) if config.has(name) else None for name in ("add_bos_token", "add_eos_token")
+    )
+    return SpecialTokens(texts, add_bos, add_eos)
 
 
 def _text(value: Any) -> str | None:
     """A token's text. Files give it as text or as an object with `content`."""
     found = value.get("content") if isinstance(value, dict) else value
     return found if isinstance(found, str) else None
-
-
-def _flag(config: dict[str, Any], name: str) -> bool | None:
-    value = config.get(name)
-    if value is None or isinstance(value, bool):
-        return value
-    raise CheckpointError(f"tokenizer_config.json: {name}: got {brief(value)}, expected true or false", param=name)

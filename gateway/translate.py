@@ -16,6 +16,7 @@ from gateway.stop_strings import StopSet
 from gateway.tokenizer import TextTokenizer
 from protocol.errors import BadRequest
 from protocol.request import SamplingParams
+from runtime.model_config import ModelBasics
 
 DEFAULT_COMPLETION_TOKENS = 16
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class Translator:
     def __init__(self, folder: ModelFolder, tokenizer: TextTokenizer | None, templates: ChatTemplates) -> None:
         self._folder = folder
         self._tokenizer = tokenizer
-        self._eos_token_ids = _eos_token_ids(folder, tokenizer)
+        self._eos_token_ids = _eos_token_ids(folder.basics, tokenizer)
         self._templates = templates
 
     def completion_prompts(self, request: CompletionRequest, limits: Limits) -> list[list[int]]:
@@ -151,12 +152,12 @@ class Translator:
         )
 
 
-def _eos_token_ids(folder: ModelFolder, tokenizer: TextTokenizer | None) -> tuple[int, ...]:
+def _eos_token_ids(basics: ModelBasics, tokenizer: TextTokenizer | None) -> tuple[int, ...]:
     """The tokens that end a choice: the EOS of the configuration and that of the tokenizer, which only the chat format
     may use. Leaves out ids outside the vocabulary."""
     own = () if tokenizer is None or tokenizer.eos_id is None else (tokenizer.eos_id,)
-    both = dict.fromkeys((*folder.eos_token_ids, *own))
-    return tuple(each for each in both if folder.vocab_size is None or each < folder.vocab_size)
+    both = dict.fromkeys((*(basics.eos_token_ids or ()), *own))
+    return tuple(each for each in both if basics.vocab_size is None or each < basics.vocab_size)
 
 
 def _first(*values: T | None) -> T:

@@ -10,9 +10,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from model.json_fields import JsonFields, read_json_object
 from model.safetensors_file import SafetensorsFile
 from protocol.errors import CheckpointError
+from runtime.json_fields import read_fields
 
 MAX_NAME_BYTES: Final = 255
 CHECKED_VALUES: Final = 1 << 22  # at a time
@@ -91,7 +91,7 @@ def open_checkpoint(folder: Path, check_values: bool = False) -> Checkpoint:
 
 
 def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
-    index = JsonFields(read_json_object(folder / INDEX_FILE), INDEX_FILE)
+    index = read_fields(folder / INDEX_FILE)
     weight_map = index.nested("weight_map")
     if weight_map is None or not weight_map.values:
         raise index.refuse("weight_map", "an object from tensor names to file names")

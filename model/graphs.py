@@ -13,13 +13,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from runtime.log import get_log
+from runtime.model_config import ModelConfig
 
 log = get_log("graphs")
 

@@ -7,9 +7,9 @@ worker gets no more pages than it can use.
 from dataclasses import dataclass
 from typing import Final
 
-from model.config import ModelConfig
 from protocol.errors import ConfigError
 from protocol.kv_layout import ITEM_BYTES, KvLayout
+from runtime.model_config import ModelConfig
 
 PACKED_SHARE: Final = 0.1  # of available memory, for packed weights of all workers together
 WIDENED_SHARE: Final = 0.4  # the same where a CPU would compute bfloat16 without instructions for it

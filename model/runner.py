@@ -14,7 +14,6 @@ from torch import Tensor
 
 from model.attention import AttentionBackend, choose_attention
 from model.checkpoint import SERVED_DTYPES, Checkpoint, open_checkpoint
-from model.config import ModelConfig, config_digest, config_facts, load_config
 from model.cpu_kernels import CpuKernels, NoKernels, load_kernels
 from model.host_memory import available_bytes
 from model.inputs import ModelInput
@@ -28,6 +27,7 @@ from protocol.errors import ConfigError
 from protocol.fingerprint import Fingerprint, pack_weights
 from protocol.kv_layout import ITEM_BYTES, KvLayout
 from runtime.log import get_log
+from runtime.model_config import ModelConfig, config_digest, config_facts, load_config
 from runtime.tokenizer_digest import tokenizer_digest
 
 log = get_log("model")

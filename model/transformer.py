@@ -13,12 +13,12 @@ from torch import Tensor, device, dtype
 
 from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint
-from model.config import ModelConfig
 from model.inputs import ModelInput
 from model.layers import AnyLinear, Linear, ParallelLinears, pack, parallel_linears
 from model.paged_kv import PagedKv
 from model.passes import Passes
 from model.rope import inverse_frequencies
+from runtime.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from torch import Tensor
 from loadtest.bench_model import CONFIG
 from model.attention import choose_attention
 from model.checkpoint import Checkpoint
-from model.config import ModelConfig, load_config
 from model.graphs import Capture, CudaCapture, GraphedRunner, Run
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv, torch_dtype
@@ -23,6 +22,7 @@ from model.passes import TorchPasses
 from model.runner import ModelRunner
 from model.transformer import load_decoder
 from protocol.kv_layout import KvLayout
+from runtime.model_config import ModelConfig, load_config
 
 QWEN3_8B: Final[Mapping[str, Any]] = {
     **CONFIG,

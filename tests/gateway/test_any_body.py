@@ -16,6 +16,7 @@ from gateway.tokenizer import SpecialTokens, TextTokenizer
 from gateway.translate import Prompt, Translator
 from gateway.unsupported import NEUTRAL, refuse_unsupported
 from protocol.errors import BadRequest
+from runtime.model_config import ModelBasics
 from tests.gateway.folders import EOS, TEMPLATE, byte_tokenizer
 
 LIMITS = Limits(context_length=64, vocab_size=300, pool_tokens=48, prefill_pool_tokens=64, page_size=4, max_choices=8)
@@ -40,7 +41,7 @@ def need_of(prompt: Prompt) -> Need:
 @cache
 def translator() -> Translator:
     tokenizer = TextTokenizer(byte_tokenizer(), SpecialTokens({"eos_token": "<|eos|>"}, None, None))
-    folder = ModelFolder(Path("story"), 64, 300, (EOS,), SamplingDefaults())
+    folder = ModelFolder(Path("story"), ModelBasics(64, 300, (EOS,)), SamplingDefaults())
     return Translator(folder, tokenizer, ChatTemplates({"default": TEMPLATE}, {}))
 
 

@@ -6,17 +6,18 @@ import pytest
 
 from gateway.model_folder import SamplingDefaults, model_facts, read_model_folder
 from protocol.errors import CheckpointError
+from runtime.model_config import ModelBasics
 from tests.gateway.folders import EOS, write_folder
 
 
 def test_facts(tmp_path: Path) -> None:
     found = read_model_folder(write_folder(tmp_path, generation={"temperature": 1, "eos_token_id": [5, 6]}))
-    assert (found.context_length, found.vocab_size, found.eos_token_ids) == (512, 300, (5, 6))
+    assert found.basics == ModelBasics(512, 300, (5, 6))
     assert found.defaults == SamplingDefaults(temperature=1.0)
 
 
 def test_eos_of_the_config_when_generation_is_silent(tmp_path: Path) -> None:
-    assert read_model_folder(write_folder(tmp_path, generation={})).eos_token_ids == (EOS,)
+    assert read_model_folder(write_folder(tmp_path, generation={})).basics.eos_token_ids == (EOS,)
 
 
 def test_what_is_not_applied_is_known(tmp_path: Path) -> None:
@@ -25,8 +26,7 @@ def test_what_is_not_applied_is_known(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_knows_nothing(tmp_path: Path) -> None:
-    found = read_model_folder(tmp_path)
-    assert (found.context_length, found.vocab_size, found.eos_token_ids) == (None, None, ())
+    assert read_model_folder(tmp_path).basics == ModelBasics()
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from model.cpu_kernels import CpuKernels, NoKernels, built_library, cache_folder
 from model.paged_kv import PagedKv
 from model.passes import TorchPasses
 from model.rope import inverse_frequencies
-from model.rope_config import RopeConfig
 from model.runner import ModelRunner
 from protocol.kv_layout import KvLayout
+from runtime.rope_config import RopeConfig
 from tests.checkpoints import make_checkpoint
 from tests.model.attention_cases import Case, make_case
 from tests.model.attention_contract import CASES, ContractCase, check_case

@@ -1,7 +1,4 @@
-"""Typed reading of a JSON object of a checkpoint folder; complaints name file, field, value got and what was expected.
-
-What it does not know: which fields a model needs or what they mean.
-"""
+"""Typed reading of a JSON object of a model folder; errors name file, field, value got and what was expected."""
 
 import json
 import math
@@ -16,8 +13,9 @@ MAX_JSON_BYTES: Final = 64 << 20
 _MISSING: Final = object()
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in `path`. Raises CheckpointError when the file is absent, oversized, not JSON, or not an object."""
+def read_fields(path: Path, *, optional: bool = False) -> "JsonFields":
+    """The object in `path`. Raises CheckpointError when the file is oversized, not JSON, or not an object; and when it
+    is absent, unless it is `optional`: then there are no fields."""
     try:
         if path.exists() and not path.is_file():
             raise CheckpointError(f"{path}: it is no file; expected a JSON object in one")
@@ -25,6 +23,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes, which no such file should be")
         parsed = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if optional:
+            return JsonFields({}, path.name)
         raise CheckpointError(f"{path}: no such file; expected a Hugging Face model folder") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
@@ -32,7 +32,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: not valid JSON ({str(error)[:200]})") from None
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{path}: got a JSON {type(parsed).__name__}, expected an object")
-    return parsed
+    return JsonFields(parsed, path.name)
 
 
 class JsonFields:
@@ -45,8 +45,9 @@ class JsonFields:
     def refuse(self, name: str, expected: str) -> CheckpointError:
         """The error to raise for field `name`: says what was got and what `expected` is."""
         if name not in self.values:
-            return CheckpointError(f"{self.where}: {brief_name(name)} is missing, expected {expected}")
-        return CheckpointError(f"{self.where}: {brief_name(name)}: got {brief(self.values[name])}, expected {expected}")
+            return CheckpointError(f"{self.where}: {brief_name(name)} is missing, expected {expected}", param=name)
+        got = brief(self.values[name])
+        return CheckpointError(f"{self.where}: {brief_name(name)}: got {got}, expected {expected}", param=name)
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
@@ -73,6 +74,14 @@ class JsonFields:
         expected = "a finite number above 0"
         value = self._get(name, expected, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+            raise self.refuse(name, expected)
+        return float(value)
+
+    def number_within(self, name: str, low: float, high: float) -> float:
+        """A number in [low, high]."""
+        expected = f"a number in [{low}, {high}]"
+        value = self._get(name, expected, _MISSING)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise self.refuse(name, expected)
         return float(value)
 

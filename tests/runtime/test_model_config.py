@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from model.config import ModelConfig, config_digest, config_facts, load_config
-from model.rope_config import RopeConfig
 from protocol.errors import CheckpointError, ConfigError
+from runtime.model_config import ModelConfig, config_digest, config_facts, load_config
+from runtime.rope_config import RopeConfig
 
 BASE: dict[str, Any] = {
     "vocab_size": 300,

@@ -1,7 +1,7 @@
-"""What a Hugging Face model folder asks for, read once into a frozen value; what cannot be computed is refused by name.
+"""The one reader of a model folder's config.json. What cannot be computed is refused by name.
 
 Decides which of the supported architectures a folder holds and how they differ (biases, q/k norms, rope, tied
-embeddings). What it does not know: weights, devices, sampling defaults or text.
+embeddings). Workers need it all (`load_config`); the gateway and the launcher need what any model has (`read_basics`).
 """
 
 import hashlib
@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from model.json_fields import JsonFields, read_json_object
-from model.rope_config import RopeConfig, read_rope
 from protocol.errors import CheckpointError, ConfigError
 from protocol.kv_layout import ITEM_BYTES
+from runtime.json_fields import JsonFields, read_fields
+from runtime.rope_config import RopeConfig, read_rope
 
 MAX_FACT_CHARS: Final = 200  # of one field as it is told to others
 
@@ -76,13 +76,34 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class ModelBasics:
+    """What a folder says of any model, even of one that no worker serves. Lengths in tokens; None: it does not say."""
+
+    context_length: int | None = None
+    vocab_size: int | None = None
+    eos_token_ids: tuple[int, ...] | None = None
+    names_architecture: bool = False
+
+
+def read_basics(folder: Path) -> ModelBasics:
+    """Reads config.json and generation_config.json, which may be absent. CheckpointError when one is damaged."""
+    config = read_fields(folder / "config.json", optional=True)
+    return ModelBasics(
+        config.integer("max_position_embeddings") if config.has("max_position_embeddings") else None,
+        config.integer("vocab_size") if config.has("vocab_size") else None,
+        _eos_token_ids(folder, config),
+        bool(config.values.get("architectures") or config.values.get("model_type")),
+    )
+
+
 def load_config(folder: Path, *, context_length: int | None = None) -> ModelConfig:
     """Reads config.json and generation_config.json of `folder`.
 
     `context_length` is the longest prompt plus output to serve; the model's own limit if None. Raises CheckpointError
     (ConfigError for `context_length`) with one sentence naming file, field, value and what is supported.
     """
-    config = JsonFields(read_json_object(folder / "config.json"), "config.json")
+    config = read_fields(folder / "config.json")
     family = _family(config)
     for name, what in UNSUPPORTED.items():
         if config.has(name):
@@ -95,6 +116,9 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
     num_heads, num_kv_heads, head_dim = _heads(config, family, hidden_size)
     attention_bias = config.boolean("attention_bias", False)
+    eos_token_ids = _eos_token_ids(folder, config)
+    if eos_token_ids is None:
+        eos_token_ids = family.default_eos
     return ModelConfig(
         architecture=family.name,
         vocab_size=vocab_size,
@@ -114,7 +138,7 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
         mlp_bias=config.boolean("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
         checkpoint_dtype=_checkpoint_dtype(config),
-        eos_token_ids=_eos_token_ids(folder, config, family, vocab_size),
+        eos_token_ids=tuple(each for each in eos_token_ids if 0 <= each < vocab_size),  # others are never drawn
     )
 
 
@@ -213,11 +237,9 @@ def _checkpoint_dtype(config: JsonFields) -> str | None:
     return dtype
 
 
-def _eos_token_ids(folder: Path, config: JsonFields, family: _Family, vocab_size: int) -> tuple[int, ...]:
-    """generation_config.json first, then config.json. Ids outside the vocabulary can never be sampled: dropped."""
-    default = () if "eos_token_id" in config.values else family.default_eos
-    ids = config.token_ids("eos_token_id", default)
-    path = folder / "generation_config.json"
-    if path.exists():
-        ids = JsonFields(read_json_object(path), path.name).token_ids("eos_token_id", ids)
-    return tuple(i for i in ids if 0 <= i < vocab_size)
+def _eos_token_ids(folder: Path, config: JsonFields) -> tuple[int, ...] | None:
+    """Of generation_config.json first, then of config.json. None: neither of them has the field."""
+    generation = read_fields(folder / "generation_config.json", optional=True)
+    named = config.token_ids("eos_token_id", ())
+    found = generation.token_ids("eos_token_id", ()) or named
+    return found if found or "eos_token_id" in config.values else None

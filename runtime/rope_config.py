@@ -5,7 +5,7 @@ What it does not know: frequencies, tensors.
 
 from dataclasses import dataclass
 
-from model.json_fields import JsonFields
+from runtime.json_fields import JsonFields
 
 SUPPORTED_ROPE = "'default', 'linear' or 'llama3'"
 
