@@ -37,8 +37,9 @@ async def test_it_serves_and_leaves_nothing(how: str, tmp_path: Path, monkeypatc
     with held_port() as port:
         command = [sys.executable, "-c", SERVES, str(port), how, str(tmp_path / "asked")]
         async with started(CLOCK, command, Server("127.0.0.1", port), os.environ) as peer:
-            own = peer.processes()
+            own = [psutil.Process(pid) for pid in peer.processes()]
             assert len(own) == 2, "the server and its child, which has a group of its own"
+            assert {os.getsid(process.pid) for process in own} == {own[0].pid}
     assert session_members(own[0].pid) == []
     assert (tmp_path / "asked").exists() == (how == "willing"), "it was asked before it was killed"
     assert all(map(has_ended, own))
