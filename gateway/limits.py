@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.errors import BadRequest
+from protocol.kv_layout import full_pages, longest_choices, pages_for
 
 UNKNOWN_REST = 16  # max_tokens of a chat when no limit is known
 
@@ -37,22 +38,16 @@ class Limits:
 
     def room(self, num_prompt: int, num_choices: int) -> int | None:
         """The largest max_tokens whose KV fits the largest pool; less than 1 if even the prompt does not fit."""
-        size = self.page_size
-        prompt_pages = -(-num_prompt // size)
-
         if self.prefill_pool_tokens is not None:
-            of_prefill = self.prefill_page_size or size
-            if -(-num_prompt // of_prefill) > self.prefill_pool_tokens // of_prefill:
+            size = self.prefill_page_size or self.page_size
+            if pages_for(num_prompt, size) > full_pages(self.prefill_pool_tokens, size):
                 return 0
 
         if self.pool_tokens is None:
             return None
-        pages = self.pool_tokens // size
-        if prompt_pages > pages:
-            return 0
-
-        full, rest = divmod(num_prompt, size)
-        return (pages - full) // num_choices * size - rest + 1
+        num_pages = full_pages(self.pool_tokens, self.page_size)
+        longest = longest_choices(num_prompt, num_choices, num_pages, self.page_size)
+        return longest - num_prompt + 1  # nobody reads the KV of the last output
 
 
 def check_ids(prompt: Sequence[int], where: str, limits: Limits) -> None:

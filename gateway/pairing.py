@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.membership import Member, WorkerKey
+from protocol.kv_layout import full_pages, pages_for, pages_for_choices
 from protocol.messages_gateway import Role
 from runtime.settings import Pairing
 
@@ -22,17 +23,15 @@ class Need:
     def total_pages(self, page_size: int) -> int:
         """Pages at the end: the full prompt pages once, then for each choice the rest of the prompt and its outputs.
         The KV of the last output is never read, so it needs none."""
-        full, rest = divmod(self.prompt_tokens, page_size)
-        return max(
-            -(-self.prompt_tokens // page_size), full + self.num_choices * -(-(rest + self.max_tokens - 1) // page_size)
-        )
+        num_tokens = self.prompt_tokens + self.max_tokens - 1
+        return pages_for_choices(self.prompt_tokens, num_tokens, self.num_choices, page_size)
 
     def fits(self, member: Member) -> bool:
         """Whether `member` could hold this request if it were empty."""
         page_size = member.registered.layout.page_size
-        pool = member.registered.max_total_tokens // page_size
+        pool = full_pages(member.registered.max_total_tokens, page_size)
         if member.role is Role.PREFILL:
-            return -(-self.prompt_tokens // page_size) <= pool
+            return pages_for(self.prompt_tokens, page_size) <= pool
         return self.total_pages(page_size) <= pool and self.num_choices <= member.registered.max_running_requests
 
 

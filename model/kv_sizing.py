@@ -43,7 +43,7 @@ class KvSize:
 
     def num_tokens(self, layout: KvLayout) -> int:
         """Tokens that fit."""
-        return (self.num_pages - 1) * layout.page_size
+        return layout.pool_tokens(self.num_pages)
 
 
 def choose_kv_size(
@@ -72,7 +72,7 @@ def choose_kv_size(
     demand = needed * max_running_requests
     if demand_tokens is not None and max_total_tokens is None:
         demand = max(needed, min(demand, layout.num_pages(demand_tokens)))
-    page_bytes = layout.page_bytes * layout.num_layers
+    page_bytes = layout.pool_bytes(1)
     budget = min(budgets, key=lambda each: each.usable_bytes)
     usable = budget.usable_bytes
     limits = [

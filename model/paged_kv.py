@@ -37,7 +37,7 @@ class PagedKv:
         self._shared: SharedMemory | None = None
         if self.device.type == "cpu":
             # A mapping gives tensor and memoryview over the same bytes, whatever the dtype; another process may map it.
-            self._shared = SharedMemory(layout.num_layers * num_pages * layout.page_bytes)
+            self._shared = SharedMemory(layout.pool_bytes(num_pages))
             self._bytes = memoryview(self._shared.mapping)
             self._storage = torch.frombuffer(self._shared.mapping, dtype=dtype).view(shape)
             self._storage.zero_()
@@ -80,9 +80,7 @@ class PagedKv:
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         """Writable bytes of pages [page_start, page_start + num_pages) of one layer, without a copy. CPU only."""
         assert self._bytes is not None, "page_bytes_view needs KV in host memory"
-        assert 0 <= layer < self.layout.num_layers and 0 <= page_start <= page_start + num_pages <= self.num_pages
-        start = (layer * self.num_pages + page_start) * self.layout.page_bytes
-        return self._bytes[start : start + num_pages * self.layout.page_bytes]
+        return self._bytes[self.layout.span(self.num_pages, layer, page_start, num_pages)]
 
     def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         """Writable bytes of one layer from page 0 to the last of `pages`, without a copy. CPU only."""

@@ -1,6 +1,9 @@
-"""The shape of KV memory, as two workers must agree on it before a byte moves.
+"""The shape of KV memory, as two workers must agree on it before a byte moves; and how tokens and bytes lie in pages.
 
-What it does not know: where the memory is, or how many pages a worker has.
+    token t of a context lies in its page t // page_size, at t % page_size of it; the last page is perhaps not full
+    page p of layer l lies in a pool of num_pages pages at (l * num_pages + p) * page_bytes
+
+Whoever needs a number of pages, of tokens in them or of their bytes asks here.
 """
 
 from dataclasses import dataclass
@@ -43,7 +46,56 @@ class KvLayout(Message):
 
     def num_pages(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens (the last one perhaps in part)."""
-        return -(-num_tokens // self.page_size)
+        return pages_for(num_tokens, self.page_size)
+
+    def tokens_in(self, num_tokens: int, page_start: int, num_pages: int) -> int:
+        """How many of a context's `num_tokens` tokens lie in its pages [page_start, page_start + num_pages)."""
+        first = page_start * self.page_size
+        return max(0, min(num_tokens, first + num_pages * self.page_size) - first)
+
+    def pool_tokens(self, num_pages: int) -> int:
+        """Tokens that fit into a pool of `num_pages` pages, of which page 0 is padding."""
+        return (num_pages - 1) * self.page_size
+
+    def pool_bytes(self, num_pages: int) -> int:
+        """Bytes of a pool of `num_pages` pages, all layers together."""
+        return self.num_layers * num_pages * self.page_bytes
+
+    def span(self, pool_pages: int, layer: int, page_start: int, num_pages: int) -> slice:
+        """Where the pages [page_start, page_start + num_pages) of `layer` lie in a pool of `pool_pages`, in bytes."""
+        assert 0 <= layer < self.num_layers and 0 <= page_start <= page_start + num_pages <= pool_pages
+        start = (layer * pool_pages + page_start) * self.page_bytes
+        return slice(start, start + num_pages * self.page_bytes)
+
+
+def pages_for(num_tokens: int, page_size: int) -> int:
+    """Pages that hold `num_tokens` tokens, the last one perhaps in part."""
+    return -(-num_tokens // page_size)
+
+
+def full_pages(num_tokens: int, page_size: int) -> int:
+    """Pages that `num_tokens` tokens fill; or bytes, where `page_size` is in bytes."""
+    return num_tokens // page_size
+
+
+def touched(start: int, end: int, page_size: int) -> slice:
+    """The pages that hold some of [start, end): tokens, or bytes where `page_size` is in bytes."""
+    return slice(start // page_size, pages_for(end, page_size))
+
+
+def pages_for_choices(prompt_len: int, num_tokens: int, num_choices: int, page_size: int) -> int:
+    """Distinct pages for `num_choices` contexts of `num_tokens` tokens each that begin with the same prompt: they share
+    the pages that the prompt fills."""
+    total = pages_for(num_tokens, page_size)
+    shared = min(full_pages(prompt_len, page_size), total)
+    return total + (num_choices - 1) * (total - shared)
+
+
+def longest_choices(prompt_len: int, num_choices: int, num_pages: int, page_size: int) -> int:
+    """The largest `num_tokens` for which pages_for_choices is at most `num_pages`; less than `prompt_len` when not even
+    the prompt fits."""
+    shared = full_pages(prompt_len, page_size)
+    return (shared + (num_pages - shared) // num_choices) * page_size
 
 
 def mismatch(ours: KvLayout, theirs: KvLayout, our_id: str, their_id: str) -> str | None:

@@ -8,23 +8,17 @@ What it does not know: when the copies are made, or who the request is.
 
 from collections.abc import Sequence
 
+from protocol.kv_layout import full_pages, pages_for, pages_for_choices
 from scheduler.page_allocator import PageAllocator, PageState
-
-
-def pages_needed(prompt_len: int, num_tokens: int, num_choices: int, page_size: int) -> int:
-    """Distinct pages for `num_choices` contexts of `num_tokens` tokens each that begin with the same prompt."""
-    total = -(-num_tokens // page_size)
-    shared = min(prompt_len // page_size, total)
-    return total + (num_choices - 1) * (total - shared)
 
 
 def allocate_choices(
     pages: PageAllocator, prompt_len: int, num_tokens: int, num_choices: int, page_size: int, state: PageState
 ) -> list[list[int]] | None:
     """Each choice's pages in order, each holding one reference to each of them, or None when too few are free."""
-    total = -(-num_tokens // page_size)
-    shared = min(prompt_len // page_size, total)
-    fresh = pages.allocate(pages_needed(prompt_len, num_tokens, num_choices, page_size), state)
+    total = pages_for(num_tokens, page_size)
+    shared = min(full_pages(prompt_len, page_size), total)
+    fresh = pages.allocate(pages_for_choices(prompt_len, num_tokens, num_choices, page_size), state)
     if fresh is None:
         return None
     first, rest = fresh[:total], fresh[total:]
@@ -40,7 +34,7 @@ def partial_page_copies(
     first: Sequence[int], others: Sequence[Sequence[int]], prompt_len: int, page_size: int
 ) -> tuple[list[int], list[int]]:
     """(sources, targets): the copies that give each of `others` its own version of the prompt's partial page."""
-    if prompt_len % page_size == 0:
+    index = full_pages(prompt_len, page_size)
+    if index == pages_for(prompt_len, page_size):
         return [], []
-    index = prompt_len // page_size
     return [first[index]] * len(others), [pages[index] for pages in others]

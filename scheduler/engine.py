@@ -20,9 +20,9 @@ from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from model.sampler import sample
+from protocol.kv_layout import pages_for_choices, touched
 from protocol.request import SamplingParams
 from runtime.clock import Clock
-from scheduler.choice_pages import pages_needed
 from scheduler.forward_batch import ForwardBatch, LaunchPlan
 from scheduler.future_map import FutureMap
 from scheduler.keep_alive import KeepAliveRing
@@ -123,7 +123,7 @@ class Engine:
 
     def never_fits(self, prompt_len: int, num_tokens: int, num_choices: int) -> str | None:
         """Why `num_choices` contexts of `num_tokens` tokens with one prompt could not even run alone, or None."""
-        needed, total = pages_needed(prompt_len, num_tokens, num_choices, self.page_size), self.pages.num_pages - 1
+        needed, total = pages_for_choices(prompt_len, num_tokens, num_choices, self.page_size), self.pages.num_pages - 1
         longest = self.rows.req_to_page.shape[1] * self.page_size
         if num_tokens > longest:
             return f"the request needs a context of {num_tokens} tokens, this worker takes at most {longest}"
@@ -315,12 +315,11 @@ class Engine:
     def _pages_written(self, plan: LaunchPlan) -> tuple[int, ...]:
         if not plan.ships or not isinstance(self.kv, MirroredKv):
             return ()
-        size = self.page_size
         return tuple(
             page
             for chunk in plan.chunks
             if not chunk.req.stays_on_device
-            for page in chunk.req.pages[chunk.start // size : -(-chunk.end // size)]
+            for page in chunk.req.pages[touched(chunk.start, chunk.end, self.page_size)]
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model.inputs import ModelInput
 from model.sampler import SamplingInput
+from protocol.kv_layout import pages_for
 from scheduler.req import Req
 from scheduler.row_pool import RowPool, owners_of
 from scheduler.sampling_columns import SamplingColumns
@@ -90,7 +91,7 @@ class ForwardBatch:
 
         if running is not None:
             longest = max(running.seq_lens_cpu.tolist())  # numpy's own maximum takes ten times as long
-            members = running.members(rows, -(-longest // page_size))
+            members = running.members(rows, pages_for(longest, page_size))
             inputs.append(_decode_input(running, members, longest, rows, page_size, device))
             stash_rows.append(running.rows_B)
             stash_owners.append(members.owners_B)
@@ -133,7 +134,7 @@ def _extend_input(chunks: Sequence[ExtendChunk], rows: RowPool, page_size: int, 
         return torch.from_numpy(whole).to(device, non_blocking=True)
 
     seq_lens = tuple(chunk.end for chunk in chunks)
-    num_pages = -(-max(seq_lens, default=0) // page_size)
+    num_pages = pages_for(max(seq_lens, default=0), page_size)
     rows_E = _column([chunk.req.row for chunk in chunks], device)
     return ModelInput(
         input_ids_T=_column(ids, device),

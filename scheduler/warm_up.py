@@ -13,6 +13,7 @@ from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.errors import InternalError
+from protocol.kv_layout import pages_for
 from scheduler.streams import Stream
 
 
@@ -60,7 +61,7 @@ def _one_token(position: int, is_decode: bool, page_size: int, device: torch.dev
         input_ids_T=column(0),
         positions_T=column(position),
         slots_T=column(position % page_size),
-        page_table_BP=torch.zeros((1, -(-seq_len // page_size)), dtype=torch.int64, device=device),
+        page_table_BP=torch.zeros((1, pages_for(seq_len, page_size)), dtype=torch.int64, device=device),
         seq_lens_B=column(seq_len),
         extend_lens=() if is_decode else (1,),
         extend_seq_lens=() if is_decode else (seq_len,),

@@ -68,14 +68,12 @@ class MappedPool:
         self.layout = layout
         self.num_pages = num_pages
         self._fd = fd
-        self._mapping = mmap.mmap(fd, layout.num_layers * num_pages * layout.page_bytes)
+        self._mapping = mmap.mmap(fd, layout.pool_bytes(num_pages))
         self._bytes = memoryview(self._mapping)
 
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         """See PageMemory. A view must not outlive close()."""
-        assert 0 <= layer < self.layout.num_layers and 0 <= page_start <= page_start + num_pages <= self.num_pages
-        start = (layer * self.num_pages + page_start) * self.layout.page_bytes
-        return self._bytes[start : start + num_pages * self.layout.page_bytes]
+        return self._bytes[self.layout.span(self.num_pages, layer, page_start, num_pages)]
 
     def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         """See PageMemory. A view must not outlive close()."""
@@ -93,7 +91,7 @@ def map_pool(layout: KvLayout, offer: PoolOffer) -> MappedPool:
     if offer.host != host_identity():
         raise WireError("decode's KV memory is on another host, or in another container")
     try:
-        fd = open_shared(offer.pid, offer.fd, layout.num_layers * offer.num_pages * layout.page_bytes)
+        fd = open_shared(offer.pid, offer.fd, layout.pool_bytes(offer.num_pages))
     except OSError as error:
         raise WireError(f"decode's KV memory cannot be opened: {error}") from error
     try:

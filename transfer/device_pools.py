@@ -178,7 +178,7 @@ class DevicePool:
         self._units: WeakKeyDictionary[Copy, Units] = WeakKeyDictionary()  # one plan serves every layer
         if offer.device is None:
             raise WireError("decode offers no device memory to write in")
-        num_bytes = layout.num_layers * offer.num_pages * layout.page_bytes
+        num_bytes = layout.pool_bytes(offer.num_pages)
         if offer.device.num_bytes != num_bytes:
             raise WireError(f"decode's device memory has {offer.device.num_bytes} bytes, expected {num_bytes}")
         self._fd = _sit(offer)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import zmq
 
 from protocol.frame import FrameHeader, LastMessage
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import KvLayout, touched
 from protocol.messages_gateway import Stamp, WorkerAddress
 from protocol.messages_handoff import PoolOffer
 
@@ -53,9 +53,9 @@ class PageMemory(Protocol):
 def bytes_at(memory: PageMemory, layer: int, start: int, num_bytes: int) -> memoryview:
     """Writable bytes [start, start + num_bytes) of one layer, counted from page 0, without a copy."""
     page_bytes = memory.layout.page_bytes
-    first, end = start // page_bytes, -(-(start + num_bytes) // page_bytes)
-    offset = start - first * page_bytes
-    return memory.page_bytes_view(layer, first, end - first)[offset : offset + num_bytes]
+    pages = touched(start, start + num_bytes, page_bytes)
+    offset = start - pages.start * page_bytes
+    return memory.page_bytes_view(layer, pages.start, pages.stop - pages.start)[offset : offset + num_bytes]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ Pages are the sender's; where their bytes land is reslice.py's. What it does not
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import KvLayout, full_pages
 
 
 @dataclass(frozen=True)
@@ -31,27 +31,21 @@ class Run:
     num_pages: int
 
 
-def tokens_in(layout: KvLayout, num_tokens: int, page_start: int, num_pages: int) -> int:
-    """How many of a reservation's `num_tokens` tokens lie in pages [page_start, page_start + num_pages)."""
-    first = page_start * layout.page_size
-    return max(0, min(num_tokens, first + num_pages * layout.page_size) - first)
-
-
 def final_pages(layout: KvLayout, num_final: int, num_tokens: int) -> int:
     """Pages [0, result) may leave once tokens [0, num_final) are final: a partial page only with the last token."""
     if num_final >= num_tokens:
         return layout.num_pages(num_tokens)
-    return num_final // layout.page_size
+    return full_pages(num_final, layout.page_size)
 
 
 def frames_of(
     layout: KvLayout, layer: int, page_start: int, page_end: int, num_tokens: int, max_bytes: int
 ) -> Iterator[KvFrame]:
     """Pages [page_start, page_end) of `layer` in frames of at most `max_bytes` payload, yet at least one page each."""
-    step = max(1, max_bytes // layout.page_bytes)
+    step = max(1, full_pages(max_bytes, layout.page_bytes))
     for start in range(page_start, page_end, step):
         count = min(step, page_end - start)
-        yield KvFrame(layer, start, count, tokens_in(layout, num_tokens, start, count))
+        yield KvFrame(layer, start, count, layout.tokens_in(num_tokens, start, count))
 
 
 def runs_of(pages: Sequence[int]) -> list[Run]:

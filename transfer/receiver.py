@@ -17,7 +17,6 @@ from protocol.kv_layout import KvLayout
 from runtime.state_table import advance
 from transfer.copying import Copy
 from transfer.interface import Rejection
-from transfer.plan import tokens_in
 from transfer.reslice import Shard, moves_of
 
 
@@ -148,7 +147,7 @@ class ReceiveTransfer:
             return Rejection.LAYER_RANGE
         if count < 1 or start + count > self._num_pages:
             return Rejection.PAGE_RANGE
-        if header.num_tokens != tokens_in(self._sent, self._num_tokens, start, count):
+        if header.num_tokens != self._sent.tokens_in(self._num_tokens, start, count):
             return Rejection.NUM_TOKENS
         in_pages, in_slots = count * self._sent.page_bytes, header.num_tokens * 2 * self._sent.token_bytes
         if header.payload_bytes != (in_slots if self.is_in_place else in_pages):

@@ -118,7 +118,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     gateway_address = settings.gateway if keys is None else f"{settings.gateway}{MARK}{keys.gateway}"
     gateway = Dealer(context, gateway_address, identity, security=security, tended=True)
     layout = engine.kv.layout
-    capacity = (engine.kv.num_pages - 1) * layout.page_size
+    capacity = layout.pool_tokens(engine.kv.num_pages)
     register = Register(
         address=replace(address, data=without_secret(address.data)),  # the gateway shows it to anyone
         role=settings.role,

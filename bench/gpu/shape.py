@@ -21,7 +21,7 @@ from model.paged_kv import PagedKv, torch_dtype
 from model.passes import TorchPasses
 from model.runner import ModelRunner
 from model.transformer import load_decoder
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import KvLayout, pages_for
 from runtime.model_config import ModelConfig, load_config
 
 QWEN3_8B: Final[Mapping[str, Any]] = {
@@ -177,7 +177,7 @@ def prompt_input(num_tokens: int, start: int, page_size: int, vocab_size: int, d
         input_ids_T=torch.randint(vocab_size, (num_tokens,), dtype=torch.int64, device=device),
         positions_T=positions_T,
         slots_T=positions_T + page_size,
-        page_table_BP=1 + torch.arange(-(-end // page_size), dtype=torch.int64, device=device)[None],
+        page_table_BP=1 + torch.arange(pages_for(end, page_size), dtype=torch.int64, device=device)[None],
         seq_lens_B=torch.tensor([end], dtype=torch.int64, device=device),
         extend_lens=(num_tokens,),
         extend_seq_lens=(end,),

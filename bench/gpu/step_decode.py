@@ -83,7 +83,7 @@ def measure(sheet: Sheet, device: str) -> None:
 def _missing_bytes(runner: ModelRunner, batch: int, plan: Plan) -> int:
     """The size of the KV, if the device has not enough memory for it; else 0."""
     layout = runner.kv_layout(PAGE_SIZE)
-    needed = num_pages(runner, batch, plan.max_context) * layout.page_bytes * layout.num_layers
+    needed = layout.pool_bytes(num_pages(runner, batch, plan.max_context))
     if runner.device.type == "cpu":
         return 0
     free, _ = torch.cuda.mem_get_info(runner.device)

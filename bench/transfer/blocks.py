@@ -64,7 +64,7 @@ class HostPages:
     def __init__(self, layout: KvLayout, num_pages: int) -> None:
         self.layout = layout
         self.num_pages = num_pages
-        self._memory = SharedMemory(layout.num_layers * num_pages * layout.page_bytes)
+        self._memory = SharedMemory(layout.pool_bytes(num_pages))
         self.bytes = memoryview(self._memory.mapping)
         self._array = np.frombuffer(self._memory.mapping, np.uint8)
         self._array[:] = 0  # touches every page, so that the memory is really allocated
@@ -80,8 +80,7 @@ class HostPages:
 
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         """See PageMemory."""
-        start = (layer * self.num_pages + page_start) * self.layout.page_bytes
-        return self.bytes[start : start + num_pages * self.layout.page_bytes]
+        return self.bytes[self.layout.span(self.num_pages, layer, page_start, num_pages)]
 
     def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         """See PageMemory."""

@@ -7,8 +7,8 @@ used first. What it does not know: when device work runs (run.py).
 import random
 from dataclasses import dataclass, replace
 
+from protocol.kv_layout import pages_for_choices
 from protocol.request import SamplingParams
-from scheduler.choice_pages import pages_needed
 from tests.decode.driving import VOCAB, prompt_of
 from tests.explore.expected import expected
 
@@ -37,7 +37,7 @@ class Arrival:
     @property
     def num_pages(self) -> int:
         """At page size 1; an upper bound of what it needs."""
-        return pages_needed(len(self.prompt), len(self.prompt) + self.params.max_tokens, self.num_choices, 1)
+        return pages_for_choices(len(self.prompt), len(self.prompt) + self.params.max_tokens, self.num_choices, 1)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from model.fake import FakeRunner
 from model.inputs import ModelInput
+from protocol.kv_layout import pages_for_choices
 from protocol.messages_gateway import FirstToken, ToGateway, Tokens
 from protocol.request import SamplingParams, finish_reason
-from scheduler.choice_pages import pages_needed
 from tests.cluster import Cluster
 
 pytestmark = pytest.mark.slow
@@ -185,7 +185,7 @@ def draw_arrival(rng: random.Random, index: int, max_pause: int) -> Arrival:
 
 def check_random_traffic(rng: random.Random, num_requests: int, topology: str, page_size: int) -> Traffic:
     """A deployment with room for the largest request and little more."""
-    largest = max(pages_needed(p, p + MAX_TOKENS - 1, MAX_N, page_size) for p in range(1, MAX_PROMPT + 1))
+    largest = max(pages_for_choices(p, p + MAX_TOKENS - 1, MAX_N, page_size) for p in range(1, MAX_PROMPT + 1))
     cluster = Cluster(
         RUNNER,
         topology,
@@ -238,7 +238,7 @@ def test_memory_is_not_reused_under_a_slow_launch(topology: str, page_size: int,
     """With overlap a launch still computes what has ended meanwhile, and writes its KV: into pages of nobody else."""
     rng, slow = random.Random(seed), SlowDecode(seed)
     runner = replace(RUNNER, before_forward=slow.before_forward)
-    largest = max(pages_needed(p, p + MAX_TOKENS - 1, MAX_N, page_size) for p in range(1, MAX_PROMPT + 1))
+    largest = max(pages_for_choices(p, p + MAX_TOKENS - 1, MAX_N, page_size) for p in range(1, MAX_PROMPT + 1))
     cluster = Cluster(runner, topology, page_size=page_size, chunk_size=0, num_pages=largest + 1, max_requests=8)
     arrivals = [draw_arrival(rng, index, 3) for index in range(40)]
     check_traffic(Traffic(cluster, arrivals, slow=slow))

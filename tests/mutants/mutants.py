@@ -275,8 +275,8 @@ MUTANTS = (
     Mutant(
         "the partial page is the one before it",
         "partial_page_copies",
-        "prompt_len // page_size",
-        "max(prompt_len // page_size - 1, 0)",
+        "full_pages(prompt_len, page_size)",
+        "max(full_pages(prompt_len, page_size) - 1, 0)",
         "a choice reads a page without the prompt's end",
         ANY,
     ),

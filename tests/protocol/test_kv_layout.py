@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.kv_layout import ITEM_BYTES, KvLayout, mismatch
+from protocol.kv_layout import ITEM_BYTES, KvLayout, longest_choices, mismatch, pages_for_choices, touched
 
 LAYOUT = KvLayout(num_layers=3, num_kv_heads=2, head_dim=8, page_size=16, dtype="bfloat16")
 
@@ -18,6 +18,31 @@ def test_sizes() -> None:
 def test_pages_hold_all_tokens_and_none_is_idle(num_tokens: int, page_size: int) -> None:
     pages = replace(LAYOUT, page_size=page_size).num_pages(num_tokens)
     assert (pages - 1) * page_size < num_tokens <= pages * page_size
+
+
+def test_a_pool_is_its_layers_one_after_the_other() -> None:
+    spans = [LAYOUT.span(5, layer, page, 1) for layer in range(LAYOUT.num_layers) for page in range(5)]
+    assert [each.start for each in spans] == list(range(0, LAYOUT.pool_bytes(5), LAYOUT.page_bytes))
+    assert all(each.stop - each.start == LAYOUT.page_bytes for each in spans)
+    assert LAYOUT.span(5, 1, 2, 3) == slice(spans[7].start, spans[9].stop)
+    assert LAYOUT.pool_tokens(5) == 4 * 16
+    for layer, start, count in ((3, 0, 1), (0, 4, 2), (0, -1, 1)):
+        with pytest.raises(AssertionError):
+            LAYOUT.span(5, layer, start, count)
+
+
+@given(st.integers(0, 200), st.integers(1, 200), st.integers(1, 20))
+def test_touched_pages_are_those_that_hold_a_token_of_the_range(start: int, count: int, size: int) -> None:
+    pages = touched(start, start + count, size)
+    assert list(range(pages.start, pages.stop)) == sorted({token // size for token in range(start, start + count)})
+
+
+@given(st.integers(1, 100), st.integers(1, 5), st.integers(1, 60), st.sampled_from([1, 3, 16]))
+def test_the_longest_choices_are_exactly_what_the_pages_hold(prompt: int, n: int, pages: int, size: int) -> None:
+    longest = longest_choices(prompt, n, pages, size)
+    if longest >= prompt:
+        assert pages_for_choices(prompt, longest, n, size) <= pages
+    assert pages_for_choices(prompt, max(prompt, longest + 1), n, size) > pages
 
 
 @pytest.mark.parametrize("name", ["num_layers", "num_kv_heads", "head_dim", "page_size"])

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.choice_pages import allocate_choices, pages_needed, partial_page_copies
+from protocol.kv_layout import pages_for_choices
+from scheduler.choice_pages import allocate_choices, partial_page_copies
 from scheduler.page_allocator import PageAllocator, PageState
 
 SIZES = (st.integers(1, 60), st.integers(0, 40), st.integers(1, 5), st.sampled_from([1, 2, 7, 16]))
@@ -11,7 +12,7 @@ SIZES = (st.integers(1, 60), st.integers(0, 40), st.integers(1, 5), st.sampled_f
 @given(*SIZES)
 def test_choices_share_the_full_prompt_pages_and_nothing_else(prompt: int, outputs: int, n: int, size: int) -> None:
     total = prompt + outputs
-    needed = pages_needed(prompt, total, n, size)
+    needed = pages_for_choices(prompt, total, n, size)
     pool = PageAllocator(needed + 1)
     choices = allocate_choices(pool, prompt, total, n, size, PageState.RESERVED)
     assert choices is not None and len(choices) == n
@@ -31,7 +32,7 @@ def test_choices_share_the_full_prompt_pages_and_nothing_else(prompt: int, outpu
 
 @given(*SIZES)
 def test_too_few_pages_change_nothing(prompt: int, outputs: int, n: int, size: int) -> None:
-    needed = pages_needed(prompt, prompt + outputs, n, size)
+    needed = pages_for_choices(prompt, prompt + outputs, n, size)
     if needed < 2:
         return
     pool = PageAllocator(needed)
@@ -59,4 +60,4 @@ def test_each_other_choice_gets_its_copy_of_the_partial_page(prompt: int, output
     [(16, 16, 1, 16, 1), (16, 17, 3, 16, 4), (17, 20, 3, 16, 4), (5, 12, 2, 1, 19), (8, 0, 4, 4, 0)],
 )
 def test_examples(prompt: int, tokens: int, n: int, size: int, expected: int) -> None:
-    assert pages_needed(prompt, tokens, n, size) == expected
+    assert pages_for_choices(prompt, tokens, n, size) == expected

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from transfer.interface import Target
-from transfer.plan import final_pages, frames_of, runs_of, tokens_in
+from transfer.plan import final_pages, frames_of, runs_of
 from transfer.sender import SendTransfer
 
 TARGET = Target(WorkerAddress("d0", 1, data="nowhere"), reservation=1, attempt=0)
@@ -50,7 +50,7 @@ def test_frames_keep_to_the_limit_and_still_move(page_size: int, n: int, max_byt
 def test_a_partial_page_waits_for_the_end() -> None:
     layout = layout_of(4)
     assert [final_pages(layout, final, 10) for final in (0, 3, 4, 7, 8, 9, 10)] == [0, 0, 1, 1, 2, 2, 3]
-    assert [tokens_in(layout, 10, start, count) for start, count in [(0, 3), (2, 1), (1, 2), (0, 1)]] == [10, 2, 6, 4]
+    assert [layout.tokens_in(10, start, count) for start, count in [(0, 3), (2, 1), (1, 2), (0, 1)]] == [10, 2, 6, 4]
 
 
 @given(st.lists(st.integers(1, 12), unique=True))
