@@ -187,7 +187,7 @@ MUTANTS = (
         "",
         "an idle rank touches the buffer",
         (),
-        (f"{SCHEDULER}/test_overlap_regressions.py",),
+        (f"{SCHEDULER}/test_overlap_hazards.py",),
     ),
     Mutant(
         "the sentinel of the wrong row",

@@ -123,7 +123,7 @@ ROLES = (
         "True",
         "the mark of a layer is the only sign that its KV is there",
         ("late",),
-        ("tests/scheduler/test_overlap_regressions.py",),
+        ("tests/scheduler/test_overlap_hazards.py",),
         detect=True,
     ),
     Mutant(

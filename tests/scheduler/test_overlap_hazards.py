@@ -1,5 +1,4 @@
-"""What overlap schedulers have shipped wrong elsewhere, each case once by its name. docs/exploring.md lists those that
-other tests hold."""
+"""Mistakes that overlap schedulers are known to make, one test each. docs/exploring.md lists where others are."""
 
 from dataclasses import replace
 from typing import Any
