@@ -60,7 +60,7 @@ def holders(file: os.stat_result) -> list[int]:
     for process in psutil.process_iter():
         try:
             maps = Path(f"/proc/{process.pid}/maps").read_text()
-            files = [os.stat(entry.path) for entry in os.scandir(f"/proc/{process.pid}/fd")]
+            files = [os.stat(f"/proc/{process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{process.pid}/fd")]
         except OSError:
             continue
         if re.search(rf" {file.st_ino} +/memfd:baton-kv", maps) or any(os.path.samestat(file, each) for each in files):
