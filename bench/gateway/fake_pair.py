@@ -1,9 +1,9 @@
-"""A prefill and a decode worker without a model: they answer at once and keep a steady pace, so that what is measured
-is the gateway.
+"""A prefill and a decode worker without a model. They answer at once and keep a steady pace, so that the gateway is
+measured.
 
     Assign -> FirstToken at once (prefill's connection); then every `step_s` one Tokens for all that run (decode's)
 
-What it does not know: clients, figures.
+lone_gateway.py has the clients.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from protocol.messages_gateway import (
 )
 from runtime.clock import Clock
 
-STATS = WorkerStats(KvPages(total=65536, free=65536), running=0, waiting=0)
+STATS = WorkerStats(kv_pages=KvPages(total=65536, free=65536), running=0, waiting=0)
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=16, dtype="float32")
 HEARTBEAT_S = 0.2
 CONTEXT_LENGTH = 1 << 20
@@ -42,18 +42,18 @@ CONTEXT_LENGTH = 1 << 20
 
 @dataclass
 class _Running:
-    """A request of one choice that decodes; `seq` is what it sends next."""
+    """A request of one choice that decodes. `seq` is the index of its next token."""
 
     assign: Assign
     seq: int = 0
 
 
 class FakePair:
-    """Start it with `async with`. `vocab_size` is the model's; tokens run through its printable part."""
+    """Start it with `async with`. `vocab_size` is the model's; all token ids are below it."""
 
     def __init__(self, endpoint: str, clock: Clock, step_s: float, vocab_size: int) -> None:
         self._clock, self._step_s, self._vocab_size = clock, step_s, vocab_size
-        self.assigned_at: dict[tuple[int, ...], float] = {}  # by the prompt's ids; seconds of `clock`
+        self.assigned_at: dict[tuple[int, ...], float] = {}  # by the prompt's ids, in seconds of `clock`
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
         self._prefill = self._dial(endpoint, Role.PREFILL)
         self._decode = self._dial(endpoint, Role.DECODE)
@@ -83,16 +83,18 @@ class FakePair:
         self._context.term()
 
     def _registration(self, role: Role) -> Register:
-        address = WorkerAddress(str(role), 1, "tcp://127.0.0.1:1" if role is Role.PREFILL else "", "")
+        address = WorkerAddress(
+            worker_id=str(role), instance=1, peer="tcp://127.0.0.1:1" if role is Role.PREFILL else "", data=""
+        )
         return Register(
-            address,
-            role,
-            os.getpid(),
-            "localhost",
-            LAYOUT,
-            Fingerprint("fake"),
-            self._vocab_size,
-            CONTEXT_LENGTH,
+            address=address,
+            role=role,
+            pid=os.getpid(),
+            host="localhost",
+            layout=LAYOUT,
+            fingerprint=Fingerprint("fake"),
+            vocab_size=self._vocab_size,
+            context_length=CONTEXT_LENGTH,
             max_running_requests=4096,
             max_total_tokens=CONTEXT_LENGTH,
             stats=STATS,
@@ -127,13 +129,20 @@ class FakePair:
         assign, seq = running.assign, running.seq
         is_last = seq + 1 == assign.sampling.max_tokens
         token_id = (sum(assign.prompt_ids[:2]) + 5 * seq) % self._vocab_size
-        return ChoiceTokens(assign.request_id, assign.attempt, 0, seq, (token_id,), "length" if is_last else "")
+        return ChoiceTokens(
+            request_id=assign.request_id,
+            attempt=assign.attempt,
+            choice=0,
+            seq=seq,
+            token_ids=(token_id,),
+            finish="length" if is_last else "",
+        )
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for role, socket in ((Role.PREFILL, self._prefill), (Role.DECODE, self._decode)):
-                await self._send(socket, Heartbeat(str(role), 1, STATS))
+                await self._send(socket, Heartbeat(worker_id=str(role), instance=1, stats=STATS))
 
     @staticmethod
     async def _send(socket: zmq.asyncio.Socket, message: ToGateway) -> None:
