@@ -182,7 +182,7 @@ class GraphedRunner:
         replay()
         largest = max(1.0, float(expected_LV.abs().max()))
         if not torch.allclose(logits_LV, expected_LV, rtol=0.0, atol=TOLERANCE * largest):
-            raise RuntimeError("a graph computes something else than what was captured")
+            raise RuntimeError("a graph's result differs from that of the forward that it captured")
         return replay
 
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:

@@ -43,8 +43,8 @@ from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLo
 
 HOST_DEMAND_TOKENS = 262_144  # KV in host memory without --max-total-tokens; all of it is touched at the start
 UNANSWERED = {  # by whether the worker has keys: why a gateway may not answer
-    True: "a gateway without --keys, or whose list lacks this worker's key, is silent",
-    False: "a gateway with --keys answers workers with keys only",
+    True: "the gateway may have no --keys, or its list may lack this worker's key",
+    False: "the gateway may have --keys; then it answers only workers with keys",
 }
 UNGUARDED = ("nixl", "ray")  # backends whose own connections carry KV
 log = get_log("worker")
@@ -167,11 +167,11 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
 def why_refused(keys: Keys | None) -> dict[str, str]:
     """The likely cause, by reason, when a gateway refuses a worker's connection."""
     if keys is None:
-        return {NO_HANDSHAKE: "it has keys, and this worker has none: say --keys DIR"}
+        return {NO_HANDSHAKE: "the gateway has keys and this worker has none: pass --keys DIR"}
     return {
-        UNKNOWN_KEY: f"its list lacks this worker's key, {keys.public}: put the file of that key into {ALLOWED}/ of its"
-        " folder of keys",
-        NO_HANDSHAKE: f"it has no keys, or not the key that {GATEWAY} of this worker's folder names",
+        UNKNOWN_KEY: f"the gateway's list lacks this worker's key {keys.public}: put that key's file into {ALLOWED}/ of"
+        " the gateway's folder of keys",
+        NO_HANDSHAKE: f"the gateway has no keys, or not the key in {GATEWAY} of this worker's folder",
     }
 
 
@@ -186,7 +186,7 @@ def read_trust(settings: WorkerSettings) -> Keys | None:
     if settings.encrypt_data and settings.transfer_backend in UNGUARDED:
         raise ConfigError(
             f"--encrypt-data: --transfer-backend {settings.transfer_backend} has connections that Baton cannot encrypt;"
-            " expected zmq, or another backend that needs no others",
+            " expected a backend whose connections it can encrypt, such as zmq",
             param="encrypt-data",
         )
 
