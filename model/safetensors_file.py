@@ -87,7 +87,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     try:
         header = jiter.from_json(text, catch_duplicate_keys=True)
     except ValueError as error:
-        raise CheckpointError(f"{path}: the header is no sound JSON ({_printable(str(error))})") from None
+        raise CheckpointError(f"{path}: the header is not valid JSON ({_printable(str(error))})") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: the header is not a JSON object; this is not a safetensors file")
     header.pop("__metadata__", None)

@@ -1,4 +1,4 @@
-"""Typed reading of a JSON object of a model folder; errors name file, field, value got and what was expected."""
+"""Typed reading of a JSON file of a model folder. Errors name file, field, value and what was expected."""
 
 import json
 import math
@@ -14,13 +14,15 @@ _MISSING: Final = object()
 
 
 def read_fields(path: Path, *, optional: bool = False) -> "JsonFields":
-    """The object in `path`. Raises CheckpointError when the file is oversized, not JSON, or not an object; and when it
-    is absent, unless it is `optional`: then there are no fields."""
+    """The object in `path`. CheckpointError if the file is too large or not a JSON object.
+
+    An absent file is an error too, unless `optional`: then there are no fields.
+    """
     try:
         if path.exists() and not path.is_file():
             raise CheckpointError(f"{path}: it is no file; expected a JSON object in one")
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes, which no such file should be")
+            raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes, expected a smaller file")
         parsed = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if optional:
@@ -43,14 +45,14 @@ class JsonFields:
         self.where = where  # file name and, for a nested object, its field
 
     def refuse(self, name: str, expected: str) -> CheckpointError:
-        """The error to raise for field `name`: says what was got and what `expected` is."""
+        """The error to raise for field `name`, with its value and what was expected."""
         if name not in self.values:
             return CheckpointError(f"{self.where}: {brief_name(name)} is missing, expected {expected}", param=name)
         got = brief(self.values[name])
         return CheckpointError(f"{self.where}: {brief_name(name)}: got {got}, expected {expected}", param=name)
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field exists and is not null."""
         return self.values.get(name) is not None
 
     def _get(self, name: str, expected: str, default: object) -> Any:
@@ -100,7 +102,7 @@ class JsonFields:
         return value
 
     def text_list(self, name: str) -> tuple[str, ...]:
-        """A list of strings; empty when the field is absent or null."""
+        """A list of strings; empty if the field is absent or null."""
         value = self._get(name, "a list of strings", ())
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
             raise self.refuse(name, "a list of strings")
@@ -116,7 +118,7 @@ class JsonFields:
         return tuple(dict.fromkeys(items))
 
     def nested(self, name: str) -> "JsonFields | None":
-        """The object in field `name`, or None when it is absent or null."""
+        """The object in field `name`, or None if it is absent or null."""
         value = self._get(name, "an object", None)
         if value is None:
             return None

@@ -1,7 +1,7 @@
-"""The one reader of a model folder's config.json. What cannot be computed is refused by name.
+"""The one reader of a model folder's config.json. Unsupported fields are refused by name.
 
-Decides which of the supported architectures a folder holds and how they differ (biases, q/k norms, rope, tied
-embeddings). Workers need it all (`load_config`); the gateway and the launcher need what any model has (`read_basics`).
+It finds the architecture and its variants (biases, q/k norms, rope, tied embeddings). Workers call `load_config`; the
+gateway and the launcher call `read_basics`, which takes any model.
 """
 
 import hashlib
@@ -16,21 +16,21 @@ from protocol.kv_layout import ITEM_BYTES
 from runtime.json_fields import JsonFields, read_fields
 from runtime.rope_config import RopeConfig, read_rope
 
-MAX_FACT_CHARS: Final = 200  # of one field as it is told to others
+MAX_FACT_CHARS: Final = 200  # of one field in config_facts
 
 
 @dataclass(frozen=True)
 class _Family:
-    """How one architecture differs from the others, and the values its configs may leave out."""
+    """The differences of one architecture, and the defaults of fields that its configs may omit."""
 
     name: str
     default_kv_heads: int | None = None  # None: as many as attention heads
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
     default_sliding_window: int | None = None
     default_eos: tuple[int, ...] = ()
-    qkv_bias: bool | None = False  # None: whatever attention_bias says
-    output_bias: bool | None = False  # None: whatever attention_bias says
-    mlp_bias: bool | None = False  # None: whatever mlp_bias says
+    qkv_bias: bool | None = False  # None: attention_bias of the config
+    output_bias: bool | None = False  # None: attention_bias of the config
+    mlp_bias: bool | None = False  # None: mlp_bias of the config
     qk_norm: bool = False
 
 
@@ -43,7 +43,7 @@ FAMILIES: Final[Mapping[str, _Family]] = {
     ),
 }
 
-UNSUPPORTED: Final[Mapping[str, str]] = {  # fields that change results whatever they say, unless null
+UNSUPPORTED: Final[Mapping[str, str]] = {  # fields that change results with every value but null
     "quantization_config": "quantised checkpoints are",
     "compression_config": "quantised checkpoints are",
     "attn_logit_softcapping": "capped attention scores are",
@@ -53,7 +53,7 @@ UNSUPPORTED: Final[Mapping[str, str]] = {  # fields that change results whatever
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One decoder-only model. Counts are of the whole model; `context_length` is what is served (tokens)."""
+    """One decoder-only model. Counts are of the whole model. `context_length` is the served one, in tokens."""
 
     architecture: str
     vocab_size: int
@@ -72,13 +72,13 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    checkpoint_dtype: str | None = None  # what config.json says; None: it does not say
+    checkpoint_dtype: str | None = None  # from config.json, if it has one
     eos_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class ModelBasics:
-    """What a folder says of any model, even of one that no worker serves. Lengths in tokens; None: it does not say."""
+    """The fields that every model has, even one that no worker can serve. None: the folder has no such field."""
 
     context_length: int | None = None
     vocab_size: int | None = None
@@ -87,7 +87,7 @@ class ModelBasics:
 
 
 def read_basics(folder: Path) -> ModelBasics:
-    """Reads config.json and generation_config.json, which may be absent. CheckpointError when one is damaged."""
+    """Reads config.json and generation_config.json, which may be absent. CheckpointError if one is damaged."""
     config = read_fields(folder / "config.json", optional=True)
     return ModelBasics(
         config.integer("max_position_embeddings") if config.has("max_position_embeddings") else None,
@@ -100,8 +100,8 @@ def read_basics(folder: Path) -> ModelBasics:
 def load_config(folder: Path, *, context_length: int | None = None) -> ModelConfig:
     """Reads config.json and generation_config.json of `folder`.
 
-    `context_length` is the longest prompt plus output to serve; the model's own limit if None. Raises CheckpointError
-    (ConfigError for `context_length`) with one sentence naming file, field, value and what is supported.
+    `context_length` is the longest prompt plus output to serve; None: the model's limit. CheckpointError (ConfigError
+    for `context_length`) names file, field, value and what is supported.
     """
     config = read_fields(folder / "config.json")
     family = _family(config)
@@ -110,15 +110,18 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
             raise config.refuse(name, f"none ({what} not supported)")
     if config.text("hidden_act", "silu") != "silu":
         raise config.refuse("hidden_act", "'silu'")
+
     max_position_embeddings = config.integer("max_position_embeddings")
     served = _served_context(context_length, max_position_embeddings)
     _refuse_sliding_window(config, family, served)
+
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
     num_heads, num_kv_heads, head_dim = _heads(config, family, hidden_size)
     attention_bias = config.boolean("attention_bias", False)
     eos_token_ids = _eos_token_ids(folder, config)
     if eos_token_ids is None:
         eos_token_ids = family.default_eos
+
     return ModelConfig(
         architecture=family.name,
         vocab_size=vocab_size,
@@ -143,7 +146,7 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
 
 
 def config_facts(config: ModelConfig) -> dict[str, str]:
-    """Every field but the context length served, by name, as JSON; what is longer than MAX_FACT_CHARS, as a digest."""
+    """Every field but the served context length, as JSON by name. Texts above MAX_FACT_CHARS become digests."""
     content = asdict(config)
     del content["context_length"]
     rope = content.pop("rope")
@@ -153,7 +156,7 @@ def config_facts(config: ModelConfig) -> dict[str, str]:
 
 
 def config_digest(config: ModelConfig, dtype: str) -> str:
-    """Hexadecimal digest of configuration and serving dtype; the context length served does not matter."""
+    """Hexadecimal digest of configuration and serving dtype, without the served context length."""
     return _digest(json.dumps(config_facts(config) | {"dtype": dtype}, sort_keys=True))
 
 
@@ -187,10 +190,11 @@ def _served_context(context_length: int | None, max_position_embeddings: int) ->
 
 
 def _refuse_sliding_window(config: JsonFields, family: _Family, served: int) -> None:
-    """A window is harmless only when no served request can be longer than it."""
+    """CheckpointError if a served request can be longer than the model's sliding window."""
     layer_types = config.text_list("layer_types")
     if any(kind not in ("full_attention", "sliding_attention") for kind in layer_types):
         raise config.refuse("layer_types", "full_attention in every layer")
+
     window = None
     if family.name.startswith("qwen"):
         if config.boolean("use_sliding_window", False):
@@ -204,6 +208,7 @@ def _refuse_sliding_window(config: JsonFields, family: _Family, served: int) -> 
             window = config.integer("sliding_window")
     elif "sliding_window" not in config.values:
         window = family.default_sliding_window
+
     if window is not None and window < served:
         raise CheckpointError(
             f"{config.where}: sliding_window: got {window}, which would change results within the served context of"
@@ -212,7 +217,7 @@ def _refuse_sliding_window(config: JsonFields, family: _Family, served: int) -> 
 
 
 def _heads(config: JsonFields, family: _Family, hidden_size: int) -> tuple[int, int, int]:
-    """(num_heads, num_kv_heads, head_dim), consistent with each other."""
+    """(num_heads, num_kv_heads, head_dim), checked against each other."""
     num_heads = config.integer("num_attention_heads")
     written = "num_key_value_heads" in config.values
     default_kv_heads = num_heads if written or family.default_kv_heads is None else family.default_kv_heads
@@ -238,7 +243,7 @@ def _checkpoint_dtype(config: JsonFields) -> str | None:
 
 
 def _eos_token_ids(folder: Path, config: JsonFields) -> tuple[int, ...] | None:
-    """Of generation_config.json first, then of config.json. None: neither of them has the field."""
+    """The ids in generation_config.json, or else in config.json. None if neither has the field."""
     generation = read_fields(folder / "generation_config.json", optional=True)
     named = config.token_ids("eos_token_id", ())
     found = generation.token_ids("eos_token_id", ()) or named

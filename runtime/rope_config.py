@@ -1,7 +1,4 @@
-"""Which rotary embedding a config.json asks for. Without torch, because the gateway reads configurations, too.
-
-What it does not know: frequencies, tensors.
-"""
+"""The rotary embedding of a config.json. Without torch, because the gateway reads configurations too."""
 
 from dataclasses import dataclass
 
@@ -12,7 +9,7 @@ SUPPORTED_ROPE = "'default', 'linear' or 'llama3'"
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding of one model. The last three fields matter to `llama3` only."""
+    """Rotary embedding of one model. Only `llama3` uses the last three fields."""
 
     theta: float
     kind: str = "default"  # default | linear | llama3
@@ -23,7 +20,7 @@ class RopeConfig:
 
 
 def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
-    """Rope of a config.json, in the old spelling (`rope_theta` and `rope_scaling`) or the new (`rope_parameters`)."""
+    """The rope of a config.json, in the old form (`rope_theta`, `rope_scaling`) or the new one (`rope_parameters`)."""
     nested = (config.nested(name) for name in ("rope_scaling", "rope_parameters"))
     fields = next((found for found in nested if found and found.values), JsonFields({}, config.where))
     for name, value in fields.values.items():
@@ -32,6 +29,7 @@ def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     for holder in (fields, config):
         if holder.positive_number("partial_rotary_factor", 1.0) != 1.0:
             raise holder.refuse("partial_rotary_factor", "1 (partial rotation is not supported)")
+
     theta = fields.positive_number("rope_theta", config.positive_number("rope_theta", 10_000.0))
     name = "rope_type" if fields.has("rope_type") else "type"
     kind = fields.text(name, "default")
@@ -41,6 +39,7 @@ def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
         return RopeConfig(theta, kind, fields.positive_number("factor"))
     if kind != "llama3":
         raise fields.refuse(name, SUPPORTED_ROPE)
+
     low, high = fields.positive_number("low_freq_factor"), fields.positive_number("high_freq_factor")
     if high <= low:
         raise fields.refuse("high_freq_factor", f"more than low_freq_factor, which is {low}")

@@ -122,7 +122,7 @@ class Engine:
         return request_fault(prompt_ids, sampling, num_choices, vocab_size=self.vocab_size, max_choices=rows)
 
     def never_fits(self, prompt_len: int, num_tokens: int, num_choices: int) -> str | None:
-        """Why `num_choices` contexts of `num_tokens` tokens with one prompt could not even run alone, or None."""
+        """Why `num_choices` contexts of `num_tokens` tokens do not fit even on an idle worker, or None."""
         needed, total = pages_for_choices(prompt_len, num_tokens, num_choices, self.page_size), self.pages.num_pages - 1
         longest = self.rows.req_to_page.shape[1] * self.page_size
         if num_tokens > longest:

@@ -91,7 +91,7 @@ def entry(**fields: Any) -> dict[str, Any]:
     [
         (b"", b"", 1 << 40, "this is not a safetensors file"),
         (b"{}", b"", 900, "truncated: the header ends at byte 908"),
-        (b"nope", b"", None, "no sound JSON (expected ident"),
+        (b"nope", b"", None, "not valid JSON (expected ident"),
         (b"[]", b"", None, "not a JSON object"),
         (entry(), bytes(7), None, "truncated: a ends at byte"),
         (entry(shape=[3]), bytes(8), None, "8 bytes do not hold shape [3] of F32"),
