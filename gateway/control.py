@@ -7,16 +7,15 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
-from gateway.continuity import Continuity, Punctuality
 from gateway.control_metrics import ControlCounts
 from gateway.dispatch import Dispatch, Listener
 from gateway.limits import Limits
 from gateway.membership import LAUNCH_DEADLINE_S, Change, Member, Membership, WorkerKey
 from gateway.pairing import Load
+from gateway.punctuality import Punctuality
 from gateway.requests import RequestRecord, Requests
 from gateway.retry import RetryRules
 from gateway.translate import Prompt
@@ -35,14 +34,15 @@ from protocol.messages_gateway import (
     ToGateway,
     Tokens,
     ToWorker,
-    Welcome,
 )
 from runtime.clock import Clock
 from runtime.log import get_log
 from runtime.refusals import Refusals
+from runtime.session import Envelope, Session, SessionLost, open_envelope
 from runtime.settings import Pairing
 
 TICK_S = 0.25
+DROPPED = "has dropped its connection"
 MALFORMED, FOREIGN = "message", "of another's request"  # kinds of what is refused
 log = get_log("gateway.control")
 
@@ -82,7 +82,7 @@ class Control:
         self._ticker: asyncio.Task[None] | None = None
         self._limits: Limits | None = None
         self._refusals = Refusals(log, "message refused")
-        self._continuity = Continuity()
+        self._sessions: dict[bytes, Session] = {}  # of members, by the routing id of their sockets
         self._joined = Counter({str(role): 0 for role in Role})
         self.membership = Membership(secrets.randbits(62), launch_deadline_s, tokenizer, facts)
         self._dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose)
@@ -148,31 +148,39 @@ class Control:
     # ---- messages ----
 
     def _on_raw(self, identity: bytes, raw: bytes) -> None:
-        most = None if self.membership.has_identity(identity) else MAX_STRANGER_BYTES
+        session = self._sessions.get(identity)
+        most = None if session is not None else MAX_STRANGER_BYTES
         try:
-            message = TO_GATEWAY.decode(raw, most)
-            self._continuity.heard(identity)  # what cannot be read has not arrived: somebody may wait for what it said
-            self._on_message(identity, message)
+            envelope = open_envelope(raw)
+            message = TO_GATEWAY.decode(envelope.body, most) if envelope.body else None
+            is_news = session is None or session.accept(envelope)
+            if is_news and message is not None:
+                self._on_message(identity, message, envelope)
+        except SessionLost as lost:
+            self._lose(WorkerKey.of(identity), str(lost))
         except WireError as error:
             self._refusals.note(MALFORMED, worker=identity.decode("utf-8", "replace"), why=error.message)
 
-    def _on_message(self, identity: bytes, message: ToGateway) -> None:
+    def _on_message(self, identity: bytes, message: ToGateway, envelope: Envelope) -> None:
         now = self._clock.now()
         if isinstance(message, Register):
-            _check_sender(identity, WorkerKey(message.address.worker_id, message.address.instance))
-            self._continuity.begin(identity, message.num_sent, message.num_received)
-            self._apply(self.membership.register(message, now))
-            if not self.membership.has_identity(identity):
-                self._continuity.end(identity)
+            key = WorkerKey(message.address.worker_id, message.address.instance)
+            _check_sender(identity, key)
+            if identity in self._sessions or envelope.opens:
+                change = self.membership.register(message, now)
+            else:
+                change = self.membership.greet_stranger(key)  # its first message has not come, or to another gateway
+            if change.joined is not None:
+                self._sessions[identity] = session = Session(envelope.epoch)
+                session.accept(envelope)
+            self._apply(change, envelope.epoch)
         elif isinstance(message, Heartbeat):
             _check_sender(identity, WorkerKey(message.worker_id, message.instance))
-            self._apply(self.membership.heartbeat(message, now))
-            if gap := self._continuity.gap(identity, message.num_sent, message.num_received, message.num_missed):
-                self._lose(WorkerKey(message.worker_id, message.instance), gap)
+            self._apply(self.membership.heartbeat(message, now), envelope.epoch)
         elif isinstance(message, Leaving):
             _check_sender(identity, WorkerKey(message.worker_id, message.instance))
             self._apply(self.membership.leaving(message), is_orderly=True)
-        elif not self.membership.has_identity(identity):
+        elif identity not in self._sessions:
             raise WireError(f"{type(message).__name__} from a worker that is not a member")
         elif isinstance(message, RequestFailed):
             if self._is_from_its_worker(identity, message.request_id, message.attempt):
@@ -200,9 +208,10 @@ class Control:
 
     # ---- members ----
 
-    def _apply(self, change: Change, is_orderly: bool = False) -> None:
+    def _apply(self, change: Change, epoch: int = 0, is_orderly: bool = False) -> None:
+        """`epoch` is that of the message which has brought the change: strangers are answered in it."""
         for outgoing in change.outgoing:
-            self._send(outgoing.to, outgoing.message)
+            self._send(outgoing.to, outgoing.message, epoch)
             if isinstance(outgoing.message, Refused):
                 log.warning("worker refused", worker=outgoing.to.worker_id, why=outgoing.message.reason)
         if change.kept_waiting:
@@ -214,21 +223,24 @@ class Control:
             self._dispatch.rescue()
         for member in change.lost:
             self._limits = None
-            self._continuity.end(member.key.identity)
+            del self._sessions[member.key.identity]
             if is_orderly:
                 log.info("worker left", worker=member.key.worker_id)
             else:
                 log.warning("worker lost", worker=member.key.worker_id, why=self.membership.why_lost(member.key))
             self._dispatch.lost(member.key, WorkerLost(f"{member.role} worker {member.key.worker_id!r} is lost"))
 
-    def _lose(self, key: WorkerKey, why: str = "has dropped its connection") -> None:
+    def _lose(self, key: WorkerKey, why: str = DROPPED) -> None:
         self._apply(self.membership.give_up(key, why))
 
-    def _send(self, key: WorkerKey, message: ToWorker) -> bool:
-        if isinstance(message, Welcome):
-            message = replace(message, num_sent=self._continuity.number(key.identity))
-        self._continuity.told(key.identity)
-        return self._socket.send(key.identity, TO_WORKER.encode(message))
+    def _send(self, key: WorkerKey, message: ToWorker, epoch: int = 0) -> bool:
+        """False if the worker cannot be reached. A stranger gets an answer in the `epoch` that it has named."""
+        session = self._sessions.get(key.identity)
+        if session is None and not epoch:
+            return False
+        body = TO_WORKER.encode(message)
+        raw = session.seal(body) if session is not None else Envelope(epoch, 0, 0, body).sealed()
+        return self._socket.send(key.identity, raw)
 
     async def _tick(self) -> None:
         """Looks for lost workers. When this loop itself was held up, their heartbeats may still wait to be read: then
@@ -244,10 +256,12 @@ class Control:
     def look(self, is_punctual: bool = True) -> None:
         """Declares lost whose connection is gone and, if this look is punctual, who was silent for too long; looks for
         workers for what is stranded."""
-        self._continuity.look()
-        for member in self.membership.members:
-            if not self._send(member.key, Welcome(self.membership.gateway_instance)):  # says nothing new but its number
-                self._lose(member.key)
+        for identity, session in list(self._sessions.items()):
+            try:
+                if not self._socket.send(identity, session.tick()):
+                    raise SessionLost(DROPPED)
+            except SessionLost as lost:
+                self._lose(WorkerKey.of(identity), str(lost))
         if is_punctual:
             self._apply(self.membership.expire(self._clock.now()))
         self._dispatch.rescue()

@@ -14,6 +14,7 @@ from runtime.address import split_endpoint
 from runtime.curve import open_security
 from runtime.keys import Keys
 from runtime.log import get_log
+from runtime.session import ENVELOPE_BYTES
 
 QUEUE_LIMIT = 100_000  # messages for one worker; beyond it the worker counts as gone
 MAX_DRAIN = 200  # messages taken in one go, so that clients are written to in between
@@ -40,7 +41,10 @@ class ControlSocket:
             (zmq.LINGER, 0),
             (zmq.SNDHWM, QUEUE_LIMIT),
             (zmq.RCVHWM, QUEUE_LIMIT),
-            (zmq.MAXMSGSIZE, TO_GATEWAY.max_bytes),  # who sends more is cut off before it fills our memory
+            (
+                zmq.MAXMSGSIZE,
+                ENVELOPE_BYTES + TO_GATEWAY.max_bytes,
+            ),  # who sends more is cut off before it fills our memory
             (zmq.ROUTER_MANDATORY, 1),  # a message for a worker that is not connected is an error
             (zmq.ROUTER_HANDOVER, 1),  # a worker that dials again replaces its old connection
         ):

@@ -46,6 +46,12 @@ class WorkerKey:
         """The routing id of the worker's socket."""
         return f"{self.worker_id}#{self.instance}".encode()
 
+    @staticmethod
+    def of(identity: bytes) -> "WorkerKey":
+        """The process whose socket has this routing id; ValueError if it is no `identity`."""
+        worker_id, _, instance = identity.decode().rpartition("#")
+        return WorkerKey(worker_id, int(instance))
+
 
 @dataclass(frozen=True)
 class Member:
@@ -115,7 +121,6 @@ class Membership:
         self.facts = facts
         self._launch_deadline_s = launch_deadline_s
         self._members: dict[str, Member] = {}  # by worker id
-        self._identities: set[bytes] = set()  # of the members
         self._lost: dict[WorkerKey, Loss] = {}  # the last MOST_LOSSES, in their order
         self.num_lost = 0  # processes that were declared lost, ever
         self._kept_waiting: dict[str, WorkerKey] = {}  # by worker id: who asked for it last
@@ -130,10 +135,6 @@ class Membership:
         """The member that is exactly this process."""
         member = self._members.get(key.worker_id)
         return member if member is not None and member.key == key else None
-
-    def has_identity(self, identity: bytes) -> bool:
-        """Whether a socket with this routing id belongs to a member."""
-        return identity in self._identities
 
     @property
     def missing(self) -> str | None:
@@ -162,22 +163,25 @@ class Membership:
             return self._taken(known, message)
         member = Member(message, message.stats, now)
         self._members[key.worker_id] = member
-        self._identities.add(key.identity)
         self._seen_roles.add(member.role)
         return Change((welcome,), (), member)
 
     def heartbeat(self, message: Heartbeat, now: float) -> Change:
-        """Notes load and time; a worker that is not a member is told to register, or that it is refused."""
+        """Notes load and time of a member."""
         key = WorkerKey(message.worker_id, message.instance)
-        if key in self._lost:
-            return Change((Outgoing(key, Refused(self._lost[key].reason)),))
         member = self.find(key)
         if member is None:
-            return Change((Outgoing(key, RegisterAgain(self.gateway_instance)),))
+            return self.greet_stranger(key)
         self._members[key.worker_id] = replace(
             member, stats=message.stats, last_seen=now, launch_age_s=message.launch_age_s
         )
         return Change()
+
+    def greet_stranger(self, key: WorkerKey) -> Change:
+        """A worker that is not a member is told to register, or that it is refused."""
+        loss = self._lost.get(key)
+        answer = RegisterAgain(self.gateway_instance) if loss is None else Refused(loss.reason)
+        return Change((Outgoing(key, answer),))
 
     def leaving(self, message: Leaving) -> Change:
         """The worker ends by itself: it is lost at once."""
@@ -235,7 +239,6 @@ class Membership:
     def _lose(self, member: Member, reason: str) -> Change:
         del self._members[member.key.worker_id]
         self._kept_waiting.pop(member.key.worker_id, None)
-        self._identities.discard(member.key.identity)
         self._lost[member.key] = Loss(f"{reason}; this instance may not return", member.last_seen)
         self.num_lost += 1
         if len(self._lost) > MOST_LOSSES:

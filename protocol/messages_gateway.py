@@ -121,8 +121,6 @@ class Register(Message):
     backend: Text = "zmq"  # how KV reaches or leaves it; "" for unified
     encrypts_data: Flag = False  # whether it encrypts KV over TCP
     device: Text = ""  # where it computes: "cpu", or "cuda:1" by the numbers of its host
-    num_sent: Count | None = None  # messages to the gateway since its start, this one included; None: not counted
-    num_received: Count | None = None  # messages of the gateway that could be read
 
 
 @dataclass(frozen=True)
@@ -133,9 +131,6 @@ class Heartbeat(Message):
     instance: Instance
     stats: WorkerStats
     launch_age_s: Seconds = 0.0  # age of the oldest launch in progress; 0 when idle
-    num_sent: Count | None = None  # as in Register
-    num_received: Count | None = None
-    num_missed: Count = 0  # of the gateway's messages, that were sent and never came
 
 
 @dataclass(slots=True)
@@ -194,24 +189,23 @@ class Leaving(Message):
 
 @dataclass(frozen=True)
 class Welcome(Message):
-    """The worker is a member; said again and again. `gateway_instance` changes when the gateway restarts. `num_sent`
-    counts the gateway's messages to this worker, this one included, from some number on: so the worker sees whether one
-    between two of these is missing, and says so in its heartbeat."""
+    """The worker is a member. `gateway_instance` changes when the gateway restarts."""
 
     gateway_instance: Instance
-    num_sent: Count | None = None
 
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """The worker may not join; `reason` names what differs. It logs the reason and ends with status 3."""
+    """Sent outside a session. The worker may not join; `reason` names what differs. It logs the reason and ends with
+    status 3."""
 
     reason: Text
 
 
 @dataclass(frozen=True)
 class RegisterAgain(Message):
-    """The gateway does not know this worker (it restarted): the worker answers Register."""
+    """Sent outside a session. The gateway does not know this worker (it restarted): the worker begins another session
+    and answers Register."""
 
     gateway_instance: Instance
 

@@ -14,6 +14,7 @@ from protocol.codec import MAX_MESSAGE_BYTES
 from protocol.errors import ConfigError, WireError
 from runtime.curve import OPEN, Security
 from runtime.link_watch import LinkWatch
+from runtime.session import ENVELOPE_BYTES
 
 QUEUE_LIMIT = 100_000  # messages; beyond it the peer counts as gone
 MAX_RECEIVE = 1_000  # messages taken in one go, so that a loop keeps turning
@@ -27,7 +28,9 @@ def _prepare(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, QUEUE_LIMIT)
     socket.setsockopt(zmq.RCVHWM, QUEUE_LIMIT)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)  # who sends more is cut off before it fills our memory
+    socket.setsockopt(
+        zmq.MAXMSGSIZE, ENVELOPE_BYTES + MAX_MESSAGE_BYTES
+    )  # who sends more is cut off before it fills our memory
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     return socket
 
@@ -63,7 +66,6 @@ class Dealer:
         security: Security = OPEN,
         tended: bool = False,
     ) -> None:
-        self.num_sent = 0  # messages, those among them that the queue did not take
         self._context = context
         self._address = address
         self._identity = identity
@@ -101,7 +103,6 @@ class Dealer:
 
     def send(self, raw: bytes) -> bool:
         """Queues `raw`; False when the queue is full because the peer takes nothing."""
-        self.num_sent += 1
         try:
             self.socket.send(raw, zmq.NOBLOCK)
         except zmq.Again:

@@ -26,6 +26,7 @@ from protocol.messages_gateway import (
     Register,
     RegisterAgain,
     RequestFailed,
+    ToGateway,
     ToWorker,
     Welcome,
     WorkerStats,
@@ -35,7 +36,7 @@ from runtime.clock import Clock
 from runtime.log import get_log
 from runtime.process_life import StopSignal
 from runtime.refusals import Refusals
-from worker.missed import Missed
+from runtime.session import Session, SessionLost, open_envelope
 from worker.outbox import Outbox
 
 HEARTBEAT_S = 0.25
@@ -174,8 +175,9 @@ class WorkerLoop:
     refused_connections: Callable[[], Mapping[str, int]] = dict  # by reason; see runtime/curve.py
     silence_may_mean: str = ""  # of a gateway: for a person, beside that it is not there
     refusal_means: Mapping[str, str] = field(default_factory=dict)  # of a gateway, by reason: for a person
-    _gateway_instance: int = 0  # 0: not a member now
-    _num_read: int = 0  # messages of the gateway; what cannot be read is as good as lost, and the gateway must know
+    _session: Session = field(default_factory=lambda: Session(1))  # with the gateway
+    _is_member: bool = False
+    _gateway_instance: int = 0  # of the gateway that was heard last; 0: of none yet
     _join_deadline: float = 0.0
     _tell_at: float = 0.0  # when to say that no gateway answers
     _refusal: str = ""  # why the gateway has refused the connection since the last Welcome
@@ -183,7 +185,6 @@ class WorkerLoop:
     _next_beat: float = 0.0
     _refusals: Refusals = field(default_factory=lambda: Refusals(log, "message refused"))
     _next_register: float = 0.0
-    _missed: Missed = field(default_factory=Missed)
     _launch: int = 0  # the oldest in flight when it was last looked at
     _launch_since: float = 0.0
     _watched: tuple[Any, ...] = ()
@@ -212,20 +213,25 @@ class WorkerLoop:
         if self.core.broken:
             self.leave()  # the gateway gives its requests to others at once
             raise WorkerBroken(self.core.broken)
-        if not self._gateway_instance:
+        if not self._is_member:
             self._check_joining(self.clock.now())
         return progressed
 
     def leave(self) -> None:
         """Tells the gateway that this worker ends."""
         address = self.register.address
-        self.gateway.send(TO_GATEWAY.encode(Leaving(address.worker_id, address.instance)))
+        self._tell_gateway(Leaving(address.worker_id, address.instance))
         log.info("leaving", signal=self.stop.received.name if self.stop.received else "")
 
     def _start_joining(self) -> None:
         now = self.clock.now()
         self._join_deadline, self._tell_at = now + JOIN_DEADLINE_S, now + SILENT_GATEWAY_S
-        self._missed = Missed()
+
+    def _join_again(self) -> None:
+        """Begins another session with the gateway, which a Register opens."""
+        self._session = Session(self._session.epoch + 1)
+        self._is_member, self._next_register = False, 0.0
+        self._start_joining()
 
     def _check_joining(self, now: float) -> None:
         if now > self._join_deadline:
@@ -255,14 +261,17 @@ class WorkerLoop:
     def _receive(self) -> None:
         for raw in self.gateway.receive():
             try:
-                message = TO_WORKER.decode(raw)
+                envelope = open_envelope(raw)
+                message = TO_WORKER.decode(envelope.body) if envelope.body else None
+                is_news = self._session.accept(envelope)
             except WireError as error:
                 self._refusals.note("message", source="gateway", why=error.message)
-                continue
-            self._num_read += 1
-            if isinstance(message, Welcome) and message.num_sent is not None:
-                self._missed.numbered(message.num_sent, self._num_read)
-            self._on_gateway(message)
+            except SessionLost as lost:
+                log.warning("the session with the gateway is lost", why=f"the gateway {lost}")
+                self._join_again()
+            else:
+                if is_news and message is not None:
+                    self._on_gateway(message)
         self.link.receive()
 
     def _on_gateway(self, message: ToWorker) -> None:
@@ -274,13 +283,11 @@ class WorkerLoop:
                 self.core.reset()
                 self.link.flush()
                 self.link.forget_all()
+            self._gateway_instance = message.gateway_instance
             if isinstance(message, RegisterAgain):
-                self._next_register = 0.0
-                self._gateway_instance = 0
-                self._start_joining()
+                self._join_again()
             else:
-                joins, self._gateway_instance = not self._gateway_instance, message.gateway_instance
-                self._refusal = ""
+                joins, self._is_member, self._refusal = not self._is_member, True, ""
                 if joins:
                     self.on_ready()
             return
@@ -299,21 +306,19 @@ class WorkerLoop:
 
     def _send(self) -> None:
         self.link.flush()
+        now = self.clock.now()
+        if not self._is_member and now >= self._next_register:  # before anything else is said in its session
+            self._next_register = now + REGISTER_AGAIN_S
+            self._tell_gateway(replace(self.register, stats=self._stats()))
         outbox = self.core.outbox
         for message in outbox.gateway:
-            self.gateway.send(TO_GATEWAY.encode(message))
+            self._tell_gateway(message)
             if isinstance(message, RequestFailed):
                 ids = {"request_id": message.request_id, "attempt": message.attempt}
                 log.warning("request failed", **ids, code=message.code, why=message.message)
         outbox.gateway.clear()
-        now = self.clock.now()
         if self.core.oldest_launch != self._launch:
             self._launch, self._launch_since = self.core.oldest_launch, now
-        if not self._gateway_instance and now >= self._next_register:
-            self._next_register = now + REGISTER_AGAIN_S
-            num_sent, num_received = self.gateway.num_sent + 1, self._num_read
-            register = replace(self.register, stats=self._stats(), num_sent=num_sent, num_received=num_received)
-            self.gateway.send(TO_GATEWAY.encode(register))
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_S
             self.on_turn(now)
@@ -327,7 +332,7 @@ class WorkerLoop:
             why = self.refusal_means.get(refusal, refusal)
             log.error("the gateway refuses this worker", endpoint=self.gateway.endpoint, why=why, again_s=REDIAL_S)
 
-        if self._gateway_instance and self.gateway.is_up == self._is_cut_off:
+        if self._is_member and self.gateway.is_up == self._is_cut_off:
             self._is_cut_off = not self._is_cut_off
             say, what = (log.warning, "is lost") if self._is_cut_off else (log.info, "is back")
             say(f"the connection to the gateway {what}", endpoint=self.gateway.endpoint)
@@ -339,14 +344,14 @@ class WorkerLoop:
         return replace(stats, counters={**stats.counters, **link, **connections, "refused_messages": refused})
 
     def _beat(self, now: float) -> None:
-        if not self._gateway_instance:
+        if not self._is_member:
             return
-        stats = self._stats()
         address = self.register.address
         launch_age_s = now - self._launch_since if self._launch else 0.0
-        counts = self.gateway.num_sent + 1, self._num_read, self._missed.total
-        beat = Heartbeat(address.worker_id, address.instance, stats, launch_age_s, *counts)
-        self.gateway.send(TO_GATEWAY.encode(beat))
+        self._tell_gateway(Heartbeat(address.worker_id, address.instance, self._stats(), launch_age_s))
+
+    def _tell_gateway(self, message: ToGateway) -> None:
+        self.gateway.send(self._session.seal(TO_GATEWAY.encode(message)))
 
 
 def host_name() -> str:

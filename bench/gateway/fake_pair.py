@@ -29,10 +29,12 @@ from protocol.messages_gateway import (
     Role,
     ToGateway,
     Tokens,
+    ToWorker,
     WorkerAddress,
     WorkerStats,
 )
 from runtime.clock import Clock
+from runtime.session import Session, open_envelope
 
 STATS = WorkerStats(kv_pages=KvPages(total=65536, free=65536), running=0, waiting=0)
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=16, dtype="float32")
@@ -57,6 +59,7 @@ class FakePair:
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
         self._prefill = self._dial(endpoint, Role.PREFILL)
         self._decode = self._dial(endpoint, Role.DECODE)
+        self._sessions = {self._prefill: Session(1), self._decode: Session(1)}
         self._running: dict[str, _Running] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -70,8 +73,9 @@ class FakePair:
     async def __aenter__(self) -> Self:
         for role, socket in ((Role.PREFILL, self._prefill), (Role.DECODE, self._decode)):
             await self._send(socket, self._registration(role))
-            TO_WORKER.decode(await socket.recv())
-        self._tasks = [asyncio.create_task(work) for work in (self._take(), self._steps(), self._beat())]
+            await self._receive(socket)
+        works = (self._take(), self._hear_prefill(), self._steps(), self._beat())
+        self._tasks = [asyncio.create_task(work) for work in works]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -102,13 +106,17 @@ class FakePair:
 
     async def _take(self) -> None:
         while True:
-            message = TO_WORKER.decode(await self._decode.recv())
+            message = await self._receive(self._decode)
             if isinstance(message, Assign):
                 self.assigned_at[message.prompt_ids] = self._clock.now()
                 self._running[message.request_id] = running = _Running(message)
                 await self._send(self._prefill, FirstToken((self._news(running),)))
             elif isinstance(message, CancelRequest):
                 self._running.pop(message.request_id, None)
+
+    async def _hear_prefill(self) -> None:
+        while True:
+            await self._receive(self._prefill)
 
     async def _steps(self) -> None:
         due = self._clock.now()
@@ -144,6 +152,11 @@ class FakePair:
             for role, socket in ((Role.PREFILL, self._prefill), (Role.DECODE, self._decode)):
                 await self._send(socket, Heartbeat(worker_id=str(role), instance=1, stats=STATS))
 
-    @staticmethod
-    async def _send(socket: zmq.asyncio.Socket, message: ToGateway) -> None:
-        await socket.send(TO_GATEWAY.encode(message))
+    async def _send(self, socket: zmq.asyncio.Socket, message: ToGateway) -> None:
+        await socket.send(self._sessions[socket].seal(TO_GATEWAY.encode(message)))
+
+    async def _receive(self, socket: zmq.asyncio.Socket) -> ToWorker | None:
+        """What the gateway says next; None if only its numbers."""
+        envelope = open_envelope(await socket.recv())
+        is_news = self._sessions[socket].accept(envelope)
+        return TO_WORKER.decode(envelope.body) if is_news else None

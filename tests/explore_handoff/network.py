@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tests.explore_handoff.agenda import Agenda
-from tests.explore_handoff.story import Story, kind_of
+from tests.explore_handoff.story import NUMBERS, Story, kind_of
 
 DIAL_S = 0.001
 REDIAL_S = 0.05  # at least; at most ten times as long
@@ -206,7 +206,7 @@ class Network:
 
     def lost(self, here: Host, there: Host, raw: bytes) -> None:
         """A message is gone for good."""
-        if here.alive and there.alive and kind_of(raw) not in ("Heartbeat", "Welcome"):
+        if here.alive and there.alive and kind_of(raw) not in ("Heartbeat", NUMBERS):
             self.story.fault(self.agenda.now, here.name, "lost", f"never reaches {there.name}", raw)
 
     def _dealer_notices(self, connection: Connection) -> None:

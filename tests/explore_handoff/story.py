@@ -12,10 +12,12 @@ import msgpack
 
 from protocol.errors import WireError
 from protocol.frame import HEADER_BYTES, LAST_LAYER, unpack_header
+from runtime.session import ENVELOPE_BYTES, open_envelope
 
 KEPT = 20_000  # lines
 SHOWN = 90  # of the newest, beside every fault
-DULL = frozenset({"Heartbeat", "Welcome", "DataCredit"})
+NUMBERS = "numbers"  # the kind of an envelope without a body
+DULL = frozenset({"Heartbeat", "DataCredit", NUMBERS})
 TOLD = ("request_id", "attempt", "num_replayed", "num_tokens", "reason", "code", "message")
 _NAME_LENGTH = 14
 
@@ -82,9 +84,11 @@ def _shown(raw: bytes) -> str:
 
 
 def _unpacked(raw: bytes) -> Any:
+    if len(raw) == ENVELOPE_BYTES:
+        return [0, NUMBERS, {}]
     try:
-        outer = msgpack.unpackb(raw) if raw else None
-    except (ValueError, msgpack.exceptions.UnpackException):
+        outer = msgpack.unpackb(raw if raw[:1] == b"\x93" else open_envelope(raw).body) if raw else None
+    except (WireError, ValueError, msgpack.exceptions.UnpackException):
         return None
     return outer if isinstance(outer, list) and len(outer) == 3 else None
 

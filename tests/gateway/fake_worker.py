@@ -25,6 +25,7 @@ from protocol.messages_gateway import (
     Heartbeat,
     KvPages,
     Register,
+    RegisterAgain,
     RequestFailed,
     Role,
     Stamp,
@@ -36,6 +37,7 @@ from protocol.messages_gateway import (
     WorkerStats,
 )
 from protocol.request import finish_reason
+from runtime.session import Session, open_envelope
 
 PATIENCE_S = 60.0  # for what takes moments; only a failure takes so long
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
@@ -90,7 +92,7 @@ class FakeWorker:
         self.silent = False
         self.loses: Callable[[ToGateway], bool] = lambda message: False  # what is lost on the way
         self.num_lost = 0
-        self._num_sent = 0
+        self._session = Session(1)
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -147,17 +149,14 @@ class FakeWorker:
         self._context.term()
 
     async def send(self, message: ToGateway) -> None:
-        if isinstance(message, Register | Heartbeat):
-            message = replace(message, num_sent=self._num_sent + 1, num_received=len(self.received))
+        raw = self._session.seal(TO_GATEWAY.encode(message))
         if self.loses(message):
-            self._num_sent += 1
             self.num_lost += 1
         else:
-            await self.send_raw(TO_GATEWAY.encode(message))
+            await self._socket.send(raw)
 
-    async def send_raw(self, raw: bytes) -> None:
-        self._num_sent += 1
-        await self._socket.send(raw)
+    async def send_raw(self, body: bytes) -> None:
+        await self._socket.send(self._session.seal(body))
 
     async def until(self, happened: Callable[[], bool]) -> None:
         """Waits until `happened()`, looked at after each message from the gateway."""
@@ -180,9 +179,15 @@ class FakeWorker:
 
     async def _receive(self) -> None:
         while True:
-            message = TO_WORKER.decode(await self._socket.recv())
+            envelope = open_envelope(await self._socket.recv())
+            if not self._session.accept(envelope):
+                continue
+            message = TO_WORKER.decode(envelope.body)
             self.received.append(message)
-            if isinstance(message, Welcome):
+            if isinstance(message, RegisterAgain):
+                self._session = Session(self._session.epoch + 1)
+                await self.send(self.registration())
+            elif isinstance(message, Welcome):
                 self.welcomed.set()
             elif isinstance(message, Assign):
                 self._spawn(self._serve(message))

@@ -20,11 +20,12 @@ from gateway.sse import ChunkWriter, ResponseHead
 from gateway.stop_strings import StopSet
 from gateway.translate import Prompt, TextRules
 from gateway.whole_answer import WholeAnswer
-from protocol.messages_gateway import TO_GATEWAY, TO_WORKER, CancelRequest, ChoiceTokens, Role, Tokens, ToWorker
+from protocol.messages_gateway import CancelRequest, ChoiceTokens, Role, ToGateway, Tokens, ToWorker
 from protocol.request import SamplingParams
 from runtime.clock import MonotonicClock
 from tests.gateway.fake_worker import PATIENCE_S
 from tests.gateway.test_membership import register
+from tests.gateway.worker_ends import WorkerEnds
 
 HEAD = ResponseHead("r", 7, "m", is_chat=False, with_token_ids=True)
 MAX_TOKENS = 5
@@ -35,9 +36,11 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: list[ToWorker] = []
+        self.ends = WorkerEnds()
 
-    def send(self, _identity: bytes, raw: bytes) -> bool:
-        self.sent.append(TO_WORKER.decode(raw))
+    def send(self, identity: bytes, raw: bytes) -> bool:
+        if (message := self.ends.hear(identity, raw)) is not None:
+            self.sent.append(message)
         return True
 
     @property
@@ -53,7 +56,7 @@ class Call:
         self.control = Control(cast(ControlSocket, self.wire), MonotonicClock(), "least_loaded", RetryRules(1, 0.0))
         joined = register("u", 1, Role.UNIFIED)
         self._identity = f"u#{joined.address.instance}".encode()
-        self.control._on_raw(self._identity, TO_GATEWAY.encode(joined))
+        self.say(joined)
         self.metrics = Metrics("story", lambda: (), lambda: 0)
         prompt = Prompt((1, 2), SamplingParams(max_tokens=MAX_TOKENS), 1)
         self.generation = Generation(
@@ -81,6 +84,10 @@ class Call:
             raise OSError("the connection is gone")
         self.messages.append(message)
 
+    def say(self, message: ToGateway) -> None:
+        """The worker says something."""
+        self.control._on_raw(self._identity, self.wire.ends.say(self._identity, message))
+
     def answer(self, is_stream: bool) -> "asyncio.Task[Any]":
         """The answer under way."""
         if not is_stream:
@@ -95,7 +102,7 @@ class Call:
             seq, self._num_tokens = self._num_tokens, self._num_tokens + 1
             finish = "length" if self._num_tokens == MAX_TOKENS else ""
             news = ChoiceTokens("r-0", 0, 0, seq, (3,), finish)
-            self.control._on_raw(self._identity, TO_GATEWAY.encode(Tokens((news,))))
+            self.say(Tokens((news,)))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
@@ -161,7 +168,7 @@ async def test_one_write_for_what_came_together() -> None:
     task = call.answer(is_stream=True)
     for seq in range(MAX_TOKENS):  # no turn of the loop between them
         news = ChoiceTokens("r-0", 0, 0, seq, (3,), "length" if seq + 1 == MAX_TOKENS else "")
-        call.control._on_raw(call._identity, TO_GATEWAY.encode(Tokens((news,))))
+        call.say(Tokens((news,)))
     await task
     bodies = [message["body"] for message in call.messages if message["type"] == "http.response.body"]
     assert [body.count(b"data: {") for body in bodies] == [MAX_TOKENS, 0] and b"[DONE]" in bodies[-1]

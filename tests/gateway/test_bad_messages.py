@@ -14,11 +14,10 @@ from gateway.requests import Delivery
 from gateway.retry import RetryRules
 from gateway.translate import Prompt
 from protocol.codec import MAX_STRANGER_BYTES, VERSION
-from protocol.errors import BatonError
+from protocol.errors import BatonError, WireError
 from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import (
     TO_GATEWAY,
-    TO_WORKER,
     Assign,
     ChoiceTokens,
     FirstToken,
@@ -26,6 +25,7 @@ from protocol.messages_gateway import (
     KvPages,
     Leaving,
     Register,
+    RegisterAgain,
     RequestFailed,
     Role,
     ToGateway,
@@ -36,7 +36,9 @@ from protocol.messages_gateway import (
 )
 from protocol.request import FinishReason, SamplingParams
 from runtime.clock import VirtualClock
+from runtime.session import ENVELOPE_BYTES, Envelope
 from tests.gateway.fake_worker import LAYOUT
+from tests.gateway.worker_ends import WorkerEnds
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +60,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.sent: list[tuple[bytes, ToWorker]] = []
+        self._ends = WorkerEnds()
         self.got: list[int] = []
         self.finish: FinishReason | None = None
         self.control = Control(self, VirtualClock(), "round_robin", RetryRules(3, 4.0))
@@ -74,7 +77,8 @@ class Bench:
         """Nothing comes by itself."""
 
     def send(self, identity: bytes, raw: bytes) -> bool:
-        self.sent.append((identity, TO_WORKER.decode(raw)))
+        if (message := self._ends.hear(identity, raw)) is not None:
+            self.sent.append((identity, message))
         return True
 
     def close(self) -> None:
@@ -92,7 +96,11 @@ class Bench:
     # ---- workers ----
 
     def say(self, identity: bytes, message: ToGateway | bytes) -> None:
-        self.control._on_raw(identity, message if isinstance(message, bytes) else TO_GATEWAY.encode(message))
+        self.control._on_raw(identity, self._ends.say(identity, message))
+
+    def inject(self, identity: bytes, raw: bytes) -> None:
+        """Somebody says `raw` under the name of a worker."""
+        self.control._on_raw(identity, raw)
 
     def state(self) -> object:
         record = self.control.requests.find("r1")
@@ -103,7 +111,10 @@ class Bench:
     def refused(self, identity: bytes, message: ToGateway | bytes) -> None:
         """It is counted, changes nothing, and nobody is told anything."""
         before, num_refused = self.state(), self.control.num_refused_messages
-        self.say(identity, message)
+        if isinstance(message, bytes) and not is_readable(message):  # a worker that counts it is lost
+            self.inject(identity, Envelope(1, 99, 0, message).sealed())
+        else:
+            self.say(identity, message)
         assert self.control.num_refused_messages == num_refused + 1
         assert self.state() == before
         assert self.sent == [] and self.got == []
@@ -118,6 +129,14 @@ class Bench:
             self.say(key.identity, Heartbeat(key.worker_id, key.instance, STATS))
             assert self.control.membership.find(key) is not None
         assert self.sent == []
+
+
+def is_readable(raw: bytes) -> bool:
+    try:
+        TO_GATEWAY.decode(raw)
+    except WireError:
+        return False
+    return True
 
 
 def packed(kind: Any, fields: Any, version: Any = VERSION) -> bytes:
@@ -154,7 +173,6 @@ for _ in range(900):
 
 FROM_MEMBER: dict[str, bytes] = {
     # not a message
-    "empty": b"",
     "text": b"GET / HTTP/1.1\r\n\r\n",
     "never used": b"\xc1",
     "cut": TO_GATEWAY.encode(TOKENS)[:-1],
@@ -303,7 +321,7 @@ def test_a_flood_is_counted_logged_a_few_times_and_kept_nowhere(caplog: pytest.L
     before = bench.state()
     with caplog.at_level(logging.WARNING):
         for index in range(12_000):
-            bench.say(b"x#%d" % index, b"noise %d" % index)
+            bench.inject(b"x#%d" % index, b"noise %d" % index)
     assert bench.control.num_refused_messages == 12_000
     told = [record.__dict__["baton_fields"]["count"] for record in caplog.records]
     assert told == [1, 10, 100, 1000, 10_000]
@@ -315,14 +333,40 @@ def test_the_tables_are_long() -> None:
     assert len(FROM_MEMBER) >= 80
 
 
-def test_only_members_are_counted() -> None:
+@pytest.mark.parametrize("raw", [b"", b"noise", b"\x07" + bytes(ENVELOPE_BYTES), TO_GATEWAY.encode(BEAT)])
+def test_what_comes_without_an_envelope_is_refused_by_name(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    bench.say(DECODE.identity, replace(register(DECODE, Role.DECODE), num_sent=1, num_received=0))
+    bench.inject(DECODE.identity, raw)
+    assert bench.control.num_refused_messages == 1
+    assert caplog.records[-1].__dict__["baton_fields"]["why"].startswith("envelope: got ")
+    bench.finish_request()
+
+
+def test_a_member_of_which_something_could_not_be_read_is_lost_with_its_next_message() -> None:
+    bench = Bench()
+    bench.say(bench.other, b"nonsense")
+    assert len(bench.control.membership.members) == 3
+    bench.say(bench.other, Tokens(()))
+    assert bench.other not in [member.key.identity for member in bench.control.membership.members]
+    why = bench.control.membership.why_lost(WorkerKey.of(bench.other))
+    assert "has sent 3 messages, of which 2 arrived and could be read" in why
+
+
+def test_only_members_have_sessions() -> None:
+    bench = Bench()
     for index in range(3):
         stranger = WorkerKey("s", index)
-        other = replace(register(stranger, Role.DECODE), fingerprint=Fingerprint("tale"), num_sent=1, num_received=0)
-        bench.say(stranger.identity, other)
-    counts = bench.control._continuity._counts
-    assert list(counts) == [DECODE.identity]
+        bench.say(stranger.identity, replace(register(stranger, Role.DECODE), fingerprint=Fingerprint("tale")))
+    sessions = bench.control._sessions
+    assert list(sessions) == [key.identity for key in (PREFILL, DECODE, OTHER)]
     bench.say(DECODE.identity, Leaving(DECODE.worker_id, DECODE.instance))
-    assert not counts
+    assert list(sessions) == [PREFILL.identity, OTHER.identity]
+
+
+def test_a_register_that_is_not_the_first_message_of_its_session_is_asked_for_again() -> None:
+    """The first is lost, or was meant for the gateway before this one, which may have answered it."""
+    bench, late = Bench(), WorkerKey("late", 5)
+    bench.say(late.identity, Heartbeat("late", 5, STATS))
+    bench.say(late.identity, register(late, Role.DECODE))
+    again = RegisterAgain(bench.control.membership.gateway_instance)
+    assert bench.sent == [(late.identity, again)] * 2 and bench.control.membership.find(late) is None

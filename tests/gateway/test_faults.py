@@ -178,7 +178,7 @@ async def test_malformed_and_foreign_messages_are_counted_and_dropped(setting: S
     stranger = FakeWorker(Role.UNIFIED, setting.gateway.control_endpoint, "stranger")
     setting.workers.append(stranger)
     await stranger.send_raw(b"\xff nonsense")
-    await stranger.send_raw(b"")
+    await stranger.send_raw(b"\x93")
     await worker.send(Heartbeat("someone-else", 5, STATS))
     await stranger.send(Tokens((ChoiceTokens("r", 0, 0, 0, (1,)),)))
     await wait_until(lambda: setting.gateway.control.num_refused_messages == 4)

@@ -14,6 +14,7 @@ import zmq
 
 from protocol.messages_gateway import TO_GATEWAY, Register, WorkerAddress
 from protocol.messages_handoff import TO_PREFILL, Hello
+from runtime.session import open_envelope
 from tests.proxy.proxy import Proxy
 from tests.proxy.zmtp import Parts
 
@@ -89,7 +90,9 @@ class Relay:
         return self._backs[identity]
 
     def _readdressed(self, raw: bytes) -> bytes:
-        message = TO_GATEWAY.decode(raw)
+        envelope = open_envelope(raw)
+        message = TO_GATEWAY.decode(envelope.body) if envelope.body else None
         if not isinstance(message, Register):
             return raw
-        return TO_GATEWAY.encode(replace(message, address=behind_gates(message.address, self._proxy)))
+        told = replace(message, address=behind_gates(message.address, self._proxy))
+        return envelope._replace(body=TO_GATEWAY.encode(told)).sealed()

@@ -17,8 +17,6 @@ from model.runner import Runner
 from prefill.worker import PrefillWorker
 from protocol.errors import BatonError
 from protocol.messages_gateway import (
-    TO_GATEWAY,
-    TO_WORKER,
     Assign,
     Heartbeat,
     Leaving,
@@ -30,6 +28,7 @@ from protocol.messages_gateway import (
 from protocol.request import FinishReason, SamplingParams
 from runtime.clock import VirtualClock
 from tests.cluster import Cluster, Worker
+from tests.gateway.worker_ends import WorkerEnds
 from unified.worker import UnifiedWorker
 
 Loss = Literal["gone", "silent", "leaving"]  # how the gateway gets to know
@@ -65,14 +64,14 @@ class Client:
 class Wires:
     """Control's socket: what it sends is taken at once. A worker whose connection is gone takes nothing."""
 
-    def __init__(self, deliver: Callable[[bytes, ToWorker], bool]) -> None:
-        self._deliver = deliver
+    def __init__(self, ends: WorkerEnds, deliver: Callable[[bytes, ToWorker | None], bool]) -> None:
+        self._ends, self._deliver = ends, deliver
 
     def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
         """Nothing comes by itself."""
 
     def send(self, identity: bytes, raw: bytes) -> bool:
-        return self._deliver(identity, TO_WORKER.decode(raw))
+        return self._deliver(identity, self._ends.hear(identity, raw))
 
     def close(self) -> None:
         """Nothing to close."""
@@ -89,7 +88,8 @@ class Controlled(Cluster):
         self.watch: Callable[[], None] = lambda: None
         self.assigns: list[tuple[str, Assign]] = []  # (worker id, message)
         self._silent: set[bytes] = set()  # dead, and the gateway's sends to them do not fail
-        self.control = Control(Wires(self._take), self.clock, "round_robin", RetryRules(max_attempts, 4.0))
+        self._ends = WorkerEnds()
+        self.control = Control(Wires(self._ends, self._take), self.clock, "round_robin", RetryRules(max_attempts, 4.0))
         self._keys = {id(self._worker(instance)): self._key(instance) for instance in self.addresses}
         for instance in list(self.addresses):
             self.join(instance)
@@ -171,7 +171,7 @@ class Controlled(Cluster):
 
     def say(self, key: WorkerKey, message: ToGateway) -> None:
         """The gateway hears `message` from this worker."""
-        self.control._on_raw(key.identity, TO_GATEWAY.encode(message))
+        self.control._on_raw(key.identity, self._ends.say(key.identity, message))
 
     # ---- requests ----
 
@@ -214,14 +214,15 @@ class Controlled(Cluster):
             self.say(self._keys[id(worker)], message)
         super()._deliver(worker)
 
-    def _take(self, identity: bytes, message: ToWorker) -> bool:
+    def _take(self, identity: bytes, message: ToWorker | None) -> bool:
         instance = int(identity.rpartition(b"#")[2])
         worker = self._find(instance)
         if worker is None:
             return identity in self._silent
         if isinstance(message, Assign):
             self.assigns.append((self._key(instance).worker_id, message))
-        worker.on_gateway(message)
+        if message is not None:
+            worker.on_gateway(message)
         return True
 
     def _is_alive(self, worker: Worker) -> bool:

@@ -9,6 +9,7 @@ import zmq
 from protocol.codec import MAX_MESSAGE_BYTES
 from protocol.errors import ConfigError
 from runtime.bus import Dealer, Router
+from runtime.session import ENVELOPE_BYTES
 
 Context = zmq.Context["zmq.Socket[bytes]"]
 
@@ -65,7 +66,7 @@ def test_a_peer_that_dials_again_replaces_its_old_connection(context: Context) -
 def test_a_message_that_is_too_large_cuts_only_its_sender_off(context: Context) -> None:
     router = Router(context, "127.0.0.1")
     greedy, modest = (Dealer(context, router.endpoint, name) for name in (b"greedy#1", b"modest#2"))
-    assert greedy.send(bytes(MAX_MESSAGE_BYTES + 1)) and modest.send(b"hello")
+    assert greedy.send(bytes(ENVELOPE_BYTES + MAX_MESSAGE_BYTES + 1)) and modest.send(b"hello")
     assert router.socket.poll(10_000)
     assert router.receive() == [(b"modest#2", b"hello")]
     assert not router.socket.poll(300)

@@ -1,0 +1,113 @@
+"""One end of one link between two processes: whether every message has arrived, and since when the two have talked.
+
+Each message travels in an envelope: (epoch, number, how many messages of the other end have arrived, body). The end
+that dials begins an epoch and numbers its messages from 1; the other end answers in that epoch, with its own numbers.
+What cannot be read is not accepted: the next message shows that it is missing. An envelope without a body repeats the
+last number, so that a lost message is noticed although nothing follows it.
+
+    | what comes                                         | then                                           |
+    |----------------------------------------------------|------------------------------------------------|
+    | the next number                                    | the body is handed on                          |
+    | no body, the last number                           | nothing is missing                             |
+    | a number that has come, or an older epoch          | a repeat: it is dropped                        |
+    | a later number                                     | SessionLost: a message is missing              |
+    | a later epoch                                      | SessionLost: the other end has begun anew      |
+    | more confirmed than was sent                       | SessionLost: it answers somebody else          |
+    | MOST_TICKS ticks with messages, none of which      | SessionLost: what we send does not arrive      |
+    | confirms what was sent before them                 |                                                |
+    | number 0                                           | handed on in its epoch: it is not counted      |
+
+Time is counted in ticks in which something came: a process that was paused blames nobody. Pure. Whoever owns the end
+also raises SessionLost when the connection breaks, which is the fastest sign; a session that is lost is thrown away.
+"""
+
+import struct
+from typing import NamedTuple
+
+from protocol.errors import WireError
+
+MOST_TICKS = 8  # some 2 s, within which a peer that is heard must have received what was sent
+_VERSION = 1
+_HEAD = struct.Struct(">BIQQ")  # version, epoch, number, confirmed
+ENVELOPE_BYTES = _HEAD.size
+
+
+class SessionLost(Exception):
+    """Messages of a session are lost. The text says what the other end has done, without naming it."""
+
+
+class Envelope(NamedTuple):
+    """One message on a link. `number` 0: outside the session. `confirmed` counts what its sender has received."""
+
+    epoch: int
+    number: int
+    confirmed: int
+    body: bytes
+
+    @property
+    def opens(self) -> bool:
+        """Whether a session may begin with it. An epoch belongs to the one process that got its first message."""
+        return self.number == 1 and bool(self.body)
+
+    def sealed(self) -> bytes:
+        """Bytes for the wire."""
+        return _HEAD.pack(_VERSION, self.epoch, self.number, self.confirmed) + self.body
+
+
+def open_envelope(raw: bytes) -> Envelope:
+    """The envelope in `raw`; WireError names what is wrong with it."""
+    if len(raw) < ENVELOPE_BYTES:
+        raise WireError(f"envelope: got {len(raw)} bytes, expected at least {ENVELOPE_BYTES}")
+    version, epoch, number, confirmed = _HEAD.unpack_from(raw)
+    if version != _VERSION:
+        raise WireError(f"envelope: got version {version}, expected {_VERSION}")
+    return Envelope(epoch, number, confirmed, raw[ENVELOPE_BYTES:])
+
+
+class Session:
+    """One epoch of a link, as one of its ends sees it."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._num_sent = 0
+        self._num_received = 0
+        self._mark = 0  # a message that the other end is to confirm; 0: it has confirmed all
+        self._num_ticks = 0  # since then, in which something came
+        self._has_heard = False  # since the last tick
+
+    def seal(self, body: bytes) -> bytes:
+        """The bytes of the next message."""
+        self._num_sent += 1
+        if not self._mark:
+            self._mark, self._num_ticks, self._has_heard = self._num_sent, 0, False
+        return _HEAD.pack(_VERSION, self.epoch, self._num_sent, self._num_received) + body
+
+    def accept(self, envelope: Envelope) -> bool:
+        """Whether its body, which could be read, is news. SessionLost if messages are missing."""
+        if envelope.epoch > self.epoch:
+            raise SessionLost("has begun another session: messages to it were lost")
+        if envelope.epoch < self.epoch:
+            return False
+        if envelope.confirmed > self._num_sent:
+            raise SessionLost(f"has received {envelope.confirmed} messages of {self._num_sent} that were sent to it")
+
+        self._has_heard = True
+        if envelope.confirmed >= self._mark:
+            self._mark = 0
+        if not envelope.number:
+            return bool(envelope.body)
+        num_arrived = self._num_received + bool(envelope.body)
+        if envelope.number > num_arrived:
+            raise SessionLost(f"has sent {envelope.number} messages, of which {num_arrived} arrived and could be read")
+        is_news = envelope.number > self._num_received
+        self._num_received = max(self._num_received, envelope.number)
+        return is_news
+
+    def tick(self) -> bytes:
+        """A while has passed. The bytes of an envelope without a body, to be sent now. SessionLost if what was sent
+        does not arrive."""
+        self._num_ticks += bool(self._mark) and self._has_heard
+        self._has_heard = False
+        if self._mark and self._num_ticks >= MOST_TICKS:
+            raise SessionLost(f"has not received message {self._mark} of {self._num_sent} that were sent to it")
+        return Envelope(self.epoch, self._num_sent, self._num_received, b"").sealed()

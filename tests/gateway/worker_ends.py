@@ -1,0 +1,24 @@
+"""The workers' ends of their sessions with a gateway that a test drives without sockets."""
+
+from collections import defaultdict
+
+from protocol.messages_gateway import TO_GATEWAY, TO_WORKER, ToGateway, ToWorker
+from runtime.session import Session, open_envelope
+
+
+class WorkerEnds:
+    """By routing id. Each worker keeps to one session."""
+
+    def __init__(self) -> None:
+        self._sessions: defaultdict[bytes, Session] = defaultdict(lambda: Session(1))
+
+    def say(self, identity: bytes, message: ToGateway | bytes) -> bytes:
+        """What the gateway gets when this worker says `message`."""
+        body = message if isinstance(message, bytes) else TO_GATEWAY.encode(message)
+        return self._sessions[identity].seal(body)
+
+    def hear(self, identity: bytes, raw: bytes) -> ToWorker | None:
+        """What the gateway has said to this worker; None if only its numbers."""
+        envelope = open_envelope(raw)
+        is_news = self._sessions[identity].accept(envelope)
+        return TO_WORKER.decode(envelope.body) if is_news else None

@@ -1,0 +1,62 @@
+"""What a worker does about its session with the gateway."""
+
+from typing import Any
+
+import pytest
+
+from protocol.messages_gateway import Heartbeat, Register, RegisterAgain, ToGateway, Welcome
+from tests.worker.test_loop import IDENTITY, Bench, context
+
+__all__ = ["context"]
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_worker_of_which_a_message_was_lost_or_could_not_be_read_registers_in_another_session(
+    context: Any, is_sent: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    epochs: list[int] = []
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        bench.clock.advance(0.3)
+        for message in arrived:
+            if isinstance(message, Register):
+                epochs.append(bench.session.epoch)
+                bench.send(Welcome(1))
+                if len(epochs) == 2:
+                    bench.stop()
+            elif isinstance(message, Heartbeat) and len(epochs) == 1:
+                raw = bench.session.seal(b"nonsense")
+                assert not is_sent or bench.router.send(IDENTITY, raw)
+                assert bench.router.send(IDENTITY, bench.session.tick())
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    bench.close()
+    assert epochs == [1, 2] and bench.core.num_resets == 0, "it is for the gateway to say what becomes of it"
+    assert "the session with the gateway is lost" in caplog.messages
+
+
+def test_a_second_request_to_register_for_the_same_session_begins_no_other(context: Any) -> None:
+    """A new gateway answers each heartbeat that had waited for it."""
+    epochs: list[int] = []
+    num_beats = 0
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal num_beats
+        bench.clock.advance(0.3)
+        for message in arrived:
+            if isinstance(message, Register):
+                epochs.append(bench.session.epoch)
+                bench.send(Welcome(len(epochs)))
+            elif isinstance(message, Heartbeat):
+                num_beats += 1
+                if len(epochs) == 1:
+                    bench.send(RegisterAgain(2))
+                    bench.send(RegisterAgain(2))
+                elif num_beats > 4:
+                    bench.stop()
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    bench.close()
+    assert epochs == [1, 2] and bench.core.num_resets == 1
