@@ -10,7 +10,7 @@ from decode.prefill_link import PrefillLink
 from decode.worker import DecodeWorker
 from protocol.messages_gateway import WorkerAddress
 from runtime.process_life import end_process
-from transfer.backends import open_receiver
+from transfer.backends.table import open_receiver
 from worker.boot import Started, main
 
 

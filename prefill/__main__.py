@@ -9,7 +9,7 @@ from prefill.worker import PrefillWorker
 from protocol.messages_gateway import WorkerAddress
 from runtime.bus import Router
 from runtime.process_life import end_process
-from transfer.backends import open_sender
+from transfer.backends.table import open_sender
 from worker.boot import Started, main
 
 

@@ -24,8 +24,8 @@ OPTIONAL = {
     "model.attention_kernels": "triton",
     "model.attention_triton": "triton",
     "model.page_copies_triton": "triton",
-    "transfer.device_moves_triton": "triton",
-    "transfer.backend_ray": "ray",
+    "transfer.in_place.device_moves_triton": "triton",
+    "transfer.backends.ray.backend": "ray",
 }
 
 IMPORTS_ALL = """
@@ -90,7 +90,7 @@ def test_every_room_is_imported_without_the_extras() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     missing = json.loads(done.stdout)
-    assert missing.items() <= OPTIONAL.items() and missing["transfer.backend_ray"] == "ray"
+    assert missing.items() <= OPTIONAL.items() and missing["transfer.backends.ray.backend"] == "ray"
 
 
 def test_every_dependency_is_imported_by_what_is_served() -> None:

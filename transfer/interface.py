@@ -3,7 +3,7 @@
 Logical pages: a reservation holds `num_tokens` prompt tokens in ceil(num_tokens / page_size) pages, numbered from 0 in
 order; each side maps them to page numbers of its own. Frames count in the sender's pages; the receiver's may be of
 another size. Each of the two objects belongs to one thread, its worker's main thread. What it does not know: how bytes
-travel (backend_*.py), who owns a page, or any deadline: a frame that is lost on the way is noticed by nobody here, so
+travel (backends/), who owns a page, or any deadline: a frame that is lost on the way is noticed by nobody here, so
 whoever waits for a reservation gives it a deadline.
 """
 

@@ -29,13 +29,13 @@ from protocol.errors import BatonError
 from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import DeviceHandle, PoolOffer
 from runtime.shared_memory import SharedMemory
-from transfer.backend_cuda_ipc import at_device
-from transfer.backend_shm import PoolOwner
-from transfer.copying import Copy, Runs
-from transfer.device_moves import HostCopies
-from transfer.device_pools import AtDevice, DeviceOwner, DevicePool, DeviceReader, SeatFile
-from transfer.moving import Moving
-from transfer.reslice import Shard, moves_of
+from tests.doubles.device_on_host import HostCopies
+from transfer.backends.cuda_ipc import at_device
+from transfer.backends.shm import PoolOwner
+from transfer.in_place.device_pools import AtDevice, DeviceOwner, DevicePool, DeviceReader, SeatFile
+from transfer.in_place.moving import Moving
+from transfer.plan.copying import Copy, Runs
+from transfer.plan.reslice import Shard, moves_of
 
 LAYOUT: Final = KvLayout(num_layers=36, num_kv_heads=8, head_dim=128, page_size=16, dtype="bfloat16")
 NUM_TOKENS: Final = 32 * 1024
@@ -46,7 +46,7 @@ NOT_MEASURED: Final = "cuda_ipc: not yet measured: there is no CUDA device here"
 
 @dataclass(frozen=True)
 class Pages:
-    """See transfer.device_pools.DevicePages."""
+    """See transfer.in_place.device_pools.DevicePages."""
 
     layout: KvLayout
     num_pages: int

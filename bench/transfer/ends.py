@@ -33,7 +33,7 @@ from runtime.clock import MonotonicClock
 from runtime.curve import open_security
 from runtime.keys import Keys, read_keys
 from runtime.log import get_log
-from transfer.backends import open_receiver, open_sender
+from transfer.backends.table import open_receiver, open_sender
 from transfer.interface import CreditReturned, Delivered, FrameRejected, Pollable, Target, TransferFailed
 
 HOST = "127.0.0.1"

@@ -16,7 +16,7 @@ _HALF: Final = 64  # hexadecimal digits of the process id; as many follow for th
 
 
 class HostIpc:
-    """See transfer.device_pools.Ipc. `shared` holds the exported memory."""
+    """See transfer.in_place.device_pools.Ipc. `shared` holds the exported memory."""
 
     def __init__(self, shared: SharedMemory) -> None:
         self._shared = shared
@@ -40,7 +40,7 @@ class HostIpc:
 
 @dataclass(frozen=True, eq=False)
 class MappedMemory:
-    """See transfer.device_pools.Opened."""
+    """See transfer.in_place.device_pools.Opened."""
 
     memory: Tensor
 

@@ -23,7 +23,7 @@ from bench.transfer.ends import DecodeEnd, End, PrefillEnd
 from bench.transfer.limits import CopyEnd, NoEnd, SocketReceiveEnd, SocketSendEnd
 from bench.transfer.nixl_alone import NixlExportEnd, NixlReadEnd
 from protocol import frame
-from transfer.nixl_agent import is_installed
+from transfer.backends.nixl.agent import is_installed
 
 MakeEnd = Callable[[HostPages, Blocks], End]
 

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from protocol.errors import WireError
-from transfer.backend_shm import PoolMaps, PoolOwner, SharedPages
-from transfer.device_moves import Copies
-from transfer.device_pools import AtDevice, DeviceMaps, DeviceOwner, DevicePages, DeviceReader, LocalIpc, SeatFile
+from tests.doubles.device_on_host import LocalIpc
+from transfer.backends.shm import PoolMaps, PoolOwner, SharedPages
+from transfer.in_place.device_moves import Copies
+from transfer.in_place.device_pools import AtDevice, DeviceMaps, DeviceOwner, DevicePages, DeviceReader, SeatFile
+from transfer.in_place.pools import Pools
+from transfer.in_place.writers import Writers
 from transfer.interface import WINDOW_BYTES, Pollable
-from transfer.landing import FrameReceiver
-from transfer.sending import FrameSender, Part, Pools
-from transfer.writers import Writers
+from transfer.landing.frame_receiver import FrameReceiver
+from transfer.sending.frame_sender import FrameSender
+from transfer.sending.wire import Part
 
 SCHEME = "inproc-network:"
 

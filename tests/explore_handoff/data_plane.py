@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from protocol.errors import WireError
 from tests.explore_handoff.network import REDIAL_S, Host, Network
 from transfer.interface import Pollable
-from transfer.sending import Part
+from transfer.sending.wire import Part
 
 SCHEME = "frames://"
 DEPART_S = 0.0005
@@ -199,7 +199,7 @@ class DataPlane:
 
 
 class SimulatedWire:
-    """See transfer.sending.Wire. `held` names what a frame shows, as a check that it is still the sender's."""
+    """See transfer.sending.wire.Wire. `held` names what a frame shows, as a check that it is still the sender's."""
 
     def __init__(self, plane: DataPlane, owner: Host, held: Callable[[], Callable[[], None]]) -> None:
         self._plane = plane
@@ -241,7 +241,7 @@ class SimulatedWire:
 
 
 class SimulatedArrivals:
-    """See transfer.landing.Arrivals."""
+    """See transfer.landing.arrivals.Arrivals."""
 
     backend = "simulated"
 

@@ -21,7 +21,7 @@ HOST = "host"
 
 @dataclass(eq=False)
 class SharedPool:
-    """See transfer.writers.Seats. `owner_of` is the prefill instance for whose job a page is reserved, if it is."""
+    """See writers.Seats. `owner_of` is the prefill instance for whose job a page is reserved, if it is."""
 
     owner: Host
     process: int  # the instance, as if it were the pid
@@ -43,7 +43,7 @@ class SharedPool:
 
 @dataclass(eq=False)
 class MappedPool:
-    """See transfer.sending.MappedMemory."""
+    """See transfer.in_place.pools.MappedMemory."""
 
     pool: SharedPool
     writer: Host
@@ -84,7 +84,7 @@ class MappedPool:
 
 
 class MappedPools:
-    """See transfer.sending.Pools: the pools that one prefill worker has mapped. `shared` are all of the world."""
+    """See pools.Pools: the pools that one prefill worker has mapped. `shared` are all of the world."""
 
     def __init__(self, shared: dict[int, SharedPool], writer: Host, instance: int) -> None:
         self._shared = shared

@@ -89,7 +89,7 @@ def test_a_broken_rule_is_told_as_a_story(monkeypatch: pytest.MonkeyPatch) -> No
     def delivers_too_early(self: object, last: object) -> None:
         raise AssertionError("the rule that is broken")
 
-    monkeypatch.setattr("transfer.receiver.ReceiveTransfer.announced", delivers_too_early)
+    monkeypatch.setattr("transfer.landing.transfer.ReceiveTransfer.announced", delivers_too_early)
     with pytest.raises(Violation) as caught:
         World(Scenario.random(0)).run()
     lines = str(caught.value).splitlines()

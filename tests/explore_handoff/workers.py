@@ -37,9 +37,9 @@ from tests.explore_handoff.scenario import CONTEXT, Scenario
 from tests.explore_handoff.shared_pages import MappedPools, SharedPool
 from tests.explore_handoff.sockets import SimulatedContext
 from tests.explore_handoff.story import Story
-from transfer.landing import FrameReceiver
-from transfer.sending import FrameSender
-from transfer.writers import Writers
+from transfer.in_place.writers import Writers
+from transfer.landing.frame_receiver import FrameReceiver
+from transfer.sending.frame_sender import FrameSender
 from worker.loop import RefusedByGateway, WorkerBroken, WorkerLoop
 
 GATEWAY_ENDPOINT = "tcp://gateway:1"

@@ -262,9 +262,9 @@ def _constants(scenario: Scenario) -> Iterator[None]:
         "decode.worker.HANDOVER_S_PER_TOKEN": 0.0,
         "prefill.worker.DELIVERY_DEADLINE_S": delivery_s,
         "prefill.worker.JOB_TOKENS": scenario.job_tokens,
-        "transfer.sending.FRAME_BYTES": scenario.frame_bytes,
-        "transfer.sending.IN_PLACE_FRAME_BYTES": scenario.frame_bytes,
-        "transfer.sending.GATHER_BELOW": scenario.gather_below,
+        "transfer.sending.frame_sender.FRAME_BYTES": scenario.frame_bytes,
+        "transfer.sending.frame_sender.IN_PLACE_FRAME_BYTES": scenario.frame_bytes,
+        "transfer.sending.frame_sender.GATHER_BELOW": scenario.gather_below,
     }
     log = logging.getLogger("baton")
     level = log.level

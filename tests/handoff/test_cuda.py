@@ -23,11 +23,11 @@ from runtime.ending import is_ending
 from tests.checkpoints import make_checkpoint
 from tests.cluster import Cluster
 from tests.e2e.baton_process import PROJECT, BatonProcess
-from transfer.backend_cuda_ipc import at_device
-from transfer.backend_shm import PoolOwner
-from transfer.copying import Copy
-from transfer.device_pools import DeviceOwner, DeviceReader, SeatFile
-from transfer.reslice import Shard, moves_of
+from transfer.backends.cuda_ipc import at_device
+from transfer.backends.shm import PoolOwner
+from transfer.in_place.device_pools import DeviceOwner, DeviceReader, SeatFile
+from transfer.plan.copying import Copy
+from transfer.plan.reslice import Shard, moves_of
 
 pytestmark = pytest.mark.gpu
 
@@ -83,8 +83,8 @@ import torch
 from model.paged_kv import PagedKv
 from protocol.messages_handoff import DeviceHandle, PoolOffer
 from tests.handoff.test_cuda import LAYOUT, PAGES_HERE, PAGES_THERE, copy_of
-from transfer.backend_cuda_ipc import at_device
-from transfer.device_pools import DevicePool
+from transfer.backends.cuda_ipc import at_device
+from transfer.in_place.device_pools import DevicePool
 
 told = json.loads(sys.stdin.readline())
 offer = PoolOffer(**{**told, "device": DeviceHandle(**told["device"])})

@@ -8,8 +8,8 @@ from model.fake import FakeRunner
 from protocol.request import SamplingParams
 from tests.cluster import Cluster
 from tests.doubles.backend_inproc import InprocNetwork
-from tests.transfer.held_copies import HeldCopies
-from transfer.device_moves import word_bytes
+from tests.doubles.held_copies import HeldCopies
+from transfer.in_place.device_moves import word_bytes
 
 
 def greedy(max_tokens: int, **more: object) -> SamplingParams:

@@ -10,7 +10,7 @@ DEVICES = (
         "True",
         "decode is told of KV that is not there yet",
         (),
-        ("tests/transfer/test_device_pools.py",),
+        ("tests/transfer/in_place/test_device_pools.py",),
     ),
     Mutant(
         "an end does not wait for the device",
@@ -19,7 +19,7 @@ DEVICES = (
         "",
         "a late copy reaches the KV of the next request",
         (),
-        ("tests/transfer/test_device_pools.py",),
+        ("tests/transfer/in_place/test_device_pools.py",),
     ),
     Mutant(
         "what a device has written is not looked at",
@@ -28,7 +28,7 @@ DEVICES = (
         "True",
         "a byte that turned is decoded",
         (),
-        ("tests/transfer/test_device_pools.py",),
+        ("tests/transfer/in_place/test_device_pools.py",),
     ),
     Mutant(
         "a checksum of the other kind is taken for the right one",
@@ -37,7 +37,7 @@ DEVICES = (
         "False",
         "what went wrong is not named",
         (),
-        ("tests/transfer/test_device_pools.py",),
+        ("tests/transfer/in_place/test_device_pools.py",),
     ),
     Mutant(
         "a device is believed to be let go with the seat",
@@ -46,7 +46,7 @@ DEVICES = (
         "False",
         "the last copy of a worker that was killed reaches the KV of the next request",
         (),
-        ("tests/transfer/test_writers.py",),
+        ("tests/transfer/in_place/test_writers.py",),
     ),
     Mutant(
         "the twin in host memory is staged in over what a device has written",

@@ -28,7 +28,7 @@ ROLES = (
         "True",
         "it will never come",
         (),
-        ("tests/transfer/test_receiver.py",),
+        ("tests/transfer/landing/test_transfer.py",),
     ),
     Mutant(
         "what a device is still looking at is missed with the last frame",
@@ -37,7 +37,7 @@ ROLES = (
         "False",
         "a transfer that is whole fails",
         (),
-        ("tests/transfer/test_receiver.py",),
+        ("tests/transfer/landing/test_transfer.py",),
     ),
     Mutant(
         "a last frame that was damaged beyond recognition is waited for",
@@ -46,7 +46,7 @@ ROLES = (
         "if False: ...",
         "it will never come",
         (),
-        ("tests/transfer/test_landing.py",),
+        ("tests/transfer/landing/test_frame_receiver.py",),
     ),
     Mutant(
         "the late result of a finished choice is not ignored (unified)",
@@ -141,7 +141,7 @@ ROLES = (
         "self._waiting.setdefault(transfer, deque()).append(frame)\n"
         "self._waiting[transfer] = self._waiting.pop(transfer)",
         "a prompt that is computed waits for the KV of younger ones",
-        tests=("tests/transfer/test_sender.py",),
+        tests=("tests/transfer/sending/test_transfer.py",),
     ),
     Mutant(
         "pages of a sent prompt go back at once",
@@ -185,7 +185,7 @@ ROLES = (
         "True",
         "pages that a dead worker was told never come back",
         (),
-        ("tests/transfer/test_writers.py",),
+        ("tests/transfer/in_place/test_writers.py",),
     ),
     Mutant(
         "whoever says so may write in place",
@@ -194,7 +194,7 @@ ROLES = (
         "True",
         "decode waits for pages that somebody writes elsewhere",
         (),
-        ("tests/transfer/test_writers.py",),
+        ("tests/transfer/in_place/test_writers.py",),
     ),
     Mutant(
         "what was written in place is not looked at",
@@ -203,7 +203,7 @@ ROLES = (
         "None",
         "a byte that turned is decoded",
         (),
-        ("tests/transfer/test_backend_shm.py",),
+        ("tests/transfer/backends/test_shm.py",),
     ),
     Mutant(
         "a greeting anew keeps the jobs of the one before",

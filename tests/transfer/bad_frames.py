@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, pack_header, seal
+from tests.transfer.landing.test_frame_receiver import Queue
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from tests.transfer.test_landing import Queue
 from transfer.interface import Delivered, FrameRejected, ReceiverEvent, Rejection, TransferFailed
-from transfer.landing import FrameReceiver
+from transfer.landing.frame_receiver import FrameReceiver
 
 Parts = list[bytes]
 NUM_PAGES = 12

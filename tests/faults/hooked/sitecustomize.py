@@ -208,7 +208,7 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "model.fake": _fake_model,
     "prefill.job": _prefill_job,
     "prefill.worker": _prefill_worker,
-    "transfer.sending": _transfer_sending,
+    "transfer.sending.frame_sender": _transfer_sending,
     "unified.worker": _unified_worker,
 }
 

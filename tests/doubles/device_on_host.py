@@ -1,0 +1,71 @@
+"""A device in host memory: copies done at once with their checksum, and memory that a process shares with itself."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protocol.errors import WireError
+from protocol.messages_handoff import DeviceHandle
+from transfer.in_place.device_moves import FIRST, SECOND, STEP, WRAP, Units
+
+
+def total_of(words_N: Tensor) -> int:
+    """The device checksum of words in the order of the prompt. What a kernel computes must equal this."""
+    position_N = torch.arange(words_N.numel(), dtype=torch.int64, device=words_N.device)
+    x_N = words_N.to(torch.int64) ^ (position_N * STEP)  # int64 wraps on overflow, on every device
+    x_N = x_N * FIRST
+    x_N = (x_N ^ ((x_N >> 32) & 0xFFFFFFFF)) * SECOND  # the mask makes it a shift that brings in zeros
+    x_N = x_N ^ ((x_N >> 29) & 0x7FFFFFFFF)
+    return int(x_N.sum()) & WRAP
+
+
+class HostCopies:
+    """Copies on a CPU, done at once: the measure of what a device must do."""
+
+    def begin(self, source_W: Tensor, target_W: Tensor | None, units: Units) -> "Moved":
+        """See Copies."""
+        words_UW = source_W.view(-1, units.num_words)[torch.from_numpy(units.sources_U)]
+        if target_W is not None:
+            target_W.view(-1, units.num_words)[torch.from_numpy(units.targets_U)] = words_UW
+        return Moved(total_of(words_UW.flatten()))
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Work that has completed."""
+
+    total: int
+    done: bool = True
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+
+class LocalIpc:
+    """Memory that one process shares with itself."""
+
+    def __init__(self) -> None:
+        self._exported: dict[str, Tensor] = {}
+
+    def export(self, memory: Tensor) -> DeviceHandle:
+        """See Ipc."""
+        handle = f"{len(self._exported):0128x}"
+        self._exported[handle] = memory
+        return DeviceHandle(handle, 0, memory.numel() * memory.element_size())
+
+    def open(self, offered: DeviceHandle) -> "LocalMemory":
+        """See Ipc."""
+        if offered.handle not in self._exported:
+            raise WireError("nobody exports such memory")
+        return LocalMemory(self._exported[offered.handle])
+
+
+@dataclass(frozen=True, eq=False)
+class LocalMemory:
+    """See Opened."""
+
+    memory: Tensor
+
+    def close(self) -> None:
+        """There was nothing to map."""

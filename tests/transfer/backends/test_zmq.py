@@ -1,0 +1,193 @@
+"""The contract over real sockets, and what strangers may send."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from protocol.errors import ConfigError
+from protocol.frame import FrameHeader, pack_header, seal
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import WorkerAddress
+from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
+from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from transfer.backends.shm import SharedPages
+from transfer.backends.table import open_receiver, open_sender
+from transfer.backends.zmq import zmq_receiver, zmq_sender
+from transfer.interface import (
+    FRAME_BYTES,
+    WINDOW_BYTES,
+    Delivered,
+    FirstFrame,
+    FrameRejected,
+    KvReceiver,
+    KvSender,
+    PageMemory,
+    Rejection,
+    Target,
+    TransferFailed,
+)
+
+
+class ZmqNetwork:
+    """Sockets on the loopback, ports chosen by the system."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+
+    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> KvSender:
+        return zmq_sender(memory, instance, self.context, window)
+
+    def receiver(self, memory: SharedPages) -> KvReceiver:
+        return zmq_receiver(memory, "127.0.0.1", self.context)
+
+
+def ended(context: "zmq.Context[Any]") -> bool:
+    """Whether it ends: it hangs if a socket was left open."""
+    ending = threading.Thread(target=context.term, daemon=True)
+    ending.start()
+    ending.join(10)
+    return not ending.is_alive()
+
+
+@pytest.fixture
+def network() -> Iterator[ZmqNetwork]:
+    made = ZmqNetwork()
+    yield made
+    assert ended(made.context)
+
+
+@pytest.fixture
+def pair(network: ZmqNetwork) -> Iterator[Pair]:
+    made = Pair(network)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stranger(network: ZmqNetwork, pair: Pair) -> Iterator["zmq.Socket[Any]"]:
+    push = network.context.socket(zmq.PUSH)
+    push.setsockopt(zmq.LINGER, 0)
+    push.connect(pair.receiver.address)
+    yield push
+    push.close(0)
+
+
+class TestZmq(KvContract):
+    pass
+
+
+LARGE = KvLayout(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")  # 128 KiB a page
+GARBAGE = [
+    [b""],
+    [b"hello"],
+    [b"x" * 56],
+    [b"", b"", b""],
+    [b"\xff" * 56, b"y" * 1000],
+    [pack_header(FrameHeader(0, 0, 0, 0, 0, 0, 0, 0, 0))],
+    [b"z"] * 50,
+]
+
+
+def test_a_strangers_garbage_is_counted_and_harmless(pair: Pair, stranger: "zmq.Socket[Any]") -> None:
+    transfer = pair.open(1, [1, 2], [3, 4], 6)
+    for garbage in GARBAGE:
+        stranger.send_multipart(garbage)
+    pair.until(lambda: len(pair.seen(FrameRejected)) == len(GARBAGE))
+    assert pair.pool.pool == pair.before
+    pair.send_all(transfer, 6)
+    pair.until(lambda: bool(pair.seen(Delivered)))
+    assert pair.pool.pool == expected_pool(pair.before, pair.pool, [3, 4], pair.source, [1, 2], 6)
+    assert pair.receiver.counters["rejected_malformed"] == len(GARBAGE) - 1
+
+
+def test_what_speaks_another_protocol_or_sends_too_much_is_cut_off(pair: Pair, stranger: "zmq.Socket[Any]") -> None:
+    host, port = pair.receiver.address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        stranger.send(bytes(FRAME_BYTES + 1))
+        pair.send_all(pair.open(1, [1, 2], [3, 4], 6), 6)
+        pair.until(lambda: bool(pair.seen(Delivered)))
+        pair.settle()
+    assert pair.seen(FrameRejected) == []
+
+
+def test_a_damaged_payload_fails_its_transfer(pair: Pair, stranger: "zmq.Socket[Any]") -> None:
+    pair.receiver.reserve(1, 0, PREFILL, [3], 4)
+    payload = bytes(LAYOUT.page_bytes)
+    header = seal(FrameHeader(0, PREFILL, 1, 0, 0, 0, 1, 4, 0), payload)
+    stranger.send_multipart([pack_header(header), payload[:-1] + b"\x01"])
+    pair.until(lambda: bool(pair.seen(TransferFailed)))
+    stranger.send_multipart([pack_header(header), payload])
+    pair.until(lambda: len(pair.seen(FrameRejected)) == 2)
+    assert pair.rejections() == {Rejection.CHECKSUM: 1, Rejection.NOT_RECEIVING: 1}
+    assert pair.pool.pool == pair.before
+
+
+@pytest.fixture
+def mute_address() -> Iterator[str]:
+    """Takes connections and never says a word, so that frames wait in the sender's queue."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_pages_stay_in_use_while_a_mute_peer_may_still_get_them(network: ZmqNetwork, mute_address: str) -> None:
+    pair = Pair(network, LARGE)
+    transfer = Target(WorkerAddress("mute", 99, data=mute_address), 1, 0)
+    pair.sender.open(transfer, [1, 2], 128)
+    pair.send_all(transfer, 128)
+    pair.sender.cancel(transfer)
+    pair.settle()
+    assert pair.sender.is_reading(transfer)
+    pair.sender.drop_peer(99)
+    pair.until(lambda: not pair.sender.is_reading(transfer))
+    pair.close()
+
+
+def test_a_peer_that_vanishes_half_way_blocks_nobody(network: ZmqNetwork) -> None:
+    pair = Pair(network, LARGE, window=2 * LARGE.page_bytes)
+    transfer = pair.open(1, [1, 2, 3], [4, 5, 6], 192)
+    pair.sender.layer_ready(transfer, 0, 64)
+    pair.until(lambda: bool(pair.seen(FirstFrame)))
+    pair.receiver.close()
+    for final in (64, 128, 192):
+        for layer in range(LARGE.num_layers):
+            pair.sender.layer_ready(transfer, layer, final)
+    pair.sender.finish(transfer, (5,))
+    pair.sender.pump()
+    assert pair.sender.counters["bytes_in_flight_now"] <= 2 * LARGE.page_bytes
+    pair.sender.drop_peer(DECODE)
+    assert pair.sender.counters["frames_waiting_now"] == 0
+    pair.close()
+
+
+def test_both_ends_through_the_table_of_backends(network: ZmqNetwork) -> None:
+    memory = HostMemory(LAYOUT, 2, seed=1)
+    receiver = open_receiver("zmq", memory, "localhost", network.context)
+    sender = open_sender("zmq", memory, 1, network.context)
+    assert receiver.address.startswith("tcp://")
+    assert not receiver.address.endswith(":0")
+    receiver.close()
+    sender.close()
+    with pytest.raises(ConfigError, match="transfer_backend: got 'pigeon', expected one of auto, shm, zmq"):
+        open_sender("pigeon", memory, 1, network.context)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no such host", ""])
+def test_a_host_that_is_not_this_machine_is_named(network: ZmqNetwork, host: str) -> None:
+    with pytest.raises(ConfigError, match=f"host: got '{host}'"):
+        zmq_receiver(HostMemory(LAYOUT, 2, seed=1), host, network.context)
+
+
+def test_ipv6_where_there_is_one(network: ZmqNetwork) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    receiver = zmq_receiver(HostMemory(LAYOUT, 2, seed=1), "::1", network.context)
+    assert receiver.address.startswith("tcp://[::1]:")
+    receiver.close()

@@ -1,0 +1,150 @@
+from dataclasses import replace
+from itertools import permutations, product
+
+import pytest
+
+from protocol.frame import LAST_LAYER, FrameHeader, LastMessage
+from runtime.state_table import advance
+from tests.transfer.memory import LAYOUT
+from transfer.interface import Rejection
+from transfer.landing.transfer import RECEIVE_MOVES, Landing, ReceiveState, ReceiveTransfer
+from transfer.plan.reslice import Move
+
+NUM_TOKENS, PAGES = 6, (5, 2)  # a full page and half of another
+BLANK = FrameHeader(0, 77, 4, 1, 0, 0, 2, NUM_TOKENS, 2 * LAYOUT.page_bytes)
+FRAMES = [replace(BLANK, layer=layer, checksum=2**63 + layer) for layer in range(LAYOUT.num_layers)]
+LAST_HEADER = replace(BLANK, layer=LAST_LAYER, num_pages=0, num_tokens=0, payload_bytes=30)
+LAST = LastMessage((9,), LAYOUT.num_layers, sum(frame.checksum for frame in FRAMES) % 2**64)
+
+
+def reserved() -> ReceiveTransfer:
+    return ReceiveTransfer(LAYOUT, 1, 77, PAGES, NUM_TOKENS)
+
+
+def receive(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = LAST) -> Landing | Rejection:
+    verdict = transfer.accept(header)
+    if isinstance(verdict, Landing):
+        if header.is_last:
+            transfer.announced(last)
+        else:
+            transfer.landed(header)
+    return verdict
+
+
+@pytest.mark.parametrize("state,to", list(product(ReceiveState, ReceiveState)))
+def test_the_whole_table_of_moves(state: ReceiveState, to: ReceiveState) -> None:
+    if to in RECEIVE_MOVES[state]:
+        assert advance(RECEIVE_MOVES, state, to) is to
+    else:
+        with pytest.raises(AssertionError, match=f"illegal move {state.name} -> {to.name}"):
+            advance(RECEIVE_MOVES, state, to)
+
+
+@pytest.mark.parametrize("order", list(permutations([*FRAMES, LAST_HEADER])))
+def test_delivered_when_all_is_there_in_any_order(order: tuple[FrameHeader, ...]) -> None:
+    transfer = reserved()
+    assert transfer.state is ReceiveState.REQUESTED
+    for header in order[:-1]:
+        receive(transfer, header)
+        assert transfer.state is ReceiveState.RECEIVING
+    receive(transfer, order[-1])
+    assert transfer.state is ReceiveState.DELIVERED
+    assert transfer.last == LAST
+    assert {receive(transfer, header) for header in order} == {Rejection.NOT_RECEIVING}
+
+
+def test_a_landing_names_the_receivers_own_pages() -> None:
+    landing = reserved().accept(FRAMES[1])
+    assert isinstance(landing, Landing)
+    assert landing.layer == 1
+    assert landing.copy is not None
+    assert list(landing.copy.moves) == [Move(0, 1280, 256), Move(256, 512, 64), Move(384, 640, 64)]
+
+
+@pytest.mark.parametrize(
+    "change,reason",
+    [
+        ({"sender_instance": 78}, Rejection.WRONG_SENDER),
+        ({"attempt": 0}, Rejection.WRONG_ATTEMPT),
+        ({"attempt": 2}, Rejection.WRONG_ATTEMPT),
+        ({"layer": LAYOUT.num_layers}, Rejection.LAYER_RANGE),
+        ({"layer": LAST_LAYER - 1}, Rejection.LAYER_RANGE),
+        ({"page_start": 1}, Rejection.PAGE_RANGE),
+        ({"page_start": 2**32 - 1}, Rejection.PAGE_RANGE),
+        ({"num_pages": 0}, Rejection.PAGE_RANGE),
+        ({"num_pages": 3}, Rejection.PAGE_RANGE),
+        ({"num_pages": 1}, Rejection.NUM_TOKENS),
+        ({"num_tokens": NUM_TOKENS + 1}, Rejection.NUM_TOKENS),
+        ({"num_tokens": NUM_TOKENS - 1}, Rejection.NUM_TOKENS),
+        ({"payload_bytes": 2 * LAYOUT.page_bytes - 1}, Rejection.SIZE),
+        ({"layer": LAST_LAYER}, Rejection.PAGE_RANGE),
+    ],
+)
+def test_a_frame_that_does_not_fit_is_refused_by_name(change: dict[str, int], reason: Rejection) -> None:
+    transfer = reserved()
+    assert transfer.accept(replace(FRAMES[0], **change)) is reason
+    for header in [*FRAMES, LAST_HEADER]:  # and it left no trace
+        receive(transfer, header)
+    assert transfer.state is ReceiveState.DELIVERED
+
+
+def test_a_page_lands_at_most_once() -> None:
+    transfer = reserved()
+    part = replace(FRAMES[0], num_pages=1, num_tokens=4, payload_bytes=LAYOUT.page_bytes)
+    receive(transfer, part)
+    assert transfer.accept(part) is Rejection.ALREADY_LANDED
+    assert transfer.accept(FRAMES[0]) is Rejection.PARTLY_LANDED
+    receive(transfer, LAST_HEADER)
+    assert transfer.accept(LAST_HEADER) is Rejection.ALREADY_LANDED
+
+
+def test_a_frame_is_claimed_before_its_copy_has_ended() -> None:
+    transfer = reserved()
+    assert isinstance(transfer.accept(FRAMES[0]), Landing)
+    assert transfer.accept(FRAMES[0]) is Rejection.ALREADY_LANDED
+    assert transfer.state is ReceiveState.REQUESTED
+
+
+@pytest.mark.parametrize(
+    "last,why",
+    [
+        (replace(LAST, digest=LAST.digest ^ 1), "digest"),
+        (replace(LAST, num_frames=LAYOUT.num_layers + 1), "4 frames were announced; 3 landed"),
+        (replace(LAST, num_frames=LAYOUT.num_layers - 1), "2 frames were announced; 2 landed"),
+        (replace(LAST, num_frames=0), "0 frames were announced; 0 landed"),
+    ],
+)
+def test_an_announcement_that_does_not_agree_fails_the_transfer(last: LastMessage, why: str) -> None:
+    transfer = reserved()
+    receive(transfer, LAST_HEADER, last)
+    for header in FRAMES:
+        receive(transfer, header)
+    assert transfer.state is ReceiveState.FAILED
+    assert why in transfer.failure
+
+
+def test_nothing_lands_after_release_or_failure() -> None:
+    released, failed = reserved(), reserved()
+    released.release()
+    failed.fail("because")
+    failed.release()
+    assert (released.state, failed.state) == (ReceiveState.CANCELLED, ReceiveState.FAILED)
+    assert released.accept(FRAMES[0]) is Rejection.NOT_RECEIVING
+    assert failed.accept(LAST_HEADER) is Rejection.NOT_RECEIVING
+
+
+def test_a_prompt_without_pages_needs_only_the_last_frame() -> None:
+    transfer = ReceiveTransfer(LAYOUT, 1, 77, (), 0)
+    receive(transfer, LAST_HEADER, LastMessage((9,), 0, 0))
+    assert transfer.state is ReceiveState.DELIVERED
+
+
+def test_in_order_the_last_frame_waits_for_what_is_landing_and_for_nothing_else() -> None:
+    transfer = ReceiveTransfer(LAYOUT, 1, 77, PAGES, NUM_TOKENS, in_order=True)
+    receive(transfer, FRAMES[0])
+    assert isinstance(transfer.accept(FRAMES[1]), Landing)
+    receive(transfer, LAST_HEADER)
+    assert transfer.state is ReceiveState.RECEIVING, "a device checks the second"
+    transfer.landed(FRAMES[1])
+    assert transfer.state is ReceiveState.FAILED
+    assert transfer.failure == "3 frames were announced; 2 landed with 4 of 6 pages"

@@ -1,0 +1,60 @@
+from collections import Counter
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import WorkerAddress
+from transfer.interface import Target
+from transfer.plan.frames import final_pages, frames_of, runs_of
+from transfer.sending.transfer import SendTransfer
+
+TARGET = Target(WorkerAddress("d0", 1, data="nowhere"), reservation=1, attempt=0)
+
+
+def layout_of(page_size: int, num_layers: int = 2) -> KvLayout:
+    return KvLayout(num_layers=num_layers, num_kv_heads=1, head_dim=2, page_size=page_size, dtype="float16")
+
+
+@given(st.sampled_from([1, 2, 3, 16]), st.integers(0, 70), st.lists(st.integers(0, 70), max_size=6))
+def test_every_page_of_every_layer_leaves_once_however_the_prompt_is_cut(
+    page_size: int, n: int, cuts: list[int]
+) -> None:
+    layout = layout_of(page_size)
+    transfer = SendTransfer(TARGET, layout, range(layout.num_pages(n)), n)
+    left: Counter[tuple[int, int]] = Counter()
+    tokens: Counter[int] = Counter()
+    for final in [*(min(cut, n) for cut in cuts), n]:  # also going backwards, which changes nothing
+        for layer in range(layout.num_layers):
+            for frame in transfer.layer_ready(layer, final):
+                for page in range(frame.page_start, frame.page_start + frame.num_pages):
+                    left[layer, page] += 1
+                    assert (page + 1) * page_size <= final or final == n
+                assert 0 < frame.num_tokens <= frame.num_pages * page_size
+                tokens[layer] += frame.num_tokens
+    assert left == Counter({(layer, page): 1 for layer in range(2) for page in range(layout.num_pages(n))})
+    assert tokens == Counter({layer: n for layer in range(2) if n})
+
+
+@given(st.sampled_from([1, 4]), st.integers(1, 40), st.integers(1, 200))
+def test_frames_keep_to_the_limit_and_still_move(page_size: int, n: int, max_bytes: int) -> None:
+    layout = layout_of(page_size)
+    frames = list(frames_of(layout, 1, 0, layout.num_pages(n), n, max_bytes))
+    assert all(frame.num_pages == 1 or frame.num_pages * layout.page_bytes <= max_bytes for frame in frames)
+    for one, two in pairwise(frames):
+        assert one.page_start + one.num_pages == two.page_start
+        assert (one.num_pages + two.num_pages) * layout.page_bytes > max_bytes or two is frames[-1]
+
+
+def test_a_partial_page_waits_for_the_end() -> None:
+    layout = layout_of(4)
+    assert [final_pages(layout, final, 10) for final in (0, 3, 4, 7, 8, 9, 10)] == [0, 0, 1, 1, 2, 2, 3]
+    assert [layout.tokens_in(10, start, count) for start, count in [(0, 3), (2, 1), (1, 2), (0, 1)]] == [10, 2, 6, 4]
+
+
+@given(st.lists(st.integers(1, 12), unique=True))
+def test_runs_join_neighbours_only(pages: list[int]) -> None:
+    runs = runs_of(pages)
+    assert [page for run in runs for page in range(run.page_start, run.page_start + run.num_pages)] == pages
+    assert all(one.page_start + one.num_pages != two.page_start for one, two in pairwise(runs))

@@ -1,0 +1,185 @@
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.frame import LAST_MESSAGE
+from protocol.messages_gateway import WorkerAddress
+from runtime.state_table import advance
+from tests.transfer.memory import LAYOUT
+from transfer.interface import Target
+from transfer.plan.frames import KvFrame
+from transfer.sending.transfer import SEND_MOVES, CreditWindow, PeerQueue, SendState, SendTransfer
+
+TARGET = Target(WorkerAddress("d0", 9, data="nowhere"), reservation=4, attempt=2)
+
+
+def opened(num_tokens: int = 6) -> SendTransfer:
+    return SendTransfer(TARGET, LAYOUT, range(LAYOUT.num_pages(num_tokens)), num_tokens)
+
+
+def computed(num_tokens: int = 6) -> tuple[SendTransfer, list[KvFrame]]:
+    transfer = opened(num_tokens)
+    return transfer, [frame for layer in range(LAYOUT.num_layers) for frame in transfer.layer_ready(layer, num_tokens)]
+
+
+@pytest.mark.parametrize("state,to", list(product(SendState, SendState)))
+def test_the_whole_table_of_moves(state: SendState, to: SendState) -> None:
+    if to in SEND_MOVES[state]:
+        assert advance(SEND_MOVES, state, to) is to
+    else:
+        with pytest.raises(AssertionError, match=f"illegal move {state.name} -> {to.name}"):
+            advance(SEND_MOVES, state, to)
+
+
+def test_only_an_unfinished_transfer_can_still_change() -> None:
+    ends = {SendState.CANCELLED, SendState.FAILED}
+    assert {state for state in SendState if not SEND_MOVES[state]} == ends | {SendState.DELIVERED}
+    assert all(ends <= moves for moves in SEND_MOVES.values() if moves)
+
+
+def test_the_last_frame_announces_what_was_sent() -> None:
+    transfer, frames = computed()
+    for index, frame in enumerate(frames):
+        header = transfer.header(frame, sender_instance=3)
+        assert (header.sequence, header.reservation, header.attempt) == (index, 4, 2)
+        transfer.sent(replace(header, checksum=2**63 + index))
+    last = transfer.finish((11, 12), ())
+    said = LAST_MESSAGE.decode(transfer.last_payload(last))
+    assert transfer.payload_bytes(last) == len(transfer.last_payload(last))
+    assert (said.first_tokens, said.num_frames) == ((11, 12), len(frames))
+    assert said.digest == sum(2**63 + index for index in range(len(frames))) % 2**64
+    header = transfer.header(last, sender_instance=3)
+    assert header.is_last
+    transfer.sent(header)
+    transfer.delivered()
+    assert transfer.state is SendState.DELIVERED
+
+
+def test_finish_needs_every_layer() -> None:
+    transfer = opened()
+    list(transfer.layer_ready(0, 6))
+    with pytest.raises(AssertionError):
+        transfer.finish((1,), ())
+
+
+def test_an_acknowledgement_before_the_last_frame_is_not_believed() -> None:
+    computing = opened()
+    computing.delivered()
+    sending, _ = computed()
+    sending.finish((1,), ())
+    sending.delivered()
+    assert computing.state is SendState.FAILED
+    assert sending.state is SendState.FAILED
+
+
+def test_credit_bounds_what_is_in_flight() -> None:
+    credit = CreditWindow(100)
+    credit.take(1, 60)
+    assert credit.fits(40)
+    assert not credit.fits(41)
+    credit.give_back(1, 60)
+    assert credit.fits(500)  # larger than the window: alone
+    credit.take(1, 500)
+    assert not credit.fits(1)
+    credit.give_back(1, 10_000)  # more than was lent is not believed
+    assert credit.in_flight == 0
+    credit.give_back(1, -5)
+    credit.give_back(2, 5)
+    assert credit.in_flight == 0
+
+
+def test_credit_for_a_frame_writes_off_what_left_before_it() -> None:
+    credit = CreditWindow(100)
+    for reservation in (1, 2, 1, 3):
+        credit.take(reservation, 25)
+    assert not credit.fits(1)
+    credit.give_back(2, 25)  # the first frame is lost, or its credit is
+    assert credit.in_flight == 50
+    credit.give_back(1, 25)  # late: of the first, or of the third
+    assert credit.in_flight == 25
+    credit.give_back(1, 25)
+    assert credit.in_flight == 25
+    credit.give_back(3, 25)
+    assert credit.in_flight == 0 and credit.fits(500)
+
+
+def test_lost_bytes_of_transfers_that_have_ended_block_nobody() -> None:
+    credit = CreditWindow(100)
+    credit.take(1, 60)
+    credit.take(2, 40)
+    assert not credit.fits(1)
+    credit.end(1)
+    assert not credit.fits(1)  # another's frame is in flight, and its credit may still come
+    credit.end(2)
+    assert credit.fits(500)
+    credit.take(3, 10)
+    assert not credit.fits(1)  # one frame at a time, until it is known how much has arrived
+    credit.give_back(3, 10)
+    assert credit.in_flight == 0 and credit.fits(100)
+
+
+def test_dropping_a_transfer_leaves_the_others_in_order() -> None:
+    queue = PeerQueue()
+    one, frames = computed()
+    two, _ = computed()
+    for frame in frames:
+        queue.push(one, frame)
+        queue.push(two, frame)
+    queue.drop(one)
+    left = []
+    while (head := queue.head()) is not None:
+        left.append(head)
+        queue.pop()
+    assert left == [(two, frame) for frame in frames]
+    assert len(queue) == 0
+
+
+def ready(queue: PeerQueue, transfer: SendTransfer, layer: int) -> int:
+    """Queues what becomes ready of a layer; the number of frames."""
+    frames = list(transfer.layer_ready(layer, 6))
+    for frame in frames:
+        queue.push(transfer, frame)
+    return len(frames)
+
+
+def test_a_slow_link_gives_a_computed_prompt_its_turn_before_a_younger_one() -> None:
+    queue, old, young = PeerQueue(), opened(), opened()
+    left: list[SendTransfer] = []
+
+    def leave() -> None:
+        head = queue.head()
+        assert head is not None
+        queue.pop()
+        left.append(head[0])
+
+    for layer in range(LAYOUT.num_layers):  # both in one launch; of each layer, one frame of the two gets away
+        assert ready(queue, old, layer) == ready(queue, young, layer) == 1
+        leave()
+    queue.push(old, old.finish((1,), ()))
+    leave()
+    assert left == [old] * (LAYOUT.num_layers + 1), "nothing of the old one is left when its last frame is made"
+    assert len(queue) == LAYOUT.num_layers
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
+def test_whatever_becomes_ready_when_the_oldest_leaves_first_and_each_in_its_order(
+    events: list[tuple[int, bool]],
+) -> None:
+    queue, transfers = PeerQueue(), [opened() for _ in range(4)]
+    waiting: list[tuple[int, int, KvFrame]] = []  # (age, number, frame)
+    ages: dict[int, int] = {}
+    for number, (which, leaves) in enumerate(events):
+        frame = KvFrame(0, number, 1, 4)
+        queue.push(transfers[which], frame)
+        waiting.append((ages.setdefault(which, len(ages)), number, frame))
+        if leaves:
+            oldest = min(waiting)
+            waiting.remove(oldest)
+            owner = next(index for index, age in ages.items() if age == oldest[0])
+            assert queue.head() == (transfers[owner], oldest[2])
+            queue.pop()
+        assert len(queue) == len(waiting)

@@ -1,0 +1,141 @@
+"""Frames over Ray, for clusters of which only Ray's ports are open: calls of an actor, the porter, on decode's host.
+
+    decode   makes its porter, on its own host, and gives its name as data address
+    prefill  calls it; Ray's object store moves what is large
+
+Both are drivers of a cluster that was there before them: RAY_ADDRESS says which, else the one that runs on the host.
+A porter ends with its decode worker, however that ends; if it ends alone, Ray starts it anew and repeats the calls that
+had not ended. Who may speak to Ray may run code there: the cluster has to be a closed one. What it does not know: what
+a frame means.
+"""
+
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+import zmq
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from protocol.errors import ConfigError, WireError
+from runtime.address import MAX_PORT, is_loopback
+from transfer.backends.ray.parcel_wire import SCHEME, ParcelWire
+from transfer.backends.ray.porter import Parcel, Porter
+from transfer.backends.zmq import zmq_arrivals
+from transfer.interface import WINDOW_BYTES, PageMemory, Pollable
+from transfer.landing.arrivals import Arrivals
+from transfer.landing.frame_receiver import FrameReceiver
+from transfer.sending.frame_sender import FrameSender
+
+NAMESPACE = "baton"  # of the porters' names
+PORTERS = f"{SCHEME}{NAMESPACE}/"
+LOOPBACK = "127.0.0.1"
+KNOCK_S = 5.0  # for a connection to a cluster's head
+PORTER_START_S = 60.0  # a process of its own, on a host that may be busy
+
+
+def ray_sender(memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
+    """A KvSender. ConfigError where no Ray cluster is reached."""
+    join_cluster()
+    return FrameSender(memory, instance, ParcelWire(RayPorter), window)
+
+
+def ray_receiver(memory: PageMemory, context: zmq.Context[Any]) -> FrameReceiver:
+    """A KvReceiver with a porter on this host. ConfigError where no Ray cluster is reached, or no porter starts."""
+    join_cluster()
+    return FrameReceiver(memory, RayArrivals(zmq_arrivals(memory, LOOPBACK, context)))
+
+
+def join_cluster() -> None:
+    """Makes this process a driver of the cluster; ConfigError says why it cannot be. Idempotent, main thread only."""
+    if ray.is_initialized():
+        return
+    address = os.environ.get("RAY_ADDRESS") or "auto"
+    host, _, port = address.rpartition(":")
+    if address != "auto" and (not host or "/" in host or not port.isdecimal() or int(port) > MAX_PORT):
+        raise ConfigError(f"RAY_ADDRESS: got {address!r}, expected HOST:PORT of a cluster that has a node on this host")
+    if address != "auto":
+        _knock(host.strip("[]"), int(port))
+    ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    except (RayError, OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"transfer_backend is ray, but no cluster is reached at {address!r}: {error}") from error
+    finally:
+        for number, handler in ours.items():  # Ray has put its own in their place
+            signal.signal(number, handler)
+
+
+def _knock(host: str, port: int) -> None:
+    """ConfigError where nobody listens: Ray itself would try for minutes, and hear no signal meanwhile."""
+    why = ""
+    for each in (host, *([ray.util.get_node_ip_address()] if is_loopback(host) else [])):  # as Ray takes it
+        try:
+            socket.create_connection((each, port), KNOCK_S).close()
+        except OSError as error:
+            why = str(error)
+        else:
+            return
+    raise ConfigError(f"RAY_ADDRESS: no cluster is reached at '{host}:{port}': {why}")
+
+
+class RayPorter:
+    """The porter that an endpoint names, seen from prefill."""
+
+    def __init__(self, endpoint: str) -> None:
+        """WireError where there is none."""
+        try:
+            self._carry: Any = ray.get_actor(endpoint.removeprefix(PORTERS), NAMESPACE).carry
+        except (RayError, ValueError, AttributeError) as error:  # the last: an actor of another kind
+            raise WireError(f"data address {endpoint!r}: {error}") from error
+
+    def carry(self, parcel: Parcel) -> "Future[Any]":
+        """See transfer.backends.ray.parcel_wire.PorterHandle."""
+        try:
+            future: Future[Any] = self._carry.remote(parcel).future()
+        except RayError as error:
+            raise WireError(f"the porter cannot be called: {error}") from error
+        return future
+
+
+class RayArrivals:
+    """See arrivals.Arrivals: what a porter, made here, hands on through `frames`, a socket within the host."""
+
+    backend = "ray"
+    is_ordered = False  # calls that Ray repeats may come after others
+
+    def __init__(self, frames: Arrivals) -> None:
+        """Closes `frames` in the end. ConfigError where the porter does not start."""
+        self._frames = frames
+        name = f"porter-{uuid.uuid4().hex}"
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        made = ray.remote(Porter).options(
+            name=name,
+            namespace=NAMESPACE,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            scheduling_strategy=here,
+        )
+        try:
+            self._porter = made.remote(self._frames.address)
+            ray.get(self._porter.is_ready.remote(), timeout=PORTER_START_S)
+        except RayError as error:
+            self._frames.close()
+            raise ConfigError(f"transfer_backend is ray, but Ray starts no actor on this host: {error}") from error
+        self.address = f"{PORTERS}{name}"
+
+    def receive(self) -> Sequence[memoryview] | None:
+        return self._frames.receive()
+
+    def pollables(self) -> list[Pollable]:
+        return self._frames.pollables()
+
+    def close(self) -> None:
+        ray.kill(self._porter)
+        self._frames.close()

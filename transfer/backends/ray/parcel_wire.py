@@ -1,0 +1,156 @@
+"""A Wire over calls that may block: a thread of its own gives frames to the porters of peers, many in one parcel.
+
+    send() --frames of a peer wait--> thread --one parcel of all that wait--> porter
+
+A call has a price of its own, so while as many as may be are under way frames gather, and the next call takes them
+together. Credit bounds what waits. What it does not know: Ray, what a frame means.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import numpy as np
+
+from protocol.errors import WireError
+from runtime.log import get_log
+from runtime.refusals import Refusals
+from transfer.backends.ray.porter import Parcel
+from transfer.sending.wire import Part
+
+PARCEL_BYTES = 8 * 1024 * 1024  # of one call; a larger frame goes alone
+MAX_CALLS = 2  # under way to one porter: it hands on the first while the second comes
+CLOSE_S = 5.0  # for the call that is going on when the wire is closed
+SCHEME = "ray://"
+
+
+class PorterHandle(Protocol):
+    """A peer's porter, seen from here."""
+
+    def carry(self, parcel: Parcel) -> "Future[Any]":
+        """Takes a parcel, whose bytes it has read when it returns. The future fails if the parcel got lost; WireError
+        if that is certain at once."""
+        ...
+
+
+class Transit:
+    """Whether a frame's parts may still be read."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    parts: Sequence[Part]
+    transit: Transit
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.parts))
+
+
+@dataclass(eq=False)
+class _Peer:
+    instance: int
+    endpoint: str
+    waiting: deque[_Waiting] = field(default_factory=deque)
+    porter: PorterHandle | None = None  # of the thread, which looks for it before the first parcel
+    num_calls: int = 0  # under way
+
+
+class ParcelWire:
+    """See transfer.sending.wire.Wire. `find` gives the porter of an endpoint, or a WireError; it may block."""
+
+    def __init__(self, find: Callable[[str], PorterHandle]) -> None:
+        self._find = find
+        self._peers: dict[int, _Peer] = {}
+        self._lock = threading.Lock()  # of what follows, and of what waits for a peer
+        self._broken: set[int] = set()
+        self._losses = Refusals(get_log("transfer"), "KV got lost on its way to the porter")
+        self._turns: SimpleQueue[_Peer | None] = SimpleQueue()  # to see what may go; None ends the thread
+        self._thread = threading.Thread(target=self._run, name="parcels", daemon=True)
+        self._thread.start()
+
+    def connect(self, instance: int, endpoint: str) -> None:
+        """See Wire. Whether the porter is there is seen with the first frame."""
+        if not endpoint.startswith(SCHEME):
+            raise WireError(f"data address {endpoint!r}, expected one that begins with {SCHEME}")
+        self._peers[instance] = _Peer(instance, endpoint)
+
+    def send(self, instance: int, parts: Sequence[Part]) -> Transit:
+        """See Wire."""
+        peer, transit = self._peers[instance], Transit()
+        with self._lock:
+            peer.waiting.append(_Waiting(parts, transit))
+        self._turns.put(peer)
+        return transit
+
+    def broken(self) -> list[int]:
+        """See Wire."""
+        assert self._thread.is_alive(), "nobody gives frames to porters any more"
+        with self._lock:
+            broken, self._broken = self._broken, set()
+        return sorted(broken)
+
+    def disconnect(self, instance: int) -> None:
+        """See Wire. What the thread has in hand is still read, and says when that is over."""
+        peer = self._peers.pop(instance)
+        with self._lock:
+            for frame in peer.waiting:
+                frame.transit.done = True
+            peer.waiting.clear()
+            self._broken.discard(instance)
+
+    def close(self) -> None:
+        """See Wire."""
+        for instance in list(self._peers):
+            self.disconnect(instance)
+        self._turns.put(None)
+        self._thread.join(CLOSE_S)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        while (peer := self._turns.get()) is not None:
+            if frames := self._gather(peer):
+                self._give(peer, frames)
+
+    def _gather(self, peer: _Peer) -> list[_Waiting]:
+        frames: list[_Waiting] = []
+        num_bytes = 0
+        with self._lock:
+            if peer.num_calls >= MAX_CALLS:
+                return []
+            while peer.waiting and (not frames or num_bytes + peer.waiting[0].num_bytes <= PARCEL_BYTES):
+                frames.append(peer.waiting.popleft())
+                num_bytes += frames[-1].num_bytes
+            peer.num_calls += bool(frames)
+        return frames
+
+    def _give(self, peer: _Peer, frames: list[_Waiting]) -> None:
+        parcel = [[np.frombuffer(part, np.uint8) for part in frame.parts] for frame in frames]
+        try:
+            if peer.porter is None:
+                peer.porter = self._find(peer.endpoint)
+            peer.porter.carry(parcel).add_done_callback(lambda future: self._ended(peer, future.exception()))
+        except WireError as error:
+            self._ended(peer, error)
+        finally:
+            del parcel  # views of page memory
+            for frame in frames:
+                frame.transit.done = True
+
+    def _ended(self, peer: _Peer, error: BaseException | None) -> None:
+        """A call: well, or its parcel got lost. Any thread."""
+        with self._lock:
+            peer.num_calls -= 1
+            if error is not None:
+                self._losses.note(type(error).__name__, instance=peer.instance, why=str(error)[:200])
+                if self._peers.get(peer.instance) is peer:
+                    self._broken.add(peer.instance)
+        self._turns.put(peer)

@@ -1,0 +1,125 @@
+"""The backends that two processes may use, by the name that --transfer-backend takes.
+
+`device` is KV memory that a device computes in, where there is one: auto and cuda_ipc write there. What it does not
+know: any backend's workings.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, get_args
+
+import zmq
+
+from protocol.errors import ConfigError, WireError
+from protocol.messages_handoff import DeviceHandle
+from runtime.curve import OPEN, Security
+from runtime.log import get_log
+from runtime.settings import TransferBackend
+from transfer.backends.nixl.backend import nixl_receiver, nixl_sender
+from transfer.backends.shm import PoolMaps, PoolOwner, SharedPages
+from transfer.backends.zmq import ZmqWire, zmq_arrivals, zmq_receiver, zmq_sender
+from transfer.in_place.device_pools import AtDevice, DeviceMaps, DeviceOwner, DevicePages, DeviceReader, SeatFile
+from transfer.in_place.writers import Writers
+from transfer.interface import KvReceiver, KvSender
+from transfer.landing.frame_receiver import FrameReceiver
+
+BACKENDS: Final = get_args(TransferBackend)  # auto: for each pair of workers cuda_ipc if it can, else shm, else zmq
+log = get_log("transfer")
+
+
+def open_sender(
+    backend: str,
+    memory: SharedPages,
+    instance: int,
+    context: zmq.Context[Any],
+    security: Security = OPEN,
+    device: DevicePages | None = None,
+) -> KvSender:
+    """The sender of a prefill worker; the caller ends `context` after close(). ConfigError for a wrong backend."""
+    _check(backend)
+    if backend == "ray":
+        with _optional("ray"):
+            from transfer.backends.ray.backend import ray_sender  # noqa: PLC0415 - takes a second, and nobody else needs it
+        return ray_sender(memory, instance)
+    if backend == "nixl":
+        return nixl_sender(memory, instance, ZmqWire(context, security))
+    host = None if backend in ("zmq", "cuda_ipc") else PoolMaps(required=backend == "shm")
+    at_device = open_device(device, backend)
+    pools = host if at_device is None else DeviceMaps(at_device, host)
+    return zmq_sender(memory, instance, context, pools=pools, security=security)
+
+
+def open_receiver(
+    backend: str,
+    memory: SharedPages,
+    host: str,
+    context: zmq.Context[Any],
+    security: Security = OPEN,
+    device: DevicePages | None = None,
+) -> KvReceiver:
+    """The receiver of a decode worker that peers reach at `host`. ConfigError for a wrong backend or host."""
+    _check(backend)
+    if backend == "ray":
+        with _optional("ray"):
+            from transfer.backends.ray.backend import ray_receiver  # noqa: PLC0415 - as above
+        return ray_receiver(memory, context)
+    if backend == "nixl":
+        return nixl_receiver(memory, zmq_arrivals(memory, host, context, security))
+    if backend == "zmq":
+        return zmq_receiver(memory, host, context, None, security)
+    at_device = open_device(device, backend)
+    handle = None if at_device is None else _handle_of(at_device, backend)
+    if at_device is None or handle is None:
+        return zmq_receiver(memory, host, context, Writers(PoolOwner(memory), required=backend == "shm"), security)
+    seats = PoolOwner(memory if backend == "auto" else SeatFile(memory.num_pages))
+    writers = Writers(DeviceOwner(seats, handle), required=backend == "cuda_ipc", backend="cuda_ipc")
+    arrivals = zmq_arrivals(memory, host, context, security)
+    return FrameReceiver(memory, arrivals, writers, reader=DeviceReader(at_device.pages, at_device.copies))
+
+
+def open_device(device: DevicePages | None, backend: str) -> AtDevice | None:
+    """What writing to and from device memory takes, where the backend may do that and can. ConfigError if it must."""
+    if backend not in ("auto", "cuda_ipc"):
+        return None
+    if device is None:
+        _go_without(backend, "the KV memory is not on a CUDA device", is_worth_a_line=False)
+        return None
+    from transfer.backends.cuda_ipc import at_device  # noqa: PLC0415 - takes seconds, and nobody else needs it
+
+    try:
+        return at_device(device)
+    except WireError as error:
+        _go_without(backend, error.message)
+        return None
+
+
+def _handle_of(at_device: AtDevice, backend: str) -> DeviceHandle | None:
+    try:
+        return at_device.export()
+    except WireError as error:
+        _go_without(backend, error.message)
+        return None
+
+
+def _go_without(backend: str, why: str, *, is_worth_a_line: bool = True) -> None:
+    if backend == "cuda_ipc":
+        raise ConfigError(f"transfer_backend is cuda_ipc, but {why}")
+    if is_worth_a_line:
+        log.info("KV is not written on the device", why=why)
+
+
+@contextmanager
+def _optional(extra: str) -> Iterator[None]:
+    """Around the import of a backend whose library is an extra of this package."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"transfer_backend is {extra}, but {error};"
+            f" in Baton's folder: .venv/bin/pip install -c constraints.txt -e '.[{extra}]'"
+        ) from error
+
+
+def _check(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise ConfigError(f"transfer_backend: got {backend!r}, expected one of {', '.join(BACKENDS)}")

@@ -1,0 +1,145 @@
+"""Frames over ZMQ: a PUSH per peer at prefill, one PULL at decode, which binds a port that the system chooses.
+
+Payload goes out of page memory and comes in without a copy here; pyzmq tracks when it was read for the last time.
+Credit bounds what is in flight, so the sending side has no other limit; the receiving side lets strangers queue little.
+What it does not know: what a frame means.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+import zmq
+
+from protocol.errors import WireError
+from runtime.bus import bind_on_host
+from runtime.curve import OPEN, Security, without_secret
+from runtime.link_watch import LinkWatch
+from transfer.in_place.pools import Pools
+from transfer.in_place.writers import Writers
+from transfer.interface import FRAME_BYTES, WINDOW_BYTES, PageMemory, Pollable
+from transfer.landing.frame_receiver import FrameReceiver
+from transfer.sending.frame_sender import FrameSender
+from transfer.sending.wire import Part, Reading
+
+RECEIVE_FRAMES = 1024  # per connection; beyond it TCP pushes back
+SCHEME = "tcp://"
+NOT_NOW: Final = int(zmq.NOBLOCK)  # rather than wait
+MORE_FOLLOWS: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+def zmq_sender(
+    memory: PageMemory,
+    instance: int,
+    context: zmq.Context[Any],
+    window: int = WINDOW_BYTES,
+    pools: Pools | None = None,
+    security: Security = OPEN,
+) -> FrameSender:
+    """A KvSender over `context`, which the caller owns and ends after close()."""
+    return FrameSender(memory, instance, ZmqWire(context, security), window, pools)
+
+
+def zmq_receiver(
+    memory: PageMemory,
+    host: str,
+    context: zmq.Context[Any],
+    writers: Writers | None = None,
+    security: Security = OPEN,
+) -> FrameReceiver:
+    """A KvReceiver bound on `host`, by which peers reach this machine; ConfigError if it is no address of it."""
+    return FrameReceiver(memory, zmq_arrivals(memory, host, context, security), writers)
+
+
+def zmq_arrivals(memory: PageMemory, host: str, context: zmq.Context[Any], security: Security = OPEN) -> "ZmqArrivals":
+    """What a receiver for `memory` needs of a socket. ConfigError as zmq_receiver."""
+    return ZmqArrivals(host, context, max(FRAME_BYTES, memory.layout.page_bytes), security)
+
+
+class ZmqWire:
+    """See transfer.sending.wire.Wire."""
+
+    def __init__(self, context: zmq.Context[Any], security: Security = OPEN) -> None:
+        self._context = context
+        self._security = security
+        self._sockets: dict[int, zmq.Socket[Any]] = {}
+        self._watches: dict[int, LinkWatch] = {}
+
+    def connect(self, instance: int, endpoint: str) -> None:
+        if not endpoint.startswith(SCHEME):
+            raise WireError(f"data address {without_secret(endpoint)!r}, expected one that begins with {SCHEME}")
+        push = self._context.socket(zmq.PUSH)
+        push.setsockopt(zmq.LINGER, 0)
+        push.setsockopt(zmq.SNDHWM, 0)
+        push.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        watch = LinkWatch(push)
+        try:
+            unlocked = self._security.unlock(push, endpoint)
+            push.setsockopt(zmq.IPV6, int("[" in unlocked))
+            push.connect(unlocked)
+        except (zmq.ZMQError, WireError) as error:
+            watch.close()
+            push.close(0)
+            raise WireError(f"data address {without_secret(endpoint)!r}: {error}") from error
+        self._sockets[instance], self._watches[instance] = push, watch
+
+    def send(self, instance: int, parts: Sequence[Part]) -> Reading | None:
+        push = self._sockets[instance]
+        header, *payload = parts
+        frames = [zmq.Frame(part, track=True, copy=False) for part in payload]
+        try:
+            push.send(header, MORE_FOLLOWS if frames else NOT_NOW)
+            for left, frame in zip(range(len(frames) - 1, -1, -1), frames, strict=True):
+                push.send(frame, MORE_FOLLOWS if left else NOT_NOW, copy=False)
+        except zmq.Again:
+            return None
+        if frames:
+            os.sched_yield()  # on one core, the thread that sends takes what was just summed out of the cache
+        return zmq.MessageTracker(*(frame.tracker for frame in frames))
+
+    def broken(self) -> list[int]:
+        before = {instance: watch.num_broken for instance, watch in self._watches.items()}
+        for watch in self._watches.values():
+            watch.look()
+        return [instance for instance, watch in self._watches.items() if watch.num_broken > before[instance]]
+
+    def disconnect(self, instance: int) -> None:
+        self._watches.pop(instance).close()
+        self._sockets.pop(instance).close(0)
+
+    def close(self) -> None:
+        for instance in list(self._sockets):
+            self.disconnect(instance)
+
+
+class ZmqArrivals:
+    """See transfer.landing.arrivals.Arrivals."""
+
+    backend = "zmq"
+    is_ordered = True  # one connection from each sender; when it breaks, the sender gives up what it has begun
+
+    def __init__(self, host: str, context: zmq.Context[Any], max_part_bytes: int, security: Security = OPEN) -> None:
+        """Binds on `host`; who sends a part that is larger is cut off."""
+        self._pull = context.socket(zmq.PULL)
+        self._pull.setsockopt(zmq.LINGER, 0)
+        self._pull.setsockopt(zmq.RCVHWM, RECEIVE_FRAMES)
+        self._pull.setsockopt(zmq.MAXMSGSIZE, max_part_bytes)
+        self._pull.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self.address = bind_on_host(self._pull, host, security)
+
+    def receive(self) -> Sequence[memoryview] | None:
+        try:
+            frame = self._pull.recv(NOT_NOW, copy=False)
+        except zmq.Again:
+            return None
+        parts = [frame.buffer]
+        while frame.more:
+            frame = self._pull.recv(NOT_NOW, copy=False)
+            parts.append(frame.buffer)
+        return parts
+
+    def pollables(self) -> list[Pollable]:
+        return [self._pull]
+
+    def close(self) -> None:
+        self._pull.close(0)

@@ -1,0 +1,326 @@
+"""KvReceiver over any wire: checks a frame (size, checksum, reservation), copies it into its pages, reports. Of KV that
+was written in place only the header comes, and what lies in the pages is checked: here, or by the device they are of.
+
+Whatever a peer or a stranger sends ends in an event and a counter, never in an exception. What it does not know: how
+bytes arrive, or what the pages are for.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from protocol.errors import WireError
+from protocol.frame import LAST_MESSAGE, Check, FrameHeader, seal_sum, unpack_header, verify_checksum, verify_length
+from protocol.kv_layout import KvLayout
+from protocol.messages_handoff import PoolOffer
+from runtime.log import get_log
+from runtime.refusals import Refusals
+from transfer.in_place.moving import Moving
+from transfer.in_place.pools import Reader
+from transfer.in_place.writers import Writers
+from transfer.interface import (
+    FATAL,
+    POLL_BYTES,
+    POLL_FRAMES,
+    CreditReturned,
+    Delivered,
+    FirstFrame,
+    FrameRejected,
+    LastInDoubt,
+    PageMemory,
+    Pollable,
+    ReceiverEvent,
+    Rejection,
+    TransferFailed,
+)
+from transfer.landing.arrivals import Arrivals, Sources
+from transfer.landing.transfer import OPEN, ReceiveState, ReceiveTransfer
+from transfer.plan.copying import Copy
+
+MAX_PARTS = 1024  # of one frame; a sender gathers runs that are shorter than 64 KiB
+
+
+@dataclass(frozen=True)
+class _Checking:
+    """A frame that was written on the device, and is being read there."""
+
+    transfer: ReceiveTransfer
+    header: FrameHeader
+    reading: Moving
+
+
+class FrameReceiver:
+    """See interface.KvReceiver."""
+
+    def __init__(
+        self,
+        memory: PageMemory,
+        arrivals: Arrivals,
+        writers: Writers | None = None,
+        reader: Reader | None = None,
+        sources: Sources | None = None,
+    ) -> None:
+        """Without `writers` nobody writes in place, without `reader` not on the device; without `sources` nobody's
+        pages are read."""
+        self._memory = memory
+        self._layout = memory.layout
+        self._arrivals = arrivals
+        self._writers = writers
+        self._sources = sources
+        self._reader = reader
+        self._checking: deque[_Checking] = deque()
+        self._has_strays = False  # since the last poll, a damaged frame came of which nobody can tell whose it was
+        self._transfers: dict[int, ReceiveTransfer] = {}
+        self._totals: Counter[str] = Counter()
+        self._refusals = Refusals(get_log("transfer"), "frame refused")
+
+    @property
+    def address(self) -> str:
+        """See KvReceiver."""
+        return self._arrivals.address
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Monotonic totals, and gauges named *_now."""
+        refused = {f"rejected_{reason}": count for reason, count in self._refusals.counts.items()}
+        return {**self._totals, **refused, "reservations_now": len(self._transfers)}
+
+    def offer(self, instance: int) -> PoolOffer | None:
+        """See KvReceiver."""
+        return None if self._writers is None else self._writers.offer(instance)
+
+    def admit_writer(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
+        """See KvReceiver."""
+        return 0 if self._writers is None else self._writers.admit(instance, in_place, device_writer)
+
+    def meet(self, instance: int, export: bytes) -> None:
+        """See KvReceiver."""
+        if self._sources is not None:
+            self._sources.meet(instance, export)
+
+    def lose(self, instance: int) -> None:
+        """See KvReceiver."""
+        if self._writers is not None:
+            self._writers.lose(instance)
+        if self._sources is not None:
+            self._sources.lose(instance)
+
+    def backend(self, instance: int, in_place: bool) -> str:
+        """See KvReceiver."""
+        if in_place:
+            assert self._writers is not None, "nobody was admitted"
+            return self._writers.backend_of(instance)
+        return self._arrivals.backend
+
+    def stopped(self, reservation: int, instance: int) -> None:
+        """See KvReceiver."""
+        if self._writers is not None:
+            self._writers.ended(reservation, instance)
+
+    def may_be_written(self, reservation: int) -> bool:
+        """See KvReceiver."""
+        return self._writers is not None and self._writers.may_be_written(reservation)
+
+    def reserve(
+        self,
+        reservation: int,
+        attempt: int,
+        sender_instance: int,
+        pages: Sequence[int],
+        num_tokens: int,
+        sent: KvLayout | None = None,
+        in_place: bool = False,
+    ) -> None:
+        """See KvReceiver."""
+        assert reservation not in self._transfers, reservation
+        on_device = False
+        if in_place:
+            assert self._writers is not None, "nobody was admitted"
+            self._writers.began(reservation, sender_instance)
+            on_device = self._writers.is_on_device(sender_instance)
+        self._transfers[reservation] = ReceiveTransfer(
+            self._layout,
+            attempt,
+            sender_instance,
+            pages,
+            num_tokens,
+            sent,
+            in_place,
+            on_device,
+            self._arrivals.is_ordered,
+        )
+
+    def release(self, reservation: int) -> None:
+        """See KvReceiver."""
+        transfer = self._transfers.pop(reservation, None)
+        if transfer is not None:
+            transfer.release()
+            self._totals[f"reservations_{transfer.state}"] += 1
+
+    @property
+    def is_checking(self) -> bool:
+        """See KvReceiver."""
+        return bool(self._checking)
+
+    def poll(self, max_bytes: int = POLL_BYTES) -> list[ReceiverEvent]:
+        """See KvReceiver."""
+        events: list[ReceiverEvent] = []
+        credit: Counter[tuple[int, int]] = Counter()
+        for _ in range(POLL_FRAMES):
+            if credit.total() >= max_bytes or (parts := self._arrivals.receive()) is None:
+                break
+            events += self._take(parts, credit)
+        while self._checking and self._checking[0].reading.done:
+            events += self._checked(self._checking.popleft())
+        if self._has_strays:
+            events += [LastInDoubt(number) for number, transfer in self._transfers.items() if transfer.lacks_last]
+            self._has_strays = False
+        events += [CreditReturned(*whose, num_bytes) for whose, num_bytes in credit.items() if num_bytes]
+        return events
+
+    def pollables(self) -> list[Pollable]:
+        """See KvReceiver."""
+        return self._arrivals.pollables()
+
+    def close(self) -> None:
+        """See KvReceiver."""
+        for reservation in list(self._transfers):
+            self.release(reservation)
+        self._arrivals.close()
+
+    def _take(self, parts: Sequence[memoryview], credit: Counter[tuple[int, int]]) -> Iterator[ReceiverEvent]:
+        try:
+            if len(parts) > MAX_PARTS:
+                raise WireError(f"frame of {len(parts)} parts, expected at most {MAX_PARTS}")
+            header = unpack_header(parts[0])
+        except WireError as error:
+            self._refusals.note(Rejection.MALFORMED, why=error.message)
+            self._has_strays = True
+            yield FrameRejected(Rejection.MALFORMED, None)
+            return
+        payload = parts[1:]
+        transfer = self._transfers.get(header.reservation)
+        is_written = self._is_written(transfer, header, payload)
+        credit[header.sender_instance, header.reservation] += (
+            header.payload_bytes if is_written else sum(map(len, payload))
+        )
+        before = transfer.state if transfer else None
+        reason = self._land(transfer, header, payload, is_written)
+        yield from self._outcome(transfer, header, before, reason)
+
+    def _checked(self, done: _Checking) -> Iterator[ReceiverEvent]:
+        """The device has read what was written; of a transfer that is over, nobody asks any more."""
+        transfer, header, before = done.transfer, done.header, done.transfer.state
+        if before not in OPEN:
+            return
+        reason = None
+        if seal_sum(header, done.reading.total) == header:
+            self._landed(transfer, header)
+        else:
+            reason = Rejection.CHECKSUM
+            transfer.fail(f"frame {header.sequence} was refused: {reason}")
+        yield from self._outcome(transfer, header, before, reason)
+
+    def _outcome(
+        self,
+        transfer: ReceiveTransfer | None,
+        header: FrameHeader,
+        before: ReceiveState | None,
+        reason: Rejection | None,
+    ) -> Iterator[ReceiverEvent]:
+        """What a frame has led to, in a transfer that was in state `before`."""
+        if reason is not None:
+            self._refusals.note(reason, reservation=header.reservation, sender=header.sender_instance)
+            self._has_strays |= reason in FATAL and (transfer is None or transfer.refuse_stranger(header) is not None)
+            yield FrameRejected(reason, header)
+        if transfer is None or transfer.state is before:
+            return
+        if before is ReceiveState.REQUESTED and reason is None:
+            yield FirstFrame(header.reservation)
+        if transfer.state is ReceiveState.DELIVERED:
+            assert transfer.last is not None
+            self.stopped(header.reservation, header.sender_instance)
+            yield Delivered(header.reservation, transfer.last, transfer.is_on_device)
+        elif transfer.state is ReceiveState.FAILED:
+            yield TransferFailed(header.reservation, transfer.failure)
+
+    def _is_written(self, transfer: ReceiveTransfer | None, header: FrameHeader, payload: Sequence[memoryview]) -> bool:
+        """Whether the frame is the header of what was written in place."""
+        if payload or header.is_last:
+            return False
+        return self._writers is not None if transfer is None else transfer.is_in_place
+
+    def _land(
+        self, transfer: ReceiveTransfer | None, header: FrameHeader, payload: Sequence[memoryview], is_written: bool
+    ) -> Rejection | None:
+        """Copies the payload into place, or says why not. A fatal reason from the right sender fails the transfer."""
+        verdict = None if is_written else _damage(header, payload)
+        if verdict is None and transfer is None:
+            verdict = Rejection.UNKNOWN_RESERVATION
+        if transfer is None:
+            return verdict
+        if verdict is None:
+            verdict = self._settle(transfer, header, payload)
+        if verdict in FATAL and transfer.state in OPEN and transfer.refuse_stranger(header) is None:
+            transfer.fail(f"frame {header.sequence} was refused: {verdict}")
+        return verdict
+
+    def _settle(
+        self, transfer: ReceiveTransfer, header: FrameHeader, payload: Sequence[memoryview]
+    ) -> Rejection | None:
+        landing = transfer.accept(header)
+        if isinstance(landing, Rejection):
+            return landing
+        if header.is_last:
+            try:
+                transfer.announced(LAST_MESSAGE.decode(b"".join(payload)))
+            except WireError:
+                return Rejection.MALFORMED
+            return None
+        assert landing.copy is not None, "only the last frame has nothing to copy"
+        if transfer.is_on_device:
+            return self._begin_check(transfer, header, payload, landing.copy)
+        pool = self._memory.window(landing.layer, landing.copy.targets.pages)
+        if transfer.is_in_place:
+            if payload:
+                return Rejection.SIZE
+            if (damage := _wrong_sum(header, landing.copy.targets.read(pool))) is not None:
+                return damage
+        else:
+            landing.copy.run(payload[0] if len(payload) == 1 else memoryview(b"".join(payload)), pool)
+        self._landed(transfer, header)
+        return None
+
+    def _begin_check(
+        self, transfer: ReceiveTransfer, header: FrameHeader, payload: Sequence[memoryview], copy: Copy
+    ) -> Rejection | None:
+        if payload:
+            return Rejection.SIZE
+        if header.check != Check.DEVICE_SUM:
+            return Rejection.CHECK_KIND
+        assert self._reader is not None, "somebody was admitted to write on the device"
+        self._checking.append(_Checking(transfer, header, self._reader.begin(header.layer, copy.targets)))
+        return None
+
+    def _landed(self, transfer: ReceiveTransfer, header: FrameHeader) -> None:
+        transfer.landed(header)
+        self._totals["frames"] += 1
+        self._totals["bytes"] += header.payload_bytes
+
+
+def _damage(header: FrameHeader, payload: Sequence[memoryview]) -> Rejection | None:
+    try:
+        verify_length(header, *payload)
+    except WireError:
+        return Rejection.SIZE
+    return _wrong_sum(header, payload)
+
+
+def _wrong_sum(header: FrameHeader, payload: Iterable[memoryview]) -> Rejection | None:
+    if header.check != Check.BYTES:
+        return Rejection.CHECK_KIND
+    try:
+        verify_checksum(header, payload)
+    except WireError:
+        return Rejection.CHECKSUM
+    return None

@@ -1,0 +1,197 @@
+"""The receiving side of one reservation as a state machine: which frame may land where, and when it is whole. Pure.
+
+    REQUESTED --first frame--> RECEIVING --all landed, digest agrees--> DELIVERED
+        any of the first two --> CANCELLED (released) | FAILED
+
+A (layer, page) lands at most once, and nothing lands in any state but the first two. The last frame may come at any
+moment: first, last or in between; where frames keep their order, what is missing then never comes. What it does not
+know: bytes, sockets, how a checksum is computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protocol.frame import FrameHeader, LastMessage, extend_digest
+from protocol.kv_layout import KvLayout
+from runtime.state_table import advance
+from transfer.interface import Rejection
+from transfer.plan.copying import Copy
+from transfer.plan.reslice import Shard, moves_of
+
+
+class ReceiveState(StrEnum):
+    """Where a reservation is, seen from decode's data plane."""
+
+    REQUESTED = "requested"
+    RECEIVING = "receiving"
+    DELIVERED = "delivered"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+_ENDS = frozenset({ReceiveState.CANCELLED, ReceiveState.FAILED})
+RECEIVE_MOVES: dict[ReceiveState, frozenset[ReceiveState]] = {
+    ReceiveState.REQUESTED: _ENDS | {ReceiveState.RECEIVING},
+    ReceiveState.RECEIVING: _ENDS | {ReceiveState.DELIVERED},
+    ReceiveState.DELIVERED: frozenset(),
+    ReceiveState.CANCELLED: frozenset(),
+    ReceiveState.FAILED: frozenset(),
+}
+OPEN = frozenset({ReceiveState.REQUESTED, ReceiveState.RECEIVING})
+
+
+@dataclass(frozen=True)
+class Landing:
+    """Permission to copy a KV frame's payload, ascending in it, to where it belongs in the layer; nothing for the last
+    frame."""
+
+    layer: int
+    copy: Copy | None
+
+
+class ReceiveTransfer:
+    """One reservation: its pages, what landed in them, and what the sender announced. Frames come in the sender's
+    pages (layout `sent`), which may be of another size than ours."""
+
+    def __init__(
+        self,
+        layout: KvLayout,
+        attempt: int,
+        sender_instance: int,
+        pages: Sequence[int],
+        num_tokens: int,
+        sent: KvLayout | None = None,
+        in_place: bool = False,
+        on_device: bool = False,
+        in_order: bool = False,
+    ) -> None:
+        """`sent` is by default our own layout. `in_place`: the sender writes valid slots itself, frames are headers;
+        `on_device`: where only a device reads them. `in_order`: frames come as they were sent."""
+        assert len(pages) == layout.num_pages(num_tokens), (len(pages), num_tokens)
+        self.state = ReceiveState.REQUESTED
+        self.last: LastMessage | None = None
+        self.failure = ""  # why, when FAILED
+        self.is_in_place = in_place
+        self.is_on_device = on_device
+        self._in_order = in_order
+        self._sent = sent or layout
+        self._attempt = attempt
+        self._sender_instance = sender_instance
+        self._place = Shard(layout, tuple(pages))
+        self._plans: dict[tuple[int, int], Copy] = {}  # by (page_start, num_pages), the same for each layer
+        self._num_tokens = num_tokens
+        self._num_pages = self._sent.num_pages(num_tokens)  # of the sender's, in each layer
+        self._claimed = bytearray(layout.num_layers * self._num_pages)  # 1 where (layer, page) landed or is landing
+        self._num_pages_landed = 0  # over all layers
+        self._num_frames = 0  # KV frames landed
+        self._digest = 0
+
+    def refuse_stranger(self, header: FrameHeader) -> Rejection | None:
+        """Whether the frame is another's business: not this sender's, or of another attempt."""
+        if header.sender_instance != self._sender_instance:
+            return Rejection.WRONG_SENDER
+        if header.attempt != self._attempt:
+            return Rejection.WRONG_ATTEMPT
+        return None
+
+    @property
+    def lacks_last(self) -> bool:
+        """Whether every KV frame has come, and the last frame has not."""
+        return self.last is None and self.state in OPEN and 0 not in self._claimed
+
+    def accept(self, header: FrameHeader) -> Landing | Rejection:
+        """Where the payload goes, or why it may not. Pages are claimed at once, so that a frame lands at most once."""
+        stranger = self.refuse_stranger(header)
+        if stranger is not None:
+            return stranger
+        if self.state not in OPEN:
+            return Rejection.NOT_RECEIVING
+        if header.is_last:
+            return self._accept_last(header)
+        return self._misfit(header) or self._claim(header)
+
+    def landed(self, header: FrameHeader) -> None:
+        """The payload of an accepted KV frame is in place."""
+        self._num_pages_landed += header.num_pages
+        self._num_frames += 1
+        self._digest = extend_digest(self._digest, header)
+        self._received()
+
+    def announced(self, last: LastMessage) -> None:
+        """The accepted last frame said this."""
+        assert self.last is None
+        self.last = last
+        self._received()
+
+    def fail(self, reason: str) -> None:
+        """The KV will never be right."""
+        self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.FAILED)
+        self.failure = reason
+
+    def release(self) -> None:
+        """The pages are no longer ours; a delivered or failed reservation keeps its end."""
+        if self.state in OPEN:
+            self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.CANCELLED)
+
+    def _accept_last(self, header: FrameHeader) -> Landing | Rejection:
+        if self.last is not None:
+            return Rejection.ALREADY_LANDED
+        if (header.page_start, header.num_pages, header.num_tokens) != (0, 0, 0):
+            return Rejection.PAGE_RANGE
+        return Landing(header.layer, None)
+
+    def _misfit(self, header: FrameHeader) -> Rejection | None:
+        start, count = header.page_start, header.num_pages
+        if header.layer >= self._sent.num_layers:
+            return Rejection.LAYER_RANGE
+        if count < 1 or start + count > self._num_pages:
+            return Rejection.PAGE_RANGE
+        if header.num_tokens != self._sent.tokens_in(self._num_tokens, start, count):
+            return Rejection.NUM_TOKENS
+        in_pages, in_slots = count * self._sent.page_bytes, header.num_tokens * 2 * self._sent.token_bytes
+        if header.payload_bytes != (in_slots if self.is_in_place else in_pages):
+            return Rejection.SIZE
+        return None
+
+    def _claim(self, header: FrameHeader) -> Landing | Rejection:
+        first = header.layer * self._num_pages + header.page_start
+        end = first + header.num_pages
+        taken = self._claimed.count(1, first, end)
+        if taken:
+            return Rejection.ALREADY_LANDED if taken == header.num_pages else Rejection.PARTLY_LANDED
+        self._claimed[first:end] = b"\x01" * header.num_pages
+        return Landing(header.layer, self._copy(header))
+
+    def _copy(self, header: FrameHeader) -> Copy:
+        pages = header.page_start, header.num_pages
+        if pages not in self._plans:
+            first_token = header.page_start * self._sent.page_size
+            payload = Shard(self._sent, range(header.num_pages), first_token=first_token)
+            heads, tokens = range(self._sent.num_kv_heads), range(first_token, first_token + header.num_tokens)
+            moves = moves_of(payload, self._place, heads, tokens)
+            self._plans[pages] = Copy(moves, self._sent.page_bytes, self._place.layout.page_bytes)
+        return self._plans[pages]
+
+    @property
+    def _may_get_more(self) -> bool:
+        """After the last frame: whether KV frames may still come, or are being checked."""
+        return not self._in_order or self._claimed.count(1) > self._num_pages_landed
+
+    def _received(self) -> None:
+        if self.state is ReceiveState.REQUESTED:
+            self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.RECEIVING)
+        if self.last is None:
+            return
+        whole = self._num_pages_landed == len(self._claimed)
+        if not whole and self._num_frames < self.last.num_frames and self._may_get_more:
+            return
+        if not whole or self._num_frames != self.last.num_frames:
+            self.fail(
+                f"{self.last.num_frames} frames were announced; {self._num_frames} landed with "
+                f"{self._num_pages_landed} of {len(self._claimed)} pages"
+            )
+        elif self._digest != self.last.digest:
+            self.fail(f"the digest of what landed is {self._digest:#x}, the sender announced {self.last.digest:#x}")
+        else:
+            self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.DELIVERED)

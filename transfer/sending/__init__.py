@@ -1,0 +1,1 @@
+"""The sender of a prefill worker."""

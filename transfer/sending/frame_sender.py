@@ -1,0 +1,275 @@
+"""KvSender over any wire: takes frames off the pure queues, reads page memory, seals, sends.
+
+Runs of pages go to the wire as views of page memory, without a copy; a frame of many short runs is gathered first,
+because a part has a price of its own. Where the peer's pages can be written in place, they are, and the frame is only
+its header; where a device writes them, that leaves when the device is done. What it does not know: how a wire moves
+bytes, how memory is mapped.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from protocol.errors import WireError
+from protocol.frame import FrameHeader, pack_header, seal_sized, seal_sum
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import Stamp
+from protocol.messages_handoff import PoolOffer
+from transfer.in_place.pools import DeviceMemory, MappedMemory, Pools
+from transfer.interface import (
+    DEVICE_FRAME_BYTES,
+    DEVICE_WINDOW_BYTES,
+    FRAME_BYTES,
+    IN_PLACE_FRAME_BYTES,
+    WINDOW_BYTES,
+    PageMemory,
+    Pollable,
+    Target,
+)
+from transfer.plan.frames import KvFrame
+from transfer.sending.moving_frames import MovingFrames
+from transfer.sending.transfer import Frame, PeerQueue, SendTransfer
+from transfer.sending.wire import Part, Reading, Wire
+
+GATHER_BELOW = 64 * 1024  # bytes: shorter runs than this, on average, are gathered
+
+
+class FrameSender:
+    """See interface.KvSender."""
+
+    def __init__(
+        self,
+        memory: PageMemory,
+        instance: int,
+        wire: Wire,
+        window: int = WINDOW_BYTES,
+        pools: Pools | None = None,
+        gather_below: int | None = None,
+        export: bytes = b"",
+        device_window: int = DEVICE_WINDOW_BYTES,
+    ) -> None:
+        """Without `pools` nothing is written in place. See KvSender for `export`. `gather_below`: bytes,
+        GATHER_BELOW if not given."""
+        self.export = export
+        self._gather_below = GATHER_BELOW if gather_below is None else gather_below
+        self._memory = memory
+        self._layout = memory.layout
+        self._instance = instance
+        self._wire = wire
+        self._window = window
+        self._device_window = device_window
+        self._pools = pools
+        self._peers: dict[int, PeerQueue] = {}
+        self._moving: dict[int, MovingFrames] = {}  # of the same peers
+        self._transfers: dict[Target, SendTransfer] = {}  # not ended
+        self._reading: dict[Target, list[Reading]] = {}
+        self._totals: Counter[str] = Counter()
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Monotonic totals, and gauges named *_now."""
+        now = {
+            "transfers_now": len(self._transfers),
+            "frames_waiting_now": sum(len(peer) for peer in self._peers.values()),
+            "bytes_in_flight_now": sum(peer.credit.in_flight for peer in self._peers.values()),
+        }
+        return {**self._totals, **now}
+
+    def attach(self, instance: int, layout: KvLayout, pool: PoolOffer | None) -> bool:
+        """See KvSender."""
+        self.drop_peer(instance)
+        return self._pools is not None and self._pools.attach(instance, layout, pool)
+
+    def device_writer(self, instance: int) -> int:
+        """See KvSender."""
+        return 0 if self._device_of(instance) is None else os.getpid()
+
+    def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
+        """See KvSender."""
+        if target in self._transfers:
+            raise WireError(f"reservation {target.reservation} attempt {target.attempt} is being sent already")
+        place = self._place(target, num_tokens)
+        instance = target.peer.instance
+        on_device = place is not None and self._device_of(instance) is not None
+        if instance not in self._peers:
+            self._wire.connect(instance, target.peer.data)
+            self._peers[instance] = PeerQueue(self._device_window if on_device else self._window)
+            self._moving[instance] = MovingFrames()
+        frame_bytes = DEVICE_FRAME_BYTES if on_device else FRAME_BYTES if place is None else IN_PLACE_FRAME_BYTES
+        self._transfers[target] = SendTransfer(target, self._layout, source_pages, num_tokens, place, frame_bytes)
+
+    def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
+        """See KvSender."""
+        transfer = self._transfers.get(target)
+        if transfer is not None:
+            for frame in transfer.layer_ready(layer, num_tokens):
+                self._peers[target.peer.instance].push(transfer, frame)
+            self._pump(target.peer.instance)
+
+    def finish(self, target: Target, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...] = ()) -> None:
+        """See KvSender."""
+        transfer = self._transfers.get(target)
+        if transfer is not None:
+            self._peers[target.peer.instance].push(transfer, transfer.finish(first_tokens, stamps))
+            self._pump(target.peer.instance)
+
+    def cancel(self, target: Target) -> None:
+        """See KvSender."""
+        transfer = self._transfers.pop(target, None)
+        if transfer is not None:
+            transfer.cancel()
+            self._ended(transfer)
+
+    def delivered(self, target: Target) -> None:
+        """See KvSender."""
+        transfer = self._transfers.pop(target, None)
+        if transfer is not None:
+            transfer.delivered()
+            self._ended(transfer)
+
+    def add_credit(self, instance: int, reservation: int, num_bytes: int) -> None:
+        """See KvSender."""
+        peer = self._peers.get(instance)
+        if peer is not None:
+            peer.credit.give_back(reservation, num_bytes)
+            self._pump(instance)
+
+    def drop_peer(self, instance: int) -> None:
+        """See KvSender."""
+        for target in [target for target in self._transfers if target.peer.instance == instance]:
+            self.cancel(target)
+        if self._peers.pop(instance, None) is not None:
+            del self._moving[instance]
+            self._wire.disconnect(instance)
+        if self._pools is not None:
+            self._pools.drop(instance)
+
+    def broken(self) -> list[Target]:
+        """See KvSender."""
+        lost = set(self._wire.broken())
+        return [
+            target for target, transfer in self._transfers.items() if target.peer.instance in lost and transfer.num_sent
+        ]
+
+    def pump(self) -> None:
+        """See KvSender."""
+        for instance in self._peers:
+            self._pump(instance)
+
+    @property
+    def is_moving(self) -> bool:
+        """See KvSender."""
+        return any(self._moving.values())
+
+    def is_reading(self, target: Target) -> bool:
+        """See KvSender."""
+        reading = [entry for entry in self._reading.pop(target, ()) if not entry.done]
+        if reading:
+            self._reading[target] = reading
+        return bool(reading)
+
+    def pollables(self) -> list[Pollable]:
+        """Nothing: new work comes from layer_ready, finish and add_credit."""
+        return []
+
+    def close(self) -> None:
+        """See KvSender."""
+        for instance in list(self._peers):
+            self.drop_peer(instance)
+        if self._pools is not None:
+            self._pools.close()
+        self._wire.close()
+
+    def _place(self, target: Target, num_tokens: int) -> KvLayout | None:
+        """The layout of the pages that the target names, if it names any; WireError unless they may be written."""
+        if not target.pages:
+            return None
+        instance = target.peer.instance
+        pool = self._device_of(instance) or (None if self._pools is None else self._pools.get(instance))
+        if pool is None:
+            raise WireError(f"the KV memory of {target.peer.worker_id} is not mapped")
+        if len(target.pages) != pool.layout.num_pages(num_tokens) or len(set(target.pages)) != len(target.pages):
+            raise WireError(f"{len(target.pages)} pages, expected {pool.layout.num_pages(num_tokens)} different ones")
+        if min(target.pages) < 1 or max(target.pages) >= pool.num_pages:
+            raise WireError(f"pages {min(target.pages)} to {max(target.pages)}, expected 1 to {pool.num_pages - 1}")
+        return pool.layout
+
+    def _ended(self, transfer: SendTransfer) -> None:
+        peer = self._peers[transfer.target.peer.instance]
+        peer.drop(transfer)
+        self._moving[transfer.target.peer.instance].drop(transfer)
+        peer.credit.end(transfer.target.reservation)
+        self._totals[f"transfers_{transfer.state}"] += 1
+
+    def _pump(self, instance: int) -> None:
+        peer = self._peers[instance]
+        while self._send_moved(instance) and (head := peer.head()) is not None:
+            num_bytes = head[0].payload_bytes(head[1])
+            if not peer.credit.fits(num_bytes) or not self._begin(instance, *head):
+                return
+            peer.pop()
+            peer.credit.take(head[0].target.reservation, num_bytes)
+
+    def _begin(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:
+        """Sends a frame, or has a device move its KV. False if that cannot be now: a last frame waits for all moves."""
+        moving, device = self._moving[instance], self._device_of(instance)
+        if device is not None and transfer.is_in_place and isinstance(frame, KvFrame):
+            moving.begin(transfer, frame, device.begin(frame.layer, transfer.copy(frame)))
+            return True
+        return not moving and self._send(instance, transfer, frame)
+
+    def _send_moved(self, instance: int) -> bool:
+        """Sends the headers of what a device has moved. False if the wire takes no more."""
+        moving = self._moving[instance]
+        while (moved := moving.head()) is not None:
+            header = seal_sum(moved.transfer.header(moved.frame, self._instance), moved.moving.total)
+            if self._give(instance, moved.transfer, header, ()) is None:
+                return False
+            moving.pop()
+        return True
+
+    def _send(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:
+        parts, payload, shared = self._payload(transfer, frame)
+        header = seal_sized(transfer.header(frame, self._instance), payload)
+        reading = self._give(instance, transfer, header, parts)
+        if reading is not None and shared:
+            self._reading.setdefault(transfer.target, []).append(reading)
+        return reading is not None
+
+    def _give(
+        self, instance: int, transfer: SendTransfer, header: FrameHeader, parts: Sequence[Part]
+    ) -> Reading | None:
+        reading = self._wire.send(instance, [pack_header(header), *parts])
+        if reading is not None:
+            transfer.sent(header)
+            self._totals["frames"] += 1
+            self._totals["bytes"] += header.payload_bytes
+        return reading
+
+    def _payload(self, transfer: SendTransfer, frame: Frame) -> tuple[Sequence[Part], Iterable[Part], bool]:
+        """The parts that travel; the payload, which must be read to its end before they do; whether the parts are views
+        of page memory."""
+        if not isinstance(frame, KvFrame):
+            last = [transfer.last_payload(frame)]
+            return last, last, False
+        if transfer.is_in_place:
+            copy, pool = transfer.copy(frame), self._pool_of(transfer)
+            source = self._memory.window(frame.layer, copy.sources.pages)
+            return [], copy.pieces(source, pool.window(frame.layer, copy.targets.pages)), False
+        runs = transfer.runs(frame)
+        window = self._memory.window(frame.layer, runs.pages)
+        if len(runs) > 1 and runs.num_bytes < len(runs) * self._gather_below:
+            gathered = np.empty(runs.num_bytes, np.uint8).data
+            return [gathered], runs.gather(window, gathered), False
+        views = runs.views(window)
+        return views, views, True
+
+    def _device_of(self, instance: int) -> DeviceMemory | None:
+        return None if self._pools is None else self._pools.device(instance)
+
+    def _pool_of(self, transfer: SendTransfer) -> MappedMemory:
+        pool = None if self._pools is None else self._pools.get(transfer.target.peer.instance)
+        assert pool is not None, "transfers end before the memory is let go"
+        return pool

@@ -1,0 +1,242 @@
+"""The sending side as state machines: one transfer, one peer's credit, one peer's queue. Pure: no socket, no memory.
+
+    COMPUTING --finish--> SENDING --delivered--> DELIVERED
+        any of the first two --> CANCELLED | FAILED
+
+Frames wait for their turn, those of older transfers first. The last frame of a transfer is queued after all of its KV
+frames, so its digest is complete when its turn comes. What it does not know: bytes, checksums' origin, time.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, extend_digest
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import Stamp
+from runtime.state_table import advance
+from transfer.interface import FRAME_BYTES, WINDOW_BYTES, Target
+from transfer.plan.copying import Copy, Runs, whole_pages
+from transfer.plan.frames import KvFrame, final_pages, frames_of
+from transfer.plan.reslice import Shard, moves_of
+
+
+class SendState(StrEnum):
+    """Where a transfer is, seen from prefill."""
+
+    COMPUTING = "computing"
+    SENDING = "sending"
+    DELIVERED = "delivered"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+_ENDS = frozenset({SendState.CANCELLED, SendState.FAILED})
+SEND_MOVES: dict[SendState, frozenset[SendState]] = {
+    SendState.COMPUTING: _ENDS | {SendState.SENDING},
+    SendState.SENDING: _ENDS | {SendState.DELIVERED},
+    SendState.DELIVERED: frozenset(),
+    SendState.CANCELLED: frozenset(),
+    SendState.FAILED: frozenset(),
+}
+
+
+@dataclass(frozen=True)
+class LastFrame:
+    """Stands in a queue for the last frame; its payload is made when its turn comes."""
+
+    first_tokens: tuple[int, ...]
+    stamps: tuple[Stamp, ...]
+
+
+Frame = KvFrame | LastFrame
+
+
+class SendTransfer:
+    """What became ready and what was sent of one transfer."""
+
+    def __init__(
+        self,
+        target: Target,
+        layout: KvLayout,
+        source_pages: Sequence[int],
+        num_tokens: int,
+        place: KvLayout | None = None,
+        frame_bytes: int = FRAME_BYTES,
+    ) -> None:
+        """`place` is the layout of the target's pages, if they are to be written in place."""
+        assert len(source_pages) == layout.num_pages(num_tokens), (len(source_pages), num_tokens)
+        self.target = target
+        self.source_pages = tuple(source_pages)
+        self.state = SendState.COMPUTING
+        self.num_sent = 0  # frames of any kind
+        self.last_sent = False
+        self._layout = layout
+        self._place = None if place is None else Shard(place, target.pages)
+        self._frame_bytes = frame_bytes
+        self._copies: dict[tuple[int, int], Copy] = {}  # by (page_start, num_pages), the same for every layer
+        self._runs: dict[tuple[int, int], Runs] = {}  # the same
+        self._num_tokens = num_tokens
+        self._ready_pages = [0] * layout.num_layers  # pages [0, n) of each layer were handed out as frames
+        self._digest = 0
+
+    def layer_ready(self, layer: int, num_final: int) -> Iterator[KvFrame]:
+        """The frames that become ready when tokens [0, num_final) of `layer` are final; each is handed out once."""
+        assert self.state is SendState.COMPUTING, self.state
+        assert 0 <= num_final <= self._num_tokens, (num_final, self._num_tokens)
+        start = self._ready_pages[layer]
+        end = max(start, final_pages(self._layout, num_final, self._num_tokens))
+        self._ready_pages[layer] = end
+        return frames_of(self._layout, layer, start, end, self._num_tokens, self._frame_bytes)
+
+    def finish(self, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...]) -> LastFrame:
+        """The last frame; every layer must have been ready in full."""
+        total = len(self.source_pages)
+        assert all(ready == total for ready in self._ready_pages), (self._ready_pages, total)
+        self.state = advance(SEND_MOVES, self.state, SendState.SENDING)
+        return LastFrame(first_tokens, stamps)
+
+    def header(self, frame: Frame, sender_instance: int) -> FrameHeader:
+        """The frame's header, not yet sealed. `frame` must be the next to be sent."""
+        at = KvFrame(LAST_LAYER, 0, 0, 0) if isinstance(frame, LastFrame) else frame
+        return FrameHeader(
+            layer=at.layer,
+            sender_instance=sender_instance,
+            reservation=self.target.reservation,
+            attempt=self.target.attempt,
+            sequence=self.num_sent,
+            page_start=at.page_start,
+            num_pages=at.num_pages,
+            num_tokens=at.num_tokens,
+            payload_bytes=self.payload_bytes(frame),
+        )
+
+    def payload_bytes(self, frame: Frame) -> int:
+        """Size of the payload; `frame` must be the next to be sent."""
+        if isinstance(frame, LastFrame):
+            return len(self.last_payload(frame))
+        if self._place is not None:
+            return frame.num_tokens * 2 * self._layout.token_bytes
+        return frame.num_pages * self._layout.page_bytes
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether KV is written into the target's pages."""
+        return self._place is not None
+
+    def copy(self, frame: KvFrame) -> Copy:
+        """From the source's pages to the target's, for a transfer in place; only valid token slots move."""
+        assert self._place is not None
+        pages = frame.page_start, frame.num_pages
+        if pages not in self._copies:
+            first = frame.page_start * self._layout.page_size
+            heads, tokens = range(self._layout.num_kv_heads), range(first, first + frame.num_tokens)
+            moves = moves_of(Shard(self._layout, self.source_pages), self._place, heads, tokens)
+            self._copies[pages] = Copy(moves, self._layout.page_bytes, self._place.layout.page_bytes)
+        return self._copies[pages]
+
+    def runs(self, frame: KvFrame) -> Runs:
+        """Where the payload of a frame lies in the source's pages."""
+        pages = frame.page_start, frame.num_pages
+        if pages not in self._runs:
+            numbers = self.source_pages[frame.page_start : frame.page_start + frame.num_pages]
+            self._runs[pages] = whole_pages(numbers, self._layout.page_bytes)
+        return self._runs[pages]
+
+    def last_payload(self, frame: LastFrame) -> bytes:
+        """Payload of the last frame, once every KV frame was sent."""
+        return LAST_MESSAGE.encode(LastMessage(frame.first_tokens, self.num_sent, self._digest, frame.stamps))
+
+    def sent(self, header: FrameHeader) -> None:
+        """The frame with this sealed header has left."""
+        self.num_sent += 1
+        if header.is_last:
+            self.last_sent = True
+        else:
+            self._digest = extend_digest(self._digest, header)
+
+    def delivered(self) -> None:
+        """The peer says that it has everything; that cannot be so before the last frame was sent."""
+        self.state = advance(SEND_MOVES, self.state, SendState.DELIVERED if self.last_sent else SendState.FAILED)
+
+    def cancel(self) -> None:
+        """Ends the transfer."""
+        self.state = advance(SEND_MOVES, self.state, SendState.CANCELLED)
+
+
+class CreditWindow:
+    """Payload bytes in flight to one peer: frames that have left, in their order, until credit for them returns.
+
+    Frames may be lost, and so may credit. Credit for a frame writes off those that left before it. When nothing of a
+    transfer that goes on is in flight, the next frame goes whatever its size and whatever else is: lost bytes block
+    nobody for ever. What is written off too early or too late only moves the bound.
+    """
+
+    def __init__(self, window: int = WINDOW_BYTES) -> None:
+        self.window = window
+        self.in_flight = 0
+        self._frames: deque[tuple[int, int]] = deque()  # (reservation, bytes)
+        self._going_on: Counter[int] = Counter()  # frames in flight by reservation, of transfers that have not ended
+        self._num_frames: Counter[int] = Counter()  # the same of all
+
+    def fits(self, num_bytes: int) -> bool:
+        """Whether a frame of `num_bytes` may leave now."""
+        return not self._going_on or self.in_flight + num_bytes <= self.window
+
+    def take(self, reservation: int, num_bytes: int) -> None:
+        """A frame left."""
+        assert self.fits(num_bytes), (self.in_flight, num_bytes)
+        self._frames.append((reservation, num_bytes))
+        self._going_on[reservation] += 1
+        self._num_frames[reservation] += 1
+        self.in_flight += num_bytes
+
+    def give_back(self, reservation: int, num_bytes: int) -> None:
+        """The peer returned credit; more than is in flight is not believed."""
+        while num_bytes > 0 and self._num_frames[reservation]:
+            oldest, size = self._frames.popleft()
+            self.in_flight -= size
+            _count_down(self._num_frames, oldest)
+            _count_down(self._going_on, oldest)
+            if oldest == reservation:
+                num_bytes -= size
+
+    def end(self, reservation: int) -> None:
+        """Its transfer has ended: what is in flight of it holds nobody up."""
+        self._going_on.pop(reservation, None)
+
+
+def _count_down(counts: Counter[int], key: int) -> None:
+    if counts[key] > 1:
+        counts[key] -= 1
+    else:
+        counts.pop(key, None)
+
+
+class PeerQueue:
+    """What waits for one decode worker. A transfer's frames leave in the order in which they became ready, before any
+    of one that began later: where the link is slower than prefill, a computed prompt waits for no younger one's KV."""
+
+    def __init__(self, window: int = WINDOW_BYTES) -> None:
+        self.credit = CreditWindow(window)
+        self._waiting: dict[SendTransfer, deque[Frame]] = {}  # of those that have begun, in that order
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def push(self, transfer: SendTransfer, frame: Frame) -> None:
+        """Queues a frame."""
+        self._waiting.setdefault(transfer, deque()).append(frame)
+
+    def head(self) -> tuple[SendTransfer, Frame] | None:
+        """The next frame, which stays queued until pop()."""
+        return next(((transfer, frames[0]) for transfer, frames in self._waiting.items() if frames), None)
+
+    def pop(self) -> None:
+        """Removes the head."""
+        next(frames for frames in self._waiting.values() if frames).popleft()
+
+    def drop(self, transfer: SendTransfer) -> None:
+        """Removes every frame of one transfer, which has ended."""
+        self._waiting.pop(transfer, None)
