@@ -15,7 +15,7 @@ from runtime.bus import Dealer
 from runtime.curve import OPEN, Security
 from runtime.log import get_log
 from runtime.refusals import Refusals
-from transfer.interface import KvReceiver
+from transfer.landing.frame_receiver import FrameReceiver
 from worker.outbox import Outbox
 
 LAST_WORDS_MS = 1000  # for cancels to leave on a connection that is given up
@@ -31,7 +31,7 @@ class PrefillLink:
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         identity: bytes,
-        receiver: KvReceiver,
+        receiver: FrameReceiver,
         outbox: Outbox,
         deliver: Callable[[int, ToDecode], None],
         returned: Callable[[int], None],

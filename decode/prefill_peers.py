@@ -13,7 +13,7 @@ from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout, mismatch
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import Hello, HelloAccepted, HelloRefused
-from transfer.interface import KvReceiver
+from transfer.landing.frame_receiver import FrameReceiver
 
 HELLO_DEADLINE_S = 30.0  # for prefill to answer a greeting
 
@@ -61,7 +61,7 @@ class PrefillPeers:
     """Peers by instance, and what this worker says of itself when it meets them."""
 
     def __init__(
-        self, address: WorkerAddress, layout: KvLayout, fingerprint: Fingerprint, receiver: KvReceiver
+        self, address: WorkerAddress, layout: KvLayout, fingerprint: Fingerprint, receiver: FrameReceiver
     ) -> None:
         self._address = address
         self._layout = layout

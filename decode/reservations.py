@@ -11,7 +11,7 @@ from runtime.deadlines import Deadlines
 from scheduler.choice_pages import allocate_choices
 from scheduler.engine import Engine
 from scheduler.page_allocator import PageState
-from transfer.interface import KvReceiver
+from transfer.landing.frame_receiver import FrameReceiver
 
 ASK_AGAIN_S = 5.0  # between two CancelJobs to a prefill worker that has not answered JobStopped
 
@@ -22,7 +22,7 @@ class Reservations:
     The cost of a turn does not depend on their number.
     """
 
-    def __init__(self, engine: Engine, receiver: KvReceiver, peers: PrefillPeers) -> None:
+    def __init__(self, engine: Engine, receiver: FrameReceiver, peers: PrefillPeers) -> None:
         self._engine = engine
         self._receiver = receiver
         self._peers = peers

@@ -47,7 +47,8 @@ from scheduler.req import Req
 from scheduler.request_check import first_tokens_fault
 from scheduler.running import Running
 from scheduler.schedule_batch import ScheduleBatch
-from transfer.interface import CreditReturned, Delivered, FirstFrame, KvReceiver, LastInDoubt, TransferFailed
+from transfer.landing.events import CreditReturned, Delivered, FirstFrame, LastInDoubt, TransferFailed
+from transfer.landing.frame_receiver import FrameReceiver
 from worker.outbox import Outbox
 from worker.phase_times import PhaseTimes
 from worker.token_stream import TokenStream
@@ -63,7 +64,7 @@ class DecodeWorker:
     def __init__(
         self,
         engine: Engine,
-        receiver: KvReceiver,
+        receiver: FrameReceiver,
         address: WorkerAddress,
         fingerprint: Fingerprint,
         clock: Clock,

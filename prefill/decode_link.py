@@ -13,7 +13,7 @@ from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, HelloRefused
 from runtime.bus import Router
 from runtime.log import get_log
 from runtime.refusals import Refusals
-from transfer.interface import KvSender
+from transfer.sending.frame_sender import FrameSender
 from worker.outbox import Outbox
 
 log = get_log("prefill")
@@ -23,7 +23,7 @@ class DecodeLink:
     """`deliver(instance, message)` takes what arrives; `outbox.decode` is what leaves."""
 
     def __init__(
-        self, router: Router, sender: KvSender, outbox: Outbox, deliver: Callable[[int, ToPrefill], None]
+        self, router: Router, sender: FrameSender, outbox: Outbox, deliver: Callable[[int, ToPrefill], None]
     ) -> None:
         self._router = router
         self._sender = sender
@@ -81,8 +81,8 @@ class DecodeLink:
         """Names are kept: the cancels of decode workers that live are still to come."""
 
     def pollables(self) -> Sequence[Any]:
-        """The ROUTER, and what the transfer waits on."""
-        return [self._router.socket, *self._sender.pollables()]
+        """The ROUTER."""
+        return [self._router.socket]
 
     def close(self) -> None:
         """Closes the sockets."""

@@ -8,7 +8,7 @@ from protocol.messages_gateway import ChoiceTokens, FirstToken, Stamp, WorkerAdd
 from protocol.messages_handoff import JobFailed, JobFinishedEarly, PrefillJob
 from runtime.state_table import advance
 from scheduler.req import Req
-from transfer.interface import Target
+from transfer.sending.transfer import Target
 
 
 @dataclass(eq=False)

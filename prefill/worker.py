@@ -36,7 +36,7 @@ from scheduler.forward_batch import ExtendChunk, LaunchPlan
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.req import Req
 from scheduler.request_check import replay_fault, transfer_fault
-from transfer.interface import KvSender
+from transfer.sending.frame_sender import FrameSender
 from worker.outbox import Outbox
 from worker.phase_times import PhaseTimes
 
@@ -62,7 +62,7 @@ class PrefillWorker:
     def __init__(
         self,
         engine: Engine,
-        sender: KvSender,
+        sender: FrameSender,
         address: WorkerAddress,
         fingerprint: Fingerprint,
         clock: Clock,

@@ -34,7 +34,9 @@ from runtime.curve import open_security
 from runtime.keys import Keys, read_keys
 from runtime.log import get_log
 from transfer.backends.table import open_receiver, open_sender
-from transfer.interface import CreditReturned, Delivered, FrameRejected, Pollable, Target, TransferFailed
+from transfer.landing.arrivals import Pollable
+from transfer.landing.events import CreditReturned, Delivered, FrameRejected, TransferFailed
+from transfer.sending.transfer import Target
 
 HOST = "127.0.0.1"
 PREFILL, DECODE = 11, 22  # instances
@@ -69,7 +71,7 @@ class End(Protocol):
 
 
 class PrefillEnd:
-    """A KvSender and the ROUTER that decode dials."""
+    """A FrameSender and the ROUTER that decode dials."""
 
     def __init__(self, backend: str, memory: HostPages, blocks: Blocks, encrypted: bool = False) -> None:
         self._memory = memory
@@ -116,7 +118,7 @@ class PrefillEnd:
         self._sender.finish(target, (1,))
 
         while not any(isinstance(each, KvDelivered) for each in self._take()):
-            _wait([self._router.socket, *self._sender.pollables()])
+            _wait([self._router.socket])
 
         self._sender.delivered(target)
         while self._sender.is_reading(target):
@@ -141,7 +143,7 @@ class PrefillEnd:
 
 
 class DecodeEnd:
-    """A KvReceiver and the DEALER to prefill."""
+    """A FrameReceiver and the DEALER to prefill."""
 
     def __init__(self, backend: str, memory: HostPages, blocks: Blocks, encrypted: bool = False) -> None:
         self._memory = memory

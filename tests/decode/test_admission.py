@@ -19,7 +19,7 @@ from tests.cluster import Cluster
 from tests.counting import instructions
 from tests.decode.driving import drive_to, expect_rest, greedy, make_cluster, prompt_of
 from tests.scheduler.building import make_engine
-from transfer.interface import KvReceiver
+from transfer.landing.frame_receiver import FrameReceiver
 
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
 PREFILLS = [WorkerAddress(f"p{instance}", instance) for instance in range(3)]
@@ -66,7 +66,7 @@ class World:
 
     def __init__(self, kind: type[Reservations]) -> None:
         self.engine = make_engine(InlineStream())
-        receiver = cast(KvReceiver, Receiver())
+        receiver = cast(FrameReceiver, Receiver())
         self.peers = PrefillPeers(WorkerAddress("d", 99), LAYOUT, Fingerprint("print"), receiver)
         self.reservations = kind(self.engine, receiver, self.peers)
         self.requests: dict[int, DecodeRequest] = {}

@@ -8,7 +8,7 @@ from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import HelloAccepted, HelloRefused
-from transfer.interface import KvReceiver
+from transfer.landing.frame_receiver import FrameReceiver
 
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=16, dtype="float32")
 PREFILL, DECODE = WorkerAddress("p", 1), WorkerAddress("d", 2)
@@ -47,7 +47,7 @@ def receiver() -> Receiver:
 
 @pytest.fixture
 def peers(receiver: Receiver) -> PrefillPeers:
-    return PrefillPeers(DECODE, LAYOUT, Fingerprint("print"), cast(KvReceiver, receiver))
+    return PrefillPeers(DECODE, LAYOUT, Fingerprint("print"), cast(FrameReceiver, receiver))
 
 
 def test_jobs_are_credited_until_they_are_computed_or_over(peers: PrefillPeers) -> None:

@@ -11,14 +11,16 @@ from typing import Protocol
 
 from protocol.errors import WireError
 from tests.doubles.device_on_host import LocalIpc
-from transfer.backends.shm import PoolMaps, PoolOwner, SharedPages
+from transfer.backends.shm import PoolMaps, PoolOwner
 from transfer.in_place.device_moves import Copies
 from transfer.in_place.device_pools import AtDevice, DeviceMaps, DeviceOwner, DevicePages, DeviceReader, SeatFile
 from transfer.in_place.pools import Pools
 from transfer.in_place.writers import Writers
-from transfer.interface import WINDOW_BYTES, Pollable
+from transfer.landing.arrivals import Pollable
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.memory import SharedPages
 from transfer.sending.frame_sender import FrameSender
+from transfer.sending.transfer import WINDOW_BYTES
 from transfer.sending.wire import Part
 
 SCHEME = "inproc-network:"
@@ -85,14 +87,14 @@ class InprocNetwork:
         self._num_endpoints = 0
 
     def sender(self, memory: Pages, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
-        """A KvSender of this network."""
+        """A FrameSender of this network."""
         pools: Pools | None = PoolMaps(required=True) if self._in_place else None
         if self._copies is not None:
             pools = DeviceMaps(AtDevice(memory, self._copies, self._ipc), None)
         return FrameSender(memory, instance, _InprocWire(self, instance), window, pools, device_window=window)
 
     def receiver(self, memory: Pages) -> FrameReceiver:
-        """A KvReceiver of this network."""
+        """A FrameReceiver of this network."""
         self._num_endpoints += 1
         endpoint = f"{SCHEME}{self._num_endpoints}"
         self._queues[endpoint] = deque()

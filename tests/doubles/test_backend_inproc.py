@@ -10,14 +10,8 @@ from protocol.frame import HEADER_BYTES
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, expected_pool
-from transfer.interface import (
-    CreditReturned,
-    Delivered,
-    FrameRejected,
-    Rejection,
-    Target,
-    TransferFailed,
-)
+from transfer.landing.events import CreditReturned, Delivered, FrameRejected, Rejection, TransferFailed
+from transfer.sending.transfer import Target
 
 
 class TestInproc(KvContract):

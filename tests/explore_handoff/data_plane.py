@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from protocol.errors import WireError
 from tests.explore_handoff.network import REDIAL_S, Host, Network
-from transfer.interface import Pollable
+from transfer.landing.arrivals import Pollable
 from transfer.sending.wire import Part
 
 SCHEME = "frames://"

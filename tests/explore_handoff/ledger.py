@@ -17,7 +17,7 @@ from scheduler.engine import Engine
 from scheduler.page_allocator import PageState
 from scheduler.req import Req
 from tests.explore_handoff.workers import WorkerProcess
-from transfer.interface import FATAL
+from transfer.landing.events import FATAL
 from transfer.landing.transfer import OPEN
 
 OUT = (DecodeState.REQUESTED, DecodeState.RECEIVING)  # with prefill: what has landed is not whole

@@ -16,7 +16,7 @@ from scheduler.page_allocator import PageAllocator, PageState
 
 
 class SourceMemory:
-    """See transfer.interface.PageMemory. `held` is asked for once for each frame, right after its views were made."""
+    """See transfer.memory.PageMemory. `held` is asked for once for each frame, right after its views were made."""
 
     def __init__(self, kv: PagedKv, pages: PageAllocator) -> None:
         self._kv = kv
@@ -64,7 +64,7 @@ class SourceMemory:
 
 
 class TargetMemory:
-    """See transfer.interface.PageMemory."""
+    """See transfer.memory.PageMemory."""
 
     def __init__(self, kv: PagedKv, pages: PageAllocator) -> None:
         self._kv = kv

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -27,7 +28,8 @@ from protocol.request import SamplingParams
 from runtime.clock import VirtualClock
 from scheduler.engine import Engine
 from tests.scheduler.building import ManualStream, greedy, make_engine
-from transfer.interface import Pollable, Target
+from transfer.sending.frame_sender import FrameSender
+from transfer.sending.transfer import Target
 
 DECODE = WorkerAddress("decode-0", 7, data="somewhere")
 PREFILL = WorkerAddress("prefill-0", 3, peer="here")
@@ -35,7 +37,7 @@ PROMPT = tuple(range(10))
 
 
 class Sender:
-    """A KvSender that notes what it is told, and reads pages for as long as `reading` says."""
+    """A FrameSender that notes what it is told, and reads pages for as long as `reading` says."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -89,9 +91,6 @@ class Sender:
     def is_reading(self, target: Target) -> bool:
         return target in self.reading
 
-    def pollables(self) -> list[Pollable]:
-        return []
-
     def close(self) -> None:
         return
 
@@ -111,7 +110,13 @@ class Bench:
             **options,  # type: ignore[arg-type]
         )
         self.worker = PrefillWorker(
-            self.engine, self.sender, PREFILL, Fingerprint("print"), self.clock, overlap=overlap, chunk_size=chunk_size
+            self.engine,
+            cast(FrameSender, self.sender),
+            PREFILL,
+            Fingerprint("print"),
+            self.clock,
+            overlap=overlap,
+            chunk_size=chunk_size,
         )
         if greeted:
             self.worker.on_peer(7, Hello(DECODE, self.engine.kv.layout, Fingerprint("print")))

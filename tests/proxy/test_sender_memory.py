@@ -19,7 +19,7 @@ from tests.proxy import large_worker
 from tests.proxy.conftest import Lend
 from tests.proxy.deployment import Proxied
 from tests.proxy.proxy import Way
-from transfer.interface import WINDOW_BYTES
+from transfer.sending.transfer import WINDOW_BYTES
 
 pytestmark = pytest.mark.faults
 

@@ -34,7 +34,7 @@ from tests.decode.driving import (
     make_cluster,
     prompt_of,
 )
-from transfer.interface import Delivered
+from transfer.landing.events import Delivered
 
 PARAMS = greedy(9)
 PROMPT = tuple(prompt_of("r", 21))

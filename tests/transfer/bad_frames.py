@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, pack_header, seal
 from tests.transfer.landing.test_frame_receiver import Queue
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.interface import Delivered, FrameRejected, ReceiverEvent, Rejection, TransferFailed
+from transfer.landing.events import Delivered, FrameRejected, ReceiverEvent, Rejection, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
 
 Parts = list[bytes]

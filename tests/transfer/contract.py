@@ -12,19 +12,18 @@ from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp, WorkerAddress
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.interface import (
-    WINDOW_BYTES,
+from transfer.landing.events import (
     CreditReturned,
     Delivered,
     FirstFrame,
     FrameRejected,
-    KvReceiver,
-    KvSender,
     ReceiverEvent,
     Rejection,
-    Target,
     TransferFailed,
 )
+from transfer.landing.frame_receiver import FrameReceiver
+from transfer.sending.frame_sender import FrameSender
+from transfer.sending.transfer import WINDOW_BYTES, Target
 
 PREFILL, DECODE = 11, 22
 NUM_PAGES = 12
@@ -34,9 +33,9 @@ E = TypeVar("E")
 class Network(Protocol):
     """Makes the two ends of one backend."""
 
-    def sender(self, memory: HostMemory, instance: int, window: int = WINDOW_BYTES) -> KvSender: ...
+    def sender(self, memory: HostMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender: ...
 
-    def receiver(self, memory: HostMemory) -> KvReceiver: ...
+    def receiver(self, memory: HostMemory) -> FrameReceiver: ...
 
 
 class Pair:
@@ -111,7 +110,7 @@ class Pair:
         self.receiver.close()
 
 
-def _wait(receiver: KvReceiver) -> None:
+def _wait(receiver: FrameReceiver) -> None:
     sockets = receiver.pollables()
     if sockets:
         zmq.select(sockets, [], [], timeout=0.05)

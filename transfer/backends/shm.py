@@ -10,7 +10,6 @@ again proves that its holder writes no more: it has let go, or its process is go
 
 import mmap
 import os
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,27 +19,9 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import PoolOffer
 from runtime.log import get_log
 from runtime.shared_memory import host_identity, is_taken, open_shared, take_seat
-from transfer.interface import PageMemory
+from transfer.memory import Seated
 
 log = get_log("transfer")
-
-
-class Seated(Protocol):
-    """Memory in which other processes take seats."""
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of each layer, the padding page among them."""
-        ...
-
-    @property
-    def shared_fd(self) -> int:
-        """Its descriptor."""
-        ...
-
-
-class SharedPages(Seated, PageMemory, Protocol):
-    """KV pages that other processes may map: the shared memory is they, layer after layer."""
 
 
 class PoolOwner:

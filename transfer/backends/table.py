@@ -16,12 +16,13 @@ from runtime.curve import OPEN, Security
 from runtime.log import get_log
 from runtime.settings import TransferBackend
 from transfer.backends.nixl.backend import nixl_receiver, nixl_sender
-from transfer.backends.shm import PoolMaps, PoolOwner, SharedPages
+from transfer.backends.shm import PoolMaps, PoolOwner
 from transfer.backends.zmq import ZmqWire, zmq_arrivals, zmq_receiver, zmq_sender
 from transfer.in_place.device_pools import AtDevice, DeviceMaps, DeviceOwner, DevicePages, DeviceReader, SeatFile
 from transfer.in_place.writers import Writers
-from transfer.interface import KvReceiver, KvSender
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.memory import SharedPages
+from transfer.sending.frame_sender import FrameSender
 
 BACKENDS: Final = get_args(TransferBackend)  # auto: for each pair of workers cuda_ipc if it can, else shm, else zmq
 log = get_log("transfer")
@@ -34,7 +35,7 @@ def open_sender(
     context: zmq.Context[Any],
     security: Security = OPEN,
     device: DevicePages | None = None,
-) -> KvSender:
+) -> FrameSender:
     """The sender of a prefill worker; the caller ends `context` after close(). ConfigError for a wrong backend."""
     _check(backend)
     if backend == "ray":
@@ -56,7 +57,7 @@ def open_receiver(
     context: zmq.Context[Any],
     security: Security = OPEN,
     device: DevicePages | None = None,
-) -> KvReceiver:
+) -> FrameReceiver:
     """The receiver of a decode worker that peers reach at `host`. ConfigError for a wrong backend or host."""
     _check(backend)
     if backend == "ray":

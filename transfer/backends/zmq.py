@@ -17,9 +17,12 @@ from runtime.curve import OPEN, Security, without_secret
 from runtime.link_watch import LinkWatch
 from transfer.in_place.pools import Pools
 from transfer.in_place.writers import Writers
-from transfer.interface import FRAME_BYTES, WINDOW_BYTES, PageMemory, Pollable
+from transfer.landing.arrivals import Pollable
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.memory import PageMemory
+from transfer.plan.frames import FRAME_BYTES
 from transfer.sending.frame_sender import FrameSender
+from transfer.sending.transfer import WINDOW_BYTES
 from transfer.sending.wire import Part, Reading
 
 RECEIVE_FRAMES = 1024  # per connection; beyond it TCP pushes back
@@ -36,7 +39,7 @@ def zmq_sender(
     pools: Pools | None = None,
     security: Security = OPEN,
 ) -> FrameSender:
-    """A KvSender over `context`, which the caller owns and ends after close()."""
+    """A FrameSender over `context`, which the caller owns and ends after close()."""
     return FrameSender(memory, instance, ZmqWire(context, security), window, pools)
 
 
@@ -47,7 +50,7 @@ def zmq_receiver(
     writers: Writers | None = None,
     security: Security = OPEN,
 ) -> FrameReceiver:
-    """A KvReceiver bound on `host`, by which peers reach this machine; ConfigError if it is no address of it."""
+    """A FrameReceiver bound on `host`, by which peers reach this machine; ConfigError if it is no address of it."""
     return FrameReceiver(memory, zmq_arrivals(memory, host, context, security), writers)
 
 

@@ -5,7 +5,7 @@ from typing import Protocol
 from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import PoolOffer
 from transfer.in_place.moving import Moving
-from transfer.interface import PageMemory
+from transfer.memory import PageMemory
 from transfer.plan.copying import Copy, Runs
 
 

@@ -1,9 +1,11 @@
 """What the receiver needs of a backend: frames as they come, and prefill workers whose pages are read from here."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from transfer.interface import Pollable
+import zmq
+
+Pollable = zmq.Socket[Any] | int  # what can be waited for: a socket or a descriptor
 
 
 class Arrivals(Protocol):
@@ -41,9 +43,9 @@ class Sources(Protocol):
     """Prefill workers whose pages are read from here."""
 
     def meet(self, instance: int, export: bytes) -> None:
-        """See KvReceiver."""
+        """That worker takes jobs, and exports this. WireError if its KV could not be had."""
         ...
 
     def lose(self, instance: int) -> None:
-        """See KvReceiver."""
+        """Nothing is read from that worker any more. Idempotent."""
         ...

@@ -1,5 +1,6 @@
-"""KvReceiver over any wire: checks a frame (size, checksum, reservation), copies it into its pages, reports. Of KV that
-was written in place only the header comes, and what lies in the pages is checked: here, or by the device they are of.
+"""The receiver of a decode worker, the same for every backend: checks a frame (size, checksum, reservation), copies it
+into its pages, reports. Of KV that was written in place only the header comes, and what lies in the pages is checked:
+here, or by the device they are of.
 
 Whatever a peer or a stranger sends ends in an event and a counter, never in an exception. What it does not know: how
 bytes arrive, or what the pages are for.
@@ -18,25 +19,24 @@ from runtime.refusals import Refusals
 from transfer.in_place.moving import Moving
 from transfer.in_place.pools import Reader
 from transfer.in_place.writers import Writers
-from transfer.interface import (
+from transfer.landing.arrivals import Arrivals, Pollable, Sources
+from transfer.landing.events import (
     FATAL,
-    POLL_BYTES,
-    POLL_FRAMES,
     CreditReturned,
     Delivered,
     FirstFrame,
     FrameRejected,
     LastInDoubt,
-    PageMemory,
-    Pollable,
     ReceiverEvent,
     Rejection,
     TransferFailed,
 )
-from transfer.landing.arrivals import Arrivals, Sources
 from transfer.landing.transfer import OPEN, ReceiveState, ReceiveTransfer
+from transfer.memory import PageMemory
 from transfer.plan.copying import Copy
 
+POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll, some 2 ms of copying
+POLL_FRAMES = 256  # and never more frames than this, whatever their size
 MAX_PARTS = 1024  # of one frame; a sender gathers runs that are shorter than 64 KiB
 
 
@@ -50,7 +50,9 @@ class _Checking:
 
 
 class FrameReceiver:
-    """See interface.KvReceiver."""
+    """One per decode worker; it belongs to the main thread.
+
+    A frame that is lost on the way is noticed by nobody here: whoever waits for a reservation gives it a deadline."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class FrameReceiver:
 
     @property
     def address(self) -> str:
-        """See KvReceiver."""
+        """What peers dial: WorkerAddress.data."""
         return self._arrivals.address
 
     @property
@@ -86,39 +88,41 @@ class FrameReceiver:
         return {**self._totals, **refused, "reservations_now": len(self._transfers)}
 
     def offer(self, instance: int) -> PoolOffer | None:
-        """See KvReceiver."""
+        """What the prefill worker `instance` is offered in a greeting; None where nobody may write in place."""
         return None if self._writers is None else self._writers.offer(instance)
 
     def admit_writer(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
-        """See KvReceiver."""
+        """The seat of that worker, which says that it can or not, if it may be told pages; 0 if not, or WireError if it
+        must. `device_writer`: see FrameSender.device_writer()."""
         return 0 if self._writers is None else self._writers.admit(instance, in_place, device_writer)
 
     def meet(self, instance: int, export: bytes) -> None:
-        """See KvReceiver."""
+        """That worker takes jobs, and exports this. WireError if its KV could not be had."""
         if self._sources is not None:
             self._sources.meet(instance, export)
 
     def lose(self, instance: int) -> None:
-        """See KvReceiver."""
+        """That worker is lost, or begins anew: nothing is read from it any more, and what it was offered
+        is void. Idempotent."""
         if self._writers is not None:
             self._writers.lose(instance)
         if self._sources is not None:
             self._sources.lose(instance)
 
     def backend(self, instance: int, in_place: bool) -> str:
-        """See KvReceiver."""
+        """The name of what brings KV from that worker, which may write it itself or not."""
         if in_place:
             assert self._writers is not None, "nobody was admitted"
             return self._writers.backend_of(instance)
         return self._arrivals.backend
 
     def stopped(self, reservation: int, instance: int) -> None:
-        """See KvReceiver."""
+        """That worker says that it writes and sends no more for the reservation. Idempotent."""
         if self._writers is not None:
             self._writers.ended(reservation, instance)
 
     def may_be_written(self, reservation: int) -> bool:
-        """See KvReceiver."""
+        """Whether a writer may still write the reservation's pages, also after release(). Once false it stays false."""
         return self._writers is not None and self._writers.may_be_written(reservation)
 
     def reserve(
@@ -131,7 +135,11 @@ class FrameReceiver:
         sent: KvLayout | None = None,
         in_place: bool = False,
     ) -> None:
-        """See KvReceiver."""
+        """Lets one sender write these pages (the caller's own, in prompt order) until release(). Ids are not reused.
+
+        `sent` is the sender's layout, by default our own: they may differ in page size. `in_place`: an admitted writer
+        is told the pages, so after release() they are not free until may_be_written() says no.
+        """
         assert reservation not in self._transfers, reservation
         on_device = False
         if in_place:
@@ -151,7 +159,7 @@ class FrameReceiver:
         )
 
     def release(self, reservation: int) -> None:
-        """See KvReceiver."""
+        """Consumed, cancelled or failed: no byte lands from here on, every later frame is rejected. Idempotent."""
         transfer = self._transfers.pop(reservation, None)
         if transfer is not None:
             transfer.release()
@@ -159,11 +167,15 @@ class FrameReceiver:
 
     @property
     def is_checking(self) -> bool:
-        """See KvReceiver."""
+        """Whether poll() is due again at once: a device reads what was written, and wakes nobody when it is done."""
         return bool(self._checking)
 
     def poll(self, max_bytes: int = POLL_BYTES) -> list[ReceiverEvent]:
-        """See KvReceiver."""
+        """Lands what has arrived, up to about `max_bytes`. Never blocks, never raises for what a peer sent.
+
+        A reservation ends in Delivered (after its FirstFrame) or TransferFailed, once. If frames are lost it may end in
+        neither: where they keep their order, only if the last is among them.
+        """
         events: list[ReceiverEvent] = []
         credit: Counter[tuple[int, int]] = Counter()
         for _ in range(POLL_FRAMES):
@@ -179,11 +191,11 @@ class FrameReceiver:
         return events
 
     def pollables(self) -> list[Pollable]:
-        """See KvReceiver."""
+        """What to wait on (readable) for poll() to have something to land."""
         return self._arrivals.pollables()
 
     def close(self) -> None:
-        """See KvReceiver."""
+        """Releases everything and unbinds. Idempotent."""
         for reservation in list(self._transfers):
             self.release(reservation)
         self._arrivals.close()

@@ -15,7 +15,7 @@ from enum import StrEnum
 from protocol.frame import FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout
 from runtime.state_table import advance
-from transfer.interface import Rejection
+from transfer.landing.events import Rejection
 from transfer.plan.copying import Copy
 from transfer.plan.reslice import Shard, moves_of
 

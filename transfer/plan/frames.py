@@ -12,6 +12,10 @@ from dataclasses import dataclass
 
 from protocol.kv_layout import KvLayout, full_pages
 
+FRAME_BYTES = 2 * 1024 * 1024  # payload of one merged frame; a page that is larger is a frame of its own
+IN_PLACE_FRAME_BYTES = 4 * 1024 * 1024  # of one frame that is written in place, on one host
+DEVICE_FRAME_BYTES = 128 * 1024 * 1024  # of one frame between devices, where what it costs to begin one counts
+
 
 @dataclass(frozen=True)
 class KvFrame:

@@ -1,4 +1,4 @@
-"""KvSender over any wire: takes frames off the pure queues, reads page memory, seals, sends.
+"""The sender of a prefill worker, over any wire: takes frames off the pure queues, reads page memory, seals, sends.
 
 Runs of pages go to the wire as views of page memory, without a copy; a frame of many short runs is gathered first,
 because a part has a price of its own. Where the peer's pages can be written in place, they are, and the frame is only
@@ -18,26 +18,18 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp
 from protocol.messages_handoff import PoolOffer
 from transfer.in_place.pools import DeviceMemory, MappedMemory, Pools
-from transfer.interface import (
-    DEVICE_FRAME_BYTES,
-    DEVICE_WINDOW_BYTES,
-    FRAME_BYTES,
-    IN_PLACE_FRAME_BYTES,
-    WINDOW_BYTES,
-    PageMemory,
-    Pollable,
-    Target,
-)
-from transfer.plan.frames import KvFrame
+from transfer.memory import PageMemory
+from transfer.plan.frames import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame
 from transfer.sending.moving_frames import MovingFrames
-from transfer.sending.transfer import Frame, PeerQueue, SendTransfer
+from transfer.sending.transfer import DEVICE_WINDOW_BYTES, WINDOW_BYTES, Frame, PeerQueue, SendTransfer, Target
 from transfer.sending.wire import Part, Reading, Wire
 
 GATHER_BELOW = 64 * 1024  # bytes: shorter runs than this, on average, are gathered
 
 
 class FrameSender:
-    """See interface.KvSender."""
+    """One per prefill worker; it belongs to the main thread. Calls about a transfer that was cancelled, delivered or
+    never opened do nothing."""
 
     def __init__(
         self,
@@ -50,8 +42,8 @@ class FrameSender:
         export: bytes = b"",
         device_window: int = DEVICE_WINDOW_BYTES,
     ) -> None:
-        """Without `pools` nothing is written in place. See KvSender for `export`. `gather_below`: bytes,
-        GATHER_BELOW if not given."""
+        """Without `pools` nothing is written in place. `export`: what decode must have to read our pages, where
+        it does; for HelloAccepted. `gather_below`: bytes, GATHER_BELOW if not given."""
         self.export = export
         self._gather_below = GATHER_BELOW if gather_below is None else gather_below
         self._memory = memory
@@ -78,16 +70,24 @@ class FrameSender:
         return {**self._totals, **now}
 
     def attach(self, instance: int, layout: KvLayout, pool: PoolOffer | None) -> bool:
-        """See KvSender."""
+        """The decode worker `instance` has greeted, anew perhaps: what was known of it is dropped as by drop_peer().
+
+        Whether its pages, of `layout`, can be written in place. WireError if they cannot and nothing else will do.
+        """
         self.drop_peer(instance)
         return self._pools is not None and self._pools.attach(instance, layout, pool)
 
     def device_writer(self, instance: int) -> int:
-        """See KvSender."""
+        """The process that writes into the device memory of that worker; 0 where nobody does, and pages are read from
+        host memory."""
         return 0 if self._device_of(instance) is None else os.getpid()
 
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
-        """See KvSender."""
+        """Announces a transfer and connects to its peer if need be.
+
+        `source_pages` are the caller's pages in prompt order. WireError if the peer's endpoint is no address, if this
+        very target is already open, or if its pages are none that may be written.
+        """
         if target in self._transfers:
             raise WireError(f"reservation {target.reservation} attempt {target.attempt} is being sent already")
         place = self._place(target, num_tokens)
@@ -101,7 +101,10 @@ class FrameSender:
         self._transfers[target] = SendTransfer(target, self._layout, source_pages, num_tokens, place, frame_bytes)
 
     def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
-        """See KvSender."""
+        """K and V of tokens [0, num_tokens) of `layer` are final, and where they are read: see device_writer().
+
+        Whole pages leave at once as credit allows; the partial last page only when `num_tokens` is the total.
+        """
         transfer = self._transfers.get(target)
         if transfer is not None:
             for frame in transfer.layer_ready(layer, num_tokens):
@@ -109,35 +112,35 @@ class FrameSender:
             self._pump(target.peer.instance)
 
     def finish(self, target: Target, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...] = ()) -> None:
-        """See KvSender."""
+        """Every layer is ready in full; the last frame follows the KV frames (also if there was none)."""
         transfer = self._transfers.get(target)
         if transfer is not None:
             self._peers[target.peer.instance].push(transfer, transfer.finish(first_tokens, stamps))
             self._pump(target.peer.instance)
 
     def cancel(self, target: Target) -> None:
-        """See KvSender."""
+        """Nothing more is sent or written from here on; waits for what a device has begun. Idempotent."""
         transfer = self._transfers.pop(target, None)
         if transfer is not None:
             transfer.cancel()
             self._ended(transfer)
 
     def delivered(self, target: Target) -> None:
-        """See KvSender."""
+        """KvDelivered has arrived."""
         transfer = self._transfers.pop(target, None)
         if transfer is not None:
             transfer.delivered()
             self._ended(transfer)
 
     def add_credit(self, instance: int, reservation: int, num_bytes: int) -> None:
-        """See KvSender."""
+        """DataCredit has arrived from the decode worker `instance`; sends what waited for it."""
         peer = self._peers.get(instance)
         if peer is not None:
             peer.credit.give_back(reservation, num_bytes)
             self._pump(instance)
 
     def drop_peer(self, instance: int) -> None:
-        """See KvSender."""
+        """The decode worker `instance` is lost: cancels all its transfers, closes its connection. Idempotent."""
         for target in [target for target in self._transfers if target.peer.instance == instance]:
             self.cancel(target)
         if self._peers.pop(instance, None) is not None:
@@ -147,35 +150,31 @@ class FrameSender:
             self._pools.drop(instance)
 
     def broken(self) -> list[Target]:
-        """See KvSender."""
+        """Transfers of which frames may have been lost with a connection since the last call: nobody else notices."""
         lost = set(self._wire.broken())
         return [
             target for target, transfer in self._transfers.items() if target.peer.instance in lost and transfer.num_sent
         ]
 
     def pump(self) -> None:
-        """See KvSender."""
+        """Sends what credit allows; never blocks."""
         for instance in self._peers:
             self._pump(instance)
 
     @property
     def is_moving(self) -> bool:
-        """See KvSender."""
+        """Whether pump() is due again at once: a device copies, and wakes nobody when it is done."""
         return any(self._moving.values())
 
     def is_reading(self, target: Target) -> bool:
-        """See KvSender."""
+        """Whether the transport may still read the transfer's source pages, also after its end. Unknown: False."""
         reading = [entry for entry in self._reading.pop(target, ()) if not entry.done]
         if reading:
             self._reading[target] = reading
         return bool(reading)
 
-    def pollables(self) -> list[Pollable]:
-        """Nothing: new work comes from layer_ready, finish and add_credit."""
-        return []
-
     def close(self) -> None:
-        """See KvSender."""
+        """Ends every transfer and connection. Idempotent."""
         for instance in list(self._peers):
             self.drop_peer(instance)
         if self._pools is not None:

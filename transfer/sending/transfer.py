@@ -9,17 +9,19 @@ frames, so its digest is complete when its turn comes. What it does not know: by
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Stamp
+from protocol.messages_gateway import Stamp, WorkerAddress
 from runtime.state_table import advance
-from transfer.interface import FRAME_BYTES, WINDOW_BYTES, Target
 from transfer.plan.copying import Copy, Runs, whole_pages
-from transfer.plan.frames import KvFrame, final_pages, frames_of
+from transfer.plan.frames import FRAME_BYTES, KvFrame, final_pages, frames_of
 from transfer.plan.reslice import Shard, moves_of
+
+WINDOW_BYTES = 32 * 1024 * 1024  # payload a sender may have in flight to one peer; a larger frame goes alone
+DEVICE_WINDOW_BYTES = 512 * 1024 * 1024  # in flight from device to device: it takes no memory, but an end waits for it
 
 
 class SendState(StrEnum):
@@ -40,6 +42,19 @@ SEND_MOVES: dict[SendState, frozenset[SendState]] = {
     SendState.CANCELLED: frozenset(),
     SendState.FAILED: frozenset(),
 }
+
+
+@dataclass(frozen=True)
+class Target:
+    """One transfer: the decode worker (`peer.data` is its endpoint), the reservation there, and the attempt.
+
+    `pages` are decode's own, in prompt order, where KV is to be written in place; none: it goes as frames.
+    """
+
+    peer: WorkerAddress
+    reservation: int
+    attempt: int
+    pages: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

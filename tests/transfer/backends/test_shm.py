@@ -14,28 +14,23 @@ from tests.processes import num_open_files
 from tests.transfer.backends.test_zmq import ZmqNetwork, ended
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.backends.shm import PoolMaps, PoolOwner, SharedPages, map_pool
+from transfer.backends.shm import PoolMaps, PoolOwner, map_pool
 from transfer.backends.zmq import zmq_receiver, zmq_sender
 from transfer.in_place.writers import Writers
-from transfer.interface import (
-    WINDOW_BYTES,
-    Delivered,
-    KvReceiver,
-    KvSender,
-    PageMemory,
-    Rejection,
-    Target,
-    TransferFailed,
-)
+from transfer.landing.events import Delivered, Rejection, TransferFailed
+from transfer.landing.frame_receiver import FrameReceiver
+from transfer.memory import PageMemory, SharedPages
+from transfer.sending.frame_sender import FrameSender
+from transfer.sending.transfer import WINDOW_BYTES, Target
 
 
 class ShmNetwork(ZmqNetwork):
     """Headers over sockets, KV through memory."""
 
-    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> KvSender:
+    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
         return zmq_sender(memory, instance, self.context, window, PoolMaps(required=True))
 
-    def receiver(self, memory: SharedPages) -> KvReceiver:
+    def receiver(self, memory: SharedPages) -> FrameReceiver:
         return zmq_receiver(memory, "127.0.0.1", self.context, Writers(PoolOwner(memory), required=True))
 
 

@@ -14,22 +14,14 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.backends.shm import SharedPages
 from transfer.backends.table import open_receiver, open_sender
 from transfer.backends.zmq import zmq_receiver, zmq_sender
-from transfer.interface import (
-    FRAME_BYTES,
-    WINDOW_BYTES,
-    Delivered,
-    FirstFrame,
-    FrameRejected,
-    KvReceiver,
-    KvSender,
-    PageMemory,
-    Rejection,
-    Target,
-    TransferFailed,
-)
+from transfer.landing.events import Delivered, FirstFrame, FrameRejected, Rejection, TransferFailed
+from transfer.landing.frame_receiver import FrameReceiver
+from transfer.memory import PageMemory, SharedPages
+from transfer.plan.frames import FRAME_BYTES
+from transfer.sending.frame_sender import FrameSender
+from transfer.sending.transfer import WINDOW_BYTES, Target
 
 
 class ZmqNetwork:
@@ -38,10 +30,10 @@ class ZmqNetwork:
     def __init__(self) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
 
-    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> KvSender:
+    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
         return zmq_sender(memory, instance, self.context, window)
 
-    def receiver(self, memory: SharedPages) -> KvReceiver:
+    def receiver(self, memory: SharedPages) -> FrameReceiver:
         return zmq_receiver(memory, "127.0.0.1", self.context)
 
 

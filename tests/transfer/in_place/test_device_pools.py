@@ -19,7 +19,8 @@ from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.shm import PoolMaps, PoolOwner
 from transfer.in_place.device_pools import AtDevice, DeviceMaps, DeviceOwner, SeatFile
-from transfer.interface import FRAME_BYTES, Delivered, Rejection, TransferFailed
+from transfer.landing.events import Delivered, Rejection, TransferFailed
+from transfer.plan.frames import FRAME_BYTES
 from transfer.sending.wire import Part
 
 

@@ -22,7 +22,7 @@ from protocol.frame import (
 )
 from tests.transfer.bad_frames import NEIGHBOUR, NUM_TOKENS, VICTIM, Bench, Parts
 from tests.transfer.memory import LAYOUT
-from transfer.interface import FATAL, CreditReturned, Rejection
+from transfer.landing.events import FATAL, CreditReturned, Rejection
 from transfer.landing.frame_receiver import MAX_PARTS
 
 pytestmark = pytest.mark.slow

@@ -11,19 +11,18 @@ from hypothesis import strategies as st
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, pack_header, seal
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.interface import (
+from transfer.landing.arrivals import Pollable
+from transfer.landing.events import (
     FATAL,
-    POLL_FRAMES,
     CreditReturned,
     Delivered,
     FrameRejected,
     LastInDoubt,
-    Pollable,
     ReceiverEvent,
     Rejection,
     TransferFailed,
 )
-from transfer.landing.frame_receiver import FrameReceiver
+from transfer.landing.frame_receiver import POLL_FRAMES, FrameReceiver
 
 SENDER, NUM_TOKENS, PAGES = 77, 6, [5, 2]
 

@@ -6,7 +6,7 @@ import pytest
 from protocol.frame import LAST_LAYER, FrameHeader, LastMessage
 from runtime.state_table import advance
 from tests.transfer.memory import LAYOUT
-from transfer.interface import Rejection
+from transfer.landing.events import Rejection
 from transfer.landing.transfer import RECEIVE_MOVES, Landing, ReceiveState, ReceiveTransfer
 from transfer.plan.reslice import Move
 

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
-from transfer.interface import Target
 from transfer.plan.frames import final_pages, frames_of, runs_of
-from transfer.sending.transfer import SendTransfer
+from transfer.sending.transfer import SendTransfer, Target
 
 TARGET = Target(WorkerAddress("d0", 1, data="nowhere"), reservation=1, attempt=0)
 

@@ -9,9 +9,8 @@ from protocol.frame import LAST_MESSAGE
 from protocol.messages_gateway import WorkerAddress
 from runtime.state_table import advance
 from tests.transfer.memory import LAYOUT
-from transfer.interface import Target
 from transfer.plan.frames import KvFrame
-from transfer.sending.transfer import SEND_MOVES, CreditWindow, PeerQueue, SendState, SendTransfer
+from transfer.sending.transfer import SEND_MOVES, CreditWindow, PeerQueue, SendState, SendTransfer, Target
 
 TARGET = Target(WorkerAddress("d0", 9, data="nowhere"), reservation=4, attempt=2)
 

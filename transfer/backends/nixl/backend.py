@@ -19,11 +19,12 @@ from runtime.ticker import Ticker
 from transfer.backends.nixl.agent import Agent, address_of
 from transfer.backends.nixl.notice import Region, is_notice, pack_notice, unpack_notice
 from transfer.backends.nixl.source import Source, note_of
-from transfer.backends.shm import SharedPages
-from transfer.interface import FRAME_BYTES, WINDOW_BYTES, Pollable
-from transfer.landing.arrivals import Arrivals
+from transfer.landing.arrivals import Arrivals, Pollable
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.memory import SharedPages
+from transfer.plan.frames import FRAME_BYTES
 from transfer.sending.frame_sender import FrameSender
+from transfer.sending.transfer import WINDOW_BYTES
 from transfer.sending.wire import Part, Reading, Wire
 
 SCHEME = "nixl+"
@@ -35,13 +36,13 @@ GATHER_BELOW = 4 * 1024  # bytes: shorter runs than this, on average, go by ZMQ
 def nixl_sender(
     memory: SharedPages, instance: int, wire: Wire, window: int = WINDOW_BYTES, gather_below: int = GATHER_BELOW
 ) -> FrameSender:
-    """A KvSender whose notices go over `wire`."""
+    """A FrameSender whose notices go over `wire`."""
     fetched = NixlWire(wire, memory, MonotonicClock())
     return FrameSender(memory, instance, fetched, window, gather_below=gather_below, export=fetched.export)
 
 
 def nixl_receiver(memory: SharedPages, arrivals: Arrivals) -> FrameReceiver:
-    """A KvReceiver to which `arrivals` brings notices."""
+    """A FrameReceiver to which `arrivals` brings notices."""
     fetching = NixlArrivals(arrivals, max(FRAME_BYTES, memory.layout.page_bytes))
     return FrameReceiver(memory, fetching, sources=fetching)
 

@@ -27,10 +27,11 @@ from runtime.address import MAX_PORT, is_loopback
 from transfer.backends.ray.parcel_wire import SCHEME, ParcelWire
 from transfer.backends.ray.porter import Parcel, Porter
 from transfer.backends.zmq import zmq_arrivals
-from transfer.interface import WINDOW_BYTES, PageMemory, Pollable
-from transfer.landing.arrivals import Arrivals
+from transfer.landing.arrivals import Arrivals, Pollable
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.memory import PageMemory
 from transfer.sending.frame_sender import FrameSender
+from transfer.sending.transfer import WINDOW_BYTES
 
 NAMESPACE = "baton"  # of the porters' names
 PORTERS = f"{SCHEME}{NAMESPACE}/"
@@ -40,13 +41,13 @@ PORTER_START_S = 60.0  # a process of its own, on a host that may be busy
 
 
 def ray_sender(memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
-    """A KvSender. ConfigError where no Ray cluster is reached."""
+    """A FrameSender. ConfigError where no Ray cluster is reached."""
     join_cluster()
     return FrameSender(memory, instance, ParcelWire(RayPorter), window)
 
 
 def ray_receiver(memory: PageMemory, context: zmq.Context[Any]) -> FrameReceiver:
-    """A KvReceiver with a porter on this host. ConfigError where no Ray cluster is reached, or no porter starts."""
+    """A FrameReceiver with a porter on this host. ConfigError where no Ray cluster is reached, or no porter starts."""
     join_cluster()
     return FrameReceiver(memory, RayArrivals(zmq_arrivals(memory, LOOPBACK, context)))
 

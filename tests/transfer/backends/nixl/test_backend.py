@@ -20,20 +20,13 @@ from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.nixl.backend import PIN_S, SCHEME, NixlWire, nixl_receiver, nixl_sender, regions_of
 from transfer.backends.nixl.notice import Region, pack_notice
-from transfer.backends.shm import SharedPages
 from transfer.backends.zmq import ZmqWire, zmq_arrivals
-from transfer.interface import (
-    FRAME_BYTES,
-    WINDOW_BYTES,
-    Delivered,
-    FrameRejected,
-    KvReceiver,
-    KvSender,
-    Rejection,
-    Target,
-    TransferFailed,
-)
+from transfer.landing.events import Delivered, FrameRejected, Rejection, TransferFailed
+from transfer.landing.frame_receiver import FrameReceiver
+from transfer.memory import SharedPages
+from transfer.plan.frames import FRAME_BYTES
 from transfer.sending.frame_sender import FrameSender
+from transfer.sending.transfer import WINDOW_BYTES, Target
 
 pytestmark = pytest.mark.slow
 LARGE = KvLayout(num_layers=2, num_kv_heads=8, head_dim=128, page_size=256, dtype="float32")  # 2 MiB a page
@@ -45,10 +38,10 @@ class NixlNetwork:
     def __init__(self) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
 
-    def sender(self, memory: SharedPages, instance: int, window: int = WINDOW_BYTES) -> KvSender:
+    def sender(self, memory: SharedPages, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
         return nixl_sender(memory, instance, ZmqWire(self.context), window, gather_below=0)
 
-    def receiver(self, memory: SharedPages) -> KvReceiver:
+    def receiver(self, memory: SharedPages) -> FrameReceiver:
         return nixl_receiver(memory, zmq_arrivals(memory, "127.0.0.1", self.context))
 
 

@@ -26,10 +26,13 @@ from tests.transfer.backends.ray.ray_workers import DecodeEnd, PrefillEnd
 from tests.transfer.contract import DECODE, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.ray.backend import RayArrivals, RayPorter, join_cluster, ray_receiver, ray_sender
-from transfer.backends.shm import SharedPages
 from transfer.backends.zmq import zmq_arrivals
-from transfer.interface import WINDOW_BYTES, Delivered, FirstFrame, KvReceiver, KvSender, PageMemory, Pollable, Target
+from transfer.landing.arrivals import Pollable
+from transfer.landing.events import Delivered, FirstFrame
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.memory import PageMemory, SharedPages
+from transfer.sending.frame_sender import FrameSender
+from transfer.sending.transfer import WINDOW_BYTES, Target
 
 pytestmark = pytest.mark.slow
 PAGE_1M = KvLayout(num_layers=1, num_kv_heads=8, head_dim=128, page_size=128, dtype="float32")
@@ -80,10 +83,10 @@ class RayNetwork:
     def __init__(self, shared: SharedArrivals) -> None:
         self.shared = shared
 
-    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> KvSender:
+    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
         return ray_sender(memory, instance, window)
 
-    def receiver(self, memory: SharedPages) -> KvReceiver:
+    def receiver(self, memory: SharedPages) -> FrameReceiver:
         return FrameReceiver(memory, self.shared)
 
 
@@ -103,7 +106,7 @@ class OwnPorter(RayNetwork):
     def __init__(self, context: "zmq.Context[Any]") -> None:
         self.context = context
 
-    def receiver(self, memory: SharedPages) -> KvReceiver:
+    def receiver(self, memory: SharedPages) -> FrameReceiver:
         return ray_receiver(memory, self.context)
 
 
