@@ -2,12 +2,11 @@
 
     pages   [0, num_pages)            logical, of one reservation, in prompt order
     frame   [page_start, page_end)    of one layer; its payload is these pages one after the other
-    run     consecutive logical pages that also lie one after the other in a worker's memory
 
 Pages are the sender's; where their bytes land is reslice.py's. What it does not know: sockets, credit, what arrived.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from protocol.kv_layout import KvLayout, full_pages
@@ -27,14 +26,6 @@ class KvFrame:
     num_tokens: int
 
 
-@dataclass(frozen=True)
-class Run:
-    """Pages [page_start, page_start + num_pages) of a worker's own numbering."""
-
-    page_start: int
-    num_pages: int
-
-
 def final_pages(layout: KvLayout, num_final: int, num_tokens: int) -> int:
     """Pages [0, result) may leave once tokens [0, num_final) are final: a partial page only with the last token."""
     if num_final >= num_tokens:
@@ -50,14 +41,3 @@ def frames_of(
     for start in range(page_start, page_end, step):
         count = min(step, page_end - start)
         yield KvFrame(layer, start, count, layout.tokens_in(num_tokens, start, count))
-
-
-def runs_of(pages: Sequence[int]) -> list[Run]:
-    """`pages` (a worker's numbers, in logical order) as maximal runs, in the same order."""
-    runs: list[Run] = []
-    start = 0
-    for index in range(1, len(pages) + 1):
-        if index == len(pages) or pages[index] != pages[index - 1] + 1:
-            runs.append(Run(pages[start], index - start))
-            start = index
-    return runs

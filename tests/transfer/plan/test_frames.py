@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
-from transfer.plan.frames import final_pages, frames_of, runs_of
+from transfer.plan.frames import final_pages, frames_of
 from transfer.sending.transfer import SendTransfer, Target
 
 TARGET = Target(WorkerAddress("d0", 1, data="nowhere"), reservation=1, attempt=0)
@@ -50,10 +50,3 @@ def test_a_partial_page_waits_for_the_end() -> None:
     layout = layout_of(4)
     assert [final_pages(layout, final, 10) for final in (0, 3, 4, 7, 8, 9, 10)] == [0, 0, 1, 1, 2, 2, 3]
     assert [layout.tokens_in(10, start, count) for start, count in [(0, 3), (2, 1), (1, 2), (0, 1)]] == [10, 2, 6, 4]
-
-
-@given(st.lists(st.integers(1, 12), unique=True))
-def test_runs_join_neighbours_only(pages: list[int]) -> None:
-    runs = runs_of(pages)
-    assert [page for run in runs for page in range(run.page_start, run.page_start + run.num_pages)] == pages
-    assert all(one.page_start + one.num_pages != two.page_start for one, two in pairwise(runs))
