@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.http_errors import json_response, status_object
+from gateway.http_errors import status_response
 
 OPEN_PATHS = ("/health", "/health/")
 
@@ -24,9 +24,7 @@ class ApiKeys:
             await self._app(scope, receive, send)
             return
         message = "the API key is missing or wrong; expected the header `Authorization: Bearer KEY`"
-        response = json_response(status_object(401, message), 401)
-        response.headers["www-authenticate"] = "Bearer"
-        await response(scope, receive, send)
+        await status_response(401, message, {"www-authenticate": "Bearer"})(scope, receive, send)
 
     def _is_known(self, token: bytes) -> bool:
         """Compares with every key, at constant time: timing tells nothing about the keys."""

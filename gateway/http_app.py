@@ -18,9 +18,10 @@ from starlette.requests import ClientDisconnect
 
 from gateway.answering import StreamedAnswer, answer_whole, wants_timeline
 from gateway.api_keys import ApiKeys
+from gateway.body_limits import BodyLimits
 from gateway.fault_guard import FaultGuard
 from gateway.generation import Generation
-from gateway.http_errors import error_response, json_response, status_object
+from gateway.http_errors import error_response, status_response
 from gateway.json_body import check_content, parse_json, read_body
 from gateway.limits import Limits, check_list
 from gateway.openapi import body_of, generation_responses
@@ -51,6 +52,7 @@ def build_app(service: Service) -> FastAPI:
     app.add_middleware(FaultGuard, count=service.metrics.requests.labels(InternalError.code).inc)
     if service.api_keys:
         app.add_middleware(ApiKeys, keys=service.api_keys)
+    app.add_middleware(BodyLimits, limits=service.http_limits)
     if service.allowed_origins:
         app.add_middleware(  # outside of the keys: a browser asks without one whether it may send one
             CORSMiddleware,
@@ -82,8 +84,9 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     async def of_http(request: Request, error: HTTPException) -> Response:
         place = f"{request.method} {request.url.path[:MAX_PATH_SHOWN]}"
         message = f"{error.detail}: {place}" if error.status_code < 408 else error.detail
-        response = json_response(status_object(error.status_code, message), error.status_code)
-        response.headers.update(error.headers or {})
+        if error.status_code in (408, 413):  # the body broke a bound while its route read it
+            service.metrics.requests.labels("cancelled").inc()
+        response = status_response(error.status_code, message, error.headers)
         if "GET" in response.headers.get("allow", "").split(", "):
             response.headers["allow"] += ", HEAD"
         return response

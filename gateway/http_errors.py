@@ -3,6 +3,7 @@
 {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -32,6 +33,7 @@ CODES = {
     413: "request_too_large",
     415: "unsupported_media_type",
     431: "headers_too_large",
+    503: "overloaded",
 }
 
 
@@ -50,14 +52,21 @@ def error_object(error: BatonError) -> dict[str, Any]:
     return _object(error.message, kind, error.param, error.code)
 
 
-def status_object(status: int, message: str, code: str | None = None) -> dict[str, Any]:
+def status_object(status: int, message: str) -> dict[str, Any]:
     """The body for a fault in HTTP itself: an unknown path, a wrong method, a body that is too large."""
-    return _object(message, TYPES.get(status, "internal_error"), None, code or CODES.get(status, f"http_{status}"))
+    return _object(message, TYPES.get(status, "internal_error"), None, CODES.get(status, f"http_{status}"))
 
 
 def error_response(error: BatonError) -> Response:
     """The whole response for one of Baton's own errors."""
     return json_response(error_object(error), status_of(error))
+
+
+def status_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """The whole response for a fault in HTTP itself."""
+    response = json_response(status_object(status, message), status)
+    response.headers.update(headers or {})
+    return response
 
 
 def json_response(body: Any, status: int = 200) -> Response:

@@ -5,6 +5,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -15,13 +16,13 @@ from gateway.control import Control
 from gateway.control_metrics import ConnectionCollector, ControlCollector
 from gateway.control_socket import ControlSocket
 from gateway.http_app import build_app
+from gateway.http_protocol import BoundedHttp
 from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.model_folder import model_facts, read_model_folder
 from gateway.model_names import ModelNames
 from gateway.retry import RetryRules
 from gateway.service import Service
-from gateway.slow_reader import watched_http
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Translator
 from protocol.brief import brief
@@ -158,8 +159,11 @@ class Gateway:
 
         config = uvicorn.Config(
             build_app(self.service),
-            http=watched_http(
-                settings.limits, lambda reason: metrics.slow_readers_cut.labels(reason).inc(), metrics.count_response
+            http=partial(  # type: ignore[arg-type]  # uvicorn only calls it
+                BoundedHttp,
+                settings.limits,
+                lambda reason: metrics.slow_readers_cut.labels(reason).inc(),
+                metrics.count_response,
             ),
             ws="none",
             lifespan="off",

@@ -1,95 +1,22 @@
-"""One connection without a socket: a transport and a loop that a test holds in its hand, so that each timer and each
-state of the buffer can be had at will."""
+"""One connection without a socket, at each moment and in each state of its buffer."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.slow_reader import WatchedHttp, watched_http
+from gateway.http_cycle import LINGER_S
+from gateway.http_protocol import FRAMING_BYTES, BoundedHttp
 from runtime.settings import HttpLimits
+from tests.gateway.connection_by_hand import Loop, Timer, Transport
 
 LIMITS = HttpLimits(max_body_bytes=100, header_timeout_s=20, body_timeout_s=60, slow_reader_timeout_s=7)
 GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
-
-
-class Timer:
-    """What call_later gives."""
-
-    def __init__(self, seconds: float, act: Callable[[], None]) -> None:
-        self.seconds, self.act, self.is_due = seconds, act, True
-
-    def cancel(self) -> None:
-        self.is_due = False
-
-
-class Loop:
-    """Keeps timers until a test fires them; routes never run."""
-
-    def __init__(self) -> None:
-        self.timers: list[Timer] = []
-
-    def call_later(self, seconds: float, act: Callable[..., None], *with_: Any) -> Timer:
-        self.timers.append(Timer(seconds, lambda: act(*with_)))
-        return self.timers[-1]
-
-    def create_task(self, route: Coroutine[Any, Any, None], context: Any = None) -> "asyncio.Future[None]":
-        route.close()
-        return cast("asyncio.Future[None]", Done())
-
-    def due(self, seconds: float) -> list[Timer]:
-        """Timers of this length that run."""
-        return [timer for timer in self.timers if timer.is_due and timer.seconds == seconds]
-
-    def fire(self, seconds: float) -> None:
-        """The one timer of this length has come."""
-        [timer] = self.due(seconds)
-        timer.is_due = False
-        timer.act()
-
-
-class Done:
-    """A task that nobody waits for."""
-
-    def add_done_callback(self, act: Callable[..., None]) -> None:
-        """It never ends."""
-
-
-class Transport:
-    """`num_unread` bytes wait for the client."""
-
-    def __init__(self) -> None:
-        self.written, self.num_unread, self.is_closed, self.is_aborted = b"", 0, False, False
-
-    def write(self, content: bytes) -> None:
-        self.written += content
-
-    def get_write_buffer_size(self) -> int:
-        return self.num_unread
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def abort(self) -> None:
-        self.is_closed = self.is_aborted = True
-
-    def get_extra_info(self, name: str) -> None:
-        return None
-
-    def can_write_eof(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None:
-        """Nothing comes by itself."""
-
-    def resume_reading(self) -> None:
-        """Nothing comes by itself."""
+POST = b"POST / HTTP/1.1\r\nhost: a\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+ENDLESS = b"1;" + b"x" * (FRAMING_BYTES + 1)  # the extension of a chunk
 
 
 class Bench:
@@ -97,9 +24,10 @@ class Bench:
 
     def __init__(self) -> None:
         self.loop, self.transport, self.cut_for = Loop(), Transport(), list[str]()
-        made = watched_http(LIMITS, self.cut_for.append, lambda status: None)
+        self.refused = list[int]()
         config = uvicorn.Config(_route, log_config=None, timeout_keep_alive=75)
-        self.http: WatchedHttp = made(config=config, server_state=ServerState(), app_state={}, _loop=self.loop)
+        uvicorns = {"config": config, "server_state": ServerState(), "app_state": {}, "_loop": self.loop}
+        self.http = BoundedHttp(LIMITS, self.cut_for.append, self.refused.append, **uvicorns)
         self.http.connection_made(cast(asyncio.Transport, self.transport))
 
     def answered(self) -> None:
@@ -170,26 +98,71 @@ def test_a_deadline_during_an_answer_is_set_again_and_comes_after_it(bench: Benc
     assert bench.transport.written.startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_deadline_while_nothing_is_read_from_the_client_is_set_again(bench: Bench) -> None:
-    bench.http.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 90\r\n\r\nhalf")
-    bench.http.flow.pause_reading()
-    bench.loop.fire(LIMITS.body_timeout_s)
-    assert bench.transport.written == b"" and not bench.transport.is_closed
-    bench.http.flow.resume_reading()
-    bench.loop.fire(LIMITS.body_timeout_s)
-    assert bench.transport.written.startswith(b"HTTP/1.1 408 ")
-
-
 def test_a_refusal_does_not_overtake_the_answer_before_it(bench: Bench) -> None:
     """Else the client would take it for the answer to its first request."""
-    bench.http.data_received(GET + b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+    bench.http.data_received(GET + CHUNKED)
     assert len(bench.http.pipeline) == 1
-    bench.http.data_received(b"65\r\n" + b"x" * 0x65)
+    bench.http.data_received(ENDLESS)
     assert bench.transport.written == b"" and bench.transport.is_closed
 
 
 def test_a_refusal_in_the_middle_of_its_own_answer_ends_the_connection(bench: Bench) -> None:
-    bench.http.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+    bench.http.data_received(CHUNKED)
     bench.http.cycle.response_started = True
-    bench.http.data_received(b"65\r\n" + b"x" * 0x65)
+    bench.http.data_received(ENDLESS)
     assert bench.transport.written == b"" and bench.transport.is_closed
+
+
+# ---- a body that goes on after its answer ----
+
+
+def has_hung_up(bench: Bench) -> bool:
+    """Whether the client sees the end at once, and the connection is closed a moment later."""
+    assert bench.transport.is_ended and not bench.transport.is_closed
+    bench.loop.fire(LINGER_S)
+    return bench.transport.is_closed
+
+
+async def answer(bench: Bench, *headers: tuple[bytes, bytes]) -> None:
+    """The route answers, whatever of the body has come."""
+    length = (b"content-length", b"2")
+    await bench.http.cycle.send({"type": "http.response.start", "status": 404, "headers": [length, *headers]})
+    await bench.http.cycle.send({"type": "http.response.body", "body": b"{}"})
+
+
+async def test_an_answer_that_ends_the_connection_early_can_be_read(bench: Bench) -> None:
+    """To close a connection on which bytes have come unread resets it, and the client loses the answer."""
+    bench.http.data_received(POST + b"content-length: 90\r\n\r\nhalf")
+    await answer(bench, (b"connection", b"close"))
+    said = bench.transport.written
+    bench.http.data_received(b"x" * 86 + GET)
+    assert has_hung_up(bench) and bench.transport.written == said and said.endswith(b"{}")
+
+
+async def test_an_answer_after_the_whole_body_ends_the_connection_at_once(bench: Bench) -> None:
+    bench.http.data_received(POST + b"content-length: 4\r\n\r\nbody")
+    await answer(bench, (b"connection", b"close"))
+    assert bench.transport.is_closed and not bench.transport.is_ended
+
+
+async def test_the_rest_of_a_body_that_was_answered_is_read_as_far_as_a_body_may_go(bench: Bench) -> None:
+    for end, is_kept in ((b"0\r\n\r\n" + GET, True), (b"32\r\n" + b"x" * 0x32 + b"\r\n", False)):
+        bench = Bench()
+        bench.http.data_received(CHUNKED)
+        await answer(bench)
+        said = bench.transport.written
+        bench.http.data_received(b"32\r\n" + b"x" * 0x32 + b"\r\n")
+        bench.http.data_received(end)
+        assert bench.transport.written == said and not bench.refused
+        assert (not bench.transport.is_ended) if is_kept else has_hung_up(bench)
+        assert bench.http._is_idle == (not is_kept), "the next request has begun, or none will"
+
+
+async def test_the_rest_of_a_body_that_was_answered_must_come_in_time(bench: Bench) -> None:
+    bench.http.data_received(CHUNKED)
+    await answer(bench)
+    said = bench.transport.written
+    for _ in range(3):
+        bench.http.data_received(b"1\r\nx\r\n")
+    bench.loop.fire(LIMITS.body_timeout_s)
+    assert has_hung_up(bench) and bench.transport.written == said and not bench.refused

@@ -1,6 +1,6 @@
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +329,31 @@ async def test_a_body_that_is_too_long(folder: Path) -> None:
     async with running(folder, limits=HttpLimits(max_body_bytes=100)) as setting:
         response = await setting.complete("x" * 200)
         assert response.status_code == 413 and response.json()["error"]["code"] == "request_too_large"
+        assert 'baton_requests_total{model_name="story",outcome="cancelled"} 0.0' in await setting.metrics()
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(4):
+                yield b"x" * 50
+
+        mine = {"x-request-id": "mine"}
+        response = await setting.client.post("/v1/completions", content=chunks(), headers=mine)
+        assert response.status_code == 413 and response.json()["error"]["code"] == "request_too_large"
+        assert response.headers["x-request-id"] == "mine"
+        lines = await setting.metrics()
+        assert 'baton_requests_total{model_name="story",outcome="cancelled"} 1.0' in lines
+        counted = [line for line in lines if line.startswith("baton_http_responses_total{") and 'status="4' in line]
+        assert [line for line in counted if not line.endswith(" 0.0")] == [
+            'baton_http_responses_total{model_name="story",status="413"} 2.0'
+        ]
+
+
+async def test_a_body_that_is_announced_too_long_is_refused_before_its_key_is_looked_at(folder: Path) -> None:
+    keys = folder.parent / "keys"
+    keys.write_text("a-key-of-some-length\n")
+    keys.chmod(0o600)
+    async with running(folder, limits=HttpLimits(max_body_bytes=100), api_key_file=str(keys)) as setting:
+        assert (await setting.complete("x" * 200)).status_code == 413
+        assert (await setting.complete("x")).status_code == 401
 
 
 @pytest.mark.parametrize("num_chars, is_apart", [(15_000, False), (20_000, True)])
