@@ -33,7 +33,7 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         address,
         started.fingerprint,
         started.clock,
-        overlap=settings.overlap,
+        overlap=not settings.disable_overlap_schedule,
         reservations_from=secrets.randbits(62),  # nobody may guess the number, which lets a frame in
     )
     link = PrefillLink(

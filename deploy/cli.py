@@ -66,7 +66,7 @@ def _run(line: CommandLine, config: Config) -> int:
     check_imports()
     check_distributions()
     commands = {"serve": serve, "gateway": gateway, "worker": worker, "demo": demo}
-    console = make_console(config.text("log-level"))
+    console = make_console(config["log-level"])
     try:
         return commands[line.command](config, console)
     finally:

@@ -14,8 +14,8 @@ from deploy.foreign_flags import FOREIGN, ForeignFlag, detached
 from deploy.options import COMMANDS, EXAMPLES, MODEL_FLAG, options_for
 from protocol.brief import SHOWN_CHARS, brief
 from protocol.errors import ConfigError
-from runtime.layered_config import LIST_MARK, Kind, Option
 from runtime.nearest_name import nearest_name
+from runtime.options import LIST_MARK, Kind, Option
 
 _FOOTER = """\
 Every flag is also an environment variable (--log-level: BATON_LOG_LEVEL) and a key of the --config file
@@ -208,7 +208,7 @@ def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
             group.add_argument(f"--{name}", nargs="?", const="true", metavar="true|false", **common)
         else:
             nargs = "+" if option.kind is Kind.LIST else None
-            group.add_argument(f"--{name}", nargs=nargs, metavar=option.metavar, **common)
+            group.add_argument(f"--{name}", nargs=nargs, metavar=option.placeholder, **common)
 
 
 def _add_foreign(parser: argparse.ArgumentParser, command: str) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runtime.layered_config import Config, Origin, Setting
+from runtime.options import Value
 
 PIPE_WIDTH = 10_000  # columns where there is no terminal
 _STYLE = {Origin.FLAG: "bold green", Origin.ENVIRONMENT: "bold cyan", Origin.FILE: "bold yellow"}
@@ -18,7 +19,7 @@ _STYLE = {Origin.FLAG: "bold green", Origin.ENVIRONMENT: "bold cyan", Origin.FIL
 def as_json(config: Config) -> str:
     """A JSON object: option -> value, origin, place."""
     found = {
-        name: {"value": setting.value, "origin": setting.origin.value, "place": setting.place or None}
+        name: {"value": _plain(setting), "origin": setting.origin.value, "place": setting.place or None}
         for name, setting in config.settings.items()
     }
     return json.dumps(found, indent=2)
@@ -53,5 +54,9 @@ def _row(setting: Setting) -> tuple[Text, Text, Text]:
 def show(setting: Setting) -> str:
     """The value as one would write it; a value that is not set says what that means, in brackets."""
     if setting.value is None:
-        return f"({setting.option.unset or 'not set'})"
-    return str(setting.value).lower() if isinstance(setting.value, bool) else str(setting.value)
+        return f"({setting.option.unset or f'required by baton {setting.option.commands[0]}'})"
+    return setting.text
+
+
+def _plain(setting: Setting) -> Value:
+    return setting.text if isinstance(setting.value, tuple) else setting.value

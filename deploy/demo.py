@@ -23,7 +23,7 @@ from deploy.gpus import read_gpus
 from deploy.host import check_device, count_cores, count_gpus
 from deploy.invitation import TOKEN_IDS, count_roles
 from deploy.launcher import Launcher, StartFailed, Stopped
-from deploy.layout import GATEWAY, api_key_file, serve_plan
+from deploy.layout import GATEWAY, serve_plan
 from deploy.model_folder import PROJECT, find_model, has_tokenizer, model_name
 from deploy.serve import check_lengths, find_texts, start_plan
 from deploy.timeline import NOTE, Moment, read_moments, timeline_table
@@ -55,14 +55,14 @@ class Answer:
 
 def demo(config: Config, console: Console) -> int:
     """Runs the demonstration; the exit status."""
-    model = find_model(config.optional_text("model"))
-    check_device(config.text("device"))
+    model = find_model(config["model"])
+    check_device(config["device"])
     check_lengths(config, model, console)
     asked = prompt_fields(config, find_texts(config, model))
     name = model_name(model)
-    gpus = read_gpus(config.text("gpus"), config.text("device"), count_gpus(config.text("device")))
+    gpus = read_gpus(config["gpus"], config["device"], count_gpus(config["device"]))
     plan = serve_plan(config, model, name, count_cores(), gpus=gpus)
-    keys_file = api_key_file(config)
+    keys_file = config.path("api-key-file")
     api_key = "" if keys_file is None else read_api_keys(keys_file)[0]
     clock = MonotonicClock()
     began = clock.now()
@@ -71,7 +71,7 @@ def demo(config: Config, console: Console) -> int:
             url = str(start_plan(launcher, plan)[GATEWAY]["http"])
             roles = [settings.role.value for settings in plan.worker_settings]
             console.serving([f"{name} on {count_roles(roles)}, up in {clock.now() - began:.1f} s", ""])
-            request = Request(url, {"model": name, "max_tokens": config.integer("max-tokens"), **asked}, clock, api_key)
+            request = Request(url, {"model": name, "max_tokens": config["max-tokens"], **asked}, clock, api_key)
             answer = _watch_request(launcher, stop, request)
         except (StartFailed, DemoFailed) as error:
             console.close()
@@ -89,7 +89,7 @@ def demo(config: Config, console: Console) -> int:
 def prompt_fields(config: Config, texts: Path) -> dict[str, Any]:
     """The fields of the request with the prompt: token ids where the folder `texts` has no tokenizer. ConfigError for a
     text that was asked for there."""
-    prompt = config.text("prompt")
+    prompt = config["prompt"]
     if has_tokenizer(texts):
         return {"prompt": prompt}
     if config.settings["prompt"].origin is not Origin.DEFAULT:

@@ -14,7 +14,8 @@ from deploy.layout import gpu_of
 from deploy.options import options_for
 from deploy.processes import describe_exit
 from deploy.supervision import Life, State
-from runtime.layered_config import Config, Kind, Origin
+from runtime.layered_config import Config, Origin
+from runtime.options import Kind
 from runtime.settings import WorkerSettings
 
 _TELLING = ("warning", "error", "critical")
@@ -106,10 +107,9 @@ def worker_flags(config: Config) -> tuple[str, ...]:
         setting = config.settings.get(option.name)
         if setting is None or setting.origin is Origin.DEFAULT or option.name in _NOT_THE_WORKERS:
             continue
-        text = str(setting.value)
-        if option.name in ("model", "keys"):  # may be typed in another folder
-            text = str(Path(text).expanduser().resolve())
-        found += [f"{option.flag}={text.lower()}"] if option.kind is Kind.SWITCH else [option.flag, text]
+        # the command may be typed in another folder
+        text = str(Path(setting.text).expanduser().resolve()) if option.is_path else setting.text
+        found += [f"{option.flag}={text}"] if option.kind is Kind.SWITCH else [option.flag, text]
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
 """Flags of vLLM and SGLang that Baton does not have, each with what Baton does instead and the flag for it.
 
 A value that asks for what Baton does anyway is taken. Any other is refused with a sentence. A flag that means the same
-here is not in this table: it is an alias, next to its option (options.py). What it does not know: how flags are read
+here is not in this table: it is an alias, in the annotation of its option. What it does not know: how flags are read
 (command_line.py).
 """
 

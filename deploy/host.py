@@ -5,7 +5,6 @@ What it does not know: how the cores are divided (layout.py).
 
 import math
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from protocol.brief import brief
 from protocol.errors import ConfigError
-from protocol.message import MAX_WORKER_ID_CHARS
 from runtime.address import listen, split_endpoint
 from runtime.process_life import thread_environment
 
@@ -131,13 +129,3 @@ def address_facing(endpoint: str) -> str:
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"--gateway: no route to {endpoint} ({error})", param="gateway") from error
     return found
-
-
-def check_worker_id(worker_id: str | None) -> None:
-    """ConfigError when a worker cannot have that name; None is not a name, but the wish for one."""
-    if worker_id is not None and not re.fullmatch(rf"[!-~]{{1,{MAX_WORKER_ID_CHARS}}}", worker_id):
-        raise ConfigError(
-            f"--worker-id: got {brief(worker_id)}, expected 1 to {MAX_WORKER_ID_CHARS} printable ASCII characters"
-            " without blanks",
-            param="worker-id",
-        )

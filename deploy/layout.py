@@ -7,36 +7,23 @@ What it does not know: how processes are started and watched (processes.py, laun
 """
 
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 from urllib.parse import urlsplit
 
 from deploy.cpus import share_cpus
 from deploy.gpus import is_named, share_gpus
-from protocol.brief import brief
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.address import is_loopback
 from runtime.layered_config import Config
 from runtime.process_life import thread_environment
-from runtime.settings import (
-    AttentionName,
-    Dtype,
-    GatewaySettings,
-    HttpLimits,
-    LogLevel,
-    Pairing,
-    Settings,
-    TransferBackend,
-    WorkerSettings,
-)
+from runtime.settings import MAX_PER_MACHINE, GatewaySettings, HttpLimits, Settings, WorkerSettings
 
 GATEWAY = "gateway"
-_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _UCX_DEVICES: Final = "UCX_NET_DEVICES"
 
 
@@ -73,10 +60,10 @@ def serve_plan(
 ) -> Plan:
     """Gateway and workers of `baton serve`; ConfigError unless the counts make a server. Workers share `cpus`, if they
     are to be pinned, and `gpus`, if there are any; `cores` bounds their threads."""
-    counts = {role: config.integer(role) for role in ("prefill", "decode", "unified")}
+    counts = {role: config[role] for role in ("prefill", "decode", "unified")}
     check_counts(counts["prefill"], counts["decode"], counts["unified"])
     num_workers = sum(counts.values())
-    gateway = gateway_spec(_gateway_settings(config, model, served_model_name, "tcp://127.0.0.1:0"))
+    gateway = gateway_spec(_gateway_settings(config, model, served_model_name))
     names = [(Role(role), f"{role}-{index}") for role, count in counts.items() for index in range(count)]
     pins: Sequence[tuple[int, ...] | None] = [None] * num_workers if cpus is None else share_cpus(cpus, num_workers)
     threads = [threads_per_worker(cores, num_workers) if pin is None else min(len(pin), cores) for pin in pins]
@@ -110,8 +97,7 @@ def check_counts(prefill: int, decode: int, unified: int) -> None:
 
 def gateway_plan(config: Config, model: Path, served_model_name: str) -> ProcessSpec:
     """The process of `baton gateway`."""
-    settings = _gateway_settings(config, model, served_model_name, config.text("control"))
-    return gateway_spec(replace(settings, trust_network=config.switch("trust-network")))
+    return gateway_spec(_gateway_settings(config, model, served_model_name))
 
 
 def worker_plan(
@@ -125,14 +111,14 @@ def worker_plan(
 ) -> ProcessSpec:
     """The process of `baton worker`. `host` is where peers reach it; it is pinned to `cpus`, if any, and computes on
     `gpu`, if there is one."""
-    role, gateway, workers = config.text("role"), config.text("gateway"), config.integer("workers-on-host")
+    workers = config["workers-on-host"]
     threads = threads_per_worker(cores, workers) if cpus is None else min(len(cpus), cores)
     settings = _worker_settings(
-        config, Role(role), worker_id, model, threads, gateway=gateway, host=host, workers=workers
+        config, config["role"], worker_id, model, threads, gateway=config["gateway"], host=host, workers=workers
     )
-    alone = is_named(config.optional_text("gpus"), config.text("device"))
-    settings = on_gpu(settings, gpu, config.optional_integer("workers-on-gpu") or (1 if alone else workers))
-    return worker_spec(replace(settings, trust_network=config.switch("trust-network")), cpus)
+    alone = is_named(config["gpus"], config["device"])
+    settings = on_gpu(settings, gpu, config["workers-on-gpu"] or (1 if alone else workers))
+    return worker_spec(settings, cpus)
 
 
 def on_gpu(settings: WorkerSettings, gpu: int | None, workers: int) -> WorkerSettings:
@@ -158,7 +144,7 @@ def gateway_spec(settings: GatewaySettings) -> ProcessSpec:
 
 def worker_spec(settings: WorkerSettings, cpus: tuple[int, ...] | None = None) -> ProcessSpec:
     """How a worker is started."""
-    environment = thread_environment(settings.num_threads) | _ucx_environment(settings)
+    environment = thread_environment(settings.threads) | _ucx_environment(settings)
     return ProcessSpec(settings.worker_id, _python(settings.role.value, settings), environment, cpus)
 
 
@@ -186,105 +172,32 @@ def as_large(worker: ProcessSpec, kv_pages: int) -> ProcessSpec:
     return replace(worker, command=(*worker.command[:-1], settings.to_json()))
 
 
-def keys_folder(config: Config) -> str | None:
-    """Where the keys are, wherever a process is started; None without keys."""
-    return _absolute(config.optional_text("keys"))
-
-
-def _absolute(path: str | None) -> str | None:
-    return None if path is None else str(Path(path).expanduser().absolute())
-
-
-def api_key_file(config: Config) -> str | None:
-    """Where the API keys are, wherever the gateway is started; None without keys."""
-    return _absolute(config.optional_text("api-key-file"))
-
-
-def allowed_origins(config: Config) -> tuple[str, ...]:
-    """Origins as browsers send them; ConfigError for what is none."""
-    found = config.items("allowed-origins")
-    for origin in found:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ConfigError(
-                f"--allowed-origins: got {brief(origin)}, expected * or an origin such as https://app.example.com,"
-                " without a path",
-                param="allowed-origins",
-            )
-    return found
-
-
 def _python(room: str, settings: Settings) -> tuple[str, ...]:
     # -P: a folder named like one of our rooms in the user's working directory must not be imported instead
     return (sys.executable, "-P", "-m", room, "--settings", settings.to_json())
 
 
-def _gateway_settings(config: Config, model: Path, served_model_name: str, control: str) -> GatewaySettings:
-    return GatewaySettings(
-        host=config.text("host"),
-        port=config.integer("port"),
-        control=control,
-        keys=keys_folder(config),
+def _gateway_settings(config: Config, model: Path, served_model_name: str) -> GatewaySettings:
+    names = dict.fromkeys((served_model_name, *(config["served-model-name"] or ())))
+    return config.make(
+        GatewaySettings,
         model=str(model),
-        tokenizer=_absolute(config.optional_text("tokenizer")),
-        chat_template=_absolute(config.optional_text("chat-template")),
-        served_model_name=served_model_name,
-        more_model_names=tuple(name for name in config.items("served-model-name") if name != served_model_name),
-        model_as_typed=config.optional_text("model"),
-        api_key_file=api_key_file(config),
-        allowed_origins=allowed_origins(config),
-        context_length=config.optional_integer("context-length"),
-        pairing=cast(Pairing, config.text("pairing")),
-        max_attempts=config.integer("max-attempts"),
-        retry_wait_s=config.integer("retry-wait"),
-        launch_deadline_s=config.integer("launch-deadline"),
-        limits=_http_limits(config),
-        log_level=cast(LogLevel, config.text("log-level")),
-    )
-
-
-def _http_limits(config: Config) -> HttpLimits:
-    return HttpLimits(
-        max_body_bytes=config.integer("max-body-bytes"),
-        max_header_bytes=config.integer("max-header-bytes"),
-        max_headers=config.integer("max-headers"),
-        max_connections=config.integer("max-connections"),
-        max_choices_in_flight=config.integer("max-choices-in-flight"),
-        max_choices=config.integer("max-choices"),
-        max_prompts=config.integer("max-prompts"),
-        max_stop_strings=config.integer("max-stop-strings"),
-        header_timeout_s=config.integer("header-timeout"),
-        body_timeout_s=config.integer("body-timeout"),
-        keep_alive_s=config.integer("keep-alive-timeout"),
-        slow_reader_timeout_s=config.integer("slow-reader-timeout"),
-        max_stream_backlog=config.integer("max-stream-backlog"),
+        served_model_name=tuple(names),
+        model_as_typed=config["model"],
+        limits=config.make(HttpLimits),
     )
 
 
 def _worker_settings(
     config: Config, role: Role, worker_id: str, model: Path, threads: int, *, gateway: str, host: str, workers: int
 ) -> WorkerSettings:
-    return WorkerSettings(
+    return config.make(
+        WorkerSettings,
         worker_id=worker_id,
         role=role,
         gateway=gateway,
         model=str(model),
-        device=config.text("device"),
-        dtype=cast(Dtype, config.text("dtype")),
-        page_size=config.integer("page-size"),
-        max_total_tokens=config.optional_integer("max-total-tokens"),
-        max_running_requests=config.integer("max-running-requests"),
-        chunked_prefill_size=config.integer("chunked-prefill-size"),
-        context_length=config.optional_integer("context-length"),
-        check_weights=config.switch("check-weights"),
-        overlap=not config.switch("disable-overlap-schedule"),
-        cuda_graphs=not config.switch("disable-cuda-graph"),
-        attention_backend=cast(AttentionName, config.text("attention-backend")),
-        cpu_kernels=not config.switch("disable-cpu-kernels"),
-        transfer_backend=cast(TransferBackend, config.text("transfer-backend")),
         host=host,
-        keys=keys_folder(config),
-        encrypt_data=config.switch("encrypt-data"),
         workers_on_host=workers,
-        num_threads=config.optional_integer("threads") or threads,
-        log_level=cast(LogLevel, config.text("log-level")),
+        threads=config["threads"] or min(threads, MAX_PER_MACHINE),
     )

@@ -21,7 +21,6 @@ from deploy.host import (
     available_cpus,
     check_device,
     check_port_free,
-    check_worker_id,
     count_cores,
     count_gpus,
 )
@@ -31,13 +30,11 @@ from deploy.layout import (
     GATEWAY,
     Plan,
     ProcessSpec,
-    api_key_file,
     as_large,
     at_addresses,
     check_counts,
     gateway_plan,
     gpu_of,
-    keys_folder,
     serve_plan,
     worker_plan,
 )
@@ -77,29 +74,29 @@ Start = Callable[[Launcher], Up]
 
 def serve(config: Config, console: Console) -> int:
     """`baton serve`."""
-    check_counts(*(config.integer(role) for role in ("prefill", "decode", "unified")))
-    model = find_model(config.optional_text("model"))
+    check_counts(*(config[role] for role in ("prefill", "decode", "unified")))
+    model = find_model(config["model"])
     tokenizer = find_texts(config, model)
     name = first_name(config, model)
-    cpus = read_cpus(config.text("cpus"), available_cpus())
-    check_device(config.text("device"))
-    gpus = read_gpus(config.text("gpus"), config.text("device"), count_gpus(config.text("device")))
+    cpus = read_cpus(config["cpus"], available_cpus())
+    check_device(config["device"])
+    gpus = read_gpus(config["gpus"], config["device"], count_gpus(config["device"]))
     plan = serve_plan(config, model, name, count_cores(), cpus, gpus)
     check_keys(config, for_gateway=True)
     check_api_keys(config)
     check_lengths(config, model, console)
-    check_port_free(config.text("host"), config.integer("port"))
+    check_port_free(config["host"], config["port"])
     flags, rules = worker_flags(config), rules_of(config)
-    with_text, keys_file = has_tokenizer(tokenizer), api_key_file(config)
+    with_text, keys_file = has_tokenizer(tokenizer), config.path("api-key-file")
     return run_plan(plan, console, name, with_text=with_text, flags=flags, rules=rules, api_key_file=keys_file)
 
 
 def find_texts(config: Config, model: Path) -> Path:
     """The folder of the tokenizer: the model's, or that of `--tokenizer`. ConfigError when what `--tokenizer` or
     `--chat-template` names is not there, or when there is a template and no tokenizer."""
-    template = config.optional_text("chat-template")
+    template = config["chat-template"]
     find_template(template)
-    texts = find_tokenizer(config.optional_text("tokenizer")) or model
+    texts = find_tokenizer(config["tokenizer"]) or model
     if template is not None and not has_tokenizer(texts):
         raise ConfigError(
             f"--chat-template: got {brief(template)}, but folder {brief(str(texts))} has no tokenizer.json, so no chat"
@@ -111,18 +108,18 @@ def find_texts(config: Config, model: Path) -> Path:
 
 def check_keys(config: Config, *, for_gateway: bool) -> None:
     """The folder of keys, if there is to be one, must be right, before anything is started."""
-    folder = keys_folder(config)
+    folder = config.path("keys")
     if folder is not None:
         read_keys(folder, for_gateway=for_gateway)
-    elif "encrypt-data" in config.settings and config.switch("encrypt-data"):
+    elif "encrypt-data" in config.settings and config["encrypt-data"]:
         raise ConfigError("--encrypt-data needs --keys DIR: `baton keys new` makes one", param="encrypt-data")
 
 
 def first_name(config: Config, model: Path) -> str:
     """The name that answers tell. ConfigError when a later name is the folder of a model and no --model is given: then
     the flag has taken what was typed as MODEL behind it, and the bundled model would be served under its name."""
-    names = config.items("served-model-name")
-    if config.optional_text("model") is None:
+    names: tuple[str, ...] = config["served-model-name"] or ()
+    if config["model"] is None:
         for name in names[1:]:
             if is_checkpoint(name):
                 raise ConfigError(
@@ -135,17 +132,17 @@ def first_name(config: Config, model: Path) -> str:
 
 def check_api_keys(config: Config) -> None:
     """The file of API keys, if there is to be one, must be right, before anything is started."""
-    path = api_key_file(config)
+    path = config.path("api-key-file")
     if path is not None:
         read_api_keys(path)
 
 
 def check_exposed(config: Config, host: str, name: str) -> None:
     """ConfigError when workers' sockets would be bound where other machines reach them, without keys."""
-    has_keys = config.optional_text("keys") is not None
-    trust_network = config.switch("trust-network")
+    has_keys = config["keys"] is not None
+    trust_network = config["trust-network"]
     refuse_exposed(host, name, has_keys=has_keys, trust_network=trust_network)
-    is_nixl = "transfer-backend" in config.settings and config.text("transfer-backend") == "nixl"
+    is_nixl = "transfer-backend" in config.settings and config["transfer-backend"] == "nixl"
     if is_nixl and not trust_network and not is_loopback(host):
         raise ConfigError(
             f"{name}: {host[:80]!r} can be reached from other machines, and --transfer-backend nixl opens ports there"
@@ -156,15 +153,15 @@ def check_exposed(config: Config, host: str, name: str) -> None:
 
 def check_lengths(config: Config, model: Path, console: Console) -> None:
     """How long requests may be must make sense, and is said where the model would take longer ones."""
-    context_length = config.optional_integer("context-length")
+    context_length = config["context-length"]
     check_context_length(model, context_length)
-    if note := check_capacity(model, context_length, config.optional_integer("max-total-tokens")):
+    if note := check_capacity(model, context_length, config["max-total-tokens"]):
         console.note(note)
 
 
 def rules_of(config: Config) -> Rules:
     """How what ends is started again."""
-    return Rules(max_restarts=config.integer("max-restarts"), hang_limit_s=config.integer("hang-limit"))
+    return Rules(max_restarts=config["max-restarts"], hang_limit_s=config["hang-limit"])
 
 
 def run_plan(
@@ -222,22 +219,22 @@ def start_plan(launcher: Launcher, plan: Plan) -> dict[str, Mapping[str, Any]]:
 
 def gateway(config: Config, console: Console) -> int:
     """`baton gateway`."""
-    model = find_model(config.optional_text("model"))
+    model = find_model(config["model"])
     find_texts(config, model)
     check_keys(config, for_gateway=True)
     check_api_keys(config)
-    check_exposed(config, split_endpoint(config.text("control"), "--control")[0], "--control")
-    check_context_length(model, config.optional_integer("context-length"))
+    check_exposed(config, split_endpoint(config["control"], "--control")[0], "--control")
+    check_context_length(model, config["context-length"])
     name = first_name(config, model)
-    check_port_free(config.text("host"), config.integer("port"))
+    check_port_free(config["host"], config["port"])
     spec = gateway_plan(config, model, name)
 
     def start(launcher: Launcher) -> Up:
         ready = launcher.start([spec])[spec.name]
         http, control = str(ready["http"]), str(ready["control"])
-        named = None if config.optional_text("model") is None else str(model)
-        trust = "--trust-network" if config.switch("trust-network") else ""
-        trust = trust if config.optional_text("keys") is None else "--keys DIR"
+        named = None if config["model"] is None else str(model)
+        trust = "--trust-network" if config["trust-network"] else ""
+        trust = trust if config["keys"] is None else "--keys DIR"
         return Up([at_addresses(spec, http, control)], gateway_lines(http, control, named, trust))
 
     return run(start, console, spec.name, rules_of(config))
@@ -248,22 +245,21 @@ def worker(config: Config, console: Console) -> int:
     for name in ("role", "gateway"):
         if config.settings[name].value is None:
             raise ConfigError(f"--{name} is missing; see baton worker --help", param=name)
-    endpoint = config.text("gateway")
+    endpoint = config["gateway"]
     split_endpoint(endpoint, "--gateway", min_port=1)
-    check_device(config.text("device"))
-    model = find_model(config.optional_text("model"))
+    check_device(config["device"])
+    model = find_model(config["model"])
     check_lengths(config, model, console)
     check_keys(config, for_gateway=False)
-    host = config.optional_text("host") or address_facing(endpoint)
-    role = config.text("role")
+    host = config["host"] or address_facing(endpoint)
+    role = config["role"]
     if role != Role.UNIFIED:  # it binds nothing
         check_exposed(config, host, "--host")
-    check_worker_id(config.optional_text("worker-id"))
-    worker_id = config.optional_text("worker-id") or f"{role}-{socket.gethostname()}-{secrets.token_hex(2)}"
-    cpus = read_cpus(config.text("cpus"), available_cpus())
-    device = config.text("device")
-    gpu = read_gpu(config.optional_text("gpus"), device, count_gpus(device))
-    if gpu is None and (sharing := config.optional_integer("workers-on-gpu")) is not None:
+    worker_id = config["worker-id"] or f"{role}-{socket.gethostname()}-{secrets.token_hex(2)}"
+    cpus = read_cpus(config["cpus"], available_cpus())
+    device = config["device"]
+    gpu = read_gpu(config["gpus"], device, count_gpus(device))
+    if gpu is None and (sharing := config["workers-on-gpu"]) is not None:
         raise ConfigError(
             f"--workers-on-gpu: got {sharing}, but this worker computes on the CPU; expected --workers-on-host",
             param="workers-on-gpu",

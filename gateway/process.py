@@ -128,9 +128,8 @@ class Gateway:
             self._control_socket.close()
             raise
 
-        metrics = Metrics(
-            settings.served_model_name, lambda: self.control.membership.members, lambda: len(self.control.requests)
-        )
+        names = ModelNames(settings.served_model_name, settings.model_as_typed)
+        metrics = Metrics(names.first, lambda: self.control.membership.members, lambda: len(self.control.requests))
         metrics.registry.register(ControlCollector(lambda: self.control.counts))
         metrics.registry.register(ConnectionCollector(self._control_socket.refused))
 
@@ -141,7 +140,7 @@ class Gateway:
         )
 
         self.service = Service(
-            names=ModelNames((settings.served_model_name, *settings.more_model_names), settings.model_as_typed),
+            names=names,
             model=str(folder.path),
             texts=str(texts.absolute()),
             control=self.control,
@@ -173,7 +172,8 @@ class Gateway:
             server_header=False,
             proxy_headers=False,  # client addresses are not used
             backlog=BACKLOG,
-            timeout_keep_alive=settings.limits.keep_alive_s,  # type: ignore[arg-type]  # uvicorn also takes fractions
+            # uvicorn also takes fractions
+            timeout_keep_alive=settings.limits.keep_alive_timeout_s,  # type: ignore[arg-type]
             timeout_graceful_shutdown=GRACE_S,
         )
 

@@ -33,7 +33,7 @@ def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
         address,
         started.fingerprint,
         started.clock,
-        overlap=settings.overlap,
+        overlap=not settings.disable_overlap_schedule,
         chunk_size=settings.chunked_prefill_size,
     )
     return worker, DecodeLink(router, sender, worker.outbox, worker.on_peer), address

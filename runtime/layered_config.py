@@ -1,39 +1,22 @@
-"""Options and where their values come from: flag over environment variable over TOML file over default.
+"""Where the values of options come from: flag over environment variable over TOML file over default.
 
-One Option describes a value for the command line, environment, file and help text alike. Pure: takes what was
-written, returns values with origins, raises ConfigError. What it does not know: which options Baton has.
+Takes what was written, returns values with origins, raises ConfigError. What a value may be is declared by its option
+(options.py).
 """
 
-import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from protocol.brief import brief, brief_name
 from protocol.errors import ConfigError
 from runtime.nearest_name import nearest_name
+from runtime.options import LIST_MARK, PREFIX, Option, Value, option_name, variable_of
 
-PREFIX = "BATON_"
-LIST_MARK = ","  # between the items of a list
-MAX_INTEGER = 2**31 - 1  # of an option that names no maximum of its own
-Value = str | int | bool | None
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off")
-_INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
-_SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 1000**2, "M": 1 << 20}  # as vLLM reads them; a refusal names the number
-_TOML_TYPES = {str: "a string", int: "an integer", float: "a float", bool: "a boolean", list: "an array"}
-
-
-class Kind(StrEnum):
-    """What an option's value is."""
-
-    TEXT = "text"  # one line of it: a name, an address, a path
-    PROSE = "prose"  # text of any kind, also none
-    LIST = "list"  # several texts; written and kept with commas between them
-    INTEGER = "integer"
-    SWITCH = "switch"
+Made = TypeVar("Made")
 
 
 class Origin(StrEnum):
@@ -43,116 +26,6 @@ class Origin(StrEnum):
     FILE = "file"
     ENVIRONMENT = "environment"
     FLAG = "flag"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """One value that a user may set. `name` is spelled as in the flag: "page-size"."""
-
-    name: str
-    kind: Kind = Kind.TEXT
-    default: Value = None
-    help: str
-    group: str
-    commands: tuple[str, ...]
-    metavar: str = ""
-    choices: tuple[str, ...] = ()
-    synonyms: Mapping[str, str] = field(default_factory=dict)  # other spellings of a choice
-    pattern: str = ""  # a regular expression of what is taken beside the choices
-    pattern_shown: str = ""  # the same for people
-    aliases: tuple[str, ...] = ()  # other flags that mean the same, without dashes
-    minimum: int = 0
-    maximum: int | None = None
-    unset: str = ""  # what a default of None means, for people
-    in_file: bool = True
-    required: bool = False  # has no default in its one command
-
-    @property
-    def flag(self) -> str:
-        """`--page-size`."""
-        return f"--{self.name}"
-
-    @property
-    def variable(self) -> str:
-        """`BATON_PAGE_SIZE`."""
-        return _variable(self.name)
-
-    @property
-    def key(self) -> str:
-        """`page_size`."""
-        return self.name.replace("-", "_")
-
-    @property
-    def expected(self) -> str:
-        """What a value must be, for error messages."""
-        if self.choices:
-            return f"one of {', '.join((*self.choices, self.pattern_shown) if self.pattern else self.choices)}"
-        if self.kind is Kind.SWITCH:
-            return "true or false"
-        if self.kind is Kind.TEXT:
-            return "a string of printable characters"
-        if self.kind is Kind.LIST:
-            return "strings of printable characters, with commas between them"
-        if self.kind is Kind.PROSE:
-            return "a string"
-        if self.maximum is not None:
-            return f"an integer from {self.minimum} to {self.maximum}"
-        return f"an integer of at least {self.minimum}"
-
-    def from_text(self, text: str, where: str) -> Value:
-        """The value of a flag or environment variable; ConfigError names `where`."""
-        if self.kind is Kind.INTEGER:
-            if not _INTEGER.fullmatch(text):
-                digits, factor = text[:-1], _SUFFIXES.get(text[-1:])
-                near = str(int(digits) * factor) if factor and _INTEGER.fullmatch(digits) else None
-                raise self._wrong(text, where, near)
-            return self._checked(int(text), where)
-        if self.kind is Kind.SWITCH:
-            if text.lower() not in _TRUE + _FALSE:
-                raise self._wrong(text, where)
-            return text.lower() in _TRUE
-        return self._checked(text, where)
-
-    def from_toml(self, value: Any, where: str) -> Value:
-        """The value of a key in the file, whose type must be right already; ConfigError names `where`."""
-        if self.kind is Kind.LIST and type(value) is list and all(type(each) is str for each in value):
-            value = LIST_MARK.join(value)
-        wanted = {Kind.INTEGER: int, Kind.SWITCH: bool}.get(self.kind, str)
-        if type(value) is not wanted:
-            kind = _TOML_TYPES.get(type(value), "another type")
-            raise ConfigError(f"{where}: got {brief(value)} ({kind}), expected {self.expected}", param=self.name)
-        assert isinstance(value, str | int)
-        return self._checked(value, where)
-
-    def _checked(self, value: str | int, where: str) -> Value:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, int):
-            return self._in_range(value, where)
-        value = self.synonyms.get(value, value)
-        if self.choices and value not in self.choices and not (value and re.fullmatch(self.pattern, value)):
-            raise self._wrong(value, where, nearest_name(value, self.choices))
-        if self.kind is Kind.TEXT and not (value and value.isprintable()):
-            raise self._wrong(value, where)
-        if self.kind is Kind.LIST and not (value and all(each and each.isprintable() for each in listed(value))):
-            raise self._wrong(value, where)
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            raise ConfigError(f"{where}: got {brief(value)}, expected text in UTF-8", param=self.name)
-        return value
-
-    def _in_range(self, value: int, where: str) -> int:
-        if self.maximum is None and value > MAX_INTEGER:
-            raise ConfigError(
-                f"{where}: got {brief(value)}, expected an integer from {self.minimum} to {MAX_INTEGER}",
-                param=self.name,
-            )
-        if value < self.minimum or (self.maximum is not None and value > self.maximum):
-            raise self._wrong(value, where)
-        return value
-
-    def _wrong(self, value: Any, where: str, near: str | None = None) -> ConfigError:
-        hint = f" (did you mean {near!r}?)" if near else ""
-        return ConfigError(f"{where}: got {brief(value)}, expected {self.expected}{hint}", param=self.name)
 
 
 @dataclass(frozen=True)
@@ -171,6 +44,13 @@ class Setting:
         """The place for an error message."""
         return _where(self.option, self.origin, self.place)
 
+    @property
+    def text(self) -> str:
+        """The value as a flag takes it."""
+        if isinstance(self.value, tuple):
+            return LIST_MARK.join(self.value)
+        return str(self.value).lower() if isinstance(self.value, bool) else str(self.value)
+
 
 @dataclass(frozen=True)
 class ConfigFile:
@@ -181,38 +61,29 @@ class ConfigFile:
 
 
 class Config:
-    """Every option's setting. The typed getters are for options of that kind; another kind is our own bug."""
+    """Every option's setting, by name."""
 
     def __init__(self, settings: Mapping[str, Setting]) -> None:
         self.settings = settings
 
-    def text(self, name: str) -> str:
-        """The value of a text option that is set."""
-        value = self.settings[name].value
-        assert isinstance(value, str), f"option {name} holds {value!r}"
-        return value
+    def __getitem__(self, name: str) -> Any:
+        """The value of an option, of the type that its field has; None when it is not set."""
+        return self.settings[name].value
 
-    def optional_text(self, name: str) -> str | None:
-        """The value of a text option, None when it is not set."""
-        return None if self.settings[name].value is None else self.text(name)
+    def path(self, name: str) -> str | None:
+        """The file or folder that an option names, from wherever a process is started; None when it is not set."""
+        value = self[name]
+        return None if value is None else str(Path(value).expanduser().absolute())
 
-    def items(self, name: str) -> tuple[str, ...]:
-        """The values of a list option, each once; none when it is not set."""
-        return tuple(dict.fromkeys(listed(self.optional_text(name) or "")))
-
-    def integer(self, name: str) -> int:
-        """The value of an integer option that is set."""
-        value = self.settings[name].value
-        assert isinstance(value, int), f"option {name} holds {value!r}"
-        return value
-
-    def optional_integer(self, name: str) -> int | None:
-        """The value of an integer option, None when it is not set."""
-        return None if self.settings[name].value is None else self.integer(name)
-
-    def switch(self, name: str) -> bool:
-        """The value of a switch."""
-        return self.settings[name].value is True
+    def make(self, cls: type[Made], **given: Any) -> Made:
+        """The settings of a process. Each field is the one `given`, or else the option of its name, or else, where no
+        value is set, its default."""
+        for field in fields(cls):  # type: ignore[arg-type]  # every settings class is a dataclass
+            name = option_name(field.name)
+            if field.name in given or name not in self.settings or self[name] is None:
+                continue
+            given[field.name] = self.path(name) if self.settings[name].option.is_path else self[name]
+        return cls(**given)
 
     def as_written(self, error: ConfigError) -> ConfigError:
         """The error with the place of the value, and the value, as the user wrote them: `--page-size: got 3` becomes
@@ -225,11 +96,6 @@ class Config:
         if setting.written and rest.startswith(value):
             rest = f"got {setting.written!r}{rest.removeprefix(value)}"
         return ConfigError(f"{setting.where}: {rest}", param=error.param)
-
-
-def listed(text: str) -> list[str]:
-    """The items of a list option, without the space around them."""
-    return [each.strip() for each in text.split(LIST_MARK)] if text else []
 
 
 def parse_file(path: str, text: str) -> ConfigFile:
@@ -298,7 +164,7 @@ def _where(option: Option, origin: Origin, place: str) -> str:
 
 
 def _refuse_unknown_variables(known: Sequence[Option], environment: Mapping[str, str], others: Iterable[str]) -> None:
-    meant = {_variable(name): option.variable for option in known for name in (option.name, *option.aliases)}
+    meant = {variable_of(name): option.variable for option in known for name in (option.name, *option.aliases)}
     accepted = {*(option.variable for option in known), *others}
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in accepted:
@@ -311,10 +177,6 @@ def _refuse_unknown_keys(known: Sequence[Option], file: ConfigFile) -> None:
     for key in file.keys:
         if all(key != option.name for option in in_file):
             raise ConfigError(f"{file.path}: unknown key {brief(key)}{_hint(key, meant)}", param=key)
-
-
-def _variable(name: str) -> str:
-    return PREFIX + name.replace("-", "_").upper()
 
 
 def _hint(name: str, meant: Mapping[str, str]) -> str:

@@ -1,29 +1,55 @@
 """What a process is told at its start: one frozen dataclass per kind of process, as JSON on its command line.
 
-`deploy` fills these in from flags, environment and file; a process reads them with `from_json`, which refuses an
-unknown key or a wrong value by name. What it does not know: where a value came from.
+A field with a `Flag` is an option of `baton` (options.py), and is declared here alone. `deploy` fills the fields from
+flags, environment and file. A process reads them with `from_json`, which names an unknown key or a wrong value.
 """
 
 import json
 from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from protocol.errors import ConfigError
+from protocol.message import MAX_WORKER_ID_CHARS, WorkerId
 from protocol.messages_gateway import Role
 from runtime.nearest_name import nearest_name
+from runtime.options import Flag
 
-Device = Annotated[str, Field(pattern="^(auto|cpu|cuda(:[0-9]{1,3})?)$")]  # cuda is cuda:0
+Device = Literal["auto", "cpu", "cuda"] | Annotated[str, Field(pattern="^cuda:[0-9]{1,3}$")]  # cuda is cuda:0
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-AttentionName = Literal["auto", "triton", "varlen", "cpu"]  # every name that --attention-backend takes
-TransferBackend = Literal["auto", "shm", "zmq", "cuda_ipc", "ray", "nixl"]  # every name that --transfer-backend takes
+AttentionName = Literal["auto", "triton", "varlen", "cpu"]
+TransferBackend = Literal["auto", "shm", "zmq", "cuda_ipc", "ray", "nixl"]
 Pairing = Literal["least_loaded", "round_robin"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+WebOrigin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s\p{C}]+)$")]
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+MAX_PER_MACHINE = 1024
+PerMachine = Annotated[int, Field(ge=1, le=MAX_PER_MACHINE)]  # threads, or workers
 Seconds = Annotated[float, Field(gt=0)]
+
+
+class Group(StrEnum):
+    """The headings of the help, in its order."""
+
+    WHAT = "what to start"
+    MODEL = "model"
+    ADDRESS = "addresses"
+    TRUST = "who may connect"
+    MEMORY = "memory and batches"
+    HANDOVER = "from prefill to decode"
+    LOSS = "when a worker is lost"
+    LIMITS = "what clients may ask"
+    MACHINE = "this machine"
+    DEMO = "the request"
+
+
+COMPUTE = ("serve", "worker", "demo")
+SERVERS = ("serve", "gateway", "worker")
 
 
 class Settings:
@@ -43,12 +69,15 @@ class Settings:
         except ValidationError as error:
             unknown_first = sorted(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
             first = unknown_first[0]
-        name = ".".join(str(part) for part in first["loc"])
+        path = [str(part) for part in first["loc"]]
         if first["type"] == "unexpected_keyword_argument":
+            name = ".".join(path)
             known = [each.name for each in fields(cls)]  # type: ignore[arg-type]
             near = nearest_name(name, known)
             hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(known)}"
             raise ConfigError(f"{cls.__name__}: unknown key {name!r}, {hint}", param=name)
+        # pydantic also names the part of a type that did not fit, and the place in a list
+        name = ".".join(part for part in path if part.isidentifier())
         if first["type"] == "missing":
             raise ConfigError(f"{cls.__name__}: {name!r} is missing", param=name)
         where = f"{cls.__name__}.{name}" if name else cls.__name__
@@ -56,77 +85,154 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSettings(Settings):
+class ProcessSettings(Settings):
+    """What a gateway and a worker are told alike."""
+
+    _flag: ClassVar = partial(Flag, commands=SERVERS)
+
+    # fmt: off
+    model: Annotated[str, Flag("folder with config.json and safetensors weights",
+        group=Group.MODEL, commands=(*SERVERS, "demo"), metavar="DIR", aliases=("model-path",),
+        unset="the bundled model")]
+    context_length: Annotated[Positive | None, _flag("longest prompt plus answer, in tokens",
+        group=Group.MODEL, aliases=("max-model-len",), unset="the model's own")] = None
+    keys: Annotated[str | None, _flag(
+        "folder of keys, made by `baton keys new`: only who is on its list may connect as a gateway or worker, and what"
+        " they say is encrypted",
+        group=Group.TRUST, metavar="DIR", unset="none")] = None
+    trust_network: Annotated[bool, Flag(
+        "without --keys, bind an address that other machines reach: whoever reaches it may pose as a worker",
+        group=Group.TRUST, commands=("gateway", "worker"))] = False
+    log_level: Annotated[LogLevel, _flag("least severe log line to show",
+        group=Group.MACHINE, metavar="LEVEL")] = "info"
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings(ProcessSettings):
     """A prefill, decode or unified worker."""
 
-    worker_id: str
-    role: Role
-    gateway: str  # the gateway's control endpoint, "tcp://127.0.0.1:40123"
-    model: str  # folder
-    device: Device = "auto"
-    dtype: Dtype = "auto"
-    page_size: Positive = 16  # tokens
-    max_total_tokens: Positive | None = None  # capacity of the page pool; None: from the memory available
-    max_running_requests: Positive = 64
-    chunked_prefill_size: NotNegative = 2048  # tokens; 0: whole prompts
-    context_length: Positive | None = None  # tokens, prompt and outputs together; None: the model's own
-    overlap: bool = True
-    cuda_graphs: bool = True  # for decodes, on a GPU
-    attention_backend: AttentionName = "auto"
-    cpu_kernels: bool = True  # on a CPU, where there is a C compiler
-    transfer_backend: TransferBackend = "auto"
-    host: str = "127.0.0.1"  # where peers reach this worker; its sockets bind here, on ports the system chooses
-    keys: str | None = None  # folder; None: whoever reaches a socket may connect
-    encrypt_data: bool = False  # KV that comes to a decode worker; a prefill worker sends none that is not
-    trust_network: bool = False  # without keys: bind a host that is not this machine's alone
-    workers_on_host: Positive = 1  # share of this host's memory: one part in so many
-    workers_on_gpu: Positive = 1  # share of its GPU's memory, likewise
-    num_threads: Positive = 1
-    check_weights: bool = False  # read every weight at the start and refuse NaN and infinities
+    _alone: ClassVar = partial(Flag, commands=("worker",))
+    _flag: ClassVar = partial(Flag, commands=("serve", "worker"))
+    _memory: ClassVar = partial(_flag, group=Group.MEMORY)
+
+    # fmt: off
+    role: Annotated[Role, _alone("what this worker does",
+        group=Group.WHAT, metavar="ROLE", synonyms={"null": "unified"}, aliases=("disaggregation-mode",))]
+    worker_id: Annotated[WorkerId, _alone("name of this worker, unique at its gateway",
+        group=Group.WHAT, metavar="NAME", unset="ROLE-HOSTNAME-XXXX",
+        expected=f"1 to {MAX_WORKER_ID_CHARS} printable ASCII characters without blanks")]
+    device: Annotated[Device, Flag("where workers compute; auto takes GPUs if there are any, cuda:1 is --gpus 1",
+        group=Group.MODEL, commands=COMPUTE, metavar="DEVICE", synonyms={"gpu": "cuda"},
+        expected="one of auto, cpu, cuda, cuda:N")] = "auto"
+    dtype: Annotated[Dtype, Flag("numbers of weights and KV, auto is the checkpoint's",
+        group=Group.MODEL, commands=COMPUTE, metavar="TYPE")] = "auto"
+    check_weights: Annotated[bool, Flag(
+        "read every weight at the start and refuse a model with NaN or infinities in it",
+        group=Group.MODEL, commands=COMPUTE)] = False
+    host: Annotated[str, _alone("address at which other workers reach this one",
+        group=Group.ADDRESS, metavar="ADDR",
+        unset="the one that faces the gateway")] = "127.0.0.1"  # its sockets bind here, on ports the system chooses
+    gateway: Annotated[str, _alone("the gateway's control address, as it prints it",
+        group=Group.ADDRESS, metavar="tcp://ADDR:PORT")]
+    encrypt_data: Annotated[bool, _flag("with --keys, KV between hosts is encrypted too, at a price (docs/security.md)",
+        group=Group.TRUST)] = False  # KV that comes to a decode worker; a prefill worker sends none that is not
+    page_size: Annotated[int, Field(ge=1, le=4096), _memory("tokens in one page of KV", aliases=("block-size",))] = 16
+    max_total_tokens: Annotated[Positive | None, _memory("tokens of KV that one worker holds; no request can be longer",
+        unset="what memory allows")] = None
+    max_running_requests: Annotated[int, Field(ge=1, le=65536), _memory("requests in one worker's batch",
+        aliases=("max-num-seqs",))] = 64
+    chunked_prefill_size: Annotated[NotNegative, _memory(
+        "prompt tokens in one prefill step; 0 takes whole prompts")] = 2048
+    disable_overlap_schedule: Annotated[bool, _memory("schedule and compute in turns instead of at the same time",
+        aliases=("no-async-scheduling",))] = False
+    disable_cuda_graph: Annotated[bool, _memory("decode on a GPU kernel by kernel")] = False
+    attention_backend: Annotated[AttentionName, _memory(
+        "what computes attention; auto is triton on a GPU, where a request's result does not depend on its batch"
+        " (docs/operations.md); one of",
+        metavar="NAME")] = "auto"
+    disable_cpu_kernels: Annotated[bool, _memory(
+        "compute on a CPU with torch's operations alone, as where there is no C compiler")] = False
+    transfer_backend: Annotated[TransferBackend, _flag(
+        "how KV travels; auto takes what each pair can of cuda_ipc (from device to device, on one host), shm (written"
+        " in place, on one host) and zmq (over TCP); nixl goes by RDMA, ray through the Ray cluster that the host is a"
+        " node of, both with packages of their own (docs/operations.md); one of",
+        group=Group.HANDOVER, metavar="NAME", aliases=("disaggregation-transfer-backend",))] = "auto"
+    threads: Annotated[PerMachine, Flag("compute threads of each worker",
+        group=Group.MACHINE, commands=COMPUTE, unset="cores / workers")] = 1
+    workers_on_host: Annotated[PerMachine, _alone(
+        "workers that share this machine's memory and cores, this one included",
+        group=Group.MACHINE)] = 1
+    workers_on_gpu: Annotated[PerMachine, _alone("workers that share the memory of this one's GPU, this one included",
+        group=Group.MACHINE, unset="1 where the GPU is named, else as --workers-on-host")] = 1
+    # fmt: on
     fake_model: bool = False  # tests: the model whose next token is a hash of the KV present
-    log_level: LogLevel = "info"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpLimits(Settings):
     """What one client, and all of them together, may ask of the gateway. docs/http.md says what it answers beyond."""
 
-    max_body_bytes: Positive = 8 * 1024 * 1024
-    max_header_bytes: Positive = 64 * 1024  # request line and headers of one request
-    max_headers: Positive = 256
-    max_connections: Positive = 1024
-    max_choices_in_flight: Positive = 2048  # prompts times n, of all requests that wait or are answered
-    max_choices: Positive = 128  # n
-    max_prompts: Positive = 1024  # of one request
-    max_stop_strings: Positive = 64
-    header_timeout_s: Seconds = 20.0
-    body_timeout_s: Seconds = 60.0
-    keep_alive_s: Seconds = 75.0  # a connection without a request
-    slow_reader_timeout_s: Seconds = 60.0  # an answer that its client does not read
-    max_stream_backlog: Positive = 16384  # tokens that wait for one such client
+    _limit: ClassVar = partial(Flag, group=Group.LIMITS, commands=("serve", "gateway"))
+
+    # fmt: off
+    max_body_bytes: Annotated[Positive, _limit("longest body of a request", metavar="BYTES")] = 8 * 1024 * 1024
+    max_header_bytes: Annotated[Positive, _limit("longest request line and headers", metavar="BYTES")] = 64 * 1024
+    max_headers: Annotated[Positive, _limit("headers of one request", aliases=("h11-max-header-count",))] = 256
+    max_connections: Annotated[Positive, _limit("connections of clients at once")] = 1024
+    max_choices_in_flight: Annotated[Positive, _limit(
+        "choices waiting or being answered at once; beyond it clients get 429")] = 2048  # prompts times n
+    max_choices: Annotated[Positive, _limit("choices (n) of one prompt")] = 128
+    max_prompts: Annotated[Positive, _limit("prompts in one request")] = 1024
+    max_stop_strings: Annotated[Positive, _limit("stop strings of one request")] = 64
+    header_timeout_s: Annotated[Seconds, _limit("time for a request's headers to arrive")] = 20
+    body_timeout_s: Annotated[Seconds, _limit("time for a request's body to arrive")] = 60
+    keep_alive_timeout_s: Annotated[Seconds, _limit("how long a connection without a request is kept")] = 75
+    slow_reader_timeout_s: Annotated[Seconds, _limit(
+        "how long a client may leave its answer unread before it is cut off")] = 60
+    max_stream_backlog: Annotated[Positive, _limit(
+        "tokens that wait for a client that does not read; beyond it, it is cut off",
+        metavar="TOKENS")] = 16384
+    # fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(Settings):
+class GatewaySettings(ProcessSettings):
     """The gateway. Port 0, in `port` or `control`, lets the system choose."""
 
-    host: str = "127.0.0.1"
-    port: Port = 8000
-    control: str = "tcp://127.0.0.1:0"  # where workers dial
-    keys: str | None = None  # folder; None: whoever reaches `control` may join
-    trust_network: bool = False  # without keys: bind `control` where other machines reach it
-    model: str  # folder with generation_config.json
-    tokenizer: str | None = None  # folder with tokenizer.json; None: the model's
-    chat_template: str | None = None  # file; None: the one beside the tokenizer
-    served_model_name: str  # the one in every answer
-    more_model_names: tuple[str, ...] = ()  # that are served and listed, too
+    _flag: ClassVar = partial(Flag, commands=("serve", "gateway"))
+
+    # fmt: off
+    served_model_name: Annotated[tuple[str, ...], Field(min_length=1), _flag(
+        "names that clients may ask for; answers tell the first. What --model was given is understood, too",
+        group=Group.MODEL, metavar="NAME", unset="the folder's name")]
     model_as_typed: str | None = None  # what --model was given; understood, not listed
-    api_key_file: str | None = None  # None: whoever reaches HTTP is served
-    allowed_origins: tuple[str, ...] = ()  # of pages in browsers; "*": of any
-    context_length: Positive | None = None
-    pairing: Pairing = "least_loaded"
-    max_attempts: Positive = 3  # of a request on a pair, the first one among them
-    retry_wait_s: Annotated[float, Field(ge=0)] = 4.0  # for a pair, from when the lost worker was last heard
-    launch_deadline_s: Seconds = 120.0  # a worker that is in one launch for so long is lost
+    tokenizer: Annotated[str | None, _flag("folder with tokenizer.json and chat template",
+        group=Group.MODEL, metavar="DIR", aliases=("tokenizer-path",), unset="the model's folder")] = None
+    chat_template: Annotated[str | None, _flag("Jinja template that turns the messages of a chat into a prompt",
+        group=Group.MODEL, metavar="FILE", unset="the tokenizer's own")] = None
+    host: Annotated[str, _flag("address on which the gateway answers HTTP; 0.0.0.0 for every interface",
+        group=Group.ADDRESS, metavar="ADDR")] = "127.0.0.1"
+    port: Annotated[Port, _flag("HTTP port; 0 lets the system choose", group=Group.ADDRESS)] = 8000
+    control: Annotated[str, Flag("where workers dial; port 0 lets the system choose",
+        group=Group.ADDRESS, commands=("gateway",), metavar="tcp://ADDR:PORT")] = "tcp://127.0.0.1:0"
+    api_key_file: Annotated[str | None, _flag(
+        "file with one API key a line, readable by its owner alone: clients send one as `Authorization: Bearer KEY`,"
+        " everywhere but to /health",
+        group=Group.TRUST, metavar="FILE", unset="none: whoever reaches HTTP is served")] = None
+    allowed_origins: Annotated[tuple[WebOrigin, ...], _flag(
+        "origins of web pages whose scripts may use the gateway (CORS), such as https://app.example.com; *: any",
+        group=Group.TRUST, metavar="ORIGIN", unset="none",
+        expected="* or an origin such as https://app.example.com, without a path")] = ()
+    pairing: Annotated[Pairing, _flag("how workers are chosen for a request",
+        group=Group.HANDOVER, metavar="RULE")] = "least_loaded"
+    max_attempts: Annotated[int, Field(ge=1, le=100), _flag(
+        "times that a request is given to workers before its client gets an error; 1: no retry",
+        group=Group.LOSS)] = 3
+    retry_wait_s: Annotated[float, Field(ge=0), _flag(
+        "how long a request may lack workers, from when its lost worker was last heard",
+        group=Group.LOSS)] = 4
+    launch_deadline_s: Annotated[Seconds, _flag("a worker that computes one batch for so long counts as lost",
+        group=Group.LOSS)] = 120
+    # fmt: on
     limits: HttpLimits = field(default_factory=HttpLimits)
-    log_level: LogLevel = "info"

@@ -18,7 +18,7 @@ def build(started: Started) -> tuple[UnifiedWorker, NoPeers, WorkerAddress]:
         started.engine,
         settings.worker_id,
         started.clock,
-        overlap=settings.overlap,
+        overlap=not settings.disable_overlap_schedule,
         chunk_size=settings.chunked_prefill_size,
     )
     return worker, NoPeers(), WorkerAddress(worker_id=settings.worker_id, instance=started.instance)

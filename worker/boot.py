@@ -95,7 +95,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     stop = StopSignal()
     wake = Wake()
     sys.setswitchinterval(1e-4)  # seconds; the forward thread must get the interpreter lock soon
-    torch.set_num_threads(settings.num_threads)
+    torch.set_num_threads(settings.threads)
 
     status.loading("weights")
     runner = load_runner(settings)
@@ -141,7 +141,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
             "ready",
             role=settings.role.value,
             kv_pages=engine.kv.num_pages - 1,
-            threads=settings.num_threads,
+            threads=settings.threads,
             device=str(runner.device),
         )
         status.ready(kv_pages=engine.kv.num_pages - 1)
@@ -208,10 +208,10 @@ def load_runner(settings: WorkerSettings) -> Runner:
         workers_on_host=settings.workers_on_host,
         check_weights=settings.check_weights,
         attention=settings.attention_backend,
-        cpu_kernels=settings.cpu_kernels,
+        cpu_kernels=not settings.disable_cpu_kernels,
     )
-    decodes = settings.role is not Role.PREFILL
-    return GraphedRunner(runner) if decodes and settings.cuda_graphs and runner.device.type == "cuda" else runner
+    wants_graphs = settings.role is not Role.PREFILL and not settings.disable_cuda_graph
+    return GraphedRunner(runner) if wants_graphs and runner.device.type == "cuda" else runner
 
 
 def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> Engine:

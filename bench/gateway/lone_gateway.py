@@ -35,7 +35,7 @@ class Running(NamedTuple):
 async def gateway_process(model: str, limits: HttpLimits | None = None) -> AsyncIterator[Running]:
     """Starts a gateway process, yields it once it is ready, and stops it."""
     settings = GatewaySettings(
-        model=model, served_model_name="bench", port=0, limits=limits or HttpLimits(), log_level="error"
+        model=model, served_model_name=("bench",), port=0, limits=limits or HttpLimits(), log_level="error"
     )
 
     read_fd, write_fd = os.pipe()

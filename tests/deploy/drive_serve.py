@@ -32,7 +32,7 @@ def main(prefill: str, decode: str, max_restarts: str = "5", hang_limit: str = "
         WorkerSettings(worker_id=f"{role}-0", role=role, gateway="", model="/models/story")
         for role in (Role.PREFILL, Role.DECODE)
     )
-    settings = GatewaySettings(port=0, model="/models/story", served_model_name="story")
+    settings = GatewaySettings(port=0, model="/models/story", served_model_name=("story",))
     plan = Plan(
         as_stand_in(gateway_spec(settings), os.environ.get("DRIVE_GATEWAY", "gateway")),
         workers,

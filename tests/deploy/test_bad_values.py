@@ -311,26 +311,31 @@ SETTINGS: list[tuple[type[Any], str, str]] = [
     (WorkerSettings, "[]", "WorkerSettings: got '[]'"),
     (WorkerSettings, "null", "WorkerSettings: got 'None'"),
     (WorkerSettings, "[" * 5000, "WorkerSettings: got '[[[["),
-    (WorkerSettings, "{}", "WorkerSettings: 'worker_id' is missing"),
+    (WorkerSettings, "{}", "WorkerSettings: 'model' is missing"),
     (WorkerSettings, '{"worker_ids": 1}', "WorkerSettings: unknown key 'worker_ids', did you mean 'worker_id'?"),
+    (WorkerSettings, '{"page-sizes": 1}', "WorkerSettings: unknown key 'page-sizes', did you mean 'page_size'?"),
     (WorkerSettings, '{"page_size": "16"}', "WorkerSettings.page_size: got '16'"),
     (WorkerSettings, '{"page_size": 16.0}', "WorkerSettings.page_size: got '16.0'"),
     (WorkerSettings, '{"page_size": NaN}', "WorkerSettings.page_size: got 'nan'"),
     (WorkerSettings, '{"page_size": 0}', "WorkerSettings.page_size: got '0'"),
     (WorkerSettings, '{"page_size": true}', "WorkerSettings.page_size: got 'True'"),
-    (WorkerSettings, '{"overlap": 1}', "WorkerSettings.overlap: got '1'"),
+    (WorkerSettings, '{"disable_overlap_schedule": 1}', "WorkerSettings.disable_overlap_schedule: got '1'"),
+    (WorkerSettings, '{"device": "tpu"}', "WorkerSettings.device: got 'tpu'"),
     (WorkerSettings, '{"role": "both"}', "WorkerSettings.role: got 'both'"),
     (WorkerSettings, '{"role": null}', "WorkerSettings.role: got 'None'"),
     (GatewaySettings, '{"port": -1}', "GatewaySettings.port: got '-1'"),
     (GatewaySettings, '{"port": 65536}', "GatewaySettings.port: got '65536'"),
     (GatewaySettings, '{"served_model_name": 5}', "GatewaySettings.served_model_name: got '5'"),
+    (GatewaySettings, '{"served_model_name": []}', "GatewaySettings.served_model_name: got '[]'"),
+    (GatewaySettings, '{"served_model_name": ["m", 5]}', "GatewaySettings.served_model_name: got '5'"),
+    (GatewaySettings, '{"limits": {"max_headers": 0}}', "GatewaySettings.limits.max_headers: got '0'"),
     (GatewaySettings, '{"prefill": 1}', "GatewaySettings: unknown key 'prefill'"),
 ]
 
 
 ENOUGH: dict[type[Any], str] = {
     WorkerSettings: '{"worker_id": "w", "role": "decode", "gateway": "tcp://127.0.0.1:5", "model": "/m"}',
-    GatewaySettings: '{"served_model_name": "m", "model": "/m"}',
+    GatewaySettings: '{"served_model_name": ["m"], "model": "/m"}',
 }
 
 

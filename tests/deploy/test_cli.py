@@ -99,13 +99,13 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
 
 def test_the_demo_is_one_pair_on_a_free_port_whatever_is_configured() -> None:
     config = find_config(CommandLine("demo", {}), {"BATON_PORT": "8000", "BATON_PREFILL": "4"})
-    assert [config.integer(name) for name in ("prefill", "decode", "unified", "port")] == [1, 1, 0, 0]
-    assert config.text("log-level") == "warning"
-    assert config.text("prompt") == "Once upon a time"
+    assert [config[name] for name in ("prefill", "decode", "unified", "port")] == [1, 1, 0, 0]
+    assert config["log-level"] == "warning"
+    assert config["prompt"] == "Once upon a time"
 
 
 def test_a_gpu_is_cuda() -> None:
-    assert find_config(CommandLine("serve", {"device": "gpu"}), {}).text("device") == "cuda"
+    assert find_config(CommandLine("serve", {"device": "gpu"}), {})["device"] == "cuda"
 
 
 def test_in_a_pipe_no_line_is_folded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,7 @@ def test_help_has_groups_defaults_and_examples(
     assert "(default: the bundled model)\n" in text
     assert "[also --model-path]" in text
     assert "  baton serve --prefill 0 --decode 0 --unified 1     the colocated baseline\n" in text
-    switch = text[text.index("  --check-weights ") : text.index("  --context-length ")]
+    switch = text[text.index("  --check-weights ") : text.index("  --gpus ")]
     assert switch.split()[-2:] == ["(default:", "off)"]
     assert max(len(line) for line in text.splitlines()) <= 112
 

@@ -76,14 +76,14 @@ def test_shown_as_written() -> None:
 
 def test_threads_follow_the_pin() -> None:
     plan = serve_plan(config("serve"), MODEL, "story", cores=8, cpus=(0, 1, 2, 3, 6))
-    assert [settings.num_threads for settings in plan.worker_settings] == [3, 2]
+    assert [settings.threads for settings in plan.worker_settings] == [3, 2]
     assert [spec.cpus for spec in plan.workers("tcp://h:1")] == [(0, 1, 2), (3, 6)]
     assert [spec.environment["OMP_NUM_THREADS"] for spec in plan.workers("tcp://h:1")] == ["3", "2"]
     assert plan.gateway.cpus is None
     few = serve_plan(config("serve"), MODEL, "story", cores=2, cpus=tuple(range(16)))  # a quota of 2
-    assert [settings.num_threads for settings in few.worker_settings] == [2, 2]
+    assert [settings.threads for settings in few.worker_settings] == [2, 2]
     chosen = serve_plan(config("serve", threads="5"), MODEL, "story", cores=8, cpus=(0, 1))
-    assert [settings.num_threads for settings in chosen.worker_settings] == [5, 5]
+    assert [settings.threads for settings in chosen.worker_settings] == [5, 5]
     spec = worker_plan(config("worker", role="decode", gateway="tcp://h:1"), MODEL, "d", "h", 8, (2, 3))
     assert (spec.cpus, spec.environment["OMP_NUM_THREADS"]) == ((2, 3), "2")
 

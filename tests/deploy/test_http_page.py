@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
-from deploy.options import LIMITS, options_for
+from deploy.options import options_for
 from gateway import admission, http_protocol, json_body, schemas
 from gateway.http_errors import TYPES
+from runtime.settings import Group
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/http.md").read_text()
 
@@ -18,7 +19,9 @@ def rows(heading: str) -> list[list[str]]:
 
 def test_every_flag_has_a_row_with_its_default() -> None:
     found = {row[0]: row[1].split()[0] for row in rows("Limits") if row[0].startswith("`--")}
-    wanted = {f"`{option.flag}`": str(option.default) for option in options_for("gateway") if option.group == LIMITS}
+    wanted = {
+        f"`{option.flag}`": str(option.default) for option in options_for("gateway") if option.group == Group.LIMITS
+    }
     assert {name: default for name, default in found.items() if name != "`--context-length`"} == wanted
 
 

@@ -1,7 +1,11 @@
+from dataclasses import fields
+
 import pytest
 
 from deploy.options import COMMANDS, EXAMPLES, OPTIONS, options_for
-from runtime.layered_config import Kind
+from runtime.layered_config import Origin, Setting
+from runtime.options import Kind, Option, option_name
+from runtime.settings import GatewaySettings, WorkerSettings
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -17,21 +21,25 @@ def test_a_command_has_each_option_once_in_groups_without_gaps(command: str) -> 
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: f"{option.name}-{option.commands[0]}")
-def test_an_option_is_complete(option: object) -> None:
-    found = next(each for each in OPTIONS if each is option)
-    assert found.help
-    assert set(found.commands) <= set(COMMANDS)
-    assert found.default is not None or found.unset
-    assert found.metavar or found.kind is Kind.SWITCH
-    if found.default is not None:
-        wanted = {Kind.INTEGER: int, Kind.SWITCH: bool}.get(found.kind, str)
-        assert type(found.default) is wanted
-        assert not found.choices or found.default in found.choices
+def test_an_option_is_complete(option: Option) -> None:
+    assert option.help
+    assert set(option.commands) <= set(COMMANDS)
+    assert option.placeholder or option.kind is Kind.SWITCH
+    if option.default is not None:
+        assert option.from_text(Setting(option, option.default, Origin.DEFAULT).text, "") == option.default
 
 
 def test_options_of_one_name_are_of_one_kind() -> None:
     kinds = {(option.name, option.kind, option.choices) for option in OPTIONS}
     assert len(kinds) == len({option.name for option in OPTIONS})
+
+
+def test_every_field_of_a_process_is_an_option_or_is_given_by_the_launcher() -> None:
+    """Who adds a field learns where it is made an option."""
+    fields_of = {cls: {option_name(each.name) for each in fields(cls)} for cls in (WorkerSettings, GatewaySettings)}
+    options = {option.name for option in OPTIONS}
+    assert fields_of[WorkerSettings] - options == {"fake-model"}
+    assert fields_of[GatewaySettings] - options == {"model-as-typed", "limits"}
 
 
 def test_the_worker_host_differs_from_the_gateway_host() -> None:

@@ -27,7 +27,7 @@ from runtime.settings import WorkerSettings
 
 def main(folder: str, flags: list[str]) -> int:
     config = find_config(parse(["serve", "--model", folder, *flags], "test"), os.environ)
-    cpus = read_cpus(config.text("cpus"), available_cpus())
+    cpus = read_cpus(config["cpus"], available_cpus())
     plan = serve_plan(config, Path(folder), "fake", count_cores(), cpus)
     fakes = tuple(replace(settings, fake_model=True) for settings in plan.worker_settings)
     if page_size := os.environ.get("FAKE_DECODE_PAGE_SIZE"):

@@ -56,7 +56,7 @@ async def wait_until(happened: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def running(folder: Path, **options: Any) -> AsyncIterator[Setting]:
     """A gateway that serves `folder` as "story"."""
-    wanted: dict[str, Any] = {"port": 0, "model": str(folder), "served_model_name": "story", **options}
+    wanted: dict[str, Any] = {"port": 0, "model": str(folder), "served_model_name": ("story",), **options}
     settings = GatewaySettings(**wanted)
     gateway = Gateway(settings, MonotonicClock())
     serving = asyncio.create_task(gateway.serve())

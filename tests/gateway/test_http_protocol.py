@@ -18,7 +18,7 @@ from tests.gateway.fake_worker import PATIENCE_S, Behaviour
 pytestmark = pytest.mark.slow
 
 SMALL = HttpLimits(max_body_bytes=2000, max_header_bytes=1000, max_headers=20, max_connections=8)
-HASTY = HttpLimits(header_timeout_s=0.3, body_timeout_s=0.3, keep_alive_s=0.3)
+HASTY = HttpLimits(header_timeout_s=0.3, body_timeout_s=0.3, keep_alive_timeout_s=0.3)
 GET = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n"
 LAST = b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
@@ -247,7 +247,7 @@ async def test_empty_lines_do_not_keep_a_connection_for_ever(hasty: Setting) -> 
 
 
 async def test_an_idle_connection_is_kept_as_long_as_told_and_no_longer(folder: Path) -> None:
-    async with running(folder, limits=HttpLimits(keep_alive_s=0.3)) as setting:
+    async with running(folder, limits=HttpLimits(keep_alive_timeout_s=0.3)) as setting:
         reader, writer = await connect(setting)
         loop = asyncio.get_running_loop()
         for _ in range(2):
@@ -258,7 +258,7 @@ async def test_an_idle_connection_is_kept_as_long_as_told_and_no_longer(folder: 
             assert await reader.read() == b""
         assert loop.time() - began >= 0.25
         writer.close()
-    assert HttpLimits().keep_alive_s == 75
+    assert HttpLimits().keep_alive_timeout_s == 75
 
 
 async def test_a_client_that_waits_for_its_answer_is_not_slow(hasty: Setting) -> None:

@@ -25,7 +25,7 @@ from tests.gateway.folders import BOS, byte_tokenizer, write_folder
 
 
 def settings(folder: Path, **fields: Any) -> GatewaySettings:
-    wanted: dict[str, Any] = {"port": 0, "model": str(folder), "served_model_name": "story", **fields}
+    wanted: dict[str, Any] = {"port": 0, "model": str(folder), "served_model_name": ("story",), **fields}
     return GatewaySettings(**wanted)
 
 
@@ -99,7 +99,7 @@ def test_threads_of_long_bodies_give_way_soon(folder: Path, monkeypatch: pytest.
     assert len(seen) == 1 and seen[0] <= 0.001 < before
 
 
-@pytest.mark.parametrize("text", ["{", '{"port": "x"}', '{"model": "/nowhere", "served_model_name": "m"}'])
+@pytest.mark.parametrize("text", ["{", '{"port": "x"}', '{"model": "/nowhere", "served_model_name": ["m"]}'])
 def test_settings_that_make_no_sense_end_it_with_status_2(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = logging.getLogger().handlers[:]
     try:

@@ -95,7 +95,7 @@ async def test_routers_are_told_where_the_tokenizer_is(folder: Path, tmp_path: P
 @pytest.mark.parametrize("asked", ["tale", "fable", "models/story", "./models/story/"])
 async def test_every_name_is_served_and_the_first_is_told(folder: Path, asked: str) -> None:
     typed = "./models/story/" if asked.startswith(".") else "models/story"
-    names: dict[str, Any] = {"served_model_name": "tale", "more_model_names": ("fable",), "model_as_typed": typed}
+    names: dict[str, Any] = {"served_model_name": ("tale", "fable"), "model_as_typed": typed}
     async with running(folder, **names) as setting:
         await setting.add_pair()
         response = await setting.complete([1], max_tokens=2, model=asked)

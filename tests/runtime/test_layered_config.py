@@ -1,18 +1,34 @@
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
 import pytest
+from pydantic import Field
 
 from protocol.errors import ConfigError
-from runtime.layered_config import Config, Kind, Option, Origin, parse_file, resolve
+from runtime.layered_config import Config, Origin, parse_file, resolve
+from runtime.options import Flag, options_of
 
-PAGE = Option(
-    name="page-size", kind=Kind.INTEGER, default=16, minimum=1, help="", group="g", commands=("serve",),
-    aliases=("block-size",),
-)  # fmt: skip
-PORT = Option(name="port", kind=Kind.INTEGER, default=80, maximum=65535, help="", group="g", commands=("serve",))
-HOST = Option(name="host", help="", group="g", commands=("serve",))
-OFF = Option(name="disable-overlap", kind=Kind.SWITCH, default=False, help="", group="g", commands=("serve",))
-ROLE = Option(name="role", choices=("a", "unified"), synonyms={"null": "unified"}, help="", group="g", commands=("x",))
-NAMES = Option(name="names", kind=Kind.LIST, help="", group="g", commands=("serve",))
-ALL = (PAGE, PORT, HOST, OFF, ROLE, NAMES)
+
+def flag(**more: Any) -> Flag:
+    return Flag("", group="g", commands=("serve",), **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    page_size: Annotated[int, Field(ge=1), flag(aliases=("block-size",))] = 16
+    port: Annotated[int, Field(ge=0, le=65535), flag()] = 80
+    host: Annotated[str, flag(unset="any")] = "127.0.0.1"
+    keys: Annotated[str | None, flag(unset="none", metavar="DIR")] = None
+    disable_overlap: Annotated[bool, flag()] = False
+    role: Annotated[Literal["a", "unified"], flag(synonyms={"null": "unified"})]
+    names: Annotated[tuple[str, ...], flag(unset="none")] = ()
+    wait_s: Annotated[float, Field(gt=0), flag()] = 20
+    worker_id: str  # found by the launcher
+    fake: bool = False
+
+
+ALL = options_of(Settings)
 
 
 def values(
@@ -30,7 +46,7 @@ def test_flag_beats_environment_beats_file_beats_default() -> None:
         values({}, {}, toml),
         values(),
     ]
-    assert [each.integer("page-size") for each in found] == [1, 2, 3, 16]
+    assert [each["page-size"] for each in found] == [1, 2, 3, 16]
     assert [each.settings["page-size"].origin for each in found] == [
         Origin.FLAG,
         Origin.ENVIRONMENT,
@@ -42,11 +58,12 @@ def test_flag_beats_environment_beats_file_beats_default() -> None:
 
 def test_kinds() -> None:
     found = values({"host": "h", "role": "null"}, {"BATON_DISABLE_OVERLAP": "yes"}, "port = 0")
-    assert found.text("host") == "h"
-    assert found.text("role") == "unified"
-    assert found.switch("disable-overlap") is True
-    assert found.integer("port") == 0
-    assert values().optional_text("host") is None
+    assert found["host"] == "h"
+    assert found["role"] == "unified"
+    assert found["disable-overlap"] is True
+    assert found["port"] == 0
+    assert found["wait"] == 20
+    assert values()["host"] is None
 
 
 @pytest.mark.parametrize("found", [
@@ -54,8 +71,8 @@ def test_kinds() -> None:
     values(toml='names = ["a", "b"]'),
 ])  # fmt: skip
 def test_lists(found: Config) -> None:
-    assert found.items("names") == ("a", "b")
-    assert values().items("names") == ()
+    assert found["names"] == ("a", "b")
+    assert values()["names"] is None
 
 
 @pytest.mark.parametrize("toml", ["names = []", "names = ['a', 5]", "names = 'a,,b'", "names = ''", "names = ['']"])
@@ -65,20 +82,20 @@ def test_wrong_lists(toml: str) -> None:
 
 
 def test_a_flag_can_switch_off_what_the_environment_switched_on() -> None:
-    assert values({"disable-overlap": "false"}, {"BATON_DISABLE_OVERLAP": "1"}).switch("disable-overlap") is False
+    assert values({"disable-overlap": "false"}, {"BATON_DISABLE_OVERLAP": "1"})["disable-overlap"] is False
 
 
 def test_keys_are_spelled_with_dashes_or_underscores() -> None:
-    assert values(toml="page_size = 4").integer("page-size") == 4
-    assert values(toml="page-size = 4").integer("page-size") == 4
+    assert values(toml="page_size = 4")["page-size"] == 4
+    assert values(toml="page-size = 4")["page-size"] == 4
 
 
 def test_an_empty_variable_is_not_set() -> None:
-    assert values(environment={"BATON_PAGE_SIZE": ""}).integer("page-size") == 16
+    assert values(environment={"BATON_PAGE_SIZE": ""})["page-size"] == 16
 
 
 def test_variables_of_others_are_ignored() -> None:
-    assert values(environment={"HOME": "/", "BATON_INTERNAL": "x"}).integer("page-size") == 16
+    assert values(environment={"HOME": "/", "BATON_INTERNAL": "x"})["page-size"] == 16
 
 
 @pytest.mark.parametrize(
@@ -101,6 +118,10 @@ def test_variables_of_others_are_ignored() -> None:
         ({}, {}, 'page-size = "16"', "page-size in b.toml: got '16' (a string), expected an integer of at least 1"),
         ({}, {}, "page-size = true", "page-size in b.toml: got True (a boolean), expected an integer"),
         ({}, {}, "disable-overlap = 1", "disable-overlap in b.toml: got 1 (an integer), expected true or false"),
+        ({}, {}, "wait = 1.5", "wait in b.toml: got 1.5 (a float), expected an integer of at least 1"),
+        ({"wait": "0"}, {}, None, "--wait: got 0, expected an integer of at least 1"),
+        ({"page-size": "2147483648"}, {}, None, "got 2147483648, expected an integer from 1 to 2147483647"),
+        ({}, {}, "names = ['a', 5]", "names in b.toml: got 5 (an integer), expected strings of printable"),
         ({}, {}, "host = 1.5", "host in b.toml: got 1.5 (a float), expected a string"),
         ({}, {}, "page-sise = 1", "b.toml: unknown key 'page-sise', did you mean 'page-size'?"),
         ({}, {}, "prot = 1", "b.toml: unknown key 'prot', did you mean 'port'?"),
@@ -142,4 +163,20 @@ def test_an_error_is_told_with_place_and_value_as_written(found: Config, where: 
 
 
 def test_a_wrong_value_that_is_overridden_is_not_looked_at() -> None:
-    assert values({"page-size": "8"}, {"BATON_PAGE_SIZE": "x"}).integer("page-size") == 8
+    assert values({"page-size": "8"}, {"BATON_PAGE_SIZE": "x"})["page-size"] == 8
+
+
+def test_settings_are_made_of_the_options_of_their_fields_names() -> None:
+    found = values({"page-size": "8", "names": "a,b", "wait": "7"}, {"BATON_ROLE": "null"}, "port = 81")
+    made = found.make(Settings, worker_id="w", port=5)
+    assert made == Settings(page_size=8, names=("a", "b"), wait_s=7, role="unified", port=5, worker_id="w")
+
+
+def test_a_path_is_good_wherever_the_process_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = values({"keys": "mine", "host": "mine", "role": "a"})
+    assert found["keys"] == "mine" and found.path("keys") == str(tmp_path / "mine")
+    made = found.make(Settings, worker_id="w")
+    assert (made.keys, made.host) == (str(tmp_path / "mine"), "mine")
+    assert values().path("keys") is None
+    assert values({"keys": "~/mine"}).path("keys") == str(Path.home() / "mine")

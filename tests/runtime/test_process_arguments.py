@@ -6,7 +6,7 @@ from protocol.errors import ConfigError
 from runtime.process_arguments import read_arguments
 from runtime.settings import GatewaySettings
 
-SETTINGS = GatewaySettings(model="/m", served_model_name="story")
+SETTINGS = GatewaySettings(model="/m", served_model_name=("story",))
 
 
 def test_settings_and_status_descriptor_are_read() -> None:

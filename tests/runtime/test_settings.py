@@ -9,7 +9,7 @@ from protocol.messages_gateway import Role
 from runtime.settings import GatewaySettings, WorkerSettings
 
 WORKER = WorkerSettings(worker_id="decode-0", role=Role.DECODE, gateway="tcp://127.0.0.1:1", model="/m")
-GATEWAY = GatewaySettings(model="/m", served_model_name="story")
+GATEWAY = GatewaySettings(model="/m", served_model_name=("story",))
 
 
 def changed(**fields: Any) -> str:
@@ -30,13 +30,13 @@ def test_json_is_one_line() -> None:
     "text, says",
     [
         (changed(pge_size=1), "unknown key 'pge_size', did you mean 'page_size'?"),
-        (changed(zzz=1), "unknown key 'zzz', expected one of worker_id"),
+        (changed(zzz=1), "unknown key 'zzz', expected one of model"),
         ('{"worker_idd": "x"}', "unknown key 'worker_idd', did you mean 'worker_id'?"),
-        ('{"worker_id": "x"}', "'role' is missing"),
+        ('{"worker_id": "x", "model": "/m"}', "'role' is missing"),
         (changed(page_size="16"), "page_size: got '16'"),
         (changed(page_size=0), "page_size: got '0'"),
         (changed(role="router"), "role: got 'router'"),
-        (changed(overlap=1), "overlap: got '1'"),
+        (changed(disable_overlap_schedule=1), "disable_overlap_schedule: got '1'"),
         (changed(device="tpu"), "device: got 'tpu'"),
         ("[]", "WorkerSettings: got"),
         ("{", "Invalid JSON"),

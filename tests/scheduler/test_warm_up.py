@@ -88,7 +88,9 @@ def test_who_decodes_on_a_gpu_has_graphs_unless_told_otherwise(
         for wanted in (True, False):
             loaded = FakeRunner(device=torch.device(device))
             monkeypatch.setattr("worker.boot.ModelRunner.load", lambda *a, loaded=loaded, **k: loaded)
-            settings = WorkerSettings(worker_id="w", role=role, gateway="tcp://x:1", model="m", cuda_graphs=wanted)
+            settings = WorkerSettings(
+                worker_id="w", role=role, gateway="tcp://x:1", model="m", disable_cuda_graph=not wanted
+            )
             found = load_runner(settings)
             assert isinstance(found, GraphedRunner) == (graphs and wanted and device == "cuda")
 
