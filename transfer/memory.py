@@ -1,4 +1,4 @@
-"""KV memory as transfer sees it: pages of each layer, by number."""
+"""KV memory as transfer/ uses it: pages of each layer, by number."""
 
 from typing import Protocol
 
@@ -13,7 +13,7 @@ class PageMemory(Protocol):
 
     @property
     def layout(self) -> KvLayout:
-        """The shape of it."""
+        """Its layout."""
         ...
 
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
@@ -21,8 +21,7 @@ class PageMemory(Protocol):
         ...
 
     def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
-        """Writable bytes of one layer from page 0 to the last of `pages`, without a copy. No other pages may be
-        touched."""
+        """Writable bytes of one layer from page 0 to the last of `pages`, without a copy. Touch no other pages."""
         ...
 
 
@@ -31,7 +30,7 @@ class Seated(Protocol):
 
     @property
     def num_pages(self) -> int:
-        """Pages of each layer, the padding page among them."""
+        """Pages of each layer, with the padding page."""
         ...
 
     @property
@@ -41,4 +40,4 @@ class Seated(Protocol):
 
 
 class SharedPages(Seated, PageMemory, Protocol):
-    """KV pages that other processes may map: the shared memory is they, layer after layer."""
+    """KV pages that other processes may map. The shared memory holds only these pages, layer after layer."""

@@ -1,1 +1,1 @@
-"""The backends, one a file or folder; table.py opens them by name."""
+"""The backends, one a file or folder. table.py opens them by name."""

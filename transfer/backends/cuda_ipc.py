@@ -1,10 +1,8 @@
-"""KV written by a prefill worker's device into decode's device memory, over CUDA IPC: the copies and what they need.
+"""KV that a prefill worker's device writes into decode's device memory by CUDA IPC: the copies on a stream.
 
-Copies run on a stream of their own, of higher priority than the model's, so that they find room beside its kernels.
-The model's stream is not waited for: what is given here has been written already, as the host has seen by an event. Nor
-does the other process wait for a stream of ours: prefill says that KV is in place when the host has seen the event
-behind the copy, and decode launches nothing that reads it before it has been told. So no event crosses processes.
-What it does not know: frames, pools, seats.
+Copies run on their own stream, with a higher priority than the model's, so that they run beside its kernels. They do
+not wait for the model's stream: the host has seen by an event that the KV is written. No event crosses processes:
+prefill sends the header once the host has seen the event after the copy, and decode launches a reader only after that.
 """
 
 from collections.abc import Sequence
@@ -27,7 +25,7 @@ HIGH_PRIORITY: Final = -1
 
 
 def at_device(pages: DevicePages) -> AtDevice:
-    """What it takes to move KV to or from these pages by CUDA IPC, ready for use; WireError says what is missing."""
+    """The means to move KV to or from these pages by CUDA IPC. WireError names what is missing."""
     memory = pages.device_bytes
     copies = CudaCopies(memory.device)
     copies.warm_up(pages.layout)
@@ -38,7 +36,7 @@ class CudaCopies:
     """See device_moves.Copies."""
 
     def __init__(self, device: torch.device) -> None:
-        """WireError where there is no kernel to copy with."""
+        """WireError if the kernel is not available."""
         try:
             self._kernel = import_module("transfer.in_place.device_moves_triton")
         except ImportError as error:
@@ -48,7 +46,7 @@ class CudaCopies:
         self._tables: WeakKeyDictionary[Units, Tensor] = WeakKeyDictionary()
 
     def warm_up(self, layout: KvLayout) -> None:
-        """Compiles for whole pages and for single tokens, to write and to read; blocks."""
+        """Compiles the kernel for whole pages and for single tokens, to write and to read. Blocks."""
         word = word_bytes(layout)
         page_W = torch.zeros(layout.page_bytes // word, dtype=WORDS[word], device=self._device)
         torch.cuda.synchronize(self._device)  # it was zeroed on another stream
@@ -70,7 +68,7 @@ class CudaCopies:
         return CudaMoving(event, read_S, (table_2U, sums_S))
 
     def _table(self, units: Units) -> Tensor:
-        """The units' numbers on the device: for the next layers, too."""
+        """The units' numbers on the device, kept for the next layers."""
         if (table_2U := self._tables.get(units)) is None:
             pinned_2U = torch.from_numpy(np.stack([units.sources_U, units.targets_U])).pin_memory()
             table_2U = self._tables[units] = pinned_2U.to(self._device, non_blocking=True)
@@ -79,7 +77,7 @@ class CudaCopies:
 
 @dataclass(frozen=True, eq=False)
 class CudaMoving:
-    """See moving.Moving. `used` is kept until nothing needs it."""
+    """See moving.Moving. `used` keeps tensors alive while the device needs them."""
 
     event: torch.cuda.Event
     read_S: Tensor
@@ -87,16 +85,16 @@ class CudaMoving:
 
     @property
     def done(self) -> bool:
-        """Whether the device has reached the event behind the copy."""
+        """Whether the device has reached the event after the copy."""
         return bool(self.event.query())
 
     def wait(self) -> None:
-        """Blocks until then."""
+        """Blocks until `done`."""
         self.event.synchronize()
 
     @property
     def total(self) -> int:
-        """Of the shares of all programs."""
-        assert self.done, "the sum is not there yet"
+        """The sum of all programs' shares."""
+        assert self.done, "the device has not computed the sum yet"
         shares: list[int] = self.read_S.tolist()
         return sum(shares) & WRAP

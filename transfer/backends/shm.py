@@ -1,11 +1,11 @@
 """KV written in place: a prefill worker on the same host maps decode's KV memory and writes the pages itself.
 
-    decode   offers its process, the descriptor of its memory, and a seat, new for each greeting
+    decode   offers its process id, the descriptor of its memory, and a new seat for each greeting
     prefill  opens the descriptor, takes the seat, maps the memory
-    decode   sees the seat taken: it was this very memory, and from now on jobs carry page numbers
+    decode   sees the seat taken, which proves that the memory is the same; from now on jobs carry page numbers
 
-Headers, and the last message, still go as frames; decode checks the sum of what lies in the pages. A seat that is free
-again proves that its holder writes no more: it has let go, or its process is gone. What it does not know: frames.
+Headers and the last frame still travel; decode checks the sum of what is in the pages. A free seat proves that its
+holder writes no more: it has released the seat or its process has ended.
 """
 
 import mmap
@@ -25,27 +25,33 @@ log = get_log("transfer")
 
 
 class PoolOwner:
-    """The decode side: lends its memory, one seat to each greeting."""
+    """The decode side: lends its memory, with one seat for each greeting."""
 
     def __init__(self, memory: Seated) -> None:
         self._memory = memory
         self._num_seats = 0
 
     def offer(self) -> PoolOffer:
-        """A seat that nobody was offered before."""
+        """Offers a seat that was never offered before."""
         self._num_seats += 1
-        return PoolOffer(host_identity(), os.getpid(), self._memory.shared_fd, self._memory.num_pages, self._num_seats)
+        return PoolOffer(
+            host=host_identity(),
+            pid=os.getpid(),
+            fd=self._memory.shared_fd,
+            num_pages=self._memory.num_pages,
+            seat=self._num_seats,
+        )
 
     def is_taken(self, seat: int) -> bool:
-        """Whether somebody holds the seat, and may write."""
+        """Whether a process holds the seat and may write."""
         return is_taken(self._memory.shared_fd, seat)
 
 
 class MappedPool:
-    """The prefill side: pages of another process. The seat is held until close()."""
+    """The prefill side: pages of another process. Holds the seat until close()."""
 
     def __init__(self, layout: KvLayout, num_pages: int, fd: int) -> None:
-        """Takes charge of `fd`, of memory as large as layout and `num_pages` say."""
+        """Owns `fd`, a memory as large as `layout` and `num_pages` require."""
         self.layout = layout
         self.num_pages = num_pages
         self._fd = fd
@@ -61,14 +67,14 @@ class MappedPool:
         return self.page_bytes_view(layer, 0, int(pages.max()) + 1)
 
     def close(self) -> None:
-        """Nothing is written any more; then the seat is free."""
+        """Unmaps the memory, then frees the seat."""
         self._bytes.release()
         self._mapping.close()
         os.close(self._fd)
 
 
 def map_pool(layout: KvLayout, offer: PoolOffer) -> MappedPool:
-    """Takes the offered seat and maps the memory; WireError says why that cannot be."""
+    """Takes the offered seat and maps the memory. WireError names why it cannot."""
     if offer.host != host_identity():
         raise WireError("decode's KV memory is on another host, or in another container")
     try:
@@ -84,14 +90,14 @@ def map_pool(layout: KvLayout, offer: PoolOffer) -> MappedPool:
 
 
 class PoolMaps:
-    """The memory of decode workers that is mapped, by instance. `required`: KV goes in place or not at all."""
+    """The mapped memory of decode workers, by instance. `required`: KV must be written in place."""
 
     def __init__(self, required: bool) -> None:
         self._required = required
         self._pools: dict[int, MappedPool] = {}
 
     def attach(self, instance: int, layout: KvLayout, offer: PoolOffer | None) -> bool:
-        """Maps what a decode worker offers. Where that cannot be: False, or a WireError if it is required."""
+        """Maps what a decode worker offers. If it cannot: False, or WireError if it is required."""
         self.drop(instance)
         try:
             if offer is None:
@@ -109,14 +115,14 @@ class PoolMaps:
         return self._pools.get(instance)
 
     def device(self, instance: int) -> None:
-        """No device memory is mapped here."""
+        """Always None: no device memory is mapped here."""
 
     def drop(self, instance: int) -> None:
-        """Lets go of one. Idempotent."""
+        """Unmaps one worker's memory. Idempotent."""
         if (pool := self._pools.pop(instance, None)) is not None:
             pool.close()
 
     def close(self) -> None:
-        """Lets go of all. Idempotent."""
+        """Unmaps everything. Idempotent."""
         for instance in list(self._pools):
             self.drop(instance)

@@ -1,7 +1,6 @@
-"""The backends that two processes may use, by the name that --transfer-backend takes.
+"""Opens a backend by its name in --transfer-backend.
 
-`device` is KV memory that a device computes in, where there is one: auto and cuda_ipc write there. What it does not
-know: any backend's workings.
+`device`: KV memory in which a device computes, if there is one. auto and cuda_ipc write there.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import SharedPages
 from transfer.sending.frame_sender import FrameSender
 
-BACKENDS: Final = get_args(TransferBackend)  # auto: for each pair of workers cuda_ipc if it can, else shm, else zmq
+BACKENDS: Final = get_args(TransferBackend)  # auto: for each pair cuda_ipc if possible, else shm, else zmq
 log = get_log("transfer")
 
 
@@ -36,14 +35,15 @@ def open_sender(
     security: Security = OPEN,
     device: DevicePages | None = None,
 ) -> FrameSender:
-    """The sender of a prefill worker; the caller ends `context` after close(). ConfigError for a wrong backend."""
+    """The sender of a prefill worker. The caller ends `context` after close(). ConfigError for a wrong backend."""
     _check(backend)
     if backend == "ray":
         with _optional("ray"):
-            from transfer.backends.ray.backend import ray_sender  # noqa: PLC0415 - takes a second, and nobody else needs it
+            from transfer.backends.ray.backend import ray_sender  # noqa: PLC0415 - the import takes a second
         return ray_sender(memory, instance)
     if backend == "nixl":
         return nixl_sender(memory, instance, ZmqWire(context, security))
+
     host = None if backend in ("zmq", "cuda_ipc") else PoolMaps(required=backend == "shm")
     at_device = open_device(device, backend)
     pools = host if at_device is None else DeviceMaps(at_device, host)
@@ -68,10 +68,12 @@ def open_receiver(
         return nixl_receiver(memory, zmq_arrivals(memory, host, context, security))
     if backend == "zmq":
         return zmq_receiver(memory, host, context, None, security)
+
     at_device = open_device(device, backend)
     handle = None if at_device is None else _handle_of(at_device, backend)
     if at_device is None or handle is None:
         return zmq_receiver(memory, host, context, Writers(PoolOwner(memory), required=backend == "shm"), security)
+
     seats = PoolOwner(memory if backend == "auto" else SeatFile(memory.num_pages))
     writers = Writers(DeviceOwner(seats, handle), required=backend == "cuda_ipc", backend="cuda_ipc")
     arrivals = zmq_arrivals(memory, host, context, security)
@@ -79,13 +81,13 @@ def open_receiver(
 
 
 def open_device(device: DevicePages | None, backend: str) -> AtDevice | None:
-    """What writing to and from device memory takes, where the backend may do that and can. ConfigError if it must."""
+    """The means to write to and from device memory, if the backend uses them and they work. ConfigError if it must."""
     if backend not in ("auto", "cuda_ipc"):
         return None
     if device is None:
         _go_without(backend, "the KV memory is not on a CUDA device", is_worth_a_line=False)
         return None
-    from transfer.backends.cuda_ipc import at_device  # noqa: PLC0415 - takes seconds, and nobody else needs it
+    from transfer.backends.cuda_ipc import at_device  # noqa: PLC0415 - the import takes seconds
 
     try:
         return at_device(device)
@@ -111,7 +113,7 @@ def _go_without(backend: str, why: str, *, is_worth_a_line: bool = True) -> None
 
 @contextmanager
 def _optional(extra: str) -> Iterator[None]:
-    """Around the import of a backend whose library is an extra of this package."""
+    """Wraps the import of a backend whose library is an extra of Baton's package."""
     try:
         yield
     except ImportError as error:

@@ -1,8 +1,7 @@
-"""Frames over ZMQ: a PUSH per peer at prefill, one PULL at decode, which binds a port that the system chooses.
+"""Frames over ZMQ: a PUSH per peer at prefill, one PULL at decode on a port that the system chooses.
 
-Payload goes out of page memory and comes in without a copy here; pyzmq tracks when it was read for the last time.
-Credit bounds what is in flight, so the sending side has no other limit; the receiving side lets strangers queue little.
-What it does not know: what a frame means.
+Payload is not copied here; pyzmq reports when it was read for the last time. Credit bounds what is in flight, so the
+sending side has no other limit. The receiving side queues little from each connection.
 """
 
 import os
@@ -25,9 +24,9 @@ from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES
 from transfer.sending.wire import Part, Reading
 
-RECEIVE_FRAMES = 1024  # per connection; beyond it TCP pushes back
+RECEIVE_FRAMES = 1024  # per connection; beyond it TCP slows the sender
 SCHEME = "tcp://"
-NOT_NOW: Final = int(zmq.NOBLOCK)  # rather than wait
+NOT_NOW: Final = int(zmq.NOBLOCK)  # never wait
 MORE_FOLLOWS: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
@@ -39,7 +38,7 @@ def zmq_sender(
     pools: Pools | None = None,
     security: Security = OPEN,
 ) -> FrameSender:
-    """A FrameSender over `context`, which the caller owns and ends after close()."""
+    """A FrameSender over `context`. The caller owns `context` and ends it after close()."""
     return FrameSender(memory, instance, ZmqWire(context, security), window, pools)
 
 
@@ -50,12 +49,12 @@ def zmq_receiver(
     writers: Writers | None = None,
     security: Security = OPEN,
 ) -> FrameReceiver:
-    """A FrameReceiver bound on `host`, by which peers reach this machine; ConfigError if it is no address of it."""
+    """A FrameReceiver bound on `host`, where peers reach this machine. ConfigError if `host` is not its address."""
     return FrameReceiver(memory, zmq_arrivals(memory, host, context, security), writers)
 
 
 def zmq_arrivals(memory: PageMemory, host: str, context: zmq.Context[Any], security: Security = OPEN) -> "ZmqArrivals":
-    """What a receiver for `memory` needs of a socket. ConfigError as zmq_receiver."""
+    """The arrivals of a receiver for `memory`. ConfigError as zmq_receiver."""
     return ZmqArrivals(host, context, max(FRAME_BYTES, memory.layout.page_bytes), security)
 
 
@@ -75,6 +74,7 @@ class ZmqWire:
         push.setsockopt(zmq.LINGER, 0)
         push.setsockopt(zmq.SNDHWM, 0)
         push.setsockopt(zmq.TCP_KEEPALIVE, 1)
+
         watch = LinkWatch(push)
         try:
             unlocked = self._security.unlock(push, endpoint)
@@ -97,7 +97,7 @@ class ZmqWire:
         except zmq.Again:
             return None
         if frames:
-            os.sched_yield()  # on one core, the thread that sends takes what was just summed out of the cache
+            os.sched_yield()  # on one core, otherwise libzmq's thread finds what was just summed no longer in the cache
         return zmq.MessageTracker(*(frame.tracker for frame in frames))
 
     def broken(self) -> list[int]:
@@ -119,10 +119,10 @@ class ZmqArrivals:
     """See transfer.landing.arrivals.Arrivals."""
 
     backend = "zmq"
-    is_ordered = True  # one connection from each sender; when it breaks, the sender gives up what it has begun
+    is_ordered = True  # one connection from each sender; if it breaks, the sender gives up its transfers
 
     def __init__(self, host: str, context: zmq.Context[Any], max_part_bytes: int, security: Security = OPEN) -> None:
-        """Binds on `host`; who sends a part that is larger is cut off."""
+        """Binds on `host`. A peer that sends a larger part is disconnected."""
         self._pull = context.socket(zmq.PULL)
         self._pull.setsockopt(zmq.LINGER, 0)
         self._pull.setsockopt(zmq.RCVHWM, RECEIVE_FRAMES)

@@ -1,1 +1,1 @@
-"""KV that prefill writes straight into decode's pages: who may, and how a device does it."""
+"""KV that prefill writes straight into decode's pages: which workers may, and how a device does it."""

@@ -1,9 +1,9 @@
-"""Device memory that processes share, by the CUDA driver's own calls: a handle here is an address there.
+"""Shares device memory between processes through the CUDA driver: a handle here is an address there.
 
-The driver is asked itself, through ctypes, because what torch has for it is for queues between processes that torch
-started: it counts in named files that outlive a killed process, and calls it private. These functions are public and
-have not changed since CUDA 4.1. A handle stands for a whole allocation, so where the memory begins in it goes
-along. Memory of torch's expandable segments has no such handle. What it does not know: what the memory holds.
+The driver is called through ctypes. torch's own functions are private and made for queues between processes that torch
+started: they count references in named files, which outlive a killed process. The driver's functions are public and
+unchanged since CUDA 4.1. A handle stands for a whole allocation, so the memory's offset in it is sent along. torch's
+expandable segments have no such handle.
 """
 
 import ctypes
@@ -19,12 +19,12 @@ from protocol.messages_handoff import DeviceHandle
 
 HANDLE_BYTES: Final = 64
 _LIBRARY: Final = "libcuda.so.1"
-_ENABLE_PEER_ACCESS: Final = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+_ENABLE_PEER_ACCESS: Final = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag
 _DEVICE_ORDINAL: Final = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 class _Handle(ctypes.Structure):
-    """CUipcMemHandle, which is passed by value."""
+    """CUipcMemHandle. It is passed by value."""
 
     _fields_ = (("reserved", c_ubyte * HANDLE_BYTES),)
 
@@ -40,10 +40,10 @@ _ARGUMENTS: Final[dict[str, list[Any]]] = {
 
 
 class CudaIpc:
-    """The driver, for a device whose context is current on this thread: torch has allocated memory there."""
+    """The driver. The device's context must be current on this thread: torch has allocated memory there."""
 
     def __init__(self, device: torch.device, library: Any = None) -> None:
-        """WireError where there is no driver. Tests give a `library` of their own."""
+        """WireError if there is no driver. Tests pass a `library`."""
         self._device = device
         try:
             self._library = ctypes.CDLL(_LIBRARY) if library is None else library
@@ -53,7 +53,7 @@ class CudaIpc:
             getattr(self._library, name).argtypes = arguments
 
     def export(self, memory: Tensor) -> DeviceHandle:
-        """What another process needs to map `memory`, contiguous, for as long as it exists here. WireError says why
+        """The handle by which another process maps `memory` (contiguous) while it exists here. WireError names why
         there is none."""
         base, size, handle = c_uint64(), c_size_t(), _Handle()
         address, num_bytes = memory.data_ptr(), memory.numel() * memory.element_size()
@@ -63,7 +63,7 @@ class CudaIpc:
         return DeviceHandle(bytes(handle.reserved).hex(), address - base.value, num_bytes)
 
     def open(self, offered: DeviceHandle) -> "OpenedMemory":
-        """Maps what another process exports; WireError says why that cannot be."""
+        """Maps what another process exports. WireError names why it cannot."""
         handle, base = _Handle(), c_uint64()
         handle.reserved[:] = bytes.fromhex(offered.handle)
         self._call("cuIpcOpenMemHandle_v2", byref(base), handle, _ENABLE_PEER_ACCESS)
@@ -75,7 +75,7 @@ class CudaIpc:
             raise
 
     def _check_inside(self, base: int, offered: DeviceHandle) -> None:
-        """WireError unless the bytes offered are inside the allocation that was mapped at `base`."""
+        """WireError unless the offered bytes are inside the allocation that was mapped at `base`."""
         start, size = c_uint64(), c_size_t()
         self._call("cuMemGetAddressRange_v2", byref(start), byref(size), base)
         num_bytes = start.value + size.value - base
@@ -84,12 +84,12 @@ class CudaIpc:
             raise WireError(f"bytes {first} to {end} are offered of device memory that has {num_bytes}")
 
     def close(self, base: int) -> None:
-        """Unmaps what was opened at this address. What was queued for it must have completed."""
+        """Unmaps what was opened at this address. All work that uses it must have completed."""
         self._call("cuIpcCloseMemHandle", base)
 
     def _tensor(self, address: int, num_bytes: int) -> Tensor:
-        """Bytes at an address, as a tensor of the device that holds them. That may be another GPU than ours, which
-        reaches them as a peer; as a tensor of ours, torch would copy them."""
+        """Bytes at an address, as a tensor of the GPU that holds them. That may be another GPU, which ours reaches as a
+        peer; as a tensor of our GPU, torch would copy them."""
         ordinal = c_int()
         self._call("cuPointerGetAttribute", byref(ordinal), _DEVICE_ORDINAL, address)
         try:
@@ -119,13 +119,13 @@ class OpenedMemory:
     base: int
 
     def close(self) -> None:
-        """Lets go. Nothing that was queued for it may be under way, and nobody may use `memory` any more."""
+        """Unmaps the memory. All work that uses it must have completed, and `memory` must not be used any more."""
         self.driver.close(self.base)
 
 
 @dataclass(frozen=True)
 class _Array:
-    """What torch.as_tensor takes for memory on a device."""
+    """The argument of torch.as_tensor for memory on a device."""
 
     __cuda_array_interface__: dict[str, Any]
 

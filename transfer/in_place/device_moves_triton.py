@@ -1,7 +1,7 @@
-"""Moves and their checksum on a GPU as one Triton kernel: each byte is read once, and written once.
+"""Moves and their checksum on a GPU as one Triton kernel, which reads and writes each byte once.
 
-A program takes a piece of one unit, writes it to its place and adds its share to one of a few sums, so that programs do
-not queue for one. The sum is the one of device_moves.py, bit for bit. What it does not know: streams, owners of memory.
+A program takes a piece of one unit, writes it to its place and adds its share to one of several sums, so that programs
+do not wait for each other. The total equals the device checksum of device_moves.py.
 Shapes: W words of a layer, U units, S sums, B words of a piece.
 """
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from transfer.in_place.device_moves import FIRST, SECOND, STEP
 
 NUM_SUMS: Final = 64
-BLOCKS: Final = (1024, 128)  # words of a piece: few sizes, because each is compiled
+BLOCKS: Final = (1024, 128)  # words of a piece; few sizes, because each is compiled
 
 
 def launch(source_W: Tensor, target_W: Tensor | None, table_2U: Tensor, num_words: int, sums_S: Tensor) -> None:
-    """Queues the kernel on the current stream of the current device. `table_2U`: source units, then target units;
-    `sums_S` are zeros."""
+    """Queues the kernel on the current stream of the current device. `table_2U`: source units, then target units.
+    `sums_S` must be zeros."""
     block = BLOCKS[num_words < BLOCKS[0]]
     pieces = -(-num_words // block)
     _kernel[(table_2U.shape[1] * pieces,)](
@@ -58,16 +58,19 @@ def _move(
     unit = program // pieces
     word_B = (program % pieces) * BLOCK + tl.arange(0, BLOCK)
     inside_B = word_B < num_words
+
     source = tl.load(table_ptr + unit) * num_words
     value_B = tl.load(source_ptr + source + word_B, mask=inside_B, other=0)
     if WRITES:
         target = tl.load(table_ptr + num_units + unit) * num_words
         tl.store(target_ptr + target + word_B, value_B, mask=inside_B)
+
     position_B = unit.to(tl.int64) * num_words + word_B
     x_B = value_B.to(tl.int64) ^ (position_B * STEP)
     x_B = x_B * FIRST
     x_B = (x_B ^ ((x_B >> 32) & 0xFFFFFFFF)) * SECOND
     x_B = x_B ^ ((x_B >> 29) & 0x7FFFFFFFF)
+
     share = tl.sum(tl.where(inside_B, x_B, tl.zeros_like(x_B)), axis=0)
     tl.atomic_add(sums_ptr + program % SUMS, share, sem="relaxed")
 

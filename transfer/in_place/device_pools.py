@@ -1,11 +1,11 @@
-"""KV pages in device memory that others write: offered by decode, mapped and written by prefill, read to be checked.
+"""KV pages in device memory that another process writes: decode offers them, prefill maps and writes them.
 
-    decode   offers a handle of its device memory, beside the seat and the host memory, if it has any
-    prefill  takes the seat, maps the device memory, else the host's, and says which, and as what process
-    decode   believes that it writes there until the seat is free and the process not on its way out
+    decode   offers a handle of its device memory, besides the seat and its host memory, if it has any
+    prefill  takes the seat, maps the device memory, else the host's, and reports which, with its process id
+    decode   treats the pages as writable until the seat is free and the process is not ending
 
-The last condition is the difference to host memory: a process that is killed lets go of a seat some moments before the
-kernel takes the device from it. What it does not know: CUDA (backends/cuda_ipc.py), frames, who may be told pages.
+The last condition is not needed for host memory: of a process that is killed, the kernel frees the seat some moments
+before it takes the device away.
 """
 
 import os
@@ -26,21 +26,21 @@ from transfer.in_place.pools import MappedMemory, Pools
 from transfer.in_place.writers import Seats
 from transfer.plan.copying import Copy, Runs
 
-SEATS_BYTES = 4096  # of a file that holds seats only; they are locks, and take none of it
+SEATS_BYTES = 4096  # size of a file that holds only seats; they are locks and use none of it
 log = get_log("transfer")
 
 
 class DevicePages(Protocol):
-    """KV pages where a device computes."""
+    """KV pages in the memory of a device."""
 
     @property
     def layout(self) -> KvLayout:
-        """The shape of it."""
+        """Their layout."""
         ...
 
     @property
     def num_pages(self) -> int:
-        """Pages of each layer, the padding page among them."""
+        """Pages of each layer, with the padding page."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class DevicePages(Protocol):
 
 
 class Opened(Protocol):
-    """Memory of another process that is mapped here."""
+    """Memory of another process, mapped here."""
 
     @property
     def memory(self) -> Tensor:
@@ -58,32 +58,32 @@ class Opened(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets go."""
+        """Unmaps it."""
         ...
 
 
 class Ipc(Protocol):
-    """How device memory is shared; see cuda_driver.CudaIpc."""
+    """Shares device memory between processes. See cuda_driver.CudaIpc."""
 
     def export(self, memory: Tensor) -> DeviceHandle:
-        """What another process needs to map it; WireError says why there is none."""
+        """The handle by which another process maps it. WireError names why there is none."""
         ...
 
     def open(self, offered: DeviceHandle) -> Opened:
-        """Maps what another process exports; WireError says why that cannot be."""
+        """Maps what another process exports. WireError names why it cannot."""
         ...
 
 
 @dataclass(frozen=True)
 class AtDevice:
-    """One worker's own device memory, and what it takes to move KV there."""
+    """A worker's own device memory, and the means to move KV there."""
 
     pages: DevicePages
     copies: Copies
     ipc: Ipc
 
     def export(self) -> DeviceHandle:
-        """What others need to map it; WireError says why there is none."""
+        """The handle by which others map it. WireError names why there is none."""
         return self.ipc.export(self.pages.device_bytes)
 
 
@@ -106,7 +106,7 @@ class SeatFile:
 
 
 class DeviceOwner:
-    """The decode side: what `seats` offers, and device memory beside it."""
+    """The decode side: the offers of `seats`, with device memory added."""
 
     def __init__(self, seats: Seats, handle: DeviceHandle) -> None:
         self._seats = seats
@@ -131,44 +131,47 @@ class DeviceReader:
         self._units: WeakKeyDictionary[Runs, Units] = WeakKeyDictionary()  # one plan serves every layer
 
     def begin(self, layer: int, written: Runs) -> Moving:
-        """Reads what was written."""
+        """Begins to sum what was written."""
         if (units := self._units.get(written)) is None:
             units = self._units[written] = units_to_read(written, self._layout)
         return self._copies.begin(self._words_LW[layer], None, units)
 
 
 class DevicePool:
-    """The prefill side: device pages of another process. The seat is held until close()."""
+    """The prefill side: device pages of another process. Holds the seat until close()."""
 
     def __init__(self, ours: AtDevice, layout: KvLayout, offer: PoolOffer) -> None:
-        """Takes the seat, then maps the memory; WireError says why that cannot be."""
+        """Takes the seat, then maps the memory. WireError names why it cannot."""
         self.layout = layout
         self.num_pages = offer.num_pages
         self._from = ours.pages.layout
         self._copies = ours.copies
         self._units: WeakKeyDictionary[Copy, Units] = WeakKeyDictionary()  # one plan serves every layer
+
         if offer.device is None:
             raise WireError("decode offers no device memory to write in")
         num_bytes = layout.pool_bytes(offer.num_pages)
         if offer.device.num_bytes != num_bytes:
             raise WireError(f"decode's device memory has {offer.device.num_bytes} bytes, expected {num_bytes}")
+
         self._fd = _sit(offer)
         try:
             self._opened = ours.ipc.open(offer.device)
         except WireError:
             os.close(self._fd)
             raise
+
         self._source_LW = layers_of(ours.pages.device_bytes, self._from)
         self._target_LW = layers_of(self._opened.memory, layout)
 
     def begin(self, layer: int, copy: Copy) -> Moving:
-        """Writes from our pages into the peer's."""
+        """Begins to write from our pages into the peer's."""
         if (units := self._units.get(copy)) is None:
             units = self._units[copy] = units_to_write(copy, self._from, self.layout)
         return self._copies.begin(self._source_LW[layer], self._target_LW[layer], units)
 
     def close(self) -> None:
-        """Nothing is written any more, as whoever calls this has made sure; then the seat is free."""
+        """Unmaps the memory, then frees the seat. The caller has made sure that nothing writes any more."""
         del self._target_LW
         self._opened.close()
         os.close(self._fd)
@@ -191,8 +194,8 @@ def _sit(offer: PoolOffer) -> int:
 
 
 class DeviceMaps:
-    """The memory of decode workers that is mapped, by instance: on the device, or else in host memory. Without `host`,
-    KV goes into device memory or not at all."""
+    """The mapped memory of decode workers, by instance: on the device, else in host memory. Without `host`, KV must go
+    into device memory."""
 
     def __init__(self, ours: AtDevice, host: Pools | None) -> None:
         self._ours = ours

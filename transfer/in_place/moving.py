@@ -1,14 +1,14 @@
-"""Work that a device was given: it cannot be called back, only waited for."""
+"""Work that was given to a device. It cannot be called back, only waited for."""
 
 from typing import Protocol
 
 
 class Moving(Protocol):
-    """Work that was given to a device, and cannot be called back."""
+    """Work that was given to a device."""
 
     @property
     def done(self) -> bool:
-        """Whether it has completed: nothing of it reads or writes any more, and what it wrote is there for all."""
+        """Whether it has completed: it reads and writes nothing any more, and its writes are visible everywhere."""
         ...
 
     def wait(self) -> None:
@@ -17,5 +17,5 @@ class Moving(Protocol):
 
     @property
     def total(self) -> int:
-        """The device checksum of what was moved or read, once `done`."""
+        """The device checksum of what was moved or read. Valid once `done`."""
         ...

@@ -1,4 +1,4 @@
-"""What sender and receiver need of memory that is written in place: a peer's pages, and our own on a device."""
+"""Memory that is written in place, as sender and receiver use it: a peer's pages, and our own on a device."""
 
 from typing import Protocol
 
@@ -10,10 +10,10 @@ from transfer.plan.copying import Copy, Runs
 
 
 class Pools(Protocol):
-    """Memory of peers that is mapped here; see backends.shm.PoolMaps."""
+    """Mapped memory of peers. See backends.shm.PoolMaps."""
 
     def attach(self, instance: int, layout: KvLayout, offer: PoolOffer | None) -> bool:
-        """Maps what a peer offers; False if that cannot be, or WireError if it must."""
+        """Maps what a peer offers. False if it cannot, or WireError if it must."""
         ...
 
     def get(self, instance: int) -> "MappedMemory | None":
@@ -25,44 +25,44 @@ class Pools(Protocol):
         ...
 
     def drop(self, instance: int) -> None:
-        """Lets go. Idempotent."""
+        """Unmaps it. Idempotent."""
         ...
 
     def close(self) -> None:
-        """Lets go of all. Idempotent."""
+        """Unmaps everything. Idempotent."""
         ...
 
 
 class MappedMemory(PageMemory, Protocol):
-    """A peer's pages."""
+    """A peer's pages in host memory."""
 
     @property
     def num_pages(self) -> int:
-        """Of each layer, the padding page among them."""
+        """Pages of each layer, with the padding page."""
         ...
 
 
 class DeviceMemory(Protocol):
-    """A peer's pages where only a device reaches them."""
+    """A peer's pages in device memory."""
 
     @property
     def layout(self) -> KvLayout:
-        """The shape of it."""
+        """Their layout."""
         ...
 
     @property
     def num_pages(self) -> int:
-        """Of each layer, the padding page among them."""
+        """Pages of each layer, with the padding page."""
         ...
 
     def begin(self, layer: int, copy: Copy) -> Moving:
-        """Has our pages written into the peer's."""
+        """Begins to write our pages into the peer's."""
         ...
 
 
 class Reader(Protocol):
-    """Our pages where only a device reaches them."""
+    """Our pages in device memory."""
 
     def begin(self, layer: int, written: Runs) -> Moving:
-        """Has it sum what was written there."""
+        """Begins to sum what was written."""
         ...

@@ -1,4 +1,4 @@
-"""What the receiver reports from a poll, and why a frame was not landed."""
+"""The receiver's reports from a poll, and the reasons for which it refuses a frame."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,20 +7,20 @@ from protocol.frame import FrameHeader, LastMessage
 
 
 class Rejection(StrEnum):
-    """Why a frame was not landed. One of FATAL, from the right sender, means that the KV will never be whole."""
+    """Why a frame was not landed. A FATAL one from the right sender means that the KV cannot be used."""
 
     MALFORMED = "malformed"
     UNKNOWN_RESERVATION = "unknown_reservation"
     WRONG_SENDER = "wrong_sender"
     WRONG_ATTEMPT = "wrong_attempt"
-    NOT_RECEIVING = "not_receiving"  # delivered or failed already
+    NOT_RECEIVING = "not_receiving"  # already delivered or failed
     ALREADY_LANDED = "already_landed"
     PARTLY_LANDED = "partly_landed"
     LAYER_RANGE = "layer_range"
     PAGE_RANGE = "page_range"
     NUM_TOKENS = "num_tokens"
     SIZE = "size"
-    CHECK_KIND = "check_kind"  # a checksum of bytes where a sum of the device is due, or the other way round
+    CHECK_KIND = "check_kind"  # a checksum of bytes instead of a device sum, or the reverse
     CHECKSUM = "checksum"
 
 
@@ -47,9 +47,9 @@ class FirstFrame:
 
 @dataclass(frozen=True)
 class Delivered:
-    """Every frame of the announced plan is in place and the digest agrees. No frame is accepted from here on.
+    """Every announced frame has landed and the digest agrees. No frame is accepted any more.
 
-    `on_device`: KV is where the device computes; else it is in host memory, and reaches the device from there.
+    `on_device`: the KV is where the device computes. Otherwise it is in host memory and must still be copied there.
     """
 
     reservation: int
@@ -59,7 +59,7 @@ class Delivered:
 
 @dataclass(frozen=True)
 class TransferFailed:
-    """The KV of this reservation will never be right. No frame is accepted from here on; release() is still due."""
+    """The KV of this reservation cannot be used. No frame is accepted any more; release() is still due."""
 
     reservation: int
     reason: str
@@ -67,9 +67,9 @@ class TransferFailed:
 
 @dataclass(frozen=True)
 class CreditReturned:
-    """Payload bytes that have left the receiver's queue, landed or not, since the last poll: send it a DataCredit.
+    """Payload bytes that left the receiver's queue, landed or not, since the last poll. Send a DataCredit for them.
 
-    The instance is what frames claim; one that is not a connected prefill worker is to be ignored.
+    The instance is only claimed by frames. Ignore it if it is not a connected prefill worker.
     """
 
     sender_instance: int
@@ -79,7 +79,7 @@ class CreditReturned:
 
 @dataclass(frozen=True)
 class FrameRejected:
-    """A frame was not landed. `header` is absent when not even that could be read."""
+    """A frame was not landed. `header` is None if it could not be read."""
 
     reason: Rejection
     header: FrameHeader | None
@@ -87,8 +87,8 @@ class FrameRejected:
 
 @dataclass(frozen=True)
 class LastInDoubt:
-    """Every KV frame of this reservation has come; the last frame has not, but a damaged one of which nobody can tell
-    whose it was. The last is due in a moment, or was that."""
+    """Every KV frame of this reservation has arrived, but not the last frame; and a damaged frame of unknown sender
+    came. That was the last frame, or the last frame is about to arrive."""
 
     reservation: int
 

@@ -1,9 +1,8 @@
-"""The receiver of a decode worker, the same for every backend: checks a frame (size, checksum, reservation), copies it
-into its pages, reports. Of KV that was written in place only the header comes, and what lies in the pages is checked:
-here, or by the device they are of.
+"""The receiver of a decode worker, for every backend: checks a frame, copies it into its pages, reports.
 
-Whatever a peer or a stranger sends ends in an event and a counter, never in an exception. What it does not know: how
-bytes arrive, or what the pages are for.
+Checked are size, checksum and reservation. For KV that was written in place only the header arrives; the checksum of
+the pages is then computed here, or by the device that holds them. Bad input from any peer ends in an event and a
+counter, never in an exception.
 """
 
 from collections import Counter, deque
@@ -35,14 +34,14 @@ from transfer.landing.transfer import OPEN, ReceiveState, ReceiveTransfer
 from transfer.memory import PageMemory
 from transfer.plan.copying import Copy
 
-POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll, some 2 ms of copying
-POLL_FRAMES = 256  # and never more frames than this, whatever their size
+POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll: about 2 ms of copying
+POLL_FRAMES = 256  # the most frames of one poll, whatever their size
 MAX_PARTS = 1024  # of one frame; a sender gathers runs that are shorter than 64 KiB
 
 
 @dataclass(frozen=True)
 class _Checking:
-    """A frame that was written on the device, and is being read there."""
+    """A frame that was written on the device, and whose words are being summed there."""
 
     transfer: ReceiveTransfer
     header: FrameHeader
@@ -50,9 +49,9 @@ class _Checking:
 
 
 class FrameReceiver:
-    """One per decode worker; it belongs to the main thread.
+    """The receiver of one decode worker; main thread only.
 
-    A frame that is lost on the way is noticed by nobody here: whoever waits for a reservation gives it a deadline."""
+    It does not notice frames that are lost on the way: the owner of a reservation needs a deadline."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class FrameReceiver:
         reader: Reader | None = None,
         sources: Sources | None = None,
     ) -> None:
-        """Without `writers` nobody writes in place, without `reader` not on the device; without `sources` nobody's
+        """Without `writers` no peer writes in place, without `reader` none on the device. Without `sources` no peer's
         pages are read."""
         self._memory = memory
         self._layout = memory.layout
@@ -71,14 +70,14 @@ class FrameReceiver:
         self._sources = sources
         self._reader = reader
         self._checking: deque[_Checking] = deque()
-        self._has_strays = False  # since the last poll, a damaged frame came of which nobody can tell whose it was
+        self._has_strays = False  # since the last poll, a damaged frame of unknown sender arrived
         self._transfers: dict[int, ReceiveTransfer] = {}
         self._totals: Counter[str] = Counter()
         self._refusals = Refusals(get_log("transfer"), "frame refused")
 
     @property
     def address(self) -> str:
-        """What peers dial: WorkerAddress.data."""
+        """The address that peers dial: WorkerAddress.data."""
         return self._arrivals.address
 
     @property
@@ -88,41 +87,40 @@ class FrameReceiver:
         return {**self._totals, **refused, "reservations_now": len(self._transfers)}
 
     def offer(self, instance: int) -> PoolOffer | None:
-        """What the prefill worker `instance` is offered in a greeting; None where nobody may write in place."""
+        """The offer to the prefill worker `instance` in a greeting; None if no peer may write in place."""
         return None if self._writers is None else self._writers.offer(instance)
 
     def admit_writer(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
-        """The seat of that worker, which says that it can or not, if it may be told pages; 0 if not, or WireError if it
-        must. `device_writer`: see FrameSender.device_writer()."""
+        """The seat of that worker, which reports whether it can write in place. 0 if it cannot, or WireError if the
+        backend requires it. `device_writer`: see FrameSender.device_writer()."""
         return 0 if self._writers is None else self._writers.admit(instance, in_place, device_writer)
 
     def meet(self, instance: int, export: bytes) -> None:
-        """That worker takes jobs, and exports this. WireError if its KV could not be had."""
+        """That worker accepts jobs and exports these bytes. WireError if its KV cannot be read."""
         if self._sources is not None:
             self._sources.meet(instance, export)
 
     def lose(self, instance: int) -> None:
-        """That worker is lost, or begins anew: nothing is read from it any more, and what it was offered
-        is void. Idempotent."""
+        """That worker is lost or starts anew. Nothing is read from it any more, and its offer is void. Idempotent."""
         if self._writers is not None:
             self._writers.lose(instance)
         if self._sources is not None:
             self._sources.lose(instance)
 
     def backend(self, instance: int, in_place: bool) -> str:
-        """The name of what brings KV from that worker, which may write it itself or not."""
+        """The name of the backend that brings KV from that worker, in place or not."""
         if in_place:
-            assert self._writers is not None, "nobody was admitted"
+            assert self._writers is not None, "no writer was admitted"
             return self._writers.backend_of(instance)
         return self._arrivals.backend
 
     def stopped(self, reservation: int, instance: int) -> None:
-        """That worker says that it writes and sends no more for the reservation. Idempotent."""
+        """That worker reports that it writes and sends no more for the reservation. Idempotent."""
         if self._writers is not None:
             self._writers.ended(reservation, instance)
 
     def may_be_written(self, reservation: int) -> bool:
-        """Whether a writer may still write the reservation's pages, also after release(). Once false it stays false."""
+        """Whether a writer may still write the reservation's pages, even after release(). Once False it stays False."""
         return self._writers is not None and self._writers.may_be_written(reservation)
 
     def reserve(
@@ -137,15 +135,17 @@ class FrameReceiver:
     ) -> None:
         """Lets one sender write these pages (the caller's own, in prompt order) until release(). Ids are not reused.
 
-        `sent` is the sender's layout, by default our own: they may differ in page size. `in_place`: an admitted writer
-        is told the pages, so after release() they are not free until may_be_written() says no.
+        `sent`: the sender's layout, by default our own; their page sizes may differ. `in_place`: an admitted writer is
+        told the pages, so after release() they are free only once may_be_written() is False.
         """
         assert reservation not in self._transfers, reservation
+
         on_device = False
         if in_place:
-            assert self._writers is not None, "nobody was admitted"
+            assert self._writers is not None, "no writer was admitted"
             self._writers.began(reservation, sender_instance)
             on_device = self._writers.is_on_device(sender_instance)
+
         self._transfers[reservation] = ReceiveTransfer(
             self._layout,
             attempt,
@@ -159,7 +159,7 @@ class FrameReceiver:
         )
 
     def release(self, reservation: int) -> None:
-        """Consumed, cancelled or failed: no byte lands from here on, every later frame is rejected. Idempotent."""
+        """Consumed, cancelled or failed. No byte lands after this call; every later frame is rejected. Idempotent."""
         transfer = self._transfers.pop(reservation, None)
         if transfer is not None:
             transfer.release()
@@ -167,23 +167,26 @@ class FrameReceiver:
 
     @property
     def is_checking(self) -> bool:
-        """Whether poll() is due again at once: a device reads what was written, and wakes nobody when it is done."""
+        """Whether poll() must be called again at once: a device reads pages and signals nothing when it is done."""
         return bool(self._checking)
 
     def poll(self, max_bytes: int = POLL_BYTES) -> list[ReceiverEvent]:
-        """Lands what has arrived, up to about `max_bytes`. Never blocks, never raises for what a peer sent.
+        """Lands what has arrived, up to about `max_bytes`. Never blocks, and never raises for what a peer sent.
 
-        A reservation ends in Delivered (after its FirstFrame) or TransferFailed, once. If frames are lost it may end in
-        neither: where they keep their order, only if the last is among them.
+        A reservation ends once, in Delivered (after its FirstFrame) or TransferFailed. If frames are lost it may never
+        end: with ordered frames, only if the last frame is lost too.
         """
         events: list[ReceiverEvent] = []
         credit: Counter[tuple[int, int]] = Counter()
+
         for _ in range(POLL_FRAMES):
             if credit.total() >= max_bytes or (parts := self._arrivals.receive()) is None:
                 break
             events += self._take(parts, credit)
+
         while self._checking and self._checking[0].reading.done:
             events += self._checked(self._checking.popleft())
+
         if self._has_strays:
             events += [LastInDoubt(number) for number, transfer in self._transfers.items() if transfer.lacks_last]
             self._has_strays = False
@@ -191,7 +194,7 @@ class FrameReceiver:
         return events
 
     def pollables(self) -> list[Pollable]:
-        """What to wait on (readable) for poll() to have something to land."""
+        """What to wait for (readable) before poll() has something to land."""
         return self._arrivals.pollables()
 
     def close(self) -> None:
@@ -210,18 +213,20 @@ class FrameReceiver:
             self._has_strays = True
             yield FrameRejected(Rejection.MALFORMED, None)
             return
+
         payload = parts[1:]
         transfer = self._transfers.get(header.reservation)
         is_written = self._is_written(transfer, header, payload)
         credit[header.sender_instance, header.reservation] += (
             header.payload_bytes if is_written else sum(map(len, payload))
         )
+
         before = transfer.state if transfer else None
         reason = self._land(transfer, header, payload, is_written)
         yield from self._outcome(transfer, header, before, reason)
 
     def _checked(self, done: _Checking) -> Iterator[ReceiverEvent]:
-        """The device has read what was written; of a transfer that is over, nobody asks any more."""
+        """The device has summed a frame. If the transfer is over, the result is ignored."""
         transfer, header, before = done.transfer, done.header, done.transfer.state
         if before not in OPEN:
             return
@@ -240,11 +245,12 @@ class FrameReceiver:
         before: ReceiveState | None,
         reason: Rejection | None,
     ) -> Iterator[ReceiverEvent]:
-        """What a frame has led to, in a transfer that was in state `before`."""
+        """The events that a frame has led to, in a transfer that was in state `before`."""
         if reason is not None:
             self._refusals.note(reason, reservation=header.reservation, sender=header.sender_instance)
             self._has_strays |= reason in FATAL and (transfer is None or transfer.refuse_stranger(header) is not None)
             yield FrameRejected(reason, header)
+
         if transfer is None or transfer.state is before:
             return
         if before is ReceiveState.REQUESTED and reason is None:
@@ -257,7 +263,7 @@ class FrameReceiver:
             yield TransferFailed(header.reservation, transfer.failure)
 
     def _is_written(self, transfer: ReceiveTransfer | None, header: FrameHeader, payload: Sequence[memoryview]) -> bool:
-        """Whether the frame is the header of what was written in place."""
+        """Whether the frame is the header of KV that was written in place."""
         if payload or header.is_last:
             return False
         return self._writers is not None if transfer is None else transfer.is_in_place
@@ -265,7 +271,7 @@ class FrameReceiver:
     def _land(
         self, transfer: ReceiveTransfer | None, header: FrameHeader, payload: Sequence[memoryview], is_written: bool
     ) -> Rejection | None:
-        """Copies the payload into place, or says why not. A fatal reason from the right sender fails the transfer."""
+        """Copies the payload into place or returns why not. A fatal reason from the right sender fails the transfer."""
         verdict = None if is_written else _damage(header, payload)
         if verdict is None and transfer is None:
             verdict = Rejection.UNKNOWN_RESERVATION
@@ -273,6 +279,7 @@ class FrameReceiver:
             return verdict
         if verdict is None:
             verdict = self._settle(transfer, header, payload)
+
         if verdict in FATAL and transfer.state in OPEN and transfer.refuse_stranger(header) is None:
             transfer.fail(f"frame {header.sequence} was refused: {verdict}")
         return verdict
@@ -283,15 +290,18 @@ class FrameReceiver:
         landing = transfer.accept(header)
         if isinstance(landing, Rejection):
             return landing
+
         if header.is_last:
             try:
                 transfer.announced(LAST_MESSAGE.decode(b"".join(payload)))
             except WireError:
                 return Rejection.MALFORMED
             return None
+
         assert landing.copy is not None, "only the last frame has nothing to copy"
         if transfer.is_on_device:
             return self._begin_check(transfer, header, payload, landing.copy)
+
         pool = self._memory.window(landing.layer, landing.copy.targets.pages)
         if transfer.is_in_place:
             if payload:
@@ -300,6 +310,7 @@ class FrameReceiver:
                 return damage
         else:
             landing.copy.run(payload[0] if len(payload) == 1 else memoryview(b"".join(payload)), pool)
+
         self._landed(transfer, header)
         return None
 
@@ -310,7 +321,7 @@ class FrameReceiver:
             return Rejection.SIZE
         if header.check != Check.DEVICE_SUM:
             return Rejection.CHECK_KIND
-        assert self._reader is not None, "somebody was admitted to write on the device"
+        assert self._reader is not None, "a writer on the device was admitted"
         self._checking.append(_Checking(transfer, header, self._reader.begin(header.layer, copy.targets)))
         return None
 

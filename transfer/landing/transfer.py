@@ -1,11 +1,10 @@
-"""The receiving side of one reservation as a state machine: which frame may land where, and when it is whole. Pure.
+"""The receiving side of one reservation as a state machine: which frame may land where, and when it is complete. Pure.
 
     REQUESTED --first frame--> RECEIVING --all landed, digest agrees--> DELIVERED
         any of the first two --> CANCELLED (released) | FAILED
 
-A (layer, page) lands at most once, and nothing lands in any state but the first two. The last frame may come at any
-moment: first, last or in between; where frames keep their order, what is missing then never comes. What it does not
-know: bytes, sockets, how a checksum is computed.
+A (layer, page) lands at most once, and nothing lands in any state but the first two. The last frame may arrive at any
+time: first, last or in between. If frames keep their order, what is missing after it never arrives.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from transfer.plan.reslice import Shard, moves_of
 
 
 class ReceiveState(StrEnum):
-    """Where a reservation is, seen from decode's data plane."""
+    """The state of a reservation, as decode's data plane sees it."""
 
     REQUESTED = "requested"
     RECEIVING = "receiving"
@@ -43,16 +42,16 @@ OPEN = frozenset({ReceiveState.REQUESTED, ReceiveState.RECEIVING})
 
 @dataclass(frozen=True)
 class Landing:
-    """Permission to copy a KV frame's payload, ascending in it, to where it belongs in the layer; nothing for the last
-    frame."""
+    """Permission to copy a KV frame's payload, in ascending order, to its place in the layer. The last frame has
+    nothing to copy."""
 
     layer: int
     copy: Copy | None
 
 
 class ReceiveTransfer:
-    """One reservation: its pages, what landed in them, and what the sender announced. Frames come in the sender's
-    pages (layout `sent`), which may be of another size than ours."""
+    """One reservation: its pages, what has landed in them, and what the sender announced. Frames use the sender's pages
+    (layout `sent`), whose size may differ from ours."""
 
     def __init__(
         self,
@@ -66,29 +65,31 @@ class ReceiveTransfer:
         on_device: bool = False,
         in_order: bool = False,
     ) -> None:
-        """`sent` is by default our own layout. `in_place`: the sender writes valid slots itself, frames are headers;
-        `on_device`: where only a device reads them. `in_order`: frames come as they were sent."""
+        """`sent`: by default our own layout. `in_place`: the sender writes valid slots itself and frames are headers.
+        `on_device`: only a device reads the pages. `in_order`: frames arrive in the order in which they were sent."""
         assert len(pages) == layout.num_pages(num_tokens), (len(pages), num_tokens)
+
         self.state = ReceiveState.REQUESTED
         self.last: LastMessage | None = None
-        self.failure = ""  # why, when FAILED
+        self.failure = ""  # the reason, when FAILED
         self.is_in_place = in_place
         self.is_on_device = on_device
+
         self._in_order = in_order
         self._sent = sent or layout
         self._attempt = attempt
         self._sender_instance = sender_instance
         self._place = Shard(layout, tuple(pages))
-        self._plans: dict[tuple[int, int], Copy] = {}  # by (page_start, num_pages), the same for each layer
+        self._plans: dict[tuple[int, int], Copy] = {}  # by (page_start, num_pages); the same for every layer
         self._num_tokens = num_tokens
-        self._num_pages = self._sent.num_pages(num_tokens)  # of the sender's, in each layer
-        self._claimed = bytearray(layout.num_layers * self._num_pages)  # 1 where (layer, page) landed or is landing
+        self._num_pages = self._sent.num_pages(num_tokens)  # of the sender, in each layer
+        self._claimed = bytearray(layout.num_layers * self._num_pages)  # 1 if (layer, page) has landed or is landing
         self._num_pages_landed = 0  # over all layers
         self._num_frames = 0  # KV frames landed
         self._digest = 0
 
     def refuse_stranger(self, header: FrameHeader) -> Rejection | None:
-        """Whether the frame is another's business: not this sender's, or of another attempt."""
+        """Why the frame does not belong here: another sender or another attempt. None if it belongs."""
         if header.sender_instance != self._sender_instance:
             return Rejection.WRONG_SENDER
         if header.attempt != self._attempt:
@@ -97,11 +98,11 @@ class ReceiveTransfer:
 
     @property
     def lacks_last(self) -> bool:
-        """Whether every KV frame has come, and the last frame has not."""
+        """Whether every KV frame has arrived but the last frame has not."""
         return self.last is None and self.state in OPEN and 0 not in self._claimed
 
     def accept(self, header: FrameHeader) -> Landing | Rejection:
-        """Where the payload goes, or why it may not. Pages are claimed at once, so that a frame lands at most once."""
+        """Where the payload goes, or why it may not. Claims the pages at once, so that a frame lands at most once."""
         stranger = self.refuse_stranger(header)
         if stranger is not None:
             return stranger
@@ -119,18 +120,18 @@ class ReceiveTransfer:
         self._received()
 
     def announced(self, last: LastMessage) -> None:
-        """The accepted last frame said this."""
+        """The accepted last frame had this message."""
         assert self.last is None
         self.last = last
         self._received()
 
     def fail(self, reason: str) -> None:
-        """The KV will never be right."""
+        """The KV cannot be used."""
         self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.FAILED)
         self.failure = reason
 
     def release(self) -> None:
-        """The pages are no longer ours; a delivered or failed reservation keeps its end."""
+        """The pages are no longer ours. A delivered or failed reservation keeps its state."""
         if self.state in OPEN:
             self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.CANCELLED)
 
@@ -175,7 +176,7 @@ class ReceiveTransfer:
 
     @property
     def _may_get_more(self) -> bool:
-        """After the last frame: whether KV frames may still come, or are being checked."""
+        """After the last frame: whether KV frames may still arrive or are being checked."""
         return not self._in_order or self._claimed.count(1) > self._num_pages_landed
 
     def _received(self) -> None:
@@ -183,9 +184,11 @@ class ReceiveTransfer:
             self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.RECEIVING)
         if self.last is None:
             return
+
         whole = self._num_pages_landed == len(self._claimed)
         if not whole and self._num_frames < self.last.num_frames and self._may_get_more:
             return
+
         if not whole or self._num_frames != self.last.num_frames:
             self.fail(
                 f"{self.last.num_frames} frames were announced; {self._num_frames} landed with "

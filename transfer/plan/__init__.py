@@ -1,1 +1,1 @@
-"""What is moved: which pages in which frames, and which bytes of them go where."""
+"""What is moved: which pages in which frames, and where their bytes go."""

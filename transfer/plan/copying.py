@@ -1,9 +1,9 @@
-"""Copies KV between memories: few long runs one by one, many short ones by the thousand, as rows of one size.
+"""Copies KV between memories: few long runs one by one, many short ones as rows of one size.
 
-    long    run after run, in pieces that a core's cache holds, so that who sums a piece finds it there
+    long    run after run, in pieces that fit a core's cache, so that the checksum finds a piece there
     short   rows -> staging buffer -> rows: each arrow is one call, whatever the number of runs
 
-A window is the bytes of one layer from page 0 on. What it does not know: frames, or what bytes mean.
+A window is the bytes of one layer from page 0 on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,11 @@ import numpy.typing as npt
 from transfer.plan.reslice import Ints64, Moves, page_moves
 
 LONG_BYTES: Final = 64 * 1024  # runs that are shorter on average are copied as rows
-PIECE_BYTES: Final = 256 * 1024  # what is copied, or read, between two looks at it
+PIECE_BYTES: Final = 256 * 1024  # bytes that are copied or read at a time
 
 
 class Runs:
-    """Where the bytes of a payload lie in a layer, in the order of the payload. A plan, the same for every layer."""
+    """Where the bytes of a payload lie in a layer, in the payload's order. The same for every layer."""
 
     def __init__(self, starts: Ints64, sizes: Ints64, page_bytes: int) -> None:
         self.starts = starts
@@ -43,7 +43,7 @@ class Runs:
 
     @cached_property
     def are_long(self) -> bool:
-        """Whether it pays to take them one by one."""
+        """Whether the runs are long enough to be taken one by one."""
         return self.num_bytes >= len(self.sizes) * LONG_BYTES
 
     @cached_property
@@ -53,11 +53,11 @@ class Runs:
 
     @cached_property
     def unit(self) -> int:
-        """The largest size of rows that every run begins and ends with."""
+        """The largest row size that divides the start and the size of every run."""
         return int(np.gcd.reduce(np.concatenate([self.starts, self.sizes])))
 
     def rows(self, unit: int) -> Ints64:
-        """The rows of `unit` bytes of which they consist."""
+        """The rows of `unit` bytes in all runs."""
         return _rows_of(self.starts, self.sizes, unit)
 
     @cached_property
@@ -69,7 +69,7 @@ class Runs:
         return [window[start:end] for start, end in self.spans]
 
     def read(self, window: memoryview) -> Iterator[memoryview]:
-        """The payload piece by piece; a piece is good until the next is asked for."""
+        """The payload piece by piece. A piece is valid until the next is asked for."""
         if self.are_long:
             yield from self.views(window)
             return
@@ -79,7 +79,7 @@ class Runs:
             yield self._gather(window, start, step, staging)
 
     def gather(self, window: memoryview, into: memoryview) -> Iterator[memoryview]:
-        """Fills `into` with the payload, piece by piece, and shows each. What was not asked for is not there."""
+        """Fills `into` with the payload, piece by piece. Each piece is filled when it is asked for."""
         step = max(1, PIECE_BYTES // self.unit)
         for start in range(0, len(self._own_rows), step):
             yield self._gather(window, start, step, into[start * self.unit :])
@@ -89,7 +89,7 @@ class Runs:
 
 
 class Copy:
-    """Moves between two layers. A plan, the same for every layer."""
+    """Moves between two layers. The same for every layer."""
 
     def __init__(self, moves: Moves, source_page_bytes: int, target_page_bytes: int) -> None:
         self.moves = moves
@@ -121,27 +121,30 @@ class Copy:
             for (start, end), (target_start, target_end) in zip(self.sources.spans, self.targets.spans, strict=True):
                 target[target_start:target_end] = source[start:end]
             return
+
         if not self.sources.are_one:
             for _ in self.pieces(source, target):
                 pass
             return
+
         row_bytes, source_rows, target_rows = self._rows
         first = int(source_rows[0])
         _as_rows(target, row_bytes)[target_rows] = _as_rows(source, row_bytes)[first : first + len(source_rows)]
 
     def pieces(self, source: memoryview, target: memoryview) -> Iterator[memoryview]:
-        """Copies piece by piece, and shows each: it is good until the next is asked for. What was not asked for is not
-        copied."""
+        """Copies piece by piece, each when it is asked for. A piece is valid until the next is asked for."""
         if self.sources.are_long:
             for source_start, target_start, size in self._pieces:
                 piece = source[source_start : source_start + size]
                 target[target_start : target_start + size] = piece
                 yield piece
             return
+
         row_bytes, source_rows, target_rows = self._rows
         from_rows, into_rows = _as_rows(source, row_bytes), _as_rows(target, row_bytes)
         step = max(1, PIECE_BYTES // row_bytes)
         staging = memoryview(bytearray(min(step, len(source_rows)) * row_bytes))
+
         for start in range(0, len(source_rows), step):
             piece = _take(from_rows, source_rows[start : start + step], staging)
             into_rows[target_rows[start : start + step]] = np.frombuffer(piece, into_rows.dtype)
@@ -149,7 +152,7 @@ class Copy:
 
 
 def whole_pages(pages: Sequence[int], page_bytes: int) -> Runs:
-    """Pages in that order; neighbours are one run."""
+    """Pages in this order. Neighbours become one run."""
     moves = page_moves(pages, range(len(pages)), page_bytes)
     return Runs(moves.source_starts, moves.sizes, page_bytes)
 
@@ -169,9 +172,8 @@ def _as_rows(window: memoryview, row_bytes: int) -> npt.NDArray[np.void]:
 
 
 def _take(rows: npt.NDArray[np.void], numbers: Ints64, into: memoryview) -> memoryview:
-    """Those rows one after the other at the beginning of `into`."""
+    """Copies these rows, one after the other, to the beginning of `into`."""
     piece = into[: len(numbers) * rows.itemsize]
-    np.take(
-        rows, numbers, out=np.frombuffer(piece, rows.dtype), mode="clip"
-    )  # none is out of range; "raise" copies twice
+    # No row is out of range. With mode="raise", numpy would copy twice.
+    np.take(rows, numbers, out=np.frombuffer(piece, rows.dtype), mode="clip")
     return piece

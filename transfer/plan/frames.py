@@ -1,9 +1,9 @@
 """Which pages make up a transfer, when they may leave, and in which frames. Pure.
 
     pages   [0, num_pages)            logical, of one reservation, in prompt order
-    frame   [page_start, page_end)    of one layer; its payload is these pages one after the other
+    frame   [page_start, page_end)    of one layer; its payload is these pages in order
 
-Pages are the sender's; where their bytes land is reslice.py's. What it does not know: sockets, credit, what arrived.
+Pages are the sender's. reslice.py tells where their bytes land.
 """
 
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from protocol.kv_layout import KvLayout, full_pages
 
-FRAME_BYTES = 2 * 1024 * 1024  # payload of one merged frame; a page that is larger is a frame of its own
-IN_PLACE_FRAME_BYTES = 4 * 1024 * 1024  # of one frame that is written in place, on one host
-DEVICE_FRAME_BYTES = 128 * 1024 * 1024  # of one frame between devices, where what it costs to begin one counts
+FRAME_BYTES = 2 * 1024 * 1024  # payload of one merged frame; a larger page is a frame of its own
+IN_PLACE_FRAME_BYTES = 4 * 1024 * 1024  # payload of one frame that is written in place, on one host
+DEVICE_FRAME_BYTES = 128 * 1024 * 1024  # payload of one frame between devices, where starting a frame is expensive
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class KvFrame:
 
 
 def final_pages(layout: KvLayout, num_final: int, num_tokens: int) -> int:
-    """Pages [0, result) may leave once tokens [0, num_final) are final: a partial page only with the last token."""
+    """Pages [0, result) may leave once tokens [0, num_final) are final. A partial page leaves with the last token."""
     if num_final >= num_tokens:
         return layout.num_pages(num_tokens)
     return full_pages(num_final, layout.page_size)
@@ -36,7 +36,7 @@ def final_pages(layout: KvLayout, num_final: int, num_tokens: int) -> int:
 def frames_of(
     layout: KvLayout, layer: int, page_start: int, page_end: int, num_tokens: int, max_bytes: int
 ) -> Iterator[KvFrame]:
-    """Pages [page_start, page_end) of `layer` in frames of at most `max_bytes` payload, yet at least one page each."""
+    """Pages [page_start, page_end) of `layer` in frames of at most `max_bytes`, but of at least one page each."""
     step = max(1, full_pages(max_bytes, layout.page_bytes))
     for start in range(page_start, page_end, step):
         count = min(step, page_end - start)

@@ -4,8 +4,8 @@
     part    the heads that one sender rank sends to one receiver rank
     move    a run of bytes that lies in one piece on both sides
 
-Each byte of each receiver comes from exactly one sender. Where ranks outnumber KV heads, neighbours hold copies of one
-head, and the copies take turns in sending it. What it does not know: frames, credit, how bytes travel.
+Each byte of each receiver comes from exactly one sender. If there are more ranks than KV heads, neighbours hold copies
+of one head, and the copies take turns in sending it.
 """
 
 from collections.abc import Sequence
@@ -42,13 +42,12 @@ class Shard:
     first_token: int = 0
 
     def pages_of(self, tokens: range) -> Sequence[int]:
-        """The pages of tokens that are a number of whole pages."""
+        """The pages of `tokens`, which must be whole pages."""
         size = self.layout.page_size
         return self.pages[(tokens.start - self.first_token) // size : (tokens.stop - self.first_token) // size]
 
     def starts_of(self, tokens_P: Ints64, head: int) -> Ints64:
-        """The bytes, counted from page 0 of the layer, at which K (row 0) and V (row 1) of a head of each token begin;
-        tokens ascend."""
+        """Where K (row 0) and V (row 1) of a head of each token begin, in bytes from page 0. Tokens ascend."""
         layout = self.layout
         index_P, slot_P = np.divmod(tokens_P - self.first_token, layout.page_size)
         first, end = (int(index_P[0]), int(index_P[-1]) + 1) if len(index_P) else (0, 0)
@@ -60,7 +59,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`num_bytes` from `source_start` on belong at `target_start`; both count from page 0 of a layer."""
+    """`num_bytes` from `source_start` on belong at `target_start`. Both count from page 0 of a layer."""
 
     source_start: int
     target_start: int
@@ -96,7 +95,7 @@ def head_bytes(layout: KvLayout) -> int:
 
 
 def heads_of_rank(num_kv_heads: int, tp_size: int, rank: int) -> range:
-    """The KV heads that a rank holds; with more ranks than heads, each head is held by as many neighbours."""
+    """The KV heads of a rank. With more ranks than heads, several neighbours hold the same head."""
     assert num_kv_heads % tp_size == 0 or tp_size % num_kv_heads == 0, (num_kv_heads, tp_size)
     assert 0 <= rank < tp_size, (rank, tp_size)
     count = max(1, num_kv_heads // tp_size)
@@ -105,10 +104,11 @@ def heads_of_rank(num_kv_heads: int, tp_size: int, rank: int) -> range:
 
 
 def parts_of(num_kv_heads: int, sender_tp: int, receiver_tp: int, layer: int) -> list[Part]:
-    """Who sends what to whom in `layer`. Copies of a head take turns from receiver to receiver and layer to layer."""
+    """Which rank sends which heads to which, in `layer`. Copies of a head take turns by receiver and layer."""
     width = max(1, num_kv_heads // sender_tp)  # heads of one sender
     copies = max(1, sender_tp // num_kv_heads)  # senders that hold the same head
     takers = max(1, receiver_tp // num_kv_heads)  # receivers that want the same head
+
     parts: list[Part] = []
     for receiver in range(receiver_tp):
         wanted = heads_of_rank(num_kv_heads, receiver_tp, receiver)
@@ -120,29 +120,32 @@ def parts_of(num_kv_heads: int, sender_tp: int, receiver_tp: int, layer: int) ->
 
 
 def moves_of(source: Shard, target: Shard, heads: range, tokens: range) -> Moves:
-    """How K and V of `heads` of `tokens` get from one shard to another, in the longest runs that ascend with the
-    sender's pages. No byte of another token or head is touched."""
+    """The moves of K and V of `heads` of `tokens` from one shard to another, in the longest runs that ascend with the
+    sender's pages. They touch no byte of another token or head."""
     ours, theirs = source.layout, target.layout
     width = len(heads) * head_bytes(ours)
     whole_rows = width == ours.token_bytes == theirs.token_bytes
+
     if (
         whole_rows
         and ours.page_size == theirs.page_size
         and tokens.start % ours.page_size == 0 == len(tokens) % ours.page_size
     ):
         return page_moves(source.pages_of(tokens), target.pages_of(tokens), ours.page_bytes)
+
     first_P = _cut(tokens, ours.page_size, theirs.page_size) if whole_rows else np.arange(tokens.start, tokens.stop)
     size_P = np.diff(first_P, append=tokens.stop) * width
     columns = [source.starts_of(first_P, heads.start), target.starts_of(first_P, heads.start), np.stack([size_P] * 2)]
-    if whole_rows and theirs.page_size % ours.page_size == 0:  # of each page of ours K, then V
+    if whole_rows and theirs.page_size % ours.page_size == 0:  # of each of the source's pages K, then V
         return joined(*(column.ravel(order="F") for column in columns))
+
     page_P = first_P // ours.page_size
     order_N = np.argsort(np.concatenate([page_P * 2, page_P * 2 + 1]), kind="stable")
     return joined(*(column.ravel()[order_N] for column in columns))
 
 
 def page_moves(sources: Sequence[int], targets: Sequence[int], page_bytes: int) -> Moves:
-    """Whole pages, one after the other, of layers with pages of one size."""
+    """The moves of whole pages, one after the other, between layers with pages of one size."""
     if sources and _are_neighbours(sources) and _are_neighbours(targets):
         starts = sources[0] * page_bytes, targets[0] * page_bytes
         return Moves(*(np.array([value], np.int64) for value in (*starts, len(sources) * page_bytes)))
@@ -155,7 +158,7 @@ def _are_neighbours(pages: Sequence[int]) -> bool:
 
 
 def _cut(tokens: range, one: int, two: int) -> Ints64:
-    """Where pieces of `tokens` begin that lie in one page on both sides."""
+    """Where the pieces of `tokens` begin that lie in one page on both sides."""
     if not tokens:
         return np.empty(0, np.int64)
     small, large = sorted((one, two))
@@ -168,7 +171,7 @@ def _cut(tokens: range, one: int, two: int) -> Ints64:
 
 
 def joined(source_N: Ints64, target_N: Ints64, size_N: Ints64) -> Moves:
-    """Neighbours that lie in one piece on both sides become one move."""
+    """Merges neighbours that lie in one piece on both sides into one move."""
     joins = (source_N[1:] == source_N[:-1] + size_N[:-1]) & (target_N[1:] == target_N[:-1] + size_N[:-1])
     first_M = np.flatnonzero(np.concatenate([[True][: len(size_N)], ~joins]))
     sizes_M = np.add.reduceat(size_N, first_M) if len(first_M) else size_N

@@ -1,9 +1,8 @@
-"""The sender of a prefill worker, over any wire: takes frames off the pure queues, reads page memory, seals, sends.
+"""The sender of a prefill worker, over any wire: takes frames from the queues, reads page memory, seals and sends.
 
-Runs of pages go to the wire as views of page memory, without a copy; a frame of many short runs is gathered first,
-because a part has a price of its own. Where the peer's pages can be written in place, they are, and the frame is only
-its header; where a device writes them, that leaves when the device is done. What it does not know: how a wire moves
-bytes, how memory is mapped.
+Runs of pages go to the wire as views of page memory, without a copy. A frame of many short runs is gathered first,
+because each part has a cost. If the peer's pages can be written in place, they are, and the frame is only its header.
+If a device writes them, the header leaves when the device is done.
 """
 
 import os
@@ -24,11 +23,11 @@ from transfer.sending.moving_frames import MovingFrames
 from transfer.sending.transfer import DEVICE_WINDOW_BYTES, WINDOW_BYTES, Frame, PeerQueue, SendTransfer, Target
 from transfer.sending.wire import Part, Reading, Wire
 
-GATHER_BELOW = 64 * 1024  # bytes: shorter runs than this, on average, are gathered
+GATHER_BELOW = 64 * 1024  # bytes: runs that are shorter on average are gathered
 
 
 class FrameSender:
-    """One per prefill worker; it belongs to the main thread. Calls about a transfer that was cancelled, delivered or
+    """The sender of one prefill worker; main thread only. Calls about a transfer that was cancelled, delivered or
     never opened do nothing."""
 
     def __init__(
@@ -42,8 +41,8 @@ class FrameSender:
         export: bytes = b"",
         device_window: int = DEVICE_WINDOW_BYTES,
     ) -> None:
-        """Without `pools` nothing is written in place. `export`: what decode must have to read our pages, where
-        it does; for HelloAccepted. `gather_below`: bytes, GATHER_BELOW if not given."""
+        """Without `pools` nothing is written in place. `export`: the bytes for HelloAccepted that let decode read our
+        pages. `gather_below`: bytes, GATHER_BELOW by default."""
         self.export = export
         self._gather_below = GATHER_BELOW if gather_below is None else gather_below
         self._memory = memory
@@ -54,8 +53,8 @@ class FrameSender:
         self._device_window = device_window
         self._pools = pools
         self._peers: dict[int, PeerQueue] = {}
-        self._moving: dict[int, MovingFrames] = {}  # of the same peers
-        self._transfers: dict[Target, SendTransfer] = {}  # not ended
+        self._moving: dict[int, MovingFrames] = {}  # by peer, like _peers
+        self._transfers: dict[Target, SendTransfer] = {}  # transfers that have not ended
         self._reading: dict[Target, list[Reading]] = {}
         self._totals: Counter[str] = Counter()
 
@@ -70,40 +69,43 @@ class FrameSender:
         return {**self._totals, **now}
 
     def attach(self, instance: int, layout: KvLayout, pool: PoolOffer | None) -> bool:
-        """The decode worker `instance` has greeted, anew perhaps: what was known of it is dropped as by drop_peer().
+        """The decode worker `instance` has greeted, maybe again. Everything about it is dropped, as by drop_peer().
 
-        Whether its pages, of `layout`, can be written in place. WireError if they cannot and nothing else will do.
+        Returns whether its pages, of `layout`, can be written in place. WireError if they cannot but must.
         """
         self.drop_peer(instance)
         return self._pools is not None and self._pools.attach(instance, layout, pool)
 
     def device_writer(self, instance: int) -> int:
-        """The process that writes into the device memory of that worker; 0 where nobody does, and pages are read from
-        host memory."""
+        """The process that writes into that worker's device memory; 0 if no device writes and pages are read from host
+        memory."""
         return 0 if self._device_of(instance) is None else os.getpid()
 
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
-        """Announces a transfer and connects to its peer if need be.
+        """Announces a transfer and connects to its peer if needed.
 
-        `source_pages` are the caller's pages in prompt order. WireError if the peer's endpoint is no address, if this
-        very target is already open, or if its pages are none that may be written.
+        `source_pages`: the caller's pages in prompt order. WireError if the peer's endpoint is no address, if this
+        target is already open, or if its pages may not be written.
         """
         if target in self._transfers:
             raise WireError(f"reservation {target.reservation} attempt {target.attempt} is being sent already")
+
         place = self._place(target, num_tokens)
         instance = target.peer.instance
         on_device = place is not None and self._device_of(instance) is not None
+
         if instance not in self._peers:
             self._wire.connect(instance, target.peer.data)
             self._peers[instance] = PeerQueue(self._device_window if on_device else self._window)
             self._moving[instance] = MovingFrames()
+
         frame_bytes = DEVICE_FRAME_BYTES if on_device else FRAME_BYTES if place is None else IN_PLACE_FRAME_BYTES
         self._transfers[target] = SendTransfer(target, self._layout, source_pages, num_tokens, place, frame_bytes)
 
     def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
-        """K and V of tokens [0, num_tokens) of `layer` are final, and where they are read: see device_writer().
+        """K and V of tokens [0, num_tokens) of `layer` are final in the memory that device_writer() names.
 
-        Whole pages leave at once as credit allows; the partial last page only when `num_tokens` is the total.
+        Whole pages leave at once, as credit allows. The partial last page leaves only when `num_tokens` is the total.
         """
         transfer = self._transfers.get(target)
         if transfer is not None:
@@ -112,14 +114,14 @@ class FrameSender:
             self._pump(target.peer.instance)
 
     def finish(self, target: Target, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...] = ()) -> None:
-        """Every layer is ready in full; the last frame follows the KV frames (also if there was none)."""
+        """Every layer is ready in full. The last frame follows the KV frames, if there are any."""
         transfer = self._transfers.get(target)
         if transfer is not None:
             self._peers[target.peer.instance].push(transfer, transfer.finish(first_tokens, stamps))
             self._pump(target.peer.instance)
 
     def cancel(self, target: Target) -> None:
-        """Nothing more is sent or written from here on; waits for what a device has begun. Idempotent."""
+        """Nothing more is sent or written after this call. Waits for what a device has begun. Idempotent."""
         transfer = self._transfers.pop(target, None)
         if transfer is not None:
             transfer.cancel()
@@ -133,14 +135,14 @@ class FrameSender:
             self._ended(transfer)
 
     def add_credit(self, instance: int, reservation: int, num_bytes: int) -> None:
-        """DataCredit has arrived from the decode worker `instance`; sends what waited for it."""
+        """DataCredit has arrived from the decode worker `instance`. Sends the frames that waited for it."""
         peer = self._peers.get(instance)
         if peer is not None:
             peer.credit.give_back(reservation, num_bytes)
             self._pump(instance)
 
     def drop_peer(self, instance: int) -> None:
-        """The decode worker `instance` is lost: cancels all its transfers, closes its connection. Idempotent."""
+        """The decode worker `instance` is lost: cancels its transfers and closes its connection. Idempotent."""
         for target in [target for target in self._transfers if target.peer.instance == instance]:
             self.cancel(target)
         if self._peers.pop(instance, None) is not None:
@@ -150,31 +152,31 @@ class FrameSender:
             self._pools.drop(instance)
 
     def broken(self) -> list[Target]:
-        """Transfers of which frames may have been lost with a connection since the last call: nobody else notices."""
+        """Transfers whose frames may have been lost with a connection since the last call. Only the caller can act."""
         lost = set(self._wire.broken())
         return [
             target for target, transfer in self._transfers.items() if target.peer.instance in lost and transfer.num_sent
         ]
 
     def pump(self) -> None:
-        """Sends what credit allows; never blocks."""
+        """Sends what credit allows. Never blocks."""
         for instance in self._peers:
             self._pump(instance)
 
     @property
     def is_moving(self) -> bool:
-        """Whether pump() is due again at once: a device copies, and wakes nobody when it is done."""
+        """Whether pump() must be called again at once: a device copies and signals nothing when it is done."""
         return any(self._moving.values())
 
     def is_reading(self, target: Target) -> bool:
-        """Whether the transport may still read the transfer's source pages, also after its end. Unknown: False."""
+        """Whether the transport may still read the transfer's source pages, even after its end. Unknown: False."""
         reading = [entry for entry in self._reading.pop(target, ()) if not entry.done]
         if reading:
             self._reading[target] = reading
         return bool(reading)
 
     def close(self) -> None:
-        """Ends every transfer and connection. Idempotent."""
+        """Ends all transfers and connections. Idempotent."""
         for instance in list(self._peers):
             self.drop_peer(instance)
         if self._pools is not None:
@@ -182,13 +184,14 @@ class FrameSender:
         self._wire.close()
 
     def _place(self, target: Target, num_tokens: int) -> KvLayout | None:
-        """The layout of the pages that the target names, if it names any; WireError unless they may be written."""
+        """The layout of the pages that the target names, if any. WireError if they may not be written."""
         if not target.pages:
             return None
         instance = target.peer.instance
         pool = self._device_of(instance) or (None if self._pools is None else self._pools.get(instance))
         if pool is None:
             raise WireError(f"the KV memory of {target.peer.worker_id} is not mapped")
+
         if len(target.pages) != pool.layout.num_pages(num_tokens) or len(set(target.pages)) != len(target.pages):
             raise WireError(f"{len(target.pages)} pages, expected {pool.layout.num_pages(num_tokens)} different ones")
         if min(target.pages) < 1 or max(target.pages) >= pool.num_pages:
@@ -212,7 +215,7 @@ class FrameSender:
             peer.credit.take(head[0].target.reservation, num_bytes)
 
     def _begin(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:
-        """Sends a frame, or has a device move its KV. False if that cannot be now: a last frame waits for all moves."""
+        """Sends a frame, or has a device move its KV. False if not now: a last frame waits for all moves."""
         moving, device = self._moving[instance], self._device_of(instance)
         if device is not None and transfer.is_in_place and isinstance(frame, KvFrame):
             moving.begin(transfer, frame, device.begin(frame.layer, transfer.copy(frame)))
@@ -220,7 +223,7 @@ class FrameSender:
         return not moving and self._send(instance, transfer, frame)
 
     def _send_moved(self, instance: int) -> bool:
-        """Sends the headers of what a device has moved. False if the wire takes no more."""
+        """Sends the headers of frames that a device has moved. False if the wire accepts no more."""
         moving = self._moving[instance]
         while (moved := moving.head()) is not None:
             header = seal_sum(moved.transfer.header(moved.frame, self._instance), moved.moving.total)
@@ -248,20 +251,23 @@ class FrameSender:
         return reading
 
     def _payload(self, transfer: SendTransfer, frame: Frame) -> tuple[Sequence[Part], Iterable[Part], bool]:
-        """The parts that travel; the payload, which must be read to its end before they do; whether the parts are views
-        of page memory."""
+        """(the parts that travel, the payload, which must be read to its end before them, whether the parts are views
+        of page memory)."""
         if not isinstance(frame, KvFrame):
             last = [transfer.last_payload(frame)]
             return last, last, False
+
         if transfer.is_in_place:
             copy, pool = transfer.copy(frame), self._pool_of(transfer)
             source = self._memory.window(frame.layer, copy.sources.pages)
             return [], copy.pieces(source, pool.window(frame.layer, copy.targets.pages)), False
+
         runs = transfer.runs(frame)
         window = self._memory.window(frame.layer, runs.pages)
         if len(runs) > 1 and runs.num_bytes < len(runs) * self._gather_below:
             gathered = np.empty(runs.num_bytes, np.uint8).data
             return [gathered], runs.gather(window, gathered), False
+
         views = runs.views(window)
         return views, views, True
 
@@ -270,5 +276,5 @@ class FrameSender:
 
     def _pool_of(self, transfer: SendTransfer) -> MappedMemory:
         pool = None if self._pools is None else self._pools.get(transfer.target.peer.instance)
-        assert pool is not None, "transfers end before the memory is let go"
+        assert pool is not None, "transfers end before the memory is unmapped"
         return pool

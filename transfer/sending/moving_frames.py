@@ -1,11 +1,10 @@
-r"""Frames whose KV is on its way into a peer's device memory: their headers leave when it is there, in order.
+r"""Frames whose KV a device is copying to a peer. Their headers leave in order, once the KV is there.
 
     begin -> (the device copies) -> done: the header may leave -> pop
                                 \-> drop, when their transfer ends: waits for the device, then forgets them
 
-Device work cannot be called back, and who is told that a transfer has stopped gives its pages to others: so an end
-waits for it. That takes as long as the bytes in flight to one peer take, a few milliseconds at most; a device that does
-not finish them finishes no forward either. What it does not know: how KV is moved, what a header says.
+Device work cannot be called back, and the receiver of a stop gives the pages to other requests. So the end of a
+transfer waits for the device: for as long as the bytes in flight to one peer take, a few milliseconds at most.
 """
 
 from collections import deque
@@ -18,7 +17,7 @@ from transfer.sending.transfer import SendTransfer
 
 @dataclass(frozen=True, eq=False)
 class MovingFrame:
-    """One of them."""
+    """One frame and its device work."""
 
     transfer: SendTransfer
     frame: KvFrame
@@ -26,7 +25,7 @@ class MovingFrame:
 
 
 class MovingFrames:
-    """Of one peer, in the order in which they began; the device completes them in this order."""
+    """The frames of one peer, in the order in which they began. The device completes them in this order."""
 
     def __init__(self) -> None:
         self._frames: deque[MovingFrame] = deque()
@@ -35,19 +34,19 @@ class MovingFrames:
         return len(self._frames)
 
     def begin(self, transfer: SendTransfer, frame: KvFrame, moving: Moving) -> None:
-        """The device has been given a frame."""
+        """Adds a frame that was given to the device."""
         self._frames.append(MovingFrame(transfer, frame, moving))
 
     def head(self) -> MovingFrame | None:
-        """The oldest, if it is done; it stays until pop()."""
+        """The oldest frame, if it is done. It stays until pop()."""
         return self._frames[0] if self._frames and self._frames[0].moving.done else None
 
     def pop(self) -> None:
-        """The head's header has left."""
+        """The header of the head has left."""
         self._frames.popleft()
 
     def drop(self, transfer: SendTransfer) -> None:
-        """The transfer has ended: once this returns, nothing of it is read or written."""
+        """The transfer has ended. When this returns, the device reads and writes nothing of it."""
         ended = [each for each in self._frames if each.transfer is transfer]
         if ended:
             ended[-1].moving.wait()

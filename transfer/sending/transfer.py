@@ -3,8 +3,8 @@
     COMPUTING --finish--> SENDING --delivered--> DELIVERED
         any of the first two --> CANCELLED | FAILED
 
-Frames wait for their turn, those of older transfers first. The last frame of a transfer is queued after all of its KV
-frames, so its digest is complete when its turn comes. What it does not know: bytes, checksums' origin, time.
+Frames wait for their turn, those of older transfers first. The last frame of a transfer is queued after all its KV
+frames, so its digest is complete when its turn comes.
 """
 
 from collections import Counter, deque
@@ -20,12 +20,12 @@ from transfer.plan.copying import Copy, Runs, whole_pages
 from transfer.plan.frames import FRAME_BYTES, KvFrame, final_pages, frames_of
 from transfer.plan.reslice import Shard, moves_of
 
-WINDOW_BYTES = 32 * 1024 * 1024  # payload a sender may have in flight to one peer; a larger frame goes alone
-DEVICE_WINDOW_BYTES = 512 * 1024 * 1024  # in flight from device to device: it takes no memory, but an end waits for it
+WINDOW_BYTES = 32 * 1024 * 1024  # payload in flight to one peer; a larger frame goes alone
+DEVICE_WINDOW_BYTES = 512 * 1024 * 1024  # the same between devices: takes no memory, but a transfer's end waits for it
 
 
 class SendState(StrEnum):
-    """Where a transfer is, seen from prefill."""
+    """The state of a transfer at prefill."""
 
     COMPUTING = "computing"
     SENDING = "sending"
@@ -48,7 +48,7 @@ SEND_MOVES: dict[SendState, frozenset[SendState]] = {
 class Target:
     """One transfer: the decode worker (`peer.data` is its endpoint), the reservation there, and the attempt.
 
-    `pages` are decode's own, in prompt order, where KV is to be written in place; none: it goes as frames.
+    `pages`: decode's pages in prompt order, if KV is written in place; empty if it travels in frames.
     """
 
     peer: WorkerAddress
@@ -59,7 +59,7 @@ class Target:
 
 @dataclass(frozen=True)
 class LastFrame:
-    """Stands in a queue for the last frame; its payload is made when its turn comes."""
+    """The place of the last frame in a queue. Its payload is made when its turn comes."""
 
     first_tokens: tuple[int, ...]
     stamps: tuple[Stamp, ...]
@@ -69,7 +69,7 @@ Frame = KvFrame | LastFrame
 
 
 class SendTransfer:
-    """What became ready and what was sent of one transfer."""
+    """What is ready and what has been sent of one transfer."""
 
     def __init__(
         self,
@@ -80,24 +80,26 @@ class SendTransfer:
         place: KvLayout | None = None,
         frame_bytes: int = FRAME_BYTES,
     ) -> None:
-        """`place` is the layout of the target's pages, if they are to be written in place."""
+        """`place`: the layout of the target's pages, if they are written in place."""
         assert len(source_pages) == layout.num_pages(num_tokens), (len(source_pages), num_tokens)
+
         self.target = target
         self.source_pages = tuple(source_pages)
         self.state = SendState.COMPUTING
         self.num_sent = 0  # frames of any kind
         self.last_sent = False
+
         self._layout = layout
         self._place = None if place is None else Shard(place, target.pages)
         self._frame_bytes = frame_bytes
-        self._copies: dict[tuple[int, int], Copy] = {}  # by (page_start, num_pages), the same for every layer
-        self._runs: dict[tuple[int, int], Runs] = {}  # the same
+        self._copies: dict[tuple[int, int], Copy] = {}  # by (page_start, num_pages); the same for every layer
+        self._runs: dict[tuple[int, int], Runs] = {}  # by the same
         self._num_tokens = num_tokens
-        self._ready_pages = [0] * layout.num_layers  # pages [0, n) of each layer were handed out as frames
+        self._ready_pages = [0] * layout.num_layers  # pages [0, n) of each layer have been returned as frames
         self._digest = 0
 
     def layer_ready(self, layer: int, num_final: int) -> Iterator[KvFrame]:
-        """The frames that become ready when tokens [0, num_final) of `layer` are final; each is handed out once."""
+        """The frames that become ready when tokens [0, num_final) of `layer` are final. Each is returned once."""
         assert self.state is SendState.COMPUTING, self.state
         assert 0 <= num_final <= self._num_tokens, (num_final, self._num_tokens)
         start = self._ready_pages[layer]
@@ -106,7 +108,7 @@ class SendTransfer:
         return frames_of(self._layout, layer, start, end, self._num_tokens, self._frame_bytes)
 
     def finish(self, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...]) -> LastFrame:
-        """The last frame; every layer must have been ready in full."""
+        """The last frame. Every layer must be ready in full."""
         total = len(self.source_pages)
         assert all(ready == total for ready in self._ready_pages), (self._ready_pages, total)
         self.state = advance(SEND_MOVES, self.state, SendState.SENDING)
@@ -128,7 +130,7 @@ class SendTransfer:
         )
 
     def payload_bytes(self, frame: Frame) -> int:
-        """Size of the payload; `frame` must be the next to be sent."""
+        """Size of the payload. `frame` must be the next to be sent."""
         if isinstance(frame, LastFrame):
             return len(self.last_payload(frame))
         if self._place is not None:
@@ -141,7 +143,7 @@ class SendTransfer:
         return self._place is not None
 
     def copy(self, frame: KvFrame) -> Copy:
-        """From the source's pages to the target's, for a transfer in place; only valid token slots move."""
+        """The copy from source pages to target pages, for a transfer in place. Only valid slots are moved."""
         assert self._place is not None
         pages = frame.page_start, frame.num_pages
         if pages not in self._copies:
@@ -152,7 +154,7 @@ class SendTransfer:
         return self._copies[pages]
 
     def runs(self, frame: KvFrame) -> Runs:
-        """Where the payload of a frame lies in the source's pages."""
+        """Where a frame's payload lies in the source pages."""
         pages = frame.page_start, frame.num_pages
         if pages not in self._runs:
             numbers = self.source_pages[frame.page_start : frame.page_start + frame.num_pages]
@@ -160,7 +162,7 @@ class SendTransfer:
         return self._runs[pages]
 
     def last_payload(self, frame: LastFrame) -> bytes:
-        """Payload of the last frame, once every KV frame was sent."""
+        """Payload of the last frame, once every KV frame has been sent."""
         return LAST_MESSAGE.encode(LastMessage(frame.first_tokens, self.num_sent, self._digest, frame.stamps))
 
     def sent(self, header: FrameHeader) -> None:
@@ -172,7 +174,7 @@ class SendTransfer:
             self._digest = extend_digest(self._digest, header)
 
     def delivered(self) -> None:
-        """The peer says that it has everything; that cannot be so before the last frame was sent."""
+        """The peer reports that it has everything. Before the last frame was sent, that is a failure."""
         self.state = advance(SEND_MOVES, self.state, SendState.DELIVERED if self.last_sent else SendState.FAILED)
 
     def cancel(self) -> None:
@@ -181,11 +183,11 @@ class SendTransfer:
 
 
 class CreditWindow:
-    """Payload bytes in flight to one peer: frames that have left, in their order, until credit for them returns.
+    """Payload bytes in flight to one peer: frames that have left, in order, until their credit returns.
 
-    Frames may be lost, and so may credit. Credit for a frame writes off those that left before it. When nothing of a
-    transfer that goes on is in flight, the next frame goes whatever its size and whatever else is: lost bytes block
-    nobody for ever. What is written off too early or too late only moves the bound.
+    Frames may be lost, and so may credit. Credit for a frame also writes off all frames that left before it. If no
+    transfer that continues has frames in flight, the next frame may leave whatever its size, so that lost bytes never
+    block a transfer for ever. A write-off that is too early or too late only moves the bound.
     """
 
     def __init__(self, window: int = WINDOW_BYTES) -> None:
@@ -193,14 +195,14 @@ class CreditWindow:
         self.in_flight = 0
         self._frames: deque[tuple[int, int]] = deque()  # (reservation, bytes)
         self._going_on: Counter[int] = Counter()  # frames in flight by reservation, of transfers that have not ended
-        self._num_frames: Counter[int] = Counter()  # the same of all
+        self._num_frames: Counter[int] = Counter()  # the same for all transfers
 
     def fits(self, num_bytes: int) -> bool:
         """Whether a frame of `num_bytes` may leave now."""
         return not self._going_on or self.in_flight + num_bytes <= self.window
 
     def take(self, reservation: int, num_bytes: int) -> None:
-        """A frame left."""
+        """A frame has left."""
         assert self.fits(num_bytes), (self.in_flight, num_bytes)
         self._frames.append((reservation, num_bytes))
         self._going_on[reservation] += 1
@@ -208,7 +210,7 @@ class CreditWindow:
         self.in_flight += num_bytes
 
     def give_back(self, reservation: int, num_bytes: int) -> None:
-        """The peer returned credit; more than is in flight is not believed."""
+        """The peer has returned credit. Credit for more than is in flight is ignored."""
         while num_bytes > 0 and self._num_frames[reservation]:
             oldest, size = self._frames.popleft()
             self.in_flight -= size
@@ -218,7 +220,7 @@ class CreditWindow:
                 num_bytes -= size
 
     def end(self, reservation: int) -> None:
-        """Its transfer has ended: what is in flight of it holds nobody up."""
+        """The transfer has ended. Its bytes in flight block no other transfer."""
         self._going_on.pop(reservation, None)
 
 
@@ -230,12 +232,12 @@ def _count_down(counts: Counter[int], key: int) -> None:
 
 
 class PeerQueue:
-    """What waits for one decode worker. A transfer's frames leave in the order in which they became ready, before any
-    of one that began later: where the link is slower than prefill, a computed prompt waits for no younger one's KV."""
+    """The frames that wait for one decode worker. All frames of a transfer leave, in the order in which they became
+    ready, before those of a later transfer. So on a slow link a computed prompt never waits for a younger one."""
 
     def __init__(self, window: int = WINDOW_BYTES) -> None:
         self.credit = CreditWindow(window)
-        self._waiting: dict[SendTransfer, deque[Frame]] = {}  # of those that have begun, in that order
+        self._waiting: dict[SendTransfer, deque[Frame]] = {}  # in the order in which the transfers began
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -245,7 +247,7 @@ class PeerQueue:
         self._waiting.setdefault(transfer, deque()).append(frame)
 
     def head(self) -> tuple[SendTransfer, Frame] | None:
-        """The next frame, which stays queued until pop()."""
+        """The next frame. It stays queued until pop()."""
         return next(((transfer, frames[0]) for transfer, frames in self._waiting.items() if frames), None)
 
     def pop(self) -> None:
@@ -253,5 +255,5 @@ class PeerQueue:
         next(frames for frames in self._waiting.values() if frames).popleft()
 
     def drop(self, transfer: SendTransfer) -> None:
-        """Removes every frame of one transfer, which has ended."""
+        """Removes every frame of a transfer that has ended."""
         self._waiting.pop(transfer, None)

@@ -1,4 +1,4 @@
-"""What the sender needs of a backend: a wire that takes frames, and says when it has read them."""
+"""The interface of a backend to the sender: a wire that accepts frames and tells when it has read them."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,11 +7,11 @@ Part = bytes | memoryview
 
 
 class Reading(Protocol):
-    """A frame given to a wire."""
+    """A frame that was given to a wire."""
 
     @property
     def done(self) -> bool:
-        """Whether the wire has read the frame's parts for the last time."""
+        """Whether the wire will not read the frame's parts again."""
         ...
 
 
@@ -19,19 +19,19 @@ class Wire(Protocol):
     """Ordered connections to peers, by instance. Nothing blocks."""
 
     def connect(self, instance: int, endpoint: str) -> None:
-        """Dials; WireError if `endpoint` is no address."""
+        """Dials. WireError if `endpoint` is no address."""
         ...
 
     def send(self, instance: int, parts: Sequence[Part]) -> Reading | None:
-        """Takes one frame, whose parts it may read later without a copy; None if it cannot take any now."""
+        """Takes one frame. It may read the parts later, without a copy. None if it cannot take a frame now."""
         ...
 
     def broken(self) -> Sequence[int]:
-        """Peers to which a connection was lost since the last call, and frames perhaps that were on the way."""
+        """Peers to which a connection was lost since the last call, perhaps with frames on the way."""
         ...
 
     def disconnect(self, instance: int) -> None:
-        """Forgets the peer and what was not yet sent to it."""
+        """Forgets the peer and all that was not yet sent to it."""
         ...
 
     def close(self) -> None:

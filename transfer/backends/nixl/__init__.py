@@ -1,1 +1,1 @@
-"""KV that decode reads out of prefill's pages, by RDMA where there is some."""
+"""KV that decode reads from prefill's pages, by RDMA if the machine has it."""

@@ -1,7 +1,7 @@
-"""One process's NIXL agent: memory that peers may read, and reads of theirs. The only file that knows the package.
+"""A process's NIXL agent: memory that peers may read, and reads of theirs. The only file that imports the package.
 
-Its progress thread waits for events, so that it costs next to nothing while nothing moves, and needs no interpreter.
-NIXL runs native code on what a peer exports: that must come from one who is trusted. What it does not know: frames.
+Its progress thread waits for events, so it costs almost nothing while nothing moves and does not need the interpreter.
+NIXL runs native code on a peer's export, so the peer must be trusted.
 """
 
 import ctypes
@@ -13,22 +13,22 @@ from typing import Any, Final
 from protocol.errors import ConfigError, WireError
 from transfer.backends.nixl.notice import Region
 
-_PACKAGES: Final = ("nixl_cu12", "nixl_cu13", "nixl_rocm")  # host memory is moved alike by each
-_PROGRESS_US: Final = 20_000  # the thread looks by itself as often, in case an event was missed
+_PACKAGES: Final = ("nixl_cu12", "nixl_cu13", "nixl_rocm")  # all move host memory alike
+_PROGRESS_US: Final = 20_000  # how often the thread looks without an event, in case one was missed
 
 
 def is_installed() -> bool:
-    """Whether there is a package to try."""
+    """Whether one of the packages is installed."""
     return any(importlib.util.find_spec(name) for name in _PACKAGES)
 
 
 def address_of(view: memoryview) -> int:
-    """Where writable bytes lie."""
+    """The address of writable bytes."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 class Read:
-    """Bytes under way from a peer into our memory, until is_over."""
+    """A read from a peer into our memory."""
 
     def __init__(self, nixl: Any, agent: Any, errors: tuple[type[Exception], ...], handle: int) -> None:
         self._nixl = nixl
@@ -36,17 +36,17 @@ class Read:
         self._errors = errors
         self._handle = handle
         self._is_over = False
-        self.failure = ""  # why, once it is over and nothing can be said of the bytes
+        self.failure = ""  # why it failed; the bytes are then undefined
 
     @property
     def is_over(self) -> bool:
-        """Whether no byte comes any more."""
+        """Whether no more bytes arrive."""
         if not self._is_over:
             self._look(lambda: self._agent.getXferStatus(self._handle))
         return self._is_over
 
     def post(self) -> None:
-        """Begins."""
+        """Begins the read."""
         self._look(lambda: self._agent.postXferReq(self._handle))
 
     def _look(self, call: Callable[[], Any]) -> None:
@@ -58,7 +58,7 @@ class Read:
             self.close()
 
     def close(self) -> None:
-        """Forgets it."""
+        """Releases the request."""
         try:
             self._agent.releaseXferReq(self._handle)
         except self._errors as error:
@@ -66,10 +66,10 @@ class Read:
 
 
 class Agent:
-    """Belongs to one thread."""
+    """The agent of one thread."""
 
     def __init__(self, memory: Sequence[Region] = ()) -> None:
-        """Peers may read `memory`. ConfigError where the package is missing or cannot be used on this machine."""
+        """Peers may read `memory`. ConfigError if the package is missing or does not work on this machine."""
         self._nixl = nixl = _package()
         self._errors = tuple(
             each for each in vars(nixl).values() if isinstance(each, type) and issubclass(each, Exception)
@@ -86,15 +86,15 @@ class Agent:
             raise ConfigError(f"transfer_backend: nixl cannot be used here ({error})") from error
 
     def register(self, region: Region) -> None:
-        """Reads may write there."""
+        """Lets reads write into `region`."""
         self._agent.registerMem(self._described([region]))
 
     def unregister(self, region: Region) -> None:
-        """No read writes there any more; none is under way."""
+        """Undoes register(). No read may be running there."""
         self._agent.deregisterMem(self._described([region]))
 
     def meet(self, export: bytes) -> str:
-        """The name of the peer that exports this; WireError if it is no export."""
+        """The name of the peer with this export. WireError if it is invalid."""
         try:
             name: bytes = self._agent.loadRemoteMD(export)
         except self._errors as error:
@@ -102,15 +102,15 @@ class Agent:
         return name.decode(errors="replace")
 
     def forget(self, peer: str) -> None:
-        """Disconnects. Idempotent."""
+        """Disconnects the peer. Idempotent."""
         try:
             self._agent.invalidateRemoteMD(peer)
         except self._errors:
-            return  # it was not known
+            return  # it was unknown
 
     def read(self, peer: str, into: Sequence[Region], source: Sequence[Region], note: bytes) -> Read:
-        """Begins to read `source` of a peer, piece by piece; when all is there, the peer gets `note`. WireError if the
-        peer does not export that, or is gone."""
+        """Begins to read `source` of a peer, piece by piece. The peer gets `note` when all has arrived. WireError if
+        the peer does not export `source` or is gone."""
         lists = [self._nixl.nixlXferDList(self._nixl.DRAM_SEG, _rows(regions)) for regions in (into, source)]
         try:
             handle = self._agent.createXferReq(self._nixl.NIXL_READ, *lists, peer, note)
@@ -121,18 +121,18 @@ class Agent:
         return read
 
     def notify(self, peer: str, note: bytes) -> None:
-        """The peer gets `note`, if it is there."""
+        """Sends `note` to the peer, if it still exists."""
         try:
             self._agent.genNotif(peer, note)
         except self._errors:
-            return  # it is gone, and waits for nothing
+            return  # it is gone and waits for nothing
 
     def notes(self) -> list[bytes]:
-        """What peers have sent since the last call."""
+        """Notes from peers since the last call."""
         return [note for notes in self._agent.getNotifs({}).values() for note in notes]
 
     def close(self) -> None:
-        """Ends the thread and every connection. Nothing else may be called any more. Idempotent."""
+        """Ends the thread and all connections. Call nothing afterwards. Idempotent."""
         self._agent = None
 
     def _described(self, regions: Sequence[Region]) -> Any:

@@ -1,11 +1,10 @@
-"""KV over NIXL, for clusters with RDMA: decode reads frames out of the prefill worker's pages. Small ones go by ZMQ.
+"""KV over NIXL, for clusters with RDMA: decode reads frames from the prefill worker's pages. Small ones go by ZMQ.
 
     prefill  exports its pages (HelloAccepted)  --notice: header, where the payload lies (ZMQ)-->  decode
-    prefill  <--its frame has been read (a NIXL note)--  decode reads into a ring of its own, then lands it as any frame
+    prefill  <--its frame has been read (a NIXL note)--  decode reads into its own ring, then lands it like any frame
 
-So decode's pages are written by decode alone, after size, checksum and reservation were checked. A page that prefill
-uses again too early, because a read was given up, makes a wrong checksum and never a wrong token. What it does not
-know: what a frame means.
+So only decode writes decode's pages, after checking size, checksum and reservation. If prefill reuses a page too early,
+because a read was given up, the checksum is wrong and the frame is refused.
 """
 
 from collections.abc import Sequence
@@ -28,21 +27,21 @@ from transfer.sending.transfer import WINDOW_BYTES
 from transfer.sending.wire import Part, Reading, Wire
 
 SCHEME = "nixl+"
-TICK_S = 0.0005  # while frames are read, or wait for that: reads have no descriptor to wait on
-PIN_S = 30.0  # a page is kept so long for a reader that does not say that it is through
-GATHER_BELOW = 4 * 1024  # bytes: shorter runs than this, on average, go by ZMQ
+TICK_S = 0.0005  # while frames are read or wait to be read: reads have no descriptor to poll
+PIN_S = 30.0  # how long a page is kept for a reader that never reports its end
+GATHER_BELOW = 4 * 1024  # bytes: frames whose runs are shorter on average go by ZMQ
 
 
 def nixl_sender(
     memory: SharedPages, instance: int, wire: Wire, window: int = WINDOW_BYTES, gather_below: int = GATHER_BELOW
 ) -> FrameSender:
-    """A FrameSender whose notices go over `wire`."""
+    """A FrameSender whose notices travel over `wire`."""
     fetched = NixlWire(wire, memory, MonotonicClock())
     return FrameSender(memory, instance, fetched, window, gather_below=gather_below, export=fetched.export)
 
 
 def nixl_receiver(memory: SharedPages, arrivals: Arrivals) -> FrameReceiver:
-    """A FrameReceiver to which `arrivals` brings notices."""
+    """A FrameReceiver that gets notices from `arrivals`."""
     fetching = NixlArrivals(arrivals, max(FRAME_BYTES, memory.layout.page_bytes))
     return FrameReceiver(memory, fetching, sources=fetching)
 
@@ -63,16 +62,16 @@ class Pin:
 
 
 class NixlWire:
-    """Prefill's side: see wire.Wire. `wire` carries notices, and frames whose payload is no page memory."""
+    """Prefill's side. See wire.Wire. `wire` carries notices, and frames whose payload is not in page memory."""
 
     def __init__(self, wire: Wire, memory: SharedPages, clock: Clock) -> None:
-        """ConfigError where NIXL cannot be used."""
+        """ConfigError if NIXL cannot be used."""
         self._regions = regions_of(memory)
         self._agent = Agent(self._regions)
         self._wire = wire
         self._clock = clock
         self._numbers = count(1)
-        self._pins: dict[bytes, Pin] = {}  # by the note that decode sends when it is through
+        self._pins: dict[bytes, Pin] = {}  # by the note that decode sends at the end of its read
         self.export = self._agent.export
 
     def connect(self, instance: int, endpoint: str) -> None:
@@ -87,6 +86,7 @@ class NixlWire:
         pieces = [Region(address_of(part), len(part)) for part in payload if isinstance(part, memoryview)]
         if not pieces or not all(any(each.contains(piece) for each in self._regions) for piece in pieces):
             return self._wire.send(instance, parts)
+
         number = next(self._numbers)
         if self._wire.send(instance, [pack_notice(number, pieces), header]) is None:
             return None
@@ -95,8 +95,8 @@ class NixlWire:
         return pin
 
     def is_through(self, pin: Pin) -> bool:
-        """Whether decode has said that it reads the frame no more, is lost, or has had its time. Only the first proves
-        it. Where it reads on, what it gets has another checksum than the header says, and is refused."""
+        """Whether decode has reported the end of its read, is lost, or has had its time. Only the first proves that the
+        read has ended. A later read gets another checksum than the header's, and its frame is refused."""
         if pin.note in self._pins:
             for note in self._agent.notes():
                 self._pins.pop(note, None)
@@ -122,18 +122,18 @@ class NixlWire:
 
 
 class NixlArrivals:
-    """Decode's side: see arrivals.Arrivals and Sources. `arrivals` brings notices, and small frames."""
+    """Decode's side. See arrivals.Arrivals and Sources. `arrivals` brings notices and small frames."""
 
     backend = "nixl"
-    is_ordered = False  # what carries its payload overtakes what is being read
+    is_ordered = False  # a frame that carries its payload overtakes one that is being read
 
     def __init__(self, arrivals: Arrivals, max_frame_bytes: int) -> None:
-        """ConfigError where NIXL cannot be used."""
+        """ConfigError if NIXL cannot be used."""
         self._agent = Agent()
         self._arrivals = arrivals
         self._max_frame_bytes = max_frame_bytes
-        self._sources: dict[int, Source] = {}  # by prefill instance; who was served last stands last
-        self._left: list[Source] = []  # lost ones that something is still read from
+        self._sources: dict[int, Source] = {}  # by prefill instance; the last one served is last
+        self._left: list[Source] = []  # lost workers from which something is still being read
         self._ticker = Ticker(TICK_S)
         self._refusals = Refusals(get_log("transfer"), "notice refused")
         self.address = SCHEME + arrivals.address
@@ -159,7 +159,7 @@ class NixlArrivals:
         self._ticker.clear()
         while (parts := self._arrivals.receive()) is not None:
             if not is_notice(parts) or not self._noticed(parts):
-                return parts  # as it is: what claims to be a notice and is none, is no frame either
+                return parts  # unchanged: an invalid notice is refused as a frame
         frame = self._read()
         self._clear_up()
         self._ticker.turn(bool(self._left) or any(source.is_busy for source in self._sources.values()))
@@ -202,7 +202,7 @@ class NixlArrivals:
 
 
 def regions_of(memory: SharedPages) -> list[Region]:
-    """All pages, as few regions as they lie in."""
+    """All pages, in as few regions as possible."""
     regions: list[Region] = []
     for layer in range(memory.layout.num_layers):
         view = memory.page_bytes_view(layer, 0, memory.num_pages)

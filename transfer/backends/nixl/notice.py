@@ -1,8 +1,8 @@
-"""The notice of a frame that is to be fetched: where its payload lies in the prefill worker's memory. Pure.
+"""The notice of a frame that decode is to read: where its payload lies in the prefill worker's memory. Pure.
 
     magic, number of the frame, then address and length of each piece; little-endian
 
-The frame's header follows as a part of its own and says who sends it. What it does not know: memory, NIXL.
+The frame's header follows as a second part and names the sender.
 """
 
 import struct
@@ -26,13 +26,13 @@ class Region:
     num_bytes: int
 
     def contains(self, other: "Region") -> bool:
-        """Whether all of `other` lies within."""
+        """Whether `other` lies inside."""
         return self.address <= other.address and other.address + other.num_bytes <= self.address + self.num_bytes
 
 
 @dataclass(frozen=True)
 class Notice:
-    """One frame: `pieces` are its payload, in order."""
+    """One frame. `pieces` are its payload, in order."""
 
     number: int
     pieces: tuple[Region, ...]
@@ -41,19 +41,19 @@ class Notice:
 
 
 def pack_notice(number: int, pieces: Sequence[Region]) -> bytes:
-    """The notice's first part; the second is the frame's header."""
+    """The notice's first part. The second is the frame's header."""
     fields = [field for piece in pieces for field in (piece.address, piece.num_bytes)]
     return _HEAD.pack(_MAGIC, number, len(pieces)) + struct.pack(f"<{len(fields)}Q", *fields)
 
 
 def is_notice(parts: Sequence[bytes | memoryview]) -> bool:
-    """Whether it claims to be one; else it is a frame that carries its payload."""
+    """Whether it claims to be a notice. Otherwise it is a frame with its payload."""
     return bytes(parts[0][:4]) == _MAGIC.to_bytes(4, "little")
 
 
 def unpack_notice(parts: Sequence[bytes | memoryview], max_bytes: int) -> Notice:
-    """What a prefill worker or a stranger says; WireError unless it names between 1 and `max_bytes` bytes, as many as
-    the header."""
+    """Reads a notice from any peer. WireError unless it names between 1 and `max_bytes` bytes, and as many as the
+    header."""
     if len(parts) != 2 or len(parts[0]) < _HEAD.size:
         raise WireError(f"notice of {len(parts)} parts, the first of {len(parts[0])} bytes")
     _, number, count = _HEAD.unpack_from(parts[0])

@@ -1,9 +1,9 @@
-r"""Decode's side of one prefill worker: the frames that it has given notice of are read into a ring, and come in order.
+r"""Decode's side of one prefill worker: reads announced frames into a ring and returns them in order.
 
     noticed --room in the ring--> being read --over--> handed out --next call--> its part of the ring is free
                                           \-> failed: handed out without its payload
 
-A read that takes long holds up only this worker's frames. What it does not know: sockets, reservations, pages.
+A slow read delays only this worker's frames.
 """
 
 import mmap
@@ -16,15 +16,15 @@ from transfer.backends.nixl.agent import Agent, Read, address_of
 from transfer.backends.nixl.notice import Notice, Region
 from transfer.backends.nixl.staging import Ring
 
-RING_FRAMES = 4  # of the largest size: being read while another lands
-MAX_NOTICED = 65_536  # frames; credit keeps an honest worker far below
+RING_FRAMES = 4  # frames of the largest size: some are read while another lands
+MAX_NOTICED = 65_536  # credit keeps an honest worker far below
 
 log = get_log("transfer")
 
 
 @dataclass
 class _Pull:
-    """One frame; `read` is absent where it could not begin."""
+    """One frame. `read` is None if it could not begin."""
 
     notice: Notice
     payload: memoryview
@@ -37,17 +37,17 @@ class _Pull:
 
 
 class Source:
-    """One prefill worker, by what it exports."""
+    """One prefill worker, identified by its export."""
 
     def __init__(self, agent: Agent, instance: int, export: bytes, max_frame_bytes: int) -> None:
-        """WireError if it is no export."""
+        """WireError if `export` is invalid."""
         self.export = export
         self._agent = agent
         self._instance = instance
         self._peer = agent.meet(export)
-        self._is_broken = False  # something could not be read: perhaps the connection is gone
+        self._is_broken = False  # a read failed: perhaps the connection is lost
         self._ring = Ring(RING_FRAMES * max_frame_bytes)
-        self._memory = memoryview(mmap.mmap(-1, self._ring.num_bytes))  # pages are real once something was read there
+        self._memory = memoryview(mmap.mmap(-1, self._ring.num_bytes))  # its pages are allocated on first use
         self._region = Region(address_of(self._memory), self._ring.num_bytes)
         agent.register(self._region)
         self._noticed: deque[Notice] = deque()
@@ -56,26 +56,28 @@ class Source:
 
     @property
     def is_busy(self) -> bool:
-        """Whether next_frame() is due again."""
+        """Whether next_frame() must be called again."""
         return bool(self._pulls or self._noticed)
 
     def announce(self, notice: Notice) -> bool:
-        """A frame is there to be read; False if too many are."""
+        """Queues a frame to be read. False if too many are queued."""
         if len(self._noticed) >= MAX_NOTICED:
             return False
         self._noticed.append(notice)
         return True
 
     def next_frame(self) -> list[memoryview] | None:
-        """The next frame that is here; the one before may not be touched any more. One whose read has failed comes
-        without payload."""
+        """The next frame that has arrived. The frame before must not be used any more. A frame whose read failed comes
+        without its payload."""
         self._free()
         self._begin()
         if not self._pulls or not self._pulls[0].is_over:
             return None
+
         pull, header = self._pulls[0], memoryview(self._pulls[0].notice.raw_header)
         self._is_handed_out = True
         failure = pull.failure if pull.read is None else pull.read.failure
+
         if not failure:
             return [header, pull.payload]
         log.warning("KV could not be read", instance=self._instance, why=failure)
@@ -84,14 +86,14 @@ class Source:
         return [header]
 
     def abandon(self) -> None:
-        """Ends every read; the ring is to be kept until the agent is closed."""
+        """Ends every read. Keep the ring until the agent is closed."""
         for pull in self._pulls:
             if pull.read is not None and not pull.is_over:
                 pull.read.close()
         self._pulls.clear()
 
     def close(self) -> bool:
-        """Takes no more; False while a read still writes into the ring: to be called again then."""
+        """Accepts no more frames. False while a read still writes into the ring; then call it again."""
         self._noticed.clear()
         if self._is_reading():
             return False
@@ -110,7 +112,7 @@ class Source:
             self._is_handed_out = False
 
     def _begin(self) -> None:
-        """Begins reads until one is here, or the ring is full."""
+        """Begins reads until one has arrived or the ring is full."""
         while self._noticed and not (self._pulls and self._pulls[0].is_over):
             start = self._ring.take(self._noticed[0].header.payload_bytes)
             if start is None:
@@ -132,7 +134,7 @@ class Source:
         return _Pull(notice, payload, read)
 
     def _mend(self) -> None:
-        """Connects anew after a failure, once that harms no other read."""
+        """Connects again after a failure, once no other read runs."""
         if self._is_broken and not self._is_reading():
             self._agent.forget(self._peer)
             self._peer = self._agent.meet(self.export)
@@ -140,5 +142,5 @@ class Source:
 
 
 def note_of(number: int) -> bytes:
-    """What prefill hears of a frame that is read no more."""
+    """The note by which prefill learns that a frame will not be read again."""
     return number.to_bytes(8, "little")

@@ -1,12 +1,11 @@
-"""Frames over Ray, for clusters of which only Ray's ports are open: calls of an actor, the porter, on decode's host.
+"""Frames over Ray, for clusters where only Ray's ports are open: calls of an actor, the porter, on decode's host.
 
-    decode   makes its porter, on its own host, and gives its name as data address
-    prefill  calls it; Ray's object store moves what is large
+    decode   makes its porter on its own host and gives the porter's name as its data address
+    prefill  calls the porter; Ray's object store moves what is large
 
-Both are drivers of a cluster that was there before them: RAY_ADDRESS says which, else the one that runs on the host.
-A porter ends with its decode worker, however that ends; if it ends alone, Ray starts it anew and repeats the calls that
-had not ended. Who may speak to Ray may run code there: the cluster has to be a closed one. What it does not know: what
-a frame means.
+Both join an existing cluster as drivers: the one that RAY_ADDRESS names, else the one on this host. A porter ends with
+its decode worker. If it ends alone, Ray restarts it and repeats the calls that had not ended. Any process that reaches
+Ray can run code there, so the cluster must be closed.
 """
 
 import os
@@ -36,46 +35,48 @@ from transfer.sending.transfer import WINDOW_BYTES
 NAMESPACE = "baton"  # of the porters' names
 PORTERS = f"{SCHEME}{NAMESPACE}/"
 LOOPBACK = "127.0.0.1"
-KNOCK_S = 5.0  # for a connection to a cluster's head
+KNOCK_S = 5.0  # to connect to a cluster's head
 PORTER_START_S = 60.0  # a process of its own, on a host that may be busy
 
 
 def ray_sender(memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
-    """A FrameSender. ConfigError where no Ray cluster is reached."""
+    """A FrameSender. ConfigError if no Ray cluster is reached."""
     join_cluster()
     return FrameSender(memory, instance, ParcelWire(RayPorter), window)
 
 
 def ray_receiver(memory: PageMemory, context: zmq.Context[Any]) -> FrameReceiver:
-    """A FrameReceiver with a porter on this host. ConfigError where no Ray cluster is reached, or no porter starts."""
+    """A FrameReceiver with a porter on this host. ConfigError if no Ray cluster is reached or no porter starts."""
     join_cluster()
     return FrameReceiver(memory, RayArrivals(zmq_arrivals(memory, LOOPBACK, context)))
 
 
 def join_cluster() -> None:
-    """Makes this process a driver of the cluster; ConfigError says why it cannot be. Idempotent, main thread only."""
+    """Makes this process a driver of the cluster. ConfigError names why it cannot. Idempotent, main thread only."""
     if ray.is_initialized():
         return
+
     address = os.environ.get("RAY_ADDRESS") or "auto"
     host, _, port = address.rpartition(":")
     if address != "auto" and (not host or "/" in host or not port.isdecimal() or int(port) > MAX_PORT):
         raise ConfigError(f"RAY_ADDRESS: got {address!r}, expected HOST:PORT of a cluster that has a node on this host")
     if address != "auto":
         _knock(host.strip("[]"), int(port))
+
     ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
     except (RayError, OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"transfer_backend is ray, but no cluster is reached at {address!r}: {error}") from error
     finally:
-        for number, handler in ours.items():  # Ray has put its own in their place
+        for number, handler in ours.items():  # Ray has replaced our handlers
             signal.signal(number, handler)
 
 
 def _knock(host: str, port: int) -> None:
-    """ConfigError where nobody listens: Ray itself would try for minutes, and hear no signal meanwhile."""
+    """ConfigError if nothing listens there. Ray itself would try for minutes and ignore signals meanwhile."""
     why = ""
-    for each in (host, *([ray.util.get_node_ip_address()] if is_loopback(host) else [])):  # as Ray takes it
+    for each in (host, *([ray.util.get_node_ip_address()] if is_loopback(host) else [])):  # as Ray reads it
         try:
             socket.create_connection((each, port), KNOCK_S).close()
         except OSError as error:
@@ -86,13 +87,13 @@ def _knock(host: str, port: int) -> None:
 
 
 class RayPorter:
-    """The porter that an endpoint names, seen from prefill."""
+    """The porter that an endpoint names, as prefill sees it."""
 
     def __init__(self, endpoint: str) -> None:
-        """WireError where there is none."""
+        """WireError if there is no such porter."""
         try:
             self._carry: Any = ray.get_actor(endpoint.removeprefix(PORTERS), NAMESPACE).carry
-        except (RayError, ValueError, AttributeError) as error:  # the last: an actor of another kind
+        except (RayError, ValueError, AttributeError) as error:  # AttributeError: an actor of another kind
             raise WireError(f"data address {endpoint!r}: {error}") from error
 
     def carry(self, parcel: Parcel) -> "Future[Any]":
@@ -105,13 +106,13 @@ class RayPorter:
 
 
 class RayArrivals:
-    """See arrivals.Arrivals: what a porter, made here, hands on through `frames`, a socket within the host."""
+    """See arrivals.Arrivals. The porter is made here and hands frames on through `frames`, a socket within the host."""
 
     backend = "ray"
-    is_ordered = False  # calls that Ray repeats may come after others
+    is_ordered = False  # calls that Ray repeats may arrive after later ones
 
     def __init__(self, frames: Arrivals) -> None:
-        """Closes `frames` in the end. ConfigError where the porter does not start."""
+        """Takes charge of `frames`. ConfigError if the porter does not start."""
         self._frames = frames
         name = f"porter-{uuid.uuid4().hex}"
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -123,6 +124,7 @@ class RayArrivals:
             max_task_retries=-1,
             scheduling_strategy=here,
         )
+
         try:
             self._porter = made.remote(self._frames.address)
             ray.get(self._porter.is_ready.remote(), timeout=PORTER_START_S)

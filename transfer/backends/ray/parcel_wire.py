@@ -1,9 +1,9 @@
-"""A Wire over calls that may block: a thread of its own gives frames to the porters of peers, many in one parcel.
+"""A Wire over calls that may block: its own thread gives frames to peers' porters, many in one parcel.
 
     send() --frames of a peer wait--> thread --one parcel of all that wait--> porter
 
-A call has a price of its own, so while as many as may be are under way frames gather, and the next call takes them
-together. Credit bounds what waits. What it does not know: Ray, what a frame means.
+Each call has a cost. So while MAX_CALLS calls run, frames gather, and the next call takes them together. Credit bounds
+what waits.
 """
 
 import threading
@@ -23,17 +23,17 @@ from transfer.backends.ray.porter import Parcel
 from transfer.sending.wire import Part
 
 PARCEL_BYTES = 8 * 1024 * 1024  # of one call; a larger frame goes alone
-MAX_CALLS = 2  # under way to one porter: it hands on the first while the second comes
-CLOSE_S = 5.0  # for the call that is going on when the wire is closed
+MAX_CALLS = 2  # calls that run at one porter: it hands on the first while the second arrives
+CLOSE_S = 5.0  # for the call that runs when the wire is closed
 SCHEME = "ray://"
 
 
 class PorterHandle(Protocol):
-    """A peer's porter, seen from here."""
+    """A peer's porter, as this process sees it."""
 
     def carry(self, parcel: Parcel) -> "Future[Any]":
-        """Takes a parcel, whose bytes it has read when it returns. The future fails if the parcel got lost; WireError
-        if that is certain at once."""
+        """Takes a parcel and has read its bytes when it returns. The future fails if the parcel was lost. WireError if
+        that is certain at once."""
         ...
 
 
@@ -59,25 +59,25 @@ class _Peer:
     instance: int
     endpoint: str
     waiting: deque[_Waiting] = field(default_factory=deque)
-    porter: PorterHandle | None = None  # of the thread, which looks for it before the first parcel
-    num_calls: int = 0  # under way
+    porter: PorterHandle | None = None  # only the thread uses it; found before the first parcel
+    num_calls: int = 0  # that run
 
 
 class ParcelWire:
-    """See transfer.sending.wire.Wire. `find` gives the porter of an endpoint, or a WireError; it may block."""
+    """See transfer.sending.wire.Wire. `find` returns the porter of an endpoint or raises WireError. It may block."""
 
     def __init__(self, find: Callable[[str], PorterHandle]) -> None:
         self._find = find
         self._peers: dict[int, _Peer] = {}
-        self._lock = threading.Lock()  # of what follows, and of what waits for a peer
+        self._lock = threading.Lock()  # guards the fields below and the frames that wait for a peer
         self._broken: set[int] = set()
         self._losses = Refusals(get_log("transfer"), "KV got lost on its way to the porter")
-        self._turns: SimpleQueue[_Peer | None] = SimpleQueue()  # to see what may go; None ends the thread
+        self._turns: SimpleQueue[_Peer | None] = SimpleQueue()  # peers whose frames may leave; None ends the thread
         self._thread = threading.Thread(target=self._run, name="parcels", daemon=True)
         self._thread.start()
 
     def connect(self, instance: int, endpoint: str) -> None:
-        """See Wire. Whether the porter is there is seen with the first frame."""
+        """See Wire. The first frame shows whether the porter exists."""
         if not endpoint.startswith(SCHEME):
             raise WireError(f"data address {endpoint!r}, expected one that begins with {SCHEME}")
         self._peers[instance] = _Peer(instance, endpoint)
@@ -98,7 +98,7 @@ class ParcelWire:
         return sorted(broken)
 
     def disconnect(self, instance: int) -> None:
-        """See Wire. What the thread has in hand is still read, and says when that is over."""
+        """See Wire. Frames that the thread holds are still read; their transit then tells so."""
         peer = self._peers.pop(instance)
         with self._lock:
             for frame in peer.waiting:
@@ -146,7 +146,7 @@ class ParcelWire:
                 frame.transit.done = True
 
     def _ended(self, peer: _Peer, error: BaseException | None) -> None:
-        """A call: well, or its parcel got lost. Any thread."""
+        """A call has ended; with an error, its parcel is lost. Any thread."""
         with self._lock:
             peer.num_calls -= 1
             if error is not None:

@@ -1,11 +1,10 @@
-"""Stands between Ray and one decode worker: an actor on decode's host, which prefill workers call with frames, and
-which hands them on over a socket within the host.
+"""An actor on decode's host. Prefill workers call it with frames, and it hands them to one decode worker by a socket.
 
     prefill --actor call: a parcel of frames--> porter --ZMQ on the loopback, zero-copy--> decode
 
 So decode gets bytes, as from any backend, and nothing that Ray has unpacked. A call lasts until the kernel has its
-frames: those of calls that have ended arrive also if the porter dies, and Ray repeats the others, so that some may come
-twice. What it does not know: Ray, what a frame means, who sends it.
+frames. If the porter dies, frames of ended calls still arrive and Ray repeats the other calls, so that some frames
+may arrive twice.
 """
 
 from collections.abc import Sequence
@@ -14,11 +13,11 @@ from typing import Any
 import numpy as np
 import zmq
 
-Parcel = Sequence[Sequence[np.ndarray[Any, np.dtype[np.uint8]]]]  # frames, each of parts, each of bytes
+Parcel = Sequence[Sequence[np.ndarray[Any, np.dtype[np.uint8]]]]  # frames of parts of bytes
 
 
 class Porter:
-    """Belongs to the decode worker that binds `endpoint`."""
+    """The porter of the decode worker that binds `endpoint`."""
 
     def __init__(self, endpoint: str) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
@@ -27,18 +26,18 @@ class Porter:
         self._push.connect(endpoint)
 
     def is_ready(self) -> bool:
-        """Whether it was made: to be called once, by its owner, who wants to know why not."""
+        """Always True. Its owner calls it once, to learn why the porter could not start."""
         return True
 
     def carry(self, parcel: Parcel) -> None:
-        """Hands frames on in their order. TypeError, before the first one, where they are not made of bytes."""
+        """Hands frames on in order. TypeError before the first one, if they are not made of bytes."""
         frames = [_views_of(frame) for frame in parcel]
         trackers = [self._send(frame) for frame in frames]
         for tracker in trackers[-1:]:
             tracker.wait()
 
     def _send(self, frame: list[memoryview]) -> zmq.MessageTracker:
-        """Its tracker is done when the kernel has the frame, and those before it."""
+        """Sends a frame. Its tracker is done when the kernel has this frame and all before it."""
         *before, last = frame
         for part in before:
             self._push.send(part, zmq.SNDMORE, copy=False)
@@ -49,7 +48,7 @@ class Porter:
         return tracker
 
     def close(self) -> None:
-        """Hands on nothing more."""
+        """Hands on no more frames."""
         self._push.close(0)
         self._context.term()
 
