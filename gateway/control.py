@@ -1,6 +1,6 @@
-"""The gateway's side of the workers: admits them, hears them, declares them lost, hands on what they say of requests.
+"""The gateway's side of the workers: admits them, reads their messages, declares them lost.
 
-A thin loop around membership and dispatch. What it does not know: HTTP, text, what is done about a loss.
+A thin loop around membership.py and dispatch.py, which decide. Each member's messages are numbered in a session.
 """
 
 import asyncio
@@ -43,19 +43,19 @@ from runtime.settings import Pairing
 
 TICK_S = 0.25
 DROPPED = "has dropped its connection"
-MALFORMED, FOREIGN = "message", "of another's request"  # kinds of what is refused
+MALFORMED, FOREIGN = "message", "of another's request"  # kinds of refused messages
 log = get_log("gateway.control")
 
 
 class MessageSocket(Protocol):
-    """What Control needs of a ControlSocket."""
+    """The socket that Control needs. See ControlSocket."""
 
     def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
-        """Calls `on_message(identity, raw)` for everything that arrives."""
+        """Calls `on_message(identity, raw)` for every message that arrives."""
         ...
 
     def send(self, identity: bytes, raw: bytes) -> bool:
-        """Queues a message; False when that worker is not connected or takes nothing."""
+        """Queues a message. False if that worker is not connected or its queue is full."""
         ...
 
     def close(self) -> None:
@@ -88,19 +88,19 @@ class Control:
         self._dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose)
 
     def start(self) -> None:
-        """Begins to take messages. Call it on the running loop."""
+        """Begins to receive messages. Call it on the running loop."""
         self._socket.start(self._on_raw)
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     def close(self) -> None:
-        """Fails what is in flight and closes the socket."""
+        """Fails every request in flight and closes the socket."""
         if self._ticker is not None:
             self._ticker.cancel()
         self.stop("the gateway has stopped")
         self._socket.close()
 
     def stop(self, why: str) -> None:
-        """Fails and cancels every request in flight, and all that would follow."""
+        """Fails and cancels every request in flight, and refuses every later one."""
         self._dispatch.stop(why)
 
     def assign(self, request_id: str, prompt: Prompt, listener: Listener, timeline: bool = False) -> RequestRecord:
@@ -113,7 +113,7 @@ class Control:
 
     @property
     def requests(self) -> Requests:
-        """What is in flight."""
+        """The requests in flight."""
         return self._dispatch.requests
 
     @property
@@ -130,12 +130,12 @@ class Control:
 
     @property
     def num_refused_messages(self) -> int:
-        """Messages that made no sense, or came from who is no member."""
+        """Invalid messages, and messages of processes that are not members."""
         return self._refusals.total + self._dispatch.num_refused
 
     @property
     def limits(self) -> Limits:
-        """What the present workers can hold."""
+        """The limits of the present workers together."""
         if self._limits is None:
             self._limits = limits_of(self.membership.members)
         return self._limits
@@ -169,7 +169,7 @@ class Control:
             if identity in self._sessions or envelope.opens:
                 change = self.membership.register(message, now)
             else:
-                change = self.membership.greet_stranger(key)  # its first message has not come, or to another gateway
+                change = self.membership.greet_stranger(key)  # its first message is lost, or went to another gateway
             if change.joined is not None:
                 self._sessions[identity] = session = Session(envelope.epoch)
                 session.accept(envelope)
@@ -199,7 +199,7 @@ class Control:
             self._dispatch.on_tokens(news)
 
     def _is_from_its_worker(self, identity: bytes, request_id: str, attempt_number: int) -> bool:
-        """Whether a member speaks of an attempt that was given to it, or of none that anybody waits for."""
+        """Whether a member reports on an attempt that was given to it, or on one that is over."""
         found = self.requests.get(request_id, attempt_number)
         if found is None or identity in found[1].identities:
             return True
@@ -209,18 +209,21 @@ class Control:
     # ---- members ----
 
     def _apply(self, change: Change, epoch: int = 0, is_orderly: bool = False) -> None:
-        """`epoch` is that of the message which has brought the change: strangers are answered in it."""
+        """Acts on a change. `epoch` is that of the message that caused it: strangers are answered in it."""
         for outgoing in change.outgoing:
             self._send(outgoing.to, outgoing.message, epoch)
             if isinstance(outgoing.message, Refused):
                 log.warning("worker refused", worker=outgoing.to.worker_id, why=outgoing.message.reason)
+
         if change.kept_waiting:
             log.warning("worker kept waiting", why=change.kept_waiting)
+
         if change.joined is not None:
             self._limits = None
             self._joined[str(change.joined.role)] += 1
             log.info("worker joined", worker=change.joined.key.worker_id, role=str(change.joined.role))
             self._dispatch.rescue()
+
         for member in change.lost:
             self._limits = None
             del self._sessions[member.key.identity]
@@ -243,19 +246,19 @@ class Control:
         return self._socket.send(key.identity, raw)
 
     async def _tick(self) -> None:
-        """Looks for lost workers. When this loop itself was held up, their heartbeats may still wait to be read: then
-        more turns are given."""
+        """Looks for lost workers. After this loop itself was held up, heartbeats may wait to be read, so some looks
+        ignore silence."""
         punctuality = Punctuality(self._clock.now())
         while True:
             await asyncio.sleep(TICK_S)
             try:
                 self.look(is_punctual=punctuality.look(self._clock.now()))
-            except Exception:  # else no loss would be noticed any more, and clients would wait for ever
+            except Exception:  # otherwise losses would go unnoticed, and clients would wait for ever
                 log.exception("look failed")
 
     def look(self, is_punctual: bool = True) -> None:
-        """Declares lost whose connection is gone and, if this look is punctual, who was silent for too long; looks for
-        workers for what is stranded."""
+        """Declares workers lost whose connection is lost and, if this look is punctual, those that were silent for too
+        long. Then looks again for workers for stranded choices."""
         for identity, session in list(self._sessions.items()):
             try:
                 if not self._socket.send(identity, session.tick()):
@@ -280,9 +283,11 @@ def limits_of(members: tuple[Member, ...]) -> Limits:
     """What these workers can hold together."""
     if not members:
         return Limits()
+
     decodes = [member.registered for member in members if member.role is not Role.PREFILL]
     prefills = [member.registered for member in members if member.role is not Role.DECODE]
     decode, prefill = (max(each or prefills + decodes, key=_pool) for each in (decodes, prefills))
+
     return Limits(
         context_length=min(member.registered.context_length for member in members),
         vocab_size=min(member.registered.vocab_size for member in members),

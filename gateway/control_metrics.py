@@ -1,7 +1,4 @@
-"""What `/metrics` shows of retries, of workers that were lost, and of messages that nobody waited for.
-
-What it does not know: who counts.
-"""
+"""Metrics of the workers' connections: retries, lost workers, refused and late messages."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,8 +11,8 @@ from gateway.worker_metrics import PREFIX
 
 @dataclass(frozen=True)
 class ControlCounts:
-    """Monotonic. `retries` by the code of what ended the attempt before, `workers_joined` by role, `messages_refused`
-    by kind."""
+    """Counts that only grow. `retries`: by the code of the error that ended the attempt before. `workers_joined`: by
+    role. `messages_refused`: by kind."""
 
     attempts: int
     retries: Mapping[str, int]
@@ -26,23 +23,24 @@ class ControlCounts:
 
 
 class ControlCollector(Collector):
-    """Read at every scrape."""
+    """The families of ControlCounts."""
 
     def __init__(self, counts: Callable[[], ControlCounts]) -> None:
         self._counts = counts
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """One family for each count."""
+        """Called at every scrape."""
         counts = self._counts()
+
         plain = (
-            ("request_attempts", "Requests given to workers, again and again where workers are lost.", counts.attempts),
+            ("request_attempts", "Attempts: requests given to workers, with every retry.", counts.attempts),
             ("workers_lost", "Worker processes that left or were declared lost.", counts.workers_lost),
             ("deliveries_dropped", "Tokens and failures of attempts that are over.", counts.deliveries_dropped),
         )
         labelled = (
             (
                 "request_retries",
-                "Attempts after the first, by the code of what ended the one before.",
+                "Attempts after the first, by the code of the error that ended the one before.",
                 "reason",
                 counts.retries,
             ),
@@ -54,11 +52,12 @@ class ControlCollector(Collector):
             ),
             (
                 "messages_refused",
-                "Messages that made no sense or came from who is no member, by kind.",
+                "Messages that were invalid or came from a process that is not a member, by kind.",
                 "reason",
                 counts.messages_refused,
             ),
         )
+
         families = [CounterMetricFamily(PREFIX + name, text, value=value) for name, text, value in plain]
         for name, text, label, by_label in labelled:
             family = CounterMetricFamily(PREFIX + name, text, labels=[label])
@@ -69,13 +68,13 @@ class ControlCollector(Collector):
 
 
 class ConnectionCollector(Collector):
-    """Connections of strangers to the socket that workers dial; nothing where there are no keys."""
+    """Refused connections to the socket that workers dial. Empty without keys."""
 
     def __init__(self, refused: Callable[[], Mapping[str, int]]) -> None:
         self._refused = refused
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """Read at every scrape."""
+        """Called at every scrape."""
         refused = self._refused()
         text = "Connections to the control socket that were refused, by reason."
         family = CounterMetricFamily(PREFIX + "connections_refused", text, labels=["reason"])

@@ -1,7 +1,4 @@
-"""The gateway's end of the workers' connections: one ROUTER on the asyncio loop, whole messages in and out.
-
-What it does not know: what messages mean, who is a member.
-"""
+"""The gateway's end of the workers' connections: one ROUTER on the asyncio loop, whole messages in and out."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -16,17 +13,17 @@ from runtime.keys import Keys
 from runtime.log import get_log
 from runtime.session import ENVELOPE_BYTES
 
-QUEUE_LIMIT = 100_000  # messages for one worker; beyond it the worker counts as gone
-MAX_DRAIN = 200  # messages taken in one go, so that clients are written to in between
-DRAIN_BYTES = 1024 * 1024  # and no more once so many bytes were taken: reading them takes time, too
-LOOK_S = 0.25  # between two looks for connections that were refused
+QUEUE_LIMIT = 100_000  # messages queued for one worker; with more, the worker counts as gone
+MAX_DRAIN = 200  # messages read at a time, so that clients are written to in between
+DRAIN_BYTES = 1024 * 1024  # bytes read at a time, because parsing them takes time too
+LOOK_S = 0.25  # seconds between two looks for refused connections
 
 log = get_log("gateway")
 
 
 class ControlSocket:
-    """Binds `endpoint` ("tcp://127.0.0.1:0": port 0 lets the system choose), with `keys` for those alone that these
-    admit. Call `start` on the running loop."""
+    """Binds `endpoint` ("tcp://127.0.0.1:0": for port 0 the system chooses). With `keys`, only workers with an allowed
+    key may connect. Call `start` on the running loop."""
 
     def __init__(self, endpoint: str, keys: Keys | None = None) -> None:
         split_endpoint(endpoint, "control")
@@ -37,25 +34,26 @@ class ControlSocket:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._security = open_security(keys, self._context, log)
         self._socket = self._context.socket(zmq.ROUTER)
+
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.SNDHWM, QUEUE_LIMIT),
             (zmq.RCVHWM, QUEUE_LIMIT),
-            (
-                zmq.MAXMSGSIZE,
-                ENVELOPE_BYTES + TO_GATEWAY.max_bytes,
-            ),  # who sends more is cut off before it fills our memory
-            (zmq.ROUTER_MANDATORY, 1),  # a message for a worker that is not connected is an error
+            # A larger message ends its connection before it fills our memory.
+            (zmq.MAXMSGSIZE, ENVELOPE_BYTES + TO_GATEWAY.max_bytes),
+            (zmq.ROUTER_MANDATORY, 1),  # sending to a worker that is not connected is an error
             (zmq.ROUTER_HANDOVER, 1),  # a worker that dials again replaces its old connection
         ):
             self._socket.setsockopt(option, value)
-        self._security.guard(self._socket)  # workers know our key
+        self._security.guard(self._socket)  # workers know our key already
+
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.close()
             kind = AddressInUse if error.errno == zmq.EADDRINUSE else ConfigError
             raise kind(f"control: cannot listen on {endpoint!r}: {error}", param="control") from error
+
         bound = self._socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes), "the option is bytes"
         self.endpoint = bound.rstrip(b"\0").decode("ascii")
@@ -65,7 +63,7 @@ class ControlSocket:
         return self._security.refused()
 
     def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
-        """Calls `on_message(identity, raw)` on the loop for everything that arrives."""
+        """Calls `on_message(identity, raw)` on the loop for every message that arrives."""
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._loop.add_reader(self._socket.fileno(), self._drain)
@@ -73,7 +71,7 @@ class ControlSocket:
         self._look()
 
     def send(self, identity: bytes, raw: bytes) -> bool:
-        """Queues a message; False when that worker is not connected or takes nothing."""
+        """Queues a message. False if that worker is not connected or its queue is full."""
         try:
             self._socket.send_multipart([identity, raw], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -81,7 +79,7 @@ class ControlSocket:
                 raise
             return False
         finally:
-            self._schedule()  # the descriptor tells of a change once, and sending may have consumed it
+            self._schedule()  # the descriptor signals a change only once, and sending may have consumed the signal
         return True
 
     def close(self) -> None:
@@ -96,7 +94,7 @@ class ControlSocket:
         self._context.term()
 
     def _look(self) -> None:
-        if self._loop is not None and self.refused():  # with keys there are reasons, each with a count
+        if self._loop is not None and self.refused():  # with keys, every reason has a count
             self._looking = self._loop.call_later(LOOK_S, self._look)
 
     def _schedule(self) -> None:
@@ -110,12 +108,15 @@ class ControlSocket:
         for _ in range(MAX_DRAIN):
             if num_bytes >= DRAIN_BYTES:
                 break
+
             if self._on_message is None:  # closed meanwhile
                 return
+
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+
             raw = parts[1] if len(parts) == 2 else b"".join(parts[1:])
             num_bytes += len(raw)
             self._on_message(parts[0], raw)

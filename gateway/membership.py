@@ -1,11 +1,10 @@
-"""Who serves: admits workers, notes their heartbeats, declares them lost, tells the others.
+"""The table of workers that serve: admits them, notes heartbeats, declares them lost, tells the others.
 
-    (unknown) --Register--> READY --2 s of silence, no progress, connection gone, or Leaving--> LOST (refused for ever)
+    (unknown) --Register--> READY --2 s of silence, no progress, connection lost, or Leaving--> LOST (refused for ever)
 
-A worker id belongs to its live holder: another process that asks for it gets no answer until the holder is lost, so
-that a restarted worker, which asks again every second, takes over; what cannot be the same worker is refused.
-
-Pure: messages and times in, messages to send and members lost out. What it does not know: sockets, requests, pairing.
+A worker id belongs to its live holder. Another process that asks for it gets no answer until the holder is lost; so a
+restarted worker, which asks again every second, takes over. A worker of another role or host is refused. Pure: messages
+and times in, messages to send and lost members out.
 """
 
 from collections.abc import Mapping
@@ -30,13 +29,13 @@ from protocol.messages_gateway import (
 )
 
 LOST_AFTER_S = 2.0  # of silence
-MOST_LOSSES = 10_000  # that are remembered: whoever can register may come and go as often as it likes
-LAUNCH_DEADLINE_S = 120.0  # a whole long prompt on a slow core is no hang
+MOST_LOSSES = 10_000  # losses that are remembered; without a bound, a worker that joins and leaves would fill memory
+LAUNCH_DEADLINE_S = 120.0  # a whole long prompt on a slow core takes less
 
 
 @dataclass(frozen=True)
 class WorkerKey:
-    """One process: the stable worker id and the instance drawn at its start."""
+    """One process: its stable worker id, and the instance drawn at its start."""
 
     worker_id: str
     instance: int
@@ -48,14 +47,14 @@ class WorkerKey:
 
     @staticmethod
     def of(identity: bytes) -> "WorkerKey":
-        """The process whose socket has this routing id; ValueError if it is no `identity`."""
+        """The process whose socket has this routing id. ValueError if it is not an `identity`."""
         worker_id, _, instance = identity.decode().rpartition("#")
         return WorkerKey(worker_id, int(instance))
 
 
 @dataclass(frozen=True)
 class Member:
-    """A worker that was admitted. `last_seen` is the time of its last Register or Heartbeat."""
+    """A worker that was admitted. `last_seen`: the time of its last Register or Heartbeat."""
 
     registered: Register
     stats: WorkerStats
@@ -64,17 +63,17 @@ class Member:
 
     @property
     def key(self) -> WorkerKey:
-        """Which process this is."""
+        """The process."""
         return WorkerKey(self.registered.address.worker_id, self.registered.address.instance)
 
     @property
     def role(self) -> Role:
-        """What it does."""
+        """Its role."""
         return self.registered.role
 
     @property
     def address(self) -> WorkerAddress:
-        """How its peers reach it."""
+        """The address at which its peers reach it."""
         return self.registered.address
 
 
@@ -88,26 +87,26 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Change:
-    """What follows from one event: messages to send, members that were lost or admitted by it."""
+    """The result of one event: messages to send, and members that were lost or admitted."""
 
     outgoing: tuple[Outgoing, ...] = ()
     lost: tuple[Member, ...] = ()
     joined: Member | None = None
-    kept_waiting: str = ""  # why a worker got no answer; said once
+    kept_waiting: str = ""  # why a worker got no answer; set only the first time
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A process that is lost: why, and when it was last heard."""
+    """Why a process is lost, and when it was last heard."""
 
     reason: str
     last_seen: float
 
 
 class Membership:
-    """The table of workers of one gateway. `now` is in seconds of one clock. A launch that has been running for
-    `launch_deadline_s` will never end: its worker is lost, although it is heard. `tokenizer` is the digest of the
-    gateway's tokenizer.json, `facts` what Fingerprint has of its config.json; what is empty is not compared."""
+    """The workers of one gateway. `now` is in seconds of one clock. A launch that runs for `launch_deadline_s` will
+    never end, so its worker is lost even if it sends heartbeats. `tokenizer`: the digest of the gateway's
+    tokenizer.json. `facts`: Fingerprint's facts of its config.json. Empty values are not compared."""
 
     def __init__(
         self,
@@ -120,10 +119,11 @@ class Membership:
         self.tokenizer = tokenizer
         self.facts = facts
         self._launch_deadline_s = launch_deadline_s
+
         self._members: dict[str, Member] = {}  # by worker id
-        self._lost: dict[WorkerKey, Loss] = {}  # the last MOST_LOSSES, in their order
-        self.num_lost = 0  # processes that were declared lost, ever
-        self._kept_waiting: dict[str, WorkerKey] = {}  # by worker id: who asked for it last
+        self._lost: dict[WorkerKey, Loss] = {}  # the last MOST_LOSSES, oldest first
+        self.num_lost = 0  # since the start
+        self._kept_waiting: dict[str, WorkerKey] = {}  # by worker id: the process that asked for it last
         self._seen_roles: set[Role] = set()  # of all workers that ever joined
 
     @property
@@ -132,13 +132,13 @@ class Membership:
         return tuple(self._members[worker_id] for worker_id in sorted(self._members))
 
     def find(self, key: WorkerKey) -> Member | None:
-        """The member that is exactly this process."""
+        """The member with exactly this key, if any."""
         member = self._members.get(key.worker_id)
         return member if member is not None and member.key == key else None
 
     @property
     def missing(self) -> str | None:
-        """One sentence naming the role that is missing, or None when requests can be served."""
+        """One sentence that names the missing role, or None if requests can be served."""
         roles = {member.role for member in self._members.values()}
         if Role.UNIFIED in roles or {Role.PREFILL, Role.DECODE} <= roles:
             return None
@@ -148,26 +148,28 @@ class Membership:
         return f"no {role} worker is ready" if role in self._seen_roles else f"no {role} worker is ready yet"
 
     def register(self, message: Register, now: float) -> Change:
-        """Admits the worker (Welcome), answers Refused and says why, or answers nothing while its id is in use."""
+        """Admits the worker (Welcome), refuses it with a reason, or does not answer while its id is in use."""
         key = WorkerKey(message.address.worker_id, message.address.instance)
         loss = self._lost.get(key)
         reason = loss.reason if loss is not None else self._difference(message)
         if reason is not None:
             return Change((Outgoing(key, Refused(reason)),))
         welcome = Outgoing(key, Welcome(self.gateway_instance))
+
         known = self._members.get(key.worker_id)
         if known is not None and known.key == key:
             self._members[key.worker_id] = replace(known, stats=message.stats, last_seen=now)
             return Change((welcome,))
         if known is not None:
             return self._taken(known, message)
+
         member = Member(message, message.stats, now)
         self._members[key.worker_id] = member
         self._seen_roles.add(member.role)
         return Change((welcome,), (), member)
 
     def heartbeat(self, message: Heartbeat, now: float) -> Change:
-        """Notes load and time of a member."""
+        """Notes a member's load and the time."""
         key = WorkerKey(message.worker_id, message.instance)
         member = self.find(key)
         if member is None:
@@ -178,24 +180,24 @@ class Membership:
         return Change()
 
     def greet_stranger(self, key: WorkerKey) -> Change:
-        """A worker that is not a member is told to register, or that it is refused."""
+        """Tells a worker that is not a member to register, or that it is refused."""
         loss = self._lost.get(key)
         answer = RegisterAgain(self.gateway_instance) if loss is None else Refused(loss.reason)
         return Change((Outgoing(key, answer),))
 
     def leaving(self, message: Leaving) -> Change:
-        """The worker ends by itself: it is lost at once."""
+        """The worker ends by itself. It is lost at once."""
         key = WorkerKey(message.worker_id, message.instance)
         member = self.find(key)
         return self._lose(member, f"worker {key.worker_id!r} has left") if member is not None else Change()
 
     def give_up(self, key: WorkerKey, why: str) -> Change:
-        """Its connection is gone or has lost messages: it is lost at once. `why` is what it did."""
+        """The worker's connection is lost or lost messages. The worker is lost at once. `why`: for the log."""
         member = self.find(key)
         return self._lose(member, f"worker {key.worker_id!r} {why}") if member is not None else Change()
 
     def expire(self, now: float) -> Change:
-        """Declares lost whoever was silent for LOST_AFTER_S, or hangs in a launch."""
+        """Declares workers lost that were silent for LOST_AFTER_S or hang in a launch."""
         outgoing: list[Outgoing] = []
         lost: list[Member] = []
         for member in self.members:
@@ -208,12 +210,12 @@ class Membership:
         return Change(tuple(each for each in outgoing if each.to not in gone), tuple(lost))
 
     def why_lost(self, key: WorkerKey) -> str:
-        """One sentence."""
+        """Why the worker is lost, in one sentence."""
         loss = self._lost.get(key)
         return loss.reason if loss is not None else f"worker {key.worker_id!r} is lost"
 
     def lost_since(self, key: WorkerKey) -> float | None:
-        """When a lost process was last heard; None for any other."""
+        """When a lost process was last heard. None for any other."""
         loss = self._lost.get(key)
         return loss.last_seen if loss is not None else None
 
@@ -226,7 +228,7 @@ class Membership:
         return None
 
     def _taken(self, holder: Member, message: Register) -> Change:
-        """Another process asks for the id of a live worker."""
+        """Answers another process that asks for the id of a live worker."""
         held, key = holder.registered, WorkerKey(message.address.worker_id, message.address.instance)
         reason = f"worker id {key.worker_id!r} is taken by a live {held.role} worker (pid {held.pid} on {held.host})"
         if (message.role, message.host) != (held.role, held.host):
@@ -247,27 +249,32 @@ class Membership:
         return Change(tuple(Outgoing(other.key, news) for other in self.members), (member,))
 
     def _difference(self, message: Register) -> str | None:
-        """How this worker differs from the gateway's own folder, or from the workers that serve, so that KV or tokens
-        could not pass between them."""
+        """How this worker differs from the gateway's own folder or from the workers that serve. KV or tokens could not
+        pass between them. None if it does not differ."""
         worker_id, tokenizer = message.address.worker_id, message.fingerprint.tokenizer
+
         if tokenizer and self.tokenizer and tokenizer != self.tokenizer:
             return f"tokenizer.json: its digest is {tokenizer} on {worker_id}, {self.tokenizer} at the gateway"
         unequal = unequal_fact(message.fingerprint.facts, self.facts, worker_id, "the gateway")
         if unequal is not None:
             return unequal
+
         for other in self.members:
-            if other.key.worker_id == worker_id:  # itself, or who must be gone before it may join
+            if other.key.worker_id == worker_id:  # itself, or a process that must be gone before this one may join
                 continue
+
             theirs, other_id = other.registered, other.key.worker_id
             layout = mismatch(message.layout, theirs.layout, worker_id, other_id)
             model = layout or difference(message.fingerprint, theirs.fingerprint, worker_id, other_id)
             if model is not None:
                 return model
+
             pairs: list[tuple[str, object, object]] = [("vocabulary size", message.vocab_size, theirs.vocab_size)]
             if theirs.backend and message.backend:
                 pairs.append(("transfer backend", message.backend, theirs.backend))
                 encrypts = ("not given", "given")
                 pairs.append(("--encrypt-data", encrypts[message.encrypts_data], encrypts[theirs.encrypts_data]))
+
             for what, got, expected in pairs:
                 if got != expected:
                     return f"{what} is {got} on {worker_id}, {expected} on {other_id}"

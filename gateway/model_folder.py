@@ -1,6 +1,6 @@
-"""What the gateway needs of a model folder beside its tokenizer: lengths, end tokens, sampling defaults.
+"""The facts about a model folder that the gateway needs besides its tokenizer: lengths, end tokens, sampling defaults.
 
-Absent files mean absent knowledge (workers bring their own limits); a damaged one is a CheckpointError.
+A missing file leaves its facts unknown; the workers bring their own limits. A damaged file is a CheckpointError.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from protocol.errors import CheckpointError
 from runtime.json_fields import read_fields
 from runtime.model_config import ModelBasics, config_facts, load_config, read_basics
 
-# what generation_config.json may ask for and Baton does not do, with the values that ask for nothing
+# Settings of generation_config.json that Baton does not support, with their values that change nothing.
 NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "encoder_repetition_penalty": (1,),
@@ -36,7 +36,7 @@ NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """What generation_config.json says explicitly; None where it is silent."""
+    """Sampling settings of generation_config.json; None if it does not set them."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -51,13 +51,16 @@ class ModelFolder:
     path: Path
     basics: ModelBasics
     defaults: SamplingDefaults
-    not_applied: Mapping[str, Any] = field(default_factory=dict)  # what generation_config.json asks for in vain
+    not_applied: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # settings of generation_config.json that are not supported
 
 
 def read_model_folder(path: Path) -> ModelFolder:
-    """Reads the folder; CheckpointError names what is wrong with it."""
+    """Reads the folder. CheckpointError names what is wrong."""
     if not path.is_dir():
         raise CheckpointError(f"model folder {str(path)!r} does not exist", param="model")
+
     generation = read_fields(path / "generation_config.json", optional=True)
 
     def number(name: str, high: float) -> float | None:
@@ -69,19 +72,19 @@ def read_model_folder(path: Path) -> ModelFolder:
         top_k=generation.integer("top_k", minimum=0) if generation.has("top_k") else None,
         min_p=number("min_p", 1.0),
     )
+
     not_applied = {
         name: generation.values[name]
         for name, neutral in NOT_APPLIED.items()
         if generation.has(name) and generation.values[name] not in neutral
     }
+
     return ModelFolder(path, read_basics(path), defaults, not_applied)
 
 
 def model_facts(path: Path) -> dict[str, str]:
-    """The configuration as workers tell theirs (Fingerprint.facts), where config.json names an architecture; else {}.
-
-    CheckpointError when no worker could serve it.
-    """
+    """The configuration as in workers' Fingerprint.facts; {} if config.json names no architecture. CheckpointError if
+    no worker could serve it."""
     if not read_basics(path).names_architecture:
         return {}
-    return config_facts(load_config(path, context_length=2))  # so short that no sliding window matters
+    return config_facts(load_config(path, context_length=2))  # shorter than any sliding window, so that none applies

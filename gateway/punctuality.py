@@ -1,18 +1,19 @@
-"""Whether the gateway's looks at its workers come in time. A gateway that was paused blames nobody for silence."""
+"""Whether the gateway looks at its workers in time. After a pause of its own, it must not take unread heartbeats for
+silence."""
 
-LATE_S = 1.0  # between two looks: we were held up, and heartbeats may wait to be read
-MOST_LATE = 4  # looks in a row: whoever is silent in all of them is not waiting to be read
+LATE_S = 1.0  # seconds between two looks; after more, heartbeats may wait to be read
+MOST_LATE = 4  # late looks in a row; a worker that is silent in all of them really is
 
 
 class Punctuality:
-    """Whether a look at the workers may blame their silence on them: `now` is in seconds of one clock."""
+    """Tells whether a look may count a worker's silence. `now` is in seconds of one clock."""
 
     def __init__(self, now: float) -> None:
         self._last = now
-        self._num_late = 0  # in a row
+        self._num_late = 0  # late looks in a row
 
     def look(self, now: float) -> bool:
-        """Whether this look came in time, or so many came late that there is nothing to wait for."""
+        """Whether this look came in time, or so many came late that nothing waits to be read any more."""
         self._num_late = self._num_late + 1 if now - self._last >= LATE_S else 0
         self._last = now
         return self._num_late % MOST_LATE == 0

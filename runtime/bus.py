@@ -1,7 +1,7 @@
-"""Sockets for messages: a Dealer dials one peer, a Router takes many. Bytes in, bytes out; nothing here blocks.
+"""Sockets for messages: a Dealer dials one peer, a Router accepts many. Bytes in, bytes out; nothing here blocks.
 
-Every socket binds a port that the system chooses, keeps nothing on close, and bounds what it queues. What it does not
-know: what the bytes mean, or who is a member.
+Every bound socket gets a port that the system chooses. Sockets drop what is queued when they close, and bound what they
+queue.
 """
 
 import os
@@ -16,28 +16,27 @@ from runtime.curve import OPEN, Security
 from runtime.link_watch import LinkWatch
 from runtime.session import ENVELOPE_BYTES
 
-QUEUE_LIMIT = 100_000  # messages; beyond it the peer counts as gone
-MAX_RECEIVE = 1_000  # messages taken in one go, so that a loop keeps turning
-BEAT_MS = 2_000  # of a watched connection, by the transport's own threads
-REDIAL_S = 5.0  # after a refusal, which a person has to mend
-SILENT_MS = 10_000  # and it is lost after so long without an answer
-RECEIVE_BYTES = 4 * 1024 * 1024  # and no more once so many bytes were taken: reading them takes time, too
+QUEUE_LIMIT = 100_000  # messages; with more, the peer counts as gone
+MAX_RECEIVE = 1_000  # messages read at a time, so that a loop keeps turning
+BEAT_MS = 2_000  # between heartbeats of a watched connection, which libzmq's threads send
+REDIAL_S = 5.0  # after a refusal, which a person must mend
+SILENT_MS = 10_000  # a watched connection without an answer for so long is lost
+RECEIVE_BYTES = 4 * 1024 * 1024  # bytes read at a time, because parsing them takes time too
 
 
 def _prepare(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, QUEUE_LIMIT)
     socket.setsockopt(zmq.RCVHWM, QUEUE_LIMIT)
-    socket.setsockopt(
-        zmq.MAXMSGSIZE, ENVELOPE_BYTES + MAX_MESSAGE_BYTES
-    )  # who sends more is cut off before it fills our memory
+    # A larger message ends its connection before it fills our memory.
+    socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES + MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     return socket
 
 
 def bind_on_host(socket: "zmq.Socket[Any]", host: str, security: Security = OPEN) -> str:
-    """Binds a port that the system chooses on `host`, a name or an IPv4 or IPv6 address of this machine; returns what
-    peers dial. ConfigError if it is none; the socket is closed then."""
+    """Binds a port that the system chooses on `host`, a name or an IPv4 or IPv6 address of this machine. Returns the
+    address that peers dial. ConfigError, with the socket closed, if `host` is not an address of this machine."""
     suffix = security.guard(socket)
     try:
         family, *_, where = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0]
@@ -53,9 +52,9 @@ def bind_on_host(socket: "zmq.Socket[Any]", host: str, security: Security = OPEN
 
 
 class Dealer:
-    """One ordered connection to a Router, at its address. Messages sent before the peer answers wait in the queue.
-    zmq.ZMQError when it is no address, WireError when `security` does not allow it. Of one that is `watched`,
-    `has_returned` tells; one that is `tended` dials slowly where it is refused."""
+    """One ordered connection to a Router. Messages sent before the peer answers wait in the queue. zmq.ZMQError if the
+    address is invalid, WireError if `security` does not allow it. `watched` enables `has_returned`; `tended` makes it
+    dial slowly after a refusal."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class Dealer:
         self._watched = watched
         self._tended = tended
         self._security = security
-        self._dial_at: float | None = None  # while it has hung up
+        self._dial_at: float | None = None  # set while it waits to dial again
         self._open()
         self._dial()
 
@@ -84,10 +83,12 @@ class Dealer:
         except WireError:
             self.close()
             raise
+
         self.socket.setsockopt(zmq.ROUTING_ID, self._identity)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         self.socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
+
         if self._watched:
             self.socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)
             self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
@@ -102,7 +103,7 @@ class Dealer:
             raise
 
     def send(self, raw: bytes) -> bool:
-        """Queues `raw`; False when the queue is full because the peer takes nothing."""
+        """Queues `raw`. False if the queue is full because the peer reads nothing."""
         try:
             self.socket.send(raw, zmq.NOBLOCK)
         except zmq.Again:
@@ -110,7 +111,7 @@ class Dealer:
         return True
 
     def receive(self) -> list[bytes]:
-        """What has arrived, at most MAX_RECEIVE messages and about RECEIVE_BYTES. One of several parts is joined."""
+        """What has arrived: at most MAX_RECEIVE messages, about RECEIVE_BYTES. Joins a message of several parts."""
         found: list[bytes] = []
         num_bytes = 0
         while len(found) < MAX_RECEIVE and num_bytes < RECEIVE_BYTES:
@@ -123,7 +124,7 @@ class Dealer:
         return found
 
     def has_returned(self) -> bool:
-        """Whether, since the last call, the connection was lost and made again: messages may be lost, of both sides."""
+        """Whether the connection was lost and made again since the last call. Messages of both sides may be lost."""
         assert self._watch is not None
         before = max(1, self._watch.num_made)
         self._watch.look()
@@ -131,13 +132,15 @@ class Dealer:
 
     @property
     def is_up(self) -> bool:
-        """Whether there was a connection at the last call of `tend`; always, of one that is not `tended`."""
+        """Whether there was a connection at the last call of `tend`. Always True if it is not `tended`."""
         return not self._tended or (self._watch is not None and self._watch.is_up)
 
     def tend(self, now: float) -> str:
-        """Why the other end has refused a handshake since the last call (UNKNOWN_KEY or NO_HANDSHAKE of link_watch), or
-        "". It then hangs up, and dials again REDIAL_S later: the transport would not dial again at all after some
-        refusals, and 20 times a second after others. To be called a few times a second of one that is `tended`."""
+        """Why the peer has refused a handshake since the last call (UNKNOWN_KEY or NO_HANDSHAKE of link_watch), or "".
+
+        After a refusal it hangs up and dials again REDIAL_S later: libzmq would stop dialling after some refusals, and
+        dial 20 times a second after others. Call it a few times a second if `tended`.
+        """
         if not self._tended:
             return ""
         if self._dial_at is not None:
@@ -145,16 +148,18 @@ class Dealer:
                 self._dial_at = None
                 self._dial()
             return ""
+
         assert self._watch is not None
         self._watch.look()
+
         if refusal := self._watch.refusal:
             self._hang_up()
             self._dial_at = now + REDIAL_S
         return refusal
 
     def _hang_up(self) -> None:
-        """A new socket in place of the old one, whose messages are lost: one that was told to disconnect goes on
-        dialling. The old one is closed later, so that nobody takes one for the other."""
+        """Replaces the socket and drops its messages: a socket that disconnects would still dial. The old one is closed
+        last, so that the new one gets another descriptor."""
         socket, watch = self.socket, self._watch
         self._open()
         assert watch is not None
@@ -162,7 +167,7 @@ class Dealer:
         socket.close(0)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Closes the socket; what is still queued may leave for `linger_ms` more."""
+        """Closes the socket. Queued messages may still leave for `linger_ms`."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -182,7 +187,7 @@ class Router:
         self.endpoint = bind_on_host(self.socket, host, security)
 
     def send(self, identity: bytes, raw: bytes) -> bool:
-        """Queues `raw` for a peer; False when that peer is unknown or takes nothing."""
+        """Queues `raw` for a peer. False if that peer is unknown or its queue is full."""
         try:
             self.socket.send_multipart([identity, raw], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -192,8 +197,8 @@ class Router:
         return True
 
     def receive(self) -> list[tuple[bytes, bytes]]:
-        """(identity, message) pairs that have arrived, at most MAX_RECEIVE and about RECEIVE_BYTES of them. A message
-        of several parts is joined."""
+        """(identity, message) pairs that have arrived: at most MAX_RECEIVE, about RECEIVE_BYTES. A message of several
+        parts is joined."""
         found: list[tuple[bytes, bytes]] = []
         num_bytes = 0
         while len(found) < MAX_RECEIVE and num_bytes < RECEIVE_BYTES:
@@ -217,11 +222,11 @@ class Wake:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def set(self) -> None:
-        """Makes the descriptor readable; may be called from any thread."""
+        """Makes the descriptor readable. Any thread may call it."""
         os.eventfd_write(self.fd, 1)
 
     def clear(self) -> None:
-        """Forgets the calls of `set` so far."""
+        """Makes the descriptor unreadable until the next `set`."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:

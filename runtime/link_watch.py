@@ -1,8 +1,7 @@
-"""Notices that a connection was lost, has come back, or was refused: ZMQ makes it again by itself, and what was on the
-way is gone.
+"""Notices when a connection was lost, made again or refused. ZMQ makes it again itself, but messages on the way are
+lost.
 
-A connection that ends says so to both ends, at once or when the heartbeats of the transport stay away. What it does not
-know: what was lost.
+Both ends learn that a connection has ended: at once, or when libzmq's heartbeats stop.
 """
 
 from typing import Any
@@ -10,30 +9,30 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-UNKNOWN_KEY, NO_HANDSHAKE = "key", "handshake"  # why a connection is refused
+UNKNOWN_KEY, NO_HANDSHAKE = "key", "handshake"  # why a connection was refused
 _MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-_FINAL = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # after these, ZMQ does not dial again
-_CUT = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # the other end hung up: it refuses, or it ends just now
-_CUT_OFTEN = 3  # in a row, and it refuses
-_NOT_ALLOWED = 400  # as RFC 27 of ZeroMQ numbers what the other end may answer to a key
+_FINAL = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # ZMQ does not dial again after these
+_CUT = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # the peer hung up: it refuses, or it has just ended
+_CUT_OFTEN = 3  # after so many in a row, the peer refuses
+_NOT_ALLOWED = 400  # the peer's answer to an unknown key, by RFC 27 of ZeroMQ
 
 
 class LinkWatch:
-    """Counts the connections of one socket that dials one peer; to be made before it dials. Close it before the
+    """Counts the connections of one socket that dials one peer. Make it before the socket dials; close it before the
     socket."""
 
     def __init__(self, socket: "zmq.Socket[Any]") -> None:
-        self.num_made = 0  # connections, until the last look
+        self.num_made = 0  # connections, at the last look
         self.num_broken = 0
-        self.is_up = False  # as the last look found it
-        self.refusal = ""  # why the other end refuses a handshake, as the last look says: UNKNOWN_KEY or NO_HANDSHAKE
+        self.is_up = False  # at the last look
+        self.refusal = ""  # why the peer refuses a handshake, at the last look: UNKNOWN_KEY or NO_HANDSHAKE
         self._num_cut = 0  # handshakes in a row
         self._socket = socket
         self._events = socket.get_monitor_socket(_MADE | zmq.EVENT_DISCONNECTED | _FINAL | _CUT)
         self._events.setsockopt(zmq.LINGER, 0)
 
     def look(self) -> None:
-        """Counts what has happened since the last look; never blocks."""
+        """Counts what has happened since the last look. Never blocks."""
         while True:
             try:
                 found = parse_monitor_message(self._events.recv_multipart(zmq.NOBLOCK))
@@ -57,6 +56,6 @@ class LinkWatch:
             self.refusal = NO_HANDSHAKE
 
     def close(self) -> None:
-        """Counts no more."""
+        """Stops counting."""
         self._socket.disable_monitor()
         self._events.close(0)
