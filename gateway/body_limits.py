@@ -1,7 +1,7 @@
-"""Bodies of requests: at most `max_body_bytes` long, and complete within `body_timeout_s`. Else 413 or 408.
+"""Bounds the bodies of requests: `max_body_bytes` long, complete within `body_timeout_s`. Otherwise 413 or 408.
 
-A body whose Content-Length is too large is refused before anybody reads it. Any other body is counted while the route
-reads it, and the part that breaks a bound is not passed on. The connection ends after a refusal.
+A body whose Content-Length is too large is refused before it is read. Any other body is counted while the route reads
+it, and the part that breaks a bound is not passed on. The connection ends after a refusal.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ log = get_log("gateway.http")
 
 
 class BodyLimits:
-    """Wraps the application, inside RequestIdMiddleware, outside of all that may answer by itself."""
+    """Wraps the application, inside RequestIdMiddleware and outside of all middleware that may answer by itself."""
 
     def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
         self._app = app
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on what may be read, and answers 413 to the rest."""
+        """Passes on bodies that may be read. Answers 413 to those that are announced as too long."""
         num_bytes = announced_bytes(scope) if scope["type"] == "http" else 0
         if num_bytes == 0:
             await self._app(scope, receive, send)

@@ -1,7 +1,6 @@
-"""The routes of the gateway and what they answer; every error has the same shape.
+"""The routes of the gateway and their answers. Every error has the same shape.
 
-Hands bodies to json_body and schemas, then to translate, generation and answering. What it does not know: the
-messages of workers.
+A body passes json_body, schemas and translate; generation and answering make the answer.
 """
 
 import asyncio
@@ -37,8 +36,8 @@ from gateway.whole_answer import WholeAnswer
 from protocol.errors import BadRequest, BatonError, InternalError
 from runtime.log import get_log
 
-LONG_BODY_BYTES = 16 * 1024  # a longer one is parsed and tokenised in a thread, one at a time
-HUGE_BODY_BYTES = 256 * 1024  # a longer one does not keep those from being tokenised that are only long
+LONG_BODY_BYTES = 16 * 1024  # a longer body is parsed and tokenised in a thread, one at a time
+HUGE_BODY_BYTES = 256 * 1024  # a longer body is tokenised apart, so that shorter ones do not wait for it
 MAX_PATH_SHOWN = 200  # characters
 R = TypeVar("R", bound=GenerationRequest)
 log = get_log("gateway.http")
@@ -47,14 +46,14 @@ log = get_log("gateway.http")
 def build_app(service: Service) -> FastAPI:
     """The ASGI application."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    # each wraps those above it
+    # Each of these wraps those above it.
     app.add_middleware(PlainRequests)
     app.add_middleware(FaultGuard, count=service.metrics.requests.labels(InternalError.code).inc)
     if service.api_keys:
         app.add_middleware(ApiKeys, keys=service.api_keys)
     app.add_middleware(BodyLimits, limits=service.http_limits)
     if service.allowed_origins:
-        app.add_middleware(  # outside of the keys: a browser asks without one whether it may send one
+        app.add_middleware(  # outside of ApiKeys: a browser asks without a key whether it may send one
             CORSMiddleware,
             allow_origins=service.allowed_origins,
             allow_methods=["GET", "HEAD", "POST"],
@@ -62,6 +61,7 @@ def build_app(service: Service) -> FastAPI:
             expose_headers=[HEADER],
         )
     app.add_middleware(RequestIdMiddleware, count=service.metrics.count_response)
+
     _add_error_handlers(app, service)
     _add_generation(app, service)
     add_status(app, service)
@@ -94,7 +94,7 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ClientDisconnect)
     async def client_left(_request: Request, _error: ClientDisconnect) -> Response:
         service.metrics.requests.labels("cancelled").inc()
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the client does not read it
 
 
 def _add_generation(app: FastAPI, service: Service) -> None:
@@ -124,7 +124,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
 async def _generation(
     service: Service, request: Request, kind: type[R], tokenise: Callable[[R, Limits], list[list[int]]]
 ) -> Response:
-    """The answer of a request that there is room for. What it has sent counts until it is tokens."""
+    """Answers a request if there is room for it. Its bytes count until they are tokens."""
     received_at = service.clock.now()
     check_content(request)
     with service.admission.reading() as read:
@@ -134,6 +134,7 @@ async def _generation(
         is_long = num_bytes > LONG_BODY_BYTES
         parsed = await _parsed(kind, raw, service) if is_long else _checked(kind, raw, service)
         del raw
+
         service.names.check(parsed.model)
         with service.admission.entering(parsed.num_choices * parsed.num_prompts):
             prepare = partial(_prepared, service, parsed, tokenise)
@@ -147,13 +148,13 @@ async def _generation(
 
 
 async def _parsed(kind: type[R], raw: bytes, service: Service) -> R:
-    """A long body: other clients' tokens must not wait for it."""
+    """Parses a long body in a thread, so that other clients' tokens do not wait for it."""
     async with service.one_long_body:
         return await asyncio.to_thread(_checked, kind, raw, service)
 
 
 def _checked(kind: type[R], raw: bytes, service: Service) -> R:
-    """All that can be said of a request before it is tokens."""
+    """All checks of a request that need no tokens."""
     body = parse_json(raw)
     if isinstance(body, dict):
         refuse_unsupported(body)
@@ -166,7 +167,7 @@ def _checked(kind: type[R], raw: bytes, service: Service) -> R:
 def _prepared(
     service: Service, parsed: R, tokenise: Callable[[R, Limits], list[list[int]]]
 ) -> tuple[TextRules, list[Prompt]]:
-    """What workers are asked for, and what happens to the text that comes back."""
+    """The rules for the answer's text, and the prompts for the workers."""
     translator, limits = service.translator, service.limits
     token_ids = tokenise(parsed, limits)
     return translator.text_rules(parsed), translator.prompts(parsed, token_ids, limits)
@@ -180,7 +181,7 @@ async def _started(
     prompts: list[Prompt],
     received_at: float,
 ) -> Generation:
-    """Its prompts assigned."""
+    """The generation, with its prompts assigned."""
     response_id = f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
     generation = Generation(
         response_id, prompts, rules, service.new_detokenizer, service.control, service.clock, service.metrics
@@ -190,7 +191,7 @@ async def _started(
 
 
 async def _answer(service: Service, request: Request, parsed: GenerationRequest, generation: Generation) -> Response:
-    """Streamed or whole."""
+    """The response, streamed or whole."""
     created, is_chat = int(datetime.now(UTC).timestamp()), isinstance(parsed, ChatRequest)
     head = ResponseHead(generation.response_id, created, service.names.first, is_chat, parsed.return_token_ids is True)
     if not parsed.stream:

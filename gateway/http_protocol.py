@@ -24,7 +24,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().__init__(**rest)
         self.limits, self._count_cut, self._count_refusal = limits, count_cut, count_refusal
         self._in_body = False  # else the client sends headers, also between two requests
-        self._is_refused = False  # what still comes is dropped
+        self._is_refused = False  # drops what still arrives
         self._num_headers = 0
         self._num_bytes, self._tail = 0, b""  # of incomplete headers; in a body, since its last piece
 
@@ -33,7 +33,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._reader = SlowReader(transport, self.loop, self.limits.slow_reader_timeout_s, self._count_cut)
         self._arm()
         if len(self.connections) > (most := self.limits.max_connections):
-            self.connections.discard(self)  # while it reads why, it takes nobody's place
+            self.connections.discard(self)  # it does not count while it reads the refusal
             self._refuse(503, f"there are {most} connections already, the most that are served at once")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -45,7 +45,7 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        end = -1 if self._in_body else (self._tail + data).find(b"\r\n\r\n")  # it may come in two pieces
+        end = -1 if self._in_body else (self._tail + data).find(b"\r\n\r\n")  # the end may come in two pieces
         self._tail = data[-3:]
         self._num_bytes += len(data) if end < 0 else end
         if self._num_bytes > self.limits.max_header_bytes and not self._in_body:
@@ -54,7 +54,7 @@ class BoundedHttp(HttpToolsProtocol):
 
         super().data_received(data)
 
-        most = self.limits.max_body_bytes if self._is_idle else FRAMING_BYTES  # idle: nobody reads the body
+        most = self.limits.max_body_bytes if self._is_idle else FRAMING_BYTES  # idle: no route reads the body
         if self._num_bytes > most and self._in_body:
             self._refuse(431, f"there are more than {most} bytes between two pieces of the body or after it")
         if self._is_idle and self._deadline.cancelled() and not self._is_refused:
@@ -80,7 +80,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._num_headers > self.limits.max_headers:
             self._refuse(431, f"there are {self._num_headers} headers, expected at most {self.limits.max_headers}")
         elif len(self.pipeline) >= MAX_PIPELINED:
-            self._refuse(431, f"there are more than {MAX_PIPELINED} requests before this one")  # it is not told so
+            self._refuse(431, f"there are more than {MAX_PIPELINED} requests before this one")  # never sent
         else:
             super().on_headers_complete()
             adapt(self.cycle, self._hang_up)
@@ -122,12 +122,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._deadline = self.loop.call_later(seconds, self._too_slow, seconds)
 
     def _too_slow(self, seconds: float) -> None:
-        self._arm()  # anew: an answer under way must not suffer
+        self._arm()  # an answer that is being sent must not end
         if self._is_idle:
             self._refuse(408, f"the headers did not arrive within {seconds:g} s")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Ends the connection. Says why if the client waits for an answer to what it sends now."""
+        """Ends the connection. Sends the reason if the client waits for an answer to what it sends now."""
         if self._is_refused or self.transport.is_closing():
             return
         self._is_refused, is_owed = True, not self._is_idle

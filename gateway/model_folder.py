@@ -51,9 +51,7 @@ class ModelFolder:
     path: Path
     basics: ModelBasics
     defaults: SamplingDefaults
-    not_applied: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # settings of generation_config.json that are not supported
+    not_applied: Mapping[str, Any] = field(default_factory=dict)  # unsupported settings of generation_config.json
 
 
 def read_model_folder(path: Path) -> ModelFolder:

@@ -1,9 +1,9 @@
-"""Clients that do not read: their connections are cut after a while, so that what waits for them stays bounded.
+"""Cuts the connections of clients that do not read, so that what waits for them stays bounded.
 
-    tokens -> backlog of the stream (so many tokens) -> buffer of the connection (64 KiB) -> the kernel's -> client
+    tokens -> backlog of the stream (a number of tokens) -> buffer of the connection (64 KiB) -> the kernel's -> client
 
-The connection pauses the stream while its buffer is full. It is cut when the buffer stays full for too long, when a
-complete answer is not taken for as long, or when the stream's backlog is full.
+The connection pauses the stream while its buffer is full. It is cut when the buffer stays full for too long, when the
+end of a complete answer is not read for as long, or when the stream's backlog is full.
 """
 
 import asyncio
@@ -67,6 +67,6 @@ class SlowReader:
 
 
 def backlog_of(scope: Scope) -> tuple[int, Cut] | None:
-    """How many tokens may wait for the client of this request, and what cuts it off; None where HTTP is spoken by
-    something else than a gateway, such as a test."""
+    """(tokens that may wait for the client of this request, how to cut its connection). None if the server is not a
+    gateway, as in a test."""
     return scope.get(SCOPE_KEY)

@@ -1,7 +1,6 @@
-"""Where the values of options come from: flag over environment variable over TOML file over default.
+"""Decides where an option's value comes from: flag over environment variable over TOML file over default.
 
-Takes what was written, returns values with origins, raises ConfigError. What a value may be is declared by its option
-(options.py).
+Takes the written texts and returns values with their origins. options.py declares what a value may be.
 """
 
 import tomllib
@@ -30,8 +29,8 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class Setting:
-    """An option, its value, and where that was written (`place`: a flag as typed, a variable, a file). `written` is the
-    text there, where it is another spelling of the value."""
+    """An option, its value, and where it was written (`place`: a flag as typed, a variable, a file). `written`: its
+    text there, if that is another spelling of the value."""
 
     option: Option
     value: Value
@@ -46,7 +45,7 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """The value as a flag takes it."""
+        """The value as text for a flag."""
         if isinstance(self.value, tuple):
             return LIST_MARK.join(self.value)
         return str(self.value).lower() if isinstance(self.value, bool) else str(self.value)
@@ -67,17 +66,17 @@ class Config:
         self.settings = settings
 
     def __getitem__(self, name: str) -> Any:
-        """The value of an option, of the type that its field has; None when it is not set."""
+        """The value of an option, with its field's type. None if it is not set."""
         return self.settings[name].value
 
     def path(self, name: str) -> str | None:
-        """The file or folder that an option names, from wherever a process is started; None when it is not set."""
+        """The absolute path of the file or folder that an option names. None if it is not set."""
         value = self[name]
         return None if value is None else str(Path(value).expanduser().absolute())
 
     def make(self, cls: type[Made], **given: Any) -> Made:
-        """The settings of a process. Each field is the one `given`, or else the option of its name, or else, where no
-        value is set, its default."""
+        """The settings of a process. A field's value is the one `given`, else that of the option of its name, else its
+        default."""
         for field in fields(cls):  # type: ignore[arg-type]  # every settings class is a dataclass
             name = option_name(field.name)
             if field.name in given or name not in self.settings or self[name] is None:
@@ -86,8 +85,8 @@ class Config:
         return cls(**given)
 
     def as_written(self, error: ConfigError) -> ConfigError:
-        """The error with the place of the value, and the value, as the user wrote them: `--page-size: got 3` becomes
-        `--block-size (here --page-size): got 3`. An error that does not begin with a flag stays as it is."""
+        """The error with place and value as the user wrote them: `--page-size: got 3` becomes `--block-size (here
+        --page-size): got 3`. An error that does not begin with a flag stays as it is."""
         setting = self.settings.get(error.param or "")
         flag = f"{setting.option.flag}: " if setting else ""
         if setting is None or setting.origin is Origin.DEFAULT or not error.message.startswith(flag):
@@ -99,10 +98,10 @@ class Config:
 
 
 def parse_file(path: str, text: str) -> ConfigFile:
-    """The flat keys of a TOML file; ConfigError for bad TOML, a section, or one key written twice."""
+    """The flat keys of a TOML file. ConfigError for bad TOML, a section, or a key that is written twice."""
     try:
         found = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits, and lists within lists
+    except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits and deeply nested lists
         raise ConfigError(f"{path}: not valid TOML: {str(error)[:200]}") from error
     keys: dict[str, Any] = {}
     for name, value in found.items():
@@ -126,9 +125,8 @@ def resolve(
     other_variables: Iterable[str] = (),
     spelled: Mapping[str, str] | None = None,
 ) -> Config:
-    """The setting of each of `options`. `known` are the options of every command: those of another command may stand in
-    the environment or the file, where one place serves several commands. `flags` are as typed, by option name;
-    `spelled` has the flag that was typed, `--max-model-len`, for each."""
+    """The setting of each of `options`. `known`: the options of all commands, since environment and file may serve
+    several. `flags`: texts by option name. `spelled`: for each the flag as typed, such as `--max-model-len`."""
     known = tuple(known)
     _refuse_unknown_variables(known, environment, other_variables)
     if file is not None:
@@ -145,7 +143,7 @@ def _setting(
 ) -> Setting:
     if option.name in flags:
         origin, place, text = Origin.FLAG, spelled.get(option.name, option.flag), flags[option.name]
-    elif environment.get(option.variable):  # set but empty is not set
+    elif environment.get(option.variable):  # an empty variable counts as not set
         origin, place, text = Origin.ENVIRONMENT, option.variable, environment[option.variable]
     elif file is not None and option.name in file.keys and option.in_file:
         origin, place, text = Origin.FILE, file.path, file.keys[option.name]
@@ -180,8 +178,8 @@ def _refuse_unknown_keys(known: Sequence[Option], file: ConfigFile) -> None:
 
 
 def _hint(name: str, meant: Mapping[str, str]) -> str:
-    """`, did you mean 'page-size'?`, or a weaker hint when no name is much like it. `meant` maps each name that users
-    type to the name of the option."""
+    """`, did you mean 'page-size'?`, or a weaker hint if no name is similar. `meant` maps each name that users type to
+    the option's name."""
     if near := nearest_name(name, meant):
         return f", did you mean {meant[near]!r}?"
     far = nearest_name(name, meant, least=0.0)

@@ -1,7 +1,7 @@
-"""An option is a field of a settings class whose annotation has a `Flag`. Name, type and default are the field's.
+"""Options: fields of a settings class whose annotation has a `Flag`. Name, type and default are the field's.
 
-Pydantic checks what a user wrote against the field's type. ConfigError then says where it was written, what it was and
-what was expected. Which of several sources wins is decided in layered_config.py.
+Pydantic checks the user's text against the field's type. ConfigError names where it was written, its value and what was
+expected. layered_config.py decides which source wins.
 """
 
 import re
@@ -20,7 +20,7 @@ from runtime.nearest_name import nearest_name
 
 PREFIX: Final = "BATON_"
 LIST_MARK: Final = ","  # between the items of a list
-MAX_INTEGER: Final = 2**31 - 1  # where the type names no maximum
+MAX_INTEGER: Final = 2**31 - 1  # if the type has no maximum
 Value = str | int | bool | tuple[str, ...] | None
 _SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,30}")
@@ -29,10 +29,10 @@ _TOML_TYPES: Final = {str: "a string", int: "an integer", float: "a float", bool
 
 
 class Kind(StrEnum):
-    """What an option's value is, by the name of its type in a JSON schema."""
+    """The kind of an option's value, by the name of its type in a JSON schema."""
 
     TEXT = "string"
-    LIST = "array"  # of texts; written with commas between them
+    LIST = "array"  # of texts, written with commas between them
     INTEGER = "integer"
     SECONDS = "number"  # users write whole seconds; processes may be given fractions
     SWITCH = "boolean"
@@ -48,7 +48,7 @@ _METAVARS: Final = {Kind.INTEGER: "N", Kind.SECONDS: "SECONDS"}
 
 @dataclass(frozen=True)
 class Flag:
-    """In the annotation of a field, makes it an option, and says what its type does not."""
+    """In the annotation of a field: makes the field an option and adds what its type does not tell."""
 
     help: str
     _: KW_ONLY
@@ -57,8 +57,8 @@ class Flag:
     metavar: str = ""  # empty: the kind's
     aliases: tuple[str, ...] = ()  # other flags that mean the same, without dashes
     synonyms: Mapping[str, str] = field(default_factory=dict)  # other spellings of a choice
-    unset: str = ""  # for people: what the launcher takes when no value is given, in place of the field's default
-    expected: str = ""  # for people: what a value must be, where the type alone decides that
+    unset: str = ""  # for people: the value that the launcher takes if none is given
+    expected: str = ""  # for people: what a value must be, if the type cannot tell
     in_file: bool = True
 
 
@@ -82,31 +82,31 @@ class Option(Flag):
 
     @property
     def required(self) -> bool:
-        """Whether its command cannot do without."""
+        """Whether its command requires it."""
         return self.default is None and not self.unset
 
     @property
     def is_path(self) -> bool:
-        """Whether it names a file or folder, which users may write relative to where they are."""
+        """Whether it names a file or folder, which users may write relative to their working directory."""
         return self.metavar in ("DIR", "FILE")
 
     @cached_property
     def kind(self) -> Kind:
-        """What its value is."""
+        """The kind of its value."""
         return Kind(self._schema["type"])
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that its type lists; none where it lists no values."""
+        """The values that its type lists, if any."""
         return tuple(self._schema.get("enum", ()))
 
     @property
     def placeholder(self) -> str:
-        """What stands for a value in the help."""
+        """The word for a value in the help."""
         return self.metavar or _METAVARS.get(self.kind, "")
 
     def from_text(self, text: str, where: str) -> Value:
-        """The value of a flag or environment variable; ConfigError names `where`."""
+        """The value of a flag or environment variable. ConfigError names `where`."""
         value: Any = text
         if self.kind in _METAVARS and _INTEGER.fullmatch(text):
             value = int(text)
@@ -115,7 +115,7 @@ class Option(Flag):
         return self._checked(value, where)
 
     def from_toml(self, value: Any, where: str) -> Value:
-        """The value of a key in the file, whose type must be right already; ConfigError names `where`."""
+        """The value of a key in the file, which must have the right type. ConfigError names `where`."""
         return self._checked(value, where, show_type=True)
 
     @cached_property
@@ -135,7 +135,7 @@ class Option(Flag):
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        """Checks a value that is no longer text. An option with words of its own is checked by its type alone."""
+        """Checks a value that is no longer text. Only the type checks an option with `expected`."""
         wanted: Any = self.type
         if self.kind in _METAVARS:
             least, most = self._range
@@ -157,7 +157,7 @@ class Option(Flag):
         else:
             return tuple(dict.fromkeys(checked)) if isinstance(checked, tuple) else checked
 
-        got = first["input"] if self.kind is Kind.LIST and first["loc"] else value  # one item, or all
+        got = first["input"] if self.kind is Kind.LIST and first["loc"] else value  # one item, or the whole list
         expected = self._expected(is_too_large=first["type"] == "less_than_equal")
         shown = f"{brief(got)}{self._type_shown(got) if show_type else ''}"
         raise ConfigError(f"{where}: got {shown}, expected {expected}{self._hint(got)}", param=self.name)
@@ -186,7 +186,7 @@ class Option(Flag):
 
 
 def options_of(owner: type) -> tuple[Option, ...]:
-    """The options that a dataclass declares itself, in its order. Those of its base belong to the base."""
+    """The options that a dataclass itself declares, in order. Its base's options belong to the base."""
     found: list[Option] = []
     for name, annotation in get_annotations(owner).items():
         flags = [each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Flag)]
@@ -197,7 +197,7 @@ def options_of(owner: type) -> tuple[Option, ...]:
 
 
 def option_name(field_name: str) -> str:
-    """`retry_wait_s` is `retry-wait`: the unit stands in the help."""
+    """`retry_wait_s` becomes `retry-wait`; the help names the unit."""
     return field_name.removesuffix("_s").replace("_", "-")
 
 
@@ -207,12 +207,12 @@ def variable_of(name: str) -> str:
 
 
 def listed(text: str) -> list[str]:
-    """The items of a list as it is written, without the space around them."""
+    """The items of a list as written, without the spaces around them."""
     return [each.strip() for each in text.split(LIST_MARK)] if text else []
 
 
 def _printable(value: str | Sequence[str]) -> str | Sequence[str]:
-    """What users write is not empty, and is shown in errors and logs as it is."""
+    """Refuses text that is empty or not printable, because errors and logs show it."""
     lines = (value,) if isinstance(value, str) else value
     if not lines or not all(each and each.isprintable() for each in lines):
         raise ValueError("not printable")

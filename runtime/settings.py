@@ -1,6 +1,6 @@
-"""What a process is told at its start: one frozen dataclass per kind of process, as JSON on its command line.
+"""The settings of each kind of process: a frozen dataclass, sent as JSON on the process's command line.
 
-A field with a `Flag` is an option of `baton` (options.py), and is declared here alone. `deploy` fills the fields from
+A field with a `Flag` is an option of `baton` (options.py) and is declared only here. `deploy` fills the fields from
 flags, environment and file. A process reads them with `from_json`, which names an unknown key or a wrong value.
 """
 
@@ -34,7 +34,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Group(StrEnum):
-    """The headings of the help, in its order."""
+    """The headings of the help, in order."""
 
     WHAT = "what to start"
     MODEL = "model"
@@ -53,7 +53,7 @@ SERVERS = ("serve", "gateway", "worker")
 
 
 class Settings:
-    """JSON in and out for the dataclasses below; adds no field."""
+    """JSON in and out for the dataclasses below. Adds no field."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
@@ -63,12 +63,13 @@ class Settings:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The settings in `text`; ConfigError names the field, the value got and what was expected."""
+        """The settings in `text`. ConfigError names the field, its value and what was expected."""
         try:
             return TypeAdapter(cls).validate_json(text)
         except ValidationError as error:
             unknown_first = sorted(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
             first = unknown_first[0]
+
         path = [str(part) for part in first["loc"]]
         if first["type"] == "unexpected_keyword_argument":
             name = ".".join(path)
@@ -76,7 +77,8 @@ class Settings:
             near = nearest_name(name, known)
             hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(known)}"
             raise ConfigError(f"{cls.__name__}: unknown key {name!r}, {hint}", param=name)
-        # pydantic also names the part of a type that did not fit, and the place in a list
+
+        # Pydantic also names the part of a type that did not match, and the position in a list.
         name = ".".join(part for part in path if part.isidentifier())
         if first["type"] == "missing":
             raise ConfigError(f"{cls.__name__}: {name!r} is missing", param=name)
@@ -86,7 +88,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSettings(Settings):
-    """What a gateway and a worker are told alike."""
+    """The settings that a gateway and a worker share."""
 
     _flag: ClassVar = partial(Flag, commands=SERVERS)
 
@@ -171,7 +173,7 @@ class WorkerSettings(ProcessSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class HttpLimits(Settings):
-    """What one client, and all of them together, may ask of the gateway. docs/http.md says what it answers beyond."""
+    """Bounds of what one client, and all clients together, may ask of the gateway. docs/http.md lists the answers."""
 
     _limit: ClassVar = partial(Flag, group=Group.LIMITS, commands=("serve", "gateway"))
 
