@@ -79,11 +79,13 @@ class Control:
         """`tokenizer`, `facts`: see Membership."""
         self._socket = socket
         self._clock = clock
+
         self._ticker: asyncio.Task[None] | None = None
         self._limits: Limits | None = None
         self._refusals = Refusals(log, "message refused")
         self._sessions: dict[bytes, Session] = {}  # of members, by the routing id of their sockets
         self._joined = Counter({str(role): 0 for role in Role})
+
         self.membership = Membership(secrets.randbits(62), launch_deadline_s, tokenizer, facts)
         self._dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose)
 

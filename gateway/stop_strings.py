@@ -52,6 +52,7 @@ class StopSet:
         for char in string:
             code = ord(char)
             child = self._child(node, code)
+
             if child == NO_STEP:
                 child = len(self.depths)
                 if child == node + 1:
@@ -63,7 +64,9 @@ class StopSet:
                 self.depths.append(self.depths[node] + 1)
                 self._fallbacks.append(ROOT)
                 self.match_lengths.append(0)
+
             node = child
+
         self.match_lengths[node] = len(string)
 
     def _link(self, parents: list[int]) -> None:

@@ -152,12 +152,14 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     config = read_fields(folder / "tokenizer_config.json", optional=True)
     older = read_fields(folder / "special_tokens_map.json", optional=True)
     named = {**older.values, **{name: value for name, value in config.values.items() if value is not None}}
+
     extra = config.values.get("extra_special_tokens")
     if isinstance(extra, dict):
         named = {**extra, **named}
         names = [*SPECIAL_NAMES, *extra]
     else:
         names = SPECIAL_NAMES
+
     texts = {name: text for name in names if (text := _text(named.get(name))) is not None}
     add_bos, add_eos = (
         config.boolean(name) if config.has(name) else None for name in ("add_bos_token", "add_eos_token")

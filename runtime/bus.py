@@ -71,6 +71,7 @@ class Dealer:
         self._watched = watched
         self._tended = tended
         self._security = security
+
         self._dial_at: float | None = None  # set while it waits to dial again
         self._open()
         self._dial()

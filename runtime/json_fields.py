@@ -32,6 +32,7 @@ def read_fields(path: Path, *, optional: bool = False) -> "JsonFields":
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({str(error)[:200]})") from None
+
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{path}: got a JSON {type(parsed).__name__}, expected an object")
     return JsonFields(parsed, path.name)

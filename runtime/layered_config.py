@@ -103,6 +103,7 @@ def parse_file(path: str, text: str) -> ConfigFile:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits and deeply nested lists
         raise ConfigError(f"{path}: not valid TOML: {str(error)[:200]}") from error
+
     keys: dict[str, Any] = {}
     for name, value in found.items():
         if isinstance(value, dict):
@@ -113,6 +114,7 @@ def parse_file(path: str, text: str) -> ConfigFile:
         if key in keys:
             raise ConfigError(f"{path}: {brief(key)} is written twice, with - and with _", param=key)
         keys[key] = value
+
     return ConfigFile(path, keys)
 
 
@@ -131,6 +133,7 @@ def resolve(
     _refuse_unknown_variables(known, environment, other_variables)
     if file is not None:
         _refuse_unknown_keys(known, file)
+
     return Config({option.name: _setting(option, flags, environment, file, spelled or {}) for option in options})
 
 
@@ -149,6 +152,7 @@ def _setting(
         origin, place, text = Origin.FILE, file.path, file.keys[option.name]
     else:
         return Setting(option, option.default, Origin.DEFAULT)
+
     where = _where(option, origin, place)
     value = option.from_toml(text, where) if origin is Origin.FILE else option.from_text(text, where)
     return Setting(option, value, origin, place, text if value in option.synonyms.values() else "")

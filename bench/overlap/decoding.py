@@ -127,6 +127,7 @@ class Decoding:
                     prefill=None,
                 )
             )
+
         while self.worker.stats().waiting:
             self._turn()
         if kind.joins:

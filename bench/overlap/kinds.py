@@ -63,6 +63,7 @@ class Guests:
         """Lets one join and one leave, once per launch."""
         if num_launches == self._changed_at:
             return
+
         self._changed_at = num_launches
         self._num += 1
         self._names.append(f"guest{self._num}")
@@ -76,5 +77,6 @@ class Guests:
                 prefill=None,
             )
         )
+
         if len(self._names) > GUESTS:
             self._tell(CancelRequest(self._names.popleft(), 0))

@@ -69,6 +69,7 @@ class FrameReceiver:
         self._writers = writers
         self._sources = sources
         self._reader = reader
+
         self._checking: deque[_Checking] = deque()
         self._has_strays = False  # since the last poll, a damaged frame of unknown sender arrived
         self._transfers: dict[int, ReceiveTransfer] = {}

@@ -52,6 +52,7 @@ class FrameSender:
         self._window = window
         self._device_window = device_window
         self._pools = pools
+
         self._peers: dict[int, PeerQueue] = {}
         self._moving: dict[int, MovingFrames] = {}  # by peer, like _peers
         self._transfers: dict[Target, SendTransfer] = {}  # transfers that have not ended

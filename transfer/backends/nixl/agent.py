@@ -74,8 +74,10 @@ class Agent:
         self._errors = tuple(
             each for each in vars(nixl).values() if isinstance(each, type) and issubclass(each, Exception)
         )
+
         config = nixl.nixlAgentConfig()
         config.useProgThread, config.useListenThread, config.pthrDelay = True, False, _PROGRESS_US
+
         try:
             self._agent: Any = nixl.nixlAgent(f"baton-{secrets.token_hex(8)}", config)
             self._agent.createBackend("UCX", {})
