@@ -51,20 +51,28 @@ class ServeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LauncherSettings:
-    """How processes are started, watched and spread over this machine."""
+class Rules:
+    """How processes that end or hang are started again (supervisor.py)."""
 
     # fmt: off
-    gpus: Annotated[str, Flag(
-        "GPUs that workers compute on, shared out by role (0,1 or 0-3); their numbers are those that"
-        " CUDA_VISIBLE_DEVICES leaves",
-        group=Group.MODEL, commands=("serve", "demo"), metavar="LIST")] = "all"
     max_restarts: Annotated[int, Field(ge=0, le=1000000), Flag(
         "how often in a row a process that ends is started again, with growing waits; 0: never",
         group=Group.LOSS, commands=SERVERS)] = 5
     hang_limit_s: Annotated[float, Field(ge=0), Flag(
         "a process without a sign of life for so long (stopped, or hung) is killed and started again; 0: never",
         group=Group.LOSS, commands=SERVERS)] = 10
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherSettings:
+    """How workers are spread over this machine, and where the options are written."""
+
+    # fmt: off
+    gpus: Annotated[str, Flag(
+        "GPUs that workers compute on, shared out by role (0,1 or 0-3); their numbers are those that"
+        " CUDA_VISIBLE_DEVICES leaves",
+        group=Group.MODEL, commands=("serve", "demo"), metavar="LIST")] = "all"
     cpus: Annotated[str, Flag(
         "cores that workers are pinned to, shared out in order (0-3,6); auto: all; the gateway is never pinned",
         group=Group.MACHINE, commands=("serve", "worker"), metavar="LIST")] = "none"
@@ -99,8 +107,8 @@ class DemoSettings:
 
 
 _OWNERS: Final = (
-    ServeSettings, ProcessSettings, GatewaySettings, HttpLimits, WorkerSettings, LauncherSettings, LoneWorkerSettings,
-    DemoSettings,
+    ServeSettings, ProcessSettings, GatewaySettings, HttpLimits, WorkerSettings, Rules, LauncherSettings,
+    LoneWorkerSettings, DemoSettings,
 )  # fmt: skip
 # in the order of the help: by group, then as declared
 OPTIONS: Final = tuple(

@@ -49,7 +49,8 @@ from deploy.model_folder import (
     is_checkpoint,
     model_name,
 )
-from deploy.supervisor import GivenUp, Rules, Supervisor
+from deploy.options import Rules
+from deploy.supervisor import GivenUp, Supervisor
 from protocol.brief import brief
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
@@ -86,7 +87,7 @@ def serve(config: Config, console: Console) -> int:
     check_api_keys(config)
     check_lengths(config, model, console)
     check_port_free(config["host"], config["port"])
-    flags, rules = worker_flags(config), rules_of(config)
+    flags, rules = worker_flags(config), config.make(Rules)
     with_text, keys_file = has_tokenizer(tokenizer), config.path("api-key-file")
     return run_plan(plan, console, name, with_text=with_text, flags=flags, rules=rules, api_key_file=keys_file)
 
@@ -157,11 +158,6 @@ def check_lengths(config: Config, model: Path, console: Console) -> None:
     check_context_length(model, context_length)
     if note := check_capacity(model, context_length, config["max-total-tokens"]):
         console.note(note)
-
-
-def rules_of(config: Config) -> Rules:
-    """How what ends is started again."""
-    return Rules(max_restarts=config["max-restarts"], hang_limit_s=config["hang-limit"])
 
 
 def run_plan(
@@ -237,7 +233,7 @@ def gateway(config: Config, console: Console) -> int:
         trust = trust if config["keys"] is None else "--keys DIR"
         return Up([at_addresses(spec, http, control)], gateway_lines(http, control, named, trust))
 
-    return run(start, console, spec.name, rules_of(config))
+    return run(start, console, spec.name, config.make(Rules))
 
 
 def worker(config: Config, console: Console) -> int:
@@ -272,7 +268,7 @@ def worker(config: Config, console: Console) -> int:
         ready = launcher.start([spec])[spec.name]
         return Up([as_large(spec, int(ready["kv_pages"]))], worker_lines(worker_id, endpoint))
 
-    return run(start, console, worker_id, rules_of(config))
+    return run(start, console, worker_id, config.make(Rules))
 
 
 def run(start: Start, console: Console, needed: str, rules: Rules, tell: GivenUp = lambda _name, _given_up: "") -> int:

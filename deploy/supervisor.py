@@ -5,7 +5,6 @@ do, and which of them the others cannot do without (serve.py).
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Protocol
 
 from deploy import supervision
@@ -13,6 +12,7 @@ from deploy.console import Console
 from deploy.endings import Ended, describe_end, describe_restart
 from deploy.launcher import SILENCE_S
 from deploy.layout import ProcessSpec
+from deploy.options import Rules
 from deploy.supervision import Cause, Life, State, cause_of, is_due
 from runtime.clock import Clock
 
@@ -52,14 +52,6 @@ class Processes(Protocol):
     def kill(self, name: str, because: str) -> None:
         """Kills it; `turn` reports its end."""
         ...
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What a user decides. `hang_limit_s` is the silence after which a process is killed; 0: never."""
-
-    max_restarts: int = 5
-    hang_limit_s: float = 10.0
 
 
 class Supervisor:

@@ -13,7 +13,7 @@ from typing import Protocol
 from gateway.control_metrics import ControlCounts
 from gateway.dispatch import Dispatch, Listener
 from gateway.limits import Limits
-from gateway.membership import LAUNCH_DEADLINE_S, Change, Member, Membership, WorkerKey
+from gateway.membership import Change, Member, Membership, WorkerKey
 from gateway.pairing import Load
 from gateway.punctuality import Punctuality
 from gateway.requests import RequestRecord, Requests
@@ -39,7 +39,7 @@ from runtime.clock import Clock
 from runtime.log import get_log
 from runtime.refusals import Refusals
 from runtime.session import Envelope, Session, SessionLost, open_envelope
-from runtime.settings import Pairing
+from runtime.settings import GatewaySettings, Pairing
 
 TICK_S = 0.25
 DROPPED = "has dropped its connection"
@@ -72,7 +72,7 @@ class Control:
         clock: Clock,
         pairing: Pairing,
         rules: RetryRules,
-        launch_deadline_s: float = LAUNCH_DEADLINE_S,
+        launch_deadline_s: float = GatewaySettings.launch_deadline_s,
         tokenizer: str = "",
         facts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:

@@ -27,10 +27,10 @@ from protocol.messages_gateway import (
     WorkerAddress,
     WorkerStats,
 )
+from runtime.settings import GatewaySettings
 
 LOST_AFTER_S = 2.0  # of silence
 MOST_LOSSES = 10_000  # losses that are remembered; without a bound, a worker that joins and leaves would fill memory
-LAUNCH_DEADLINE_S = 120.0  # a whole long prompt on a slow core takes less
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Membership:
     def __init__(
         self,
         gateway_instance: int,
-        launch_deadline_s: float = LAUNCH_DEADLINE_S,
+        launch_deadline_s: float = GatewaySettings.launch_deadline_s,
         tokenizer: str = "",
         facts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:

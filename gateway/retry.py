@@ -13,8 +13,8 @@ class RetryRules:
     """`max_attempts` counts the first one. `wait_s`: how long choices may wait for workers, counted from when their
     lost worker was last heard. A restarted worker is back by then."""
 
-    max_attempts: int = 3
-    wait_s: float = 4.0
+    max_attempts: int
+    wait_s: float
 
 
 @dataclass(frozen=True)

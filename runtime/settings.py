@@ -235,6 +235,6 @@ class GatewaySettings(ProcessSettings):
         "how long a request may lack workers, from when its lost worker was last heard",
         group=Group.LOSS)] = 4
     launch_deadline_s: Annotated[Seconds, _flag("a worker that computes one batch for so long counts as lost",
-        group=Group.LOSS)] = 120
+        group=Group.LOSS)] = 120  # a whole long prompt on a slow core takes less
     # fmt: on
     limits: HttpLimits = field(default_factory=HttpLimits)

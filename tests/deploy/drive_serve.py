@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from deploy.console import make_console
 from deploy.layout import Plan, ProcessSpec, gateway_spec, worker_spec
+from deploy.options import Rules
 from deploy.serve import run_plan
-from deploy.supervisor import Rules
 from protocol.messages_gateway import Role
 from runtime.settings import GatewaySettings, WorkerSettings
 
@@ -40,7 +40,7 @@ def main(prefill: str, decode: str, max_restarts: str = "5", hang_limit: str = "
     )
     console = make_console()
     try:
-        rules = Rules(int(max_restarts), float(hang_limit))
+        rules = Rules(max_restarts=int(max_restarts), hang_limit_s=float(hang_limit))
         return run_plan(plan, console, "story", with_text=True, rules=rules)
     finally:
         console.close()

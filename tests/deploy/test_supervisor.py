@@ -7,7 +7,8 @@ import pytest
 from deploy.console import PlainConsole
 from deploy.endings import Ended
 from deploy.layout import ProcessSpec
-from deploy.supervisor import Rules, Supervisor
+from deploy.options import Rules
+from deploy.supervisor import Supervisor
 from runtime.clock import VirtualClock
 
 NAMES = ("gateway", "decode-0")

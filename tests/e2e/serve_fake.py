@@ -20,7 +20,8 @@ from deploy.console import make_console
 from deploy.cpus import read_cpus
 from deploy.host import available_cpus, count_cores
 from deploy.layout import Plan, ProcessSpec, serve_plan
-from deploy.serve import rules_of, run_plan
+from deploy.options import Rules
+from deploy.serve import run_plan
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
 
@@ -37,7 +38,7 @@ def main(folder: str, flags: list[str]) -> int:
         plan = through(relay, Path(os.environ["FAKE_CONTROL"]), plan)
     console = make_console()
     try:
-        return run_plan(plan, console, "fake", with_text=False, rules=rules_of(config))
+        return run_plan(plan, console, "fake", with_text=False, rules=config.make(Rules))
     finally:
         console.close()
 

@@ -49,7 +49,7 @@ class GatewayProcess:
         self._on_turn = on_turn
         self._router = SimulatedRouter(world.network, self)
         self._router.bind(GATEWAY_ENDPOINT)
-        rules = RetryRules()
+        rules = RetryRules(max_attempts=3, wait_s=4.0)
         socket = RoutedMessages(self._router)
         self.control = Control(socket, world.agenda.clock, world.scenario.pairing, rules, LAUNCH_DEADLINE_S)
         self.control.membership.gateway_instance = number
