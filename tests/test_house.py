@@ -62,8 +62,15 @@ def test_every_type_in_the_glossary_is_in_its_file() -> None:
 
 
 def test_structure_names_every_room() -> None:
-    named = files_named_in((ROOT / "docs/structure.md").read_text())
-    assert {path.split("/")[0] for path in named} >= set(ROOMS)
+    named = re.findall(r"`(\w+)/`", (ROOT / "docs/structure.md").read_text())
+    assert {*ROOMS, "bench"} <= set(named)
+
+
+@pytest.mark.parametrize("room", [*ROOMS, "bench"])
+def test_a_room_lists_its_files(room: str) -> None:
+    listed = re.findall(r"^\| `([^`]+)` \| \S", (ROOT / room / "README.md").read_text(), re.MULTILINE)
+    sources = [path for path in (ROOT / room).rglob("*") if path.suffix in {".py", ".c"} and path.name != "__init__.py"]
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT / room)) for path in sources)
 
 
 @pytest.mark.parametrize("doc", ["README.md", "CONTRIBUTING.md", "docs/measurements.md", "docs/exploring.md"])
