@@ -37,7 +37,13 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         reservations_from=secrets.randbits(62),  # nobody may guess the number, which lets a frame in
     )
     link = PrefillLink(
-        started.context, started.identity, receiver, worker.outbox, worker.on_peer, worker.on_return, started.security
+        started.context,
+        started.identity,
+        receiver,
+        worker.outbox,
+        worker.on_peer,
+        worker.on_session_lost,
+        started.security,
     )
     return worker, link, address
 

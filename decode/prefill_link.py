@@ -15,6 +15,7 @@ from runtime.bus import Dealer
 from runtime.curve import OPEN, Security
 from runtime.log import get_log
 from runtime.refusals import Refusals
+from runtime.session import Session, SessionLost, open_envelope
 from transfer.landing.frame_receiver import FrameReceiver
 from worker.outbox import Outbox
 
@@ -24,8 +25,8 @@ log = get_log("decode")
 
 
 class PrefillLink:
-    """`deliver(instance, message)` takes what arrives; `outbox.prefill` is what leaves. `returned(instance)`: the
-    connection was lost and made again, so that messages of both sides may be lost."""
+    """`deliver(instance, message)` takes what arrives; `outbox.prefill` is what leaves. `lost(instance)`: the session
+    is lost, and another has begun."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class PrefillLink:
         receiver: FrameReceiver,
         outbox: Outbox,
         deliver: Callable[[int, ToDecode], None],
-        returned: Callable[[int], None],
+        lost: Callable[[int], None],
         security: Security = OPEN,
     ) -> None:
         self._context = context
@@ -42,9 +43,11 @@ class PrefillLink:
         self._receiver = receiver
         self._outbox = outbox
         self._deliver = deliver
-        self._returned = returned
+        self._lost = lost
         self._security = security
         self._dealers: dict[int, Dealer] = {}
+        self._sessions: dict[int, Session] = {}  # over those
+        self._num_sessions = 0  # ever: the next epoch is later than any that a prefill worker has seen
         self._refusals = Refusals(log, "message refused")
 
     @property
@@ -55,28 +58,59 @@ class PrefillLink:
     def receive(self) -> None:
         """Hands what has arrived to the core; what is malformed is counted and dropped."""
         for instance, dealer in list(self._dealers.items()):
-            for raw in dealer.receive():
-                try:
-                    message = TO_DECODE.decode(raw)
-                except WireError as error:
-                    self._refusals.note("message", instance=instance, why=error.message)
-                    continue
-                self._deliver(instance, message)
+            lost: SessionLost | None = None
+            try:
+                for raw in dealer.receive():
+                    self._hear(instance, raw)
+            except SessionLost as error:
+                lost = error
+
             if dealer.has_returned():
-                log.warning("connection lost and made again", instance=instance)
-                self._returned(instance)
+                lost = lost or SessionLost("has dropped its connection, which was made again")
+            if lost is not None:
+                self._begin_anew(instance, lost)
+
+    def tick(self) -> None:
+        """Says the numbers of sessions in which something may be on its way."""
+        for instance, session in list(self._sessions.items()):
+            try:
+                if not session.is_settled:
+                    self._dealers[instance].send(session.tick())
+            except SessionLost as lost:
+                self._begin_anew(instance, lost)
+
+    def _hear(self, instance: int, raw: bytes) -> None:
+        try:
+            envelope = open_envelope(raw)
+            message = TO_DECODE.decode(envelope.body) if envelope.body else None
+        except WireError as error:
+            self._refusals.note("message", instance=instance, why=error.message)
+            return
+        if self._sessions[instance].accept(envelope) and message is not None:
+            self._deliver(instance, message)
+
+    def _begin_anew(self, instance: int, lost: SessionLost) -> None:
+        log.warning("session lost", instance=instance, why=f"prefill {lost}")
+        self._sessions[instance] = self._next_session()
+        self._outbox.prefill[:] = [each for each in self._outbox.prefill if each[0].instance != instance]
+        self._lost(instance)
+
+    def _next_session(self) -> Session:
+        self._num_sessions += 1
+        return Session(self._num_sessions)
 
     def flush(self) -> None:
         """Sends what the core has for prefill workers, dialling those that are new."""
         for address, message in self._outbox.prefill:
             dealer = self._dealers.get(address.instance) or self._dial(address)
-            if dealer is None or not dealer.send(TO_PREFILL.encode(message)):
+            if dealer is None or not dealer.send(self._sessions[address.instance].seal(TO_PREFILL.encode(message))):
                 log.warning("message not sent", worker=address.worker_id, kind=type(message).__name__)
         self._outbox.prefill.clear()
 
     def forget(self, instance: int) -> None:
         """A prefill worker is lost."""
         if (dealer := self._dealers.pop(instance, None)) is not None:
+            del self._sessions[instance]
             dealer.close()
 
     def forget_all(self) -> None:
@@ -84,6 +118,7 @@ class PrefillLink:
         for dealer in self._dealers.values():
             dealer.close(LAST_WORDS_MS)
         self._dealers.clear()
+        self._sessions.clear()
 
     def pollables(self) -> Sequence[Any]:
         """Every connection, and what the transfer waits on."""
@@ -101,5 +136,5 @@ class PrefillLink:
         except (zmq.ZMQError, WireError) as error:
             log.warning("cannot dial", worker=address.worker_id, address=address.peer, why=str(error))
             return None
-        self._dealers[address.instance] = dealer
+        self._dealers[address.instance], self._sessions[address.instance] = dealer, self._next_session()
         return dealer

@@ -1,7 +1,7 @@
 """What a decode worker knows of its prefill workers: who was greeted, who answered, and how much job credit is left.
 
     greet -> (HelloAccepted | HelloRefused | silence) -> jobs | refusal | lost
-      ^---------- the connection was lost and made again ----------/
+      ^---------------- the session is lost -----------------------/
 
 What it does not know: sockets, requests.
 """
@@ -25,7 +25,6 @@ class PrefillPeer:
     was granted, so that long prompts go too."""
 
     address: WorkerAddress
-    greeting: int  # the number of the last one
     answer_by: float  # seconds of the worker's clock; a greeting that nobody answers is given up then
     accepted: bool = False
     refusal: str = ""
@@ -68,7 +67,6 @@ class PrefillPeers:
         self._fingerprint = fingerprint
         self._receiver = receiver
         self._peers: dict[int, PrefillPeer] = {}
-        self._num_greetings = 0
 
     def get(self, instance: int) -> PrefillPeer | None:
         """The peer, if it was greeted and is not lost."""
@@ -78,15 +76,12 @@ class PrefillPeers:
         """What to say to a peer that is new; None if it was greeted."""
         if address.instance in self._peers:
             return None
-        greeting, self._num_greetings = self._num_greetings, self._num_greetings + 1
-        self._peers[address.instance] = PrefillPeer(address, greeting, now + HELLO_DEADLINE_S)
+        self._peers[address.instance] = PrefillPeer(address, now + HELLO_DEADLINE_S)
         pool = self._receiver.offer(address.instance)
-        return Hello(self._address, self._layout, self._fingerprint, pool, address.instance, greeting)
+        return Hello(self._address, self._layout, self._fingerprint, pool, address.instance)
 
     def answered(self, peer: PrefillPeer, answer: HelloAccepted | HelloRefused) -> str:
-        """Notes its answer. Why KV cannot move between the two; empty if it can, or if it answers an older greeting."""
-        if answer.greeting != peer.greeting:
-            return ""
+        """Notes its answer. Why KV cannot move between the two; empty if it can."""
         if isinstance(answer, HelloRefused):
             peer.refusal = answer.reason
         elif answer.address.instance == peer.address.instance and not (peer.accepted or peer.refusal):

@@ -19,7 +19,6 @@ class DecodeRequest:
     reqs: tuple[Req, ...]
     state: DecodeState = DecodeState.RESERVING
     pages_in_place: tuple[int, ...] = ()  # of the prompt, where prefill may write them itself
-    greeting: int = 0  # of prefill, after which it is sent there
     deadline: float = float("inf")  # for its last frame, in seconds of the worker's clock
     late: str = ""  # the error if the deadline passes
     stamps: list[Stamp] = field(default_factory=list)
@@ -59,7 +58,6 @@ class DecodeRequest:
             assign.first_choice,
             assign.num_replayed,
             self.pages_in_place,
-            self.greeting,
         )
 
     @property

@@ -58,7 +58,6 @@ class Reservations:
                 break
             self._leave_line(request)
             peer.sent(request.reservation, request.prompt_len)
-            request.greeting = peer.greeting
             admitted.append(request)
         return admitted
 

@@ -121,11 +121,11 @@ class DecodeWorker:
             elif isinstance(message, JobFinishedEarly):
                 self._on_finished_early(request, message)
 
-    def on_return(self, instance: int) -> None:
-        """The connection to a prefill worker was lost and made again: what either said may be lost, so that both begin
-        anew. What is on its way fails, to be tried again."""
+    def on_session_lost(self, instance: int) -> None:
+        """Messages between this and a prefill worker are lost: both begin anew. What is on its way fails, to be tried
+        again."""
         if (peer := self._peers.lose(instance)) is not None:
-            lost = KvNotDelivered(f"the connection to prefill worker {peer.address.worker_id} was lost")
+            lost = KvNotDelivered(f"the session with prefill worker {peer.address.worker_id} was lost")
             for request in self._reservations.sent_to(instance):
                 self._fail(request, lost, cancel_job=False)
             self._greet(peer.address)

@@ -36,7 +36,11 @@ def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
         overlap=not settings.disable_overlap_schedule,
         chunk_size=settings.chunked_prefill_size,
     )
-    return worker, DecodeLink(router, sender, worker.outbox, worker.on_peer), address
+    return (
+        worker,
+        DecodeLink(router, sender, address.instance, worker.outbox, worker.on_peer, worker.on_session_lost),
+        address,
+    )
 
 
 if __name__ == "__main__":

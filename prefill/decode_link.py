@@ -9,10 +9,11 @@ from typing import Any
 
 from protocol.codec import MAX_STRANGER_BYTES
 from protocol.errors import WireError
-from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, HelloRefused, ToPrefill
+from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, HelloRefused, ToDecode, ToPrefill
 from runtime.bus import Router
 from runtime.log import get_log
 from runtime.refusals import Refusals
+from runtime.session import Envelope, Session, SessionLost, not_known, open_envelope
 from transfer.sending.frame_sender import FrameSender
 from worker.outbox import Outbox
 
@@ -20,16 +21,26 @@ log = get_log("prefill")
 
 
 class DecodeLink:
-    """`deliver(instance, message)` takes what arrives; `outbox.decode` is what leaves."""
+    """The link of the prefill worker `instance`. `deliver(instance, message)` takes what arrives; `outbox.decode` is
+    what leaves. `lost(instance)`: the session is lost. Decode is told so, and begins another."""
 
     def __init__(
-        self, router: Router, sender: FrameSender, outbox: Outbox, deliver: Callable[[int, ToPrefill], None]
+        self,
+        router: Router,
+        sender: FrameSender,
+        instance: int,
+        outbox: Outbox,
+        deliver: Callable[[int, ToPrefill], None],
+        lost: Callable[[int], None],
     ) -> None:
         self._router = router
         self._sender = sender
+        self._instance = instance
         self._outbox = outbox
         self._deliver = deliver
+        self._lost = lost
         self._identities: dict[int, bytes] = {}  # of those that have said hello
+        self._sessions: dict[int, Session] = {}  # with those, unless it is lost
         self._refusals = Refusals(log, "message refused")
 
     @property
@@ -41,41 +52,85 @@ class DecodeLink:
         """Hands what has arrived to the core; what is malformed, or from a stranger, is counted and dropped."""
         for identity, raw in self._router.receive():
             try:
-                instance, message = self._read(identity, raw)
+                self._hear(identity, raw)
             except WireError as error:
                 self._refusals.note("message", worker=identity.decode(errors="replace"), why=error.message)
-            else:
-                self._identities[instance] = identity
-                self._deliver(instance, message)
 
-    def _read(self, identity: bytes, raw: bytes) -> tuple[int, ToPrefill]:
+    def _hear(self, identity: bytes, raw: bytes) -> None:
         instance = _instance(identity)
         if instance is None:
             raise WireError("its routing id is not worker_id#instance")
-        holder = self._identities.get(instance)
-        message = TO_PREFILL.decode(raw, None if holder == identity else MAX_STRANGER_BYTES)
+        is_known = self._identities.get(instance) == identity
+        envelope = open_envelope(raw)
+        most = None if is_known else MAX_STRANGER_BYTES
+        message = TO_PREFILL.decode(envelope.body, most) if envelope.body else None
         if isinstance(message, Hello):
-            if holder not in (None, identity):
-                raise WireError("another connection speaks for this instance")
-            if identity != f"{message.address.worker_id}#{instance}".encode():
-                raise WireError(f"it names worker {message.address.worker_id!r}, its connection another")
-        elif holder != identity:
+            self._check_hello(instance, identity, message)
+            if message.to not in (None, self._instance):
+                return  # we have got the port of the process that it means
+
+        if is_known and instance in self._sessions:
+            try:
+                if self._sessions[instance].accept(envelope) and message is not None:
+                    self._deliver(instance, message)
+                return
+            except SessionLost as lost:
+                self._lose_session(instance, lost)
+        if isinstance(message, Hello) and envelope.opens:
+            self._open(instance, identity, envelope)
+            self._deliver(instance, message)
+        elif is_known or message is None or isinstance(message, Hello):
+            self._router.send(identity, not_known(envelope.epoch))
+        else:
             raise WireError(f"{type(message).__name__} from a connection that has not said hello")
-        return instance, message
+
+    def _check_hello(self, instance: int, identity: bytes, hello: Hello) -> None:
+        if self._identities.get(instance) not in (None, identity):
+            raise WireError("another connection speaks for this instance")
+        if identity != f"{hello.address.worker_id}#{instance}".encode():
+            raise WireError(f"it names worker {hello.address.worker_id!r}, its connection another")
+
+    def _open(self, instance: int, identity: bytes, envelope: Envelope) -> None:
+        self._identities[instance] = identity
+        self._sessions[instance] = session = Session(envelope.epoch)
+        session.accept(envelope)
+
+    def _lose_session(self, instance: int, lost: SessionLost) -> None:
+        log.warning("session lost", instance=instance, why=f"decode {lost}")
+        del self._sessions[instance]
+        self._lost(instance)
+        self._outbox.decode[:] = [each for each in self._outbox.decode if each[0] != instance]
+
+    def tick(self) -> None:
+        """Says the numbers of sessions in which something may be on its way."""
+        for instance, session in list(self._sessions.items()):
+            try:
+                if not session.is_settled:
+                    self._router.send(self._identities[instance], session.tick())
+            except SessionLost as lost:
+                self._router.send(self._identities[instance], not_known(session.epoch))
+                self._lose_session(instance, lost)
 
     def flush(self) -> None:
         """Sends what the core has for decode workers."""
         for instance, message in self._outbox.decode:
-            identity = self._identities.get(instance)
-            if identity is None or not self._router.send(identity, TO_DECODE.encode(message)):
+            if not self._send(instance, message):
                 log.warning("message not sent", instance=instance, kind=type(message).__name__)
             if isinstance(message, HelloRefused):
                 self.forget(instance)
         self._outbox.decode.clear()
 
+    def _send(self, instance: int, message: ToDecode) -> bool:
+        session = self._sessions.get(instance)
+        if session is None:
+            return False
+        seal = session.seal_outside if isinstance(message, HelloRefused) else session.seal
+        return self._router.send(self._identities[instance], seal(TO_DECODE.encode(message)))
+
     def forget(self, instance: int) -> None:
         """A decode worker is lost."""
         self._identities.pop(instance, None)
+        self._sessions.pop(instance, None)
 
     def forget_all(self) -> None:
         """Names are kept: the cancels of decode workers that live are still to come."""

@@ -47,7 +47,7 @@ DELIVERY_DEADLINE_S = 600.0  # from making the last frame to KvDelivered; decode
 
 @dataclass
 class _Peer:
-    """A decode worker by its last greeting; `in_place`: its pages can be written from here, those in device memory by
+    """A decode worker by its greeting; `in_place`: its pages can be written from here, those in device memory by
     the process `device_writer`, if that is not 0. Its jobs come with reservations that ascend: `newest` is the last."""
 
     hello: Hello
@@ -106,6 +106,10 @@ class PrefillWorker:
             self._sender.add_credit(instance, message.reservation, message.num_bytes)
         else:
             self._on_end(instance, message)
+
+    def on_session_lost(self, instance: int) -> None:
+        """Messages between this and a decode worker are lost: it greets anew, and waits for none of its jobs."""
+        self._lose_peer(instance)
 
     def reset(self) -> None:
         """Drops every peer and job: the gateway has restarted. Decode workers that still live greet again.
@@ -189,28 +193,20 @@ class PrefillWorker:
     # ---- messages, one by one ----
 
     def _on_hello(self, instance: int, hello: Hello) -> None:
-        if hello.to not in (None, self._address.instance):
-            return  # we have got the port of the process that it means
-        peer = self._peers.get(instance)
-        if peer is not None and hello.greeting < peer.hello.greeting:
-            return  # a repeat: decode has greeted anew since
-        if peer is None or peer.hello != hello:
-            if peer is not None:
-                self._lose_peer(instance)  # whoever greets anew has forgotten its jobs
-            try:
-                self._check(instance, hello)
-                in_place = self._sender.attach(instance, hello.layout, hello.pool)
-                peer = _Peer(hello, in_place, self._sender.device_writer(instance))
-            except WireError as error:
-                self.outbox.decode.append((instance, HelloRefused(error.message, hello.greeting)))
-                return
-            self._peers[instance] = peer
+        if instance in self._peers:
+            self._lose_peer(instance)  # whoever greets anew has forgotten its jobs
+        try:
+            self._check(instance, hello)
+            in_place = self._sender.attach(instance, hello.layout, hello.pool)
+        except WireError as error:
+            self.outbox.decode.append((instance, HelloRefused(error.message)))
+            return
+        peer = self._peers[instance] = _Peer(hello, in_place, self._sender.device_writer(instance))
         accepted = HelloAccepted(
             self._address,
             JOB_TOKENS,
             self.engine.kv.layout,
             peer.in_place,
-            hello.greeting,
             device_writer=peer.device_writer,
             export=self._sender.export,
         )
@@ -235,8 +231,6 @@ class PrefillWorker:
         peer = self._peers.get(instance)
         if peer is None:
             return  # a stranger: no state is created for it
-        if message.greeting != peer.hello.greeting:
-            return  # it was overtaken by another greeting: its pages are others' by now, and nobody waits for it
         length = len(message.prompt_ids)
         reason = (
             self.engine.fault(message.prompt_ids, message.sampling, message.num_choices)

@@ -41,7 +41,7 @@ class PoolOffer(Message):
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """The first message of a connection, and of one that was lost and has come back. Prefill compares layout and
+    """The first message of a session: whatever was said in the one before is void. Prefill compares layout and
     fingerprint and answers HelloAccepted or HelloRefused. `pool` is there where KV may be written in place."""
 
     address: WorkerAddress
@@ -49,7 +49,6 @@ class Hello(Message):
     fingerprint: Fingerprint
     pool: PoolOffer | None = None
     to: Instance | None = None  # whom it means; who has got the port of that process does nothing
-    greeting: Count = 0  # of this decode worker, how many came before; prefill drops what belongs to older ones
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ class PrefillJob(Message):
     first_choice: Count = 0
     num_replayed: Count = 0
     pages: Ints = ()  # decode's, in prompt order, to be written in place; none: KV goes as frames
-    greeting: Count = 0  # after which it was made; when another has overtaken it, nobody waits for it any more
 
 
 @dataclass(frozen=True)
@@ -113,17 +111,16 @@ class HelloAccepted(Message):
     job_tokens: Count
     layout: KvLayout
     in_place: Flag = False
-    greeting: Count = 0  # that it answers; decode ignores answers to older ones
     device_writer: Count = 0  # a process id; 0: none
     export: Blob = b""
 
 
 @dataclass(frozen=True)
 class HelloRefused(Message):
-    """KV cannot move between these two; `reason` names both values. Decode fails what was assigned to this pair."""
+    """Sent outside a session, which it ends. KV cannot move between these two; `reason` names both values. Decode fails
+    what was assigned to this pair."""
 
     reason: Text
-    greeting: Count = 0  # that it answers
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ last number, so that a lost message is noticed although nothing follows it.
     | MOST_TICKS ticks with messages, none of which      | SessionLost: what we send does not arrive      |
     | confirms what was sent before them                 |                                                |
     | number 0                                           | handed on in its epoch: it is not counted      |
+    | number 0 without a body                            | SessionLost: the other end knows no such epoch |
 
 Time is counted in ticks in which something came: a process that was paused blames nobody. Pure. Whoever owns the end
 also raises SessionLost when the connection breaks, which is the fastest sign; a session that is lost is thrown away.
@@ -64,6 +65,11 @@ def open_envelope(raw: bytes) -> Envelope:
     return Envelope(epoch, number, confirmed, raw[ENVELOPE_BYTES:])
 
 
+def not_known(epoch: int) -> bytes:
+    """The bytes of the answer to a message of a session that is lost, or was never opened here."""
+    return Envelope(epoch, 0, 0, b"").sealed()
+
+
 class Session:
     """One epoch of a link, as one of its ends sees it."""
 
@@ -71,6 +77,7 @@ class Session:
         self.epoch = epoch
         self._num_sent = 0
         self._num_received = 0
+        self._num_told = 0  # how many of those the other end was told of
         self._mark = 0  # a message that the other end is to confirm; 0: it has confirmed all
         self._num_ticks = 0  # since then, in which something came
         self._has_heard = False  # since the last tick
@@ -80,7 +87,13 @@ class Session:
         self._num_sent += 1
         if not self._mark:
             self._mark, self._num_ticks, self._has_heard = self._num_sent, 0, False
+        self._num_told = self._num_received
         return _HEAD.pack(_VERSION, self.epoch, self._num_sent, self._num_received) + body
+
+    def seal_outside(self, body: bytes) -> bytes:
+        """The bytes of a message that is not counted: the last word on a session, which nobody answers."""
+        self._num_told = self._num_received
+        return Envelope(self.epoch, 0, self._num_received, body).sealed()
 
     def accept(self, envelope: Envelope) -> bool:
         """Whether its body, which could be read, is news. SessionLost if messages are missing."""
@@ -95,7 +108,9 @@ class Session:
         if envelope.confirmed >= self._mark:
             self._mark = 0
         if not envelope.number:
-            return bool(envelope.body)
+            if envelope.body:
+                return True
+            raise SessionLost("knows nothing of this session")
         num_arrived = self._num_received + bool(envelope.body)
         if envelope.number > num_arrived:
             raise SessionLost(f"has sent {envelope.number} messages, of which {num_arrived} arrived and could be read")
@@ -104,10 +119,16 @@ class Session:
         return is_news
 
     def tick(self) -> bytes:
-        """A while has passed. The bytes of an envelope without a body, to be sent now. SessionLost if what was sent
-        does not arrive."""
+        """A while has passed. The bytes of an envelope without a body, to be sent now, where anything was sent before.
+        SessionLost if what was sent does not arrive."""
         self._num_ticks += bool(self._mark) and self._has_heard
         self._has_heard = False
         if self._mark and self._num_ticks >= MOST_TICKS:
             raise SessionLost(f"has not received message {self._mark} of {self._num_sent} that were sent to it")
+        self._num_told = self._num_received
         return Envelope(self.epoch, self._num_sent, self._num_received, b"").sealed()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether both ends know that everything has arrived, so that a tick has nothing to say."""
+        return not self._num_sent or (not self._mark and self._num_told == self._num_received)

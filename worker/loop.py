@@ -101,6 +101,10 @@ class PeerLink(Protocol):
         """Sends what the core's outbox holds for peers."""
         ...
 
+    def tick(self) -> None:
+        """A while has passed: heartbeats go as often."""
+        ...
+
     def forget(self, instance: int) -> None:
         """A peer is lost."""
         ...
@@ -131,6 +135,9 @@ class NoPeers:
 
     def flush(self) -> None:
         """Nothing to send."""
+
+    def tick(self) -> None:
+        """Nothing is on its way."""
 
     def forget(self, instance: int) -> None:
         """Nobody is known."""
@@ -324,6 +331,7 @@ class WorkerLoop:
             self.on_turn(now)
             self._beat(now)
             self._tend_link(now)
+            self.link.tick()
 
     def _tend_link(self, now: float) -> None:
         refusal = self.gateway.tend(now)

@@ -12,7 +12,7 @@ from prefill.worker import PrefillWorker
 from protocol.messages_handoff import HelloAccepted, JobStopped
 from runtime.clock import VirtualClock
 from tests.cluster import Cluster
-from tests.decode.driving import drive_to, expect_exact, expect_rest, greedy, job_state, make_cluster, prompt_of
+from tests.decode.driving import drive_to, expect_exact, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
 
 PARAMS = greedy(12)
@@ -125,24 +125,6 @@ def test_a_new_greeting_frees_what_the_one_before_left(cluster: Cluster, state: 
     decode.outbox.prefill.clear()  # the cancels are lost with the connection
     assert quarantined(decode) > 0
     cluster.assign("next", prompt_of("next", 50), PARAMS)
-    cluster.run()
-    expect_exact(cluster, "next", prompt_of("next", 50), PARAMS)
-    expect_rest(cluster)
-
-
-def test_a_job_that_another_greeting_overtook_is_dropped(cluster: Cluster) -> None:
-    """Its pages are others' by now: nothing may be written for it."""
-    cluster.assign("victim", PROMPT, PARAMS)
-    drive_to(cluster, "victim", DecodeState.REQUESTED)
-    prefill, decode = pair_of(cluster)
-    (instance,) = cluster.decodes
-    late = decode._requests["victim", 0].job
-    decode.reset()
-    decode.outbox.prefill.clear()
-    cluster.assign("next", prompt_of("next", 50), PARAMS)
-    drive_to(cluster, "next", DecodeState.RUNNING)
-    prefill.on_peer(instance, late)
-    assert job_state(cluster, "victim") is None
     cluster.run()
     expect_exact(cluster, "next", prompt_of("next", 50), PARAMS)
     expect_rest(cluster)

@@ -238,7 +238,7 @@ def test_a_connection_to_prefill_that_has_come_back_costs_an_attempt_and_leaves_
     was_on_its_way = bool(decode._reservations._reserved)
     decode.outbox.prefill.clear()
     cluster.prefills[prefill].outbox.decode.clear()
-    decode.on_return(prefill)
+    decode.on_session_lost(prefill)
     cluster.run()
     if was_on_its_way:
         assert cluster.failures["r"].code == "kv_not_delivered"

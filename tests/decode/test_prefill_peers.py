@@ -7,7 +7,7 @@ from protocol.errors import WireError
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
-from protocol.messages_handoff import HelloAccepted, HelloRefused
+from protocol.messages_handoff import HelloAccepted
 from transfer.landing.frame_receiver import FrameReceiver
 
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=16, dtype="float32")
@@ -68,27 +68,21 @@ def test_jobs_are_credited_until_they_are_computed_or_over(peers: PrefillPeers) 
     assert peer.granted == 100
 
 
-def test_a_peer_is_greeted_once_until_it_is_lost_and_each_greeting_has_a_number(peers: PrefillPeers) -> None:
+def test_a_peer_is_greeted_once_until_it_is_lost(peers: PrefillPeers) -> None:
     hello = peers.greet(PREFILL, now=1.0)
-    assert hello is not None and (hello.address, hello.to, hello.greeting) == (DECODE, 1, 0)
+    assert hello is not None and (hello.address, hello.to) == (DECODE, 1)
     assert peers.greet(PREFILL, now=2.0) is None
     assert peers.silent(HELLO_DEADLINE_S + 0.9) == []
     assert peers.silent(HELLO_DEADLINE_S + 1.0) == [peers.get(1)]
     peers.lose(1)
-    again = peers.greet(PREFILL, now=3.0)
-    assert again is not None and again.greeting == 1
+    assert peers.greet(PREFILL, now=3.0) == hello
 
 
-def test_an_answer_to_an_older_greeting_counts_for_nothing(peers: PrefillPeers) -> None:
-    peers.greet(PREFILL, now=1.0)
-    peers.lose(1)
+def test_a_peer_that_accepts_has_the_seat_that_it_was_offered(peers: PrefillPeers) -> None:
     peers.greet(PREFILL, now=1.0)
     peer = peers.get(1)
     assert peer is not None
-    for old in (HelloRefused("no"), HelloAccepted(PREFILL, 100, LAYOUT)):
-        assert peers.answered(peer, old) == ""
-        assert not peer.accepted and not peer.refusal
-    assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT, True, 1)) == ""
+    assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT, True)) == ""
     assert (peer.accepted, peer.seat, peers.backends) == (True, 7, {"p": "shm"})
 
 
@@ -103,14 +97,17 @@ def test_a_refusal_stays_until_the_peer_is_greeted_anew(peers: PrefillPeers, rec
     assert not peer.takes_jobs
 
 
+@pytest.mark.parametrize("forget_all", [True, False])
 def test_what_an_accepted_peer_exports_is_the_receivers_until_the_peer_is_lost(
-    peers: PrefillPeers, receiver: Receiver
+    peers: PrefillPeers, receiver: Receiver, forget_all: bool
 ) -> None:
-    for number, forget in enumerate((lambda: peers.lose(1), peers.forget_all)):
-        peers.greet(PREFILL, now=1.0)
-        peer = peers.get(1)
-        assert peer is not None and receiver.exports == {}
-        assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT, greeting=number, export=b"pages")) == ""
-        assert receiver.exports == {1: b"pages"}
-        forget()
-        assert receiver.exports == {}
+    peers.greet(PREFILL, now=1.0)
+    peer = peers.get(1)
+    assert peer is not None and receiver.exports == {}
+    assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT, export=b"pages")) == ""
+    assert receiver.exports == {1: b"pages"}
+    if forget_all:
+        peers.forget_all()
+    else:
+        peers.lose(1)
+    assert receiver.exports == {}

@@ -20,13 +20,15 @@ def test_a_process_starts_with_a_number_that_nobody_can_guess(monkeypatch: pytes
 
     def worker(*_parts: Any, reservations_from: int, **_options: Any) -> Any:
         starts.append(reservations_from)
-        return SimpleNamespace(outbox=None, on_peer=None, on_return=None)
+        return SimpleNamespace(outbox=None, on_peer=None, on_session_lost=None)
 
     monkeypatch.setattr(process, "open_receiver", lambda *_parts: SimpleNamespace(address="tcp://127.0.0.1:1"))
     monkeypatch.setattr(process, "DecodeWorker", worker)
     monkeypatch.setattr(process, "PrefillLink", lambda *_parts: None)
     parts: Any = SimpleNamespace(
-        settings=SimpleNamespace(transfer_backend="zmq", host="127.0.0.1", worker_id="d", overlap=True),
+        settings=SimpleNamespace(
+            transfer_backend="zmq", host="127.0.0.1", worker_id="d", disable_overlap_schedule=False
+        ),
         engine=SimpleNamespace(kv=None, device=SimpleNamespace(type="cpu")),
         **dict.fromkeys(("context", "data_security", "security", "fingerprint", "clock", "identity")),
         instance=7,

@@ -87,7 +87,7 @@ def _unpacked(raw: bytes) -> Any:
     if len(raw) == ENVELOPE_BYTES:
         return [0, NUMBERS, {}]
     try:
-        outer = msgpack.unpackb(raw if raw[:1] == b"\x93" else open_envelope(raw).body) if raw else None
+        outer = msgpack.unpackb(open_envelope(raw).body) if raw else None
     except (WireError, ValueError, msgpack.exceptions.UnpackException):
         return None
     return outer if isinstance(outer, list) and len(outer) == 3 else None

@@ -198,7 +198,7 @@ class WorkerProcess:
             overlap=scenario.overlap,
             chunk_size=scenario.chunk_size,
         )
-        return core, DecodeLink(router, sender, core.outbox, core.on_peer), address
+        return core, DecodeLink(router, sender, self.instance, core.outbox, core.on_peer, core.on_session_lost), address
 
     def _decode(self) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         world = self.world
@@ -211,7 +211,7 @@ class WorkerProcess:
         clock, overlap = world.agenda.clock, world.scenario.overlap
         core = DecodeWorker(self.engine, receiver, address, self._fingerprint, clock, overlap=overlap)
         context, name = cast(Any, self.context), self.name.encode()
-        link = PrefillLink(context, name, receiver, core.outbox, core.on_peer, core.on_return)
+        link = PrefillLink(context, name, receiver, core.outbox, core.on_peer, core.on_session_lost)
         return core, link, address
 
     @property

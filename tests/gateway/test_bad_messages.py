@@ -25,7 +25,6 @@ from protocol.messages_gateway import (
     KvPages,
     Leaving,
     Register,
-    RegisterAgain,
     RequestFailed,
     Role,
     ToGateway,
@@ -361,12 +360,3 @@ def test_only_members_have_sessions() -> None:
     assert list(sessions) == [key.identity for key in (PREFILL, DECODE, OTHER)]
     bench.say(DECODE.identity, Leaving(DECODE.worker_id, DECODE.instance))
     assert list(sessions) == [PREFILL.identity, OTHER.identity]
-
-
-def test_a_register_that_is_not_the_first_message_of_its_session_is_asked_for_again() -> None:
-    """The first is lost, or was meant for the gateway before this one, which may have answered it."""
-    bench, late = Bench(), WorkerKey("late", 5)
-    bench.say(late.identity, Heartbeat("late", 5, STATS))
-    bench.say(late.identity, register(late, Role.DECODE))
-    again = RegisterAgain(bench.control.membership.gateway_instance)
-    assert bench.sent == [(late.identity, again)] * 2 and bench.control.membership.find(late) is None

@@ -13,13 +13,13 @@ ROLES = (
         ("tests/prefill/test_worker.py",),
     ),
     Mutant(
-        "an old greeting may come again",
-        "PrefillWorker._on_hello",
-        "hello.greeting < peer.hello.greeting",
+        "a greeting that is meant for another process is heard",
+        "DecodeLink._hear",
+        "message.to not in __these",
         "False",
-        "jobs that were given since are dropped, and nobody is told",
+        "KV is written in place for it, and then refused",
         (),
-        ("tests/prefill/test_greetings.py",),
+        ("tests/prefill/test_decode_sessions.py",),
     ),
     Mutant(
         "what the last frame does not find is waited for",

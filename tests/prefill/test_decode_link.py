@@ -23,6 +23,7 @@ from protocol.messages_handoff import (
     ToPrefill,
 )
 from protocol.request import SamplingParams
+from runtime.session import Envelope, Session
 from worker.outbox import Outbox
 
 pytestmark = pytest.mark.slow
@@ -56,13 +57,30 @@ class Bench:
     def __init__(self) -> None:
         self.router, self.outbox = FakeRouter(), Outbox()
         self.delivered: list[tuple[int, ToPrefill]] = []
+        self.lost: list[int] = []
+        self.session = Session(0)  # of DECODE
         router: Any = self.router
         sender: Any = None
-        self.link = DecodeLink(router, sender, self.outbox, lambda *each: self.delivered.append(each))
+        self.link = DecodeLink(
+            router, sender, 3, self.outbox, lambda *each: self.delivered.append(each), self.lost.append
+        )
+
+    def seal(self, who: bytes, message: ToPrefill | bytes) -> bytes:
+        """As DECODE says it, which begins a session with each Hello; others are always at their first message."""
+        body = message if isinstance(message, bytes) else TO_PREFILL.encode(message)
+        if who != DECODE:
+            return Envelope(1, 1, 0, body).sealed()
+        if isinstance(message, Hello):
+            self.session = Session(self.session.epoch + 1)
+        return self.session.seal(body)
 
     def hear(self, *messages: tuple[bytes, ToPrefill | bytes]) -> Sequence[tuple[int, ToPrefill]]:
         """What is delivered of these."""
-        self.router.arrived += [(who, m if isinstance(m, bytes) else TO_PREFILL.encode(m)) for who, m in messages]
+        return self.take(*((who, self.seal(who, message)) for who, message in messages))
+
+    def take(self, *raws: tuple[bytes, bytes]) -> Sequence[tuple[int, ToPrefill]]:
+        """What is delivered of what comes so."""
+        self.router.arrived += raws
         self.delivered.clear()
         self.link.receive()
         return self.delivered
@@ -79,7 +97,7 @@ def test_after_hello_everything_is_heard() -> None:
     assert bench.num_refused == 0
 
 
-@pytest.mark.parametrize("message", [JOB, DataCredit(1, 5), KvDelivered("r", 0, 1), CancelJob("r", 0, 1), b"", b"\xc1"])
+@pytest.mark.parametrize("message", [JOB, DataCredit(1, 5), KvDelivered("r", 0, 1), CancelJob("r", 0, 1), b"\xc1"])
 @pytest.mark.parametrize("who", [b"x#9", b"y#7", b"d#07", b"d#77", b"d", b"", b"#", b"d#-7", b"d#7x", b"\xff\x00#7"])
 def test_a_stranger_is_not_heard(who: bytes, message: ToPrefill | bytes) -> None:
     bench = Bench()
@@ -107,7 +125,7 @@ def test_who_was_refused_or_lost_is_a_stranger_again() -> None:
     bench.hear((DECODE, HELLO))
     bench.outbox.decode.append((7, HelloRefused("no")))
     bench.link.flush()
-    assert [(who, TO_DECODE.decode(raw)) for who, raw in bench.router.sent] == [(DECODE, HelloRefused("no"))]
+    assert bench.router.sent == [(DECODE, Envelope(1, 0, 1, TO_DECODE.encode(HelloRefused("no"))).sealed())]
     assert bench.hear((DECODE, JOB)) == [] and bench.num_refused == 1
     assert bench.hear((DECODE, HELLO), (DECODE, JOB)) == [(7, HELLO), (7, JOB)]
     bench.link.forget(7)

@@ -14,7 +14,7 @@ import zmq
 
 from protocol.messages_gateway import TO_GATEWAY, Register, WorkerAddress
 from protocol.messages_handoff import TO_PREFILL, Hello
-from runtime.session import open_envelope
+from runtime.session import ENVELOPE_BYTES, open_envelope
 from tests.proxy.proxy import Proxy
 from tests.proxy.zmtp import Parts
 
@@ -30,12 +30,13 @@ def behind_gates(address: WorkerAddress, proxy: Proxy) -> WorkerAddress:
 
 def with_gate_in_hello(proxy: Proxy, message: Parts) -> Parts:
     """A Hello with the gate of the decode worker that greets, which has registered; anything else as it is."""
-    if b"Hello" not in message[-1][:16]:
+    if b"Hello" not in message[-1][: ENVELOPE_BYTES + 16]:
         return message
-    hello = TO_PREFILL.decode(message[-1])
+    envelope = open_envelope(message[-1])
+    hello = TO_PREFILL.decode(envelope.body)
     assert isinstance(hello, Hello)
     address = replace(hello.address, data=proxy.known(hello.address.data))
-    return (*message[:-1], TO_PREFILL.encode(replace(hello, address=address)))
+    return (*message[:-1], envelope._replace(body=TO_PREFILL.encode(replace(hello, address=address))).sealed())
 
 
 class Relay:

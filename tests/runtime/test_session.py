@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.errors import WireError
-from runtime.session import ENVELOPE_BYTES, MOST_TICKS, Envelope, Session, SessionLost, open_envelope
+from runtime.session import ENVELOPE_BYTES, MOST_TICKS, Envelope, Session, SessionLost, not_known, open_envelope
 
 
 class Link:
@@ -77,8 +77,9 @@ def test_the_last_message_is_missed_with_the_numbers_alone() -> None:
 
 def test_numbers_that_come_again_tell_nothing() -> None:
     link = Link()
+    link.up()
     numbers = open_envelope(link.dialler.tick())
-    link.up(2)
+    link.up()
     assert not link.other.accept(numbers)
 
 
@@ -91,8 +92,26 @@ def test_an_older_epoch_is_dropped_and_a_later_one_ends_the_session() -> None:
 
 def test_what_is_outside_the_session_is_handed_on_in_its_epoch_and_not_counted() -> None:
     session = Session(3)
-    assert session.accept(Envelope(3, 0, 0, b"x")) and not session.accept(Envelope(3, 0, 0, b""))
-    assert session.accept(Envelope(3, 1, 0, b"x"))
+    assert session.accept(Envelope(3, 0, 0, b"x")) and session.accept(Envelope(3, 1, 0, b"x"))
+    assert open_envelope(session.seal_outside(b"x")) == (3, 0, 1, b"x")
+
+
+def test_whose_session_is_not_known_at_the_other_end_has_lost_it() -> None:
+    session = Session(3)
+    assert not session.accept(open_envelope(not_known(2)))
+    with pytest.raises(SessionLost, match="knows nothing of this session"):
+        session.accept(open_envelope(not_known(3)))
+
+
+def test_a_session_is_settled_when_both_ends_know_that_everything_has_arrived() -> None:
+    link = Link()
+    assert link.dialler.is_settled and link.other.is_settled
+    link.up()
+    assert not link.dialler.is_settled and link.other.is_settled, "the answer comes first"
+    link.down()
+    assert not link.dialler.is_settled and not link.other.is_settled
+    link.other.accept(open_envelope(link.dialler.tick()))
+    assert link.dialler.is_settled and link.other.is_settled
 
 
 def test_who_confirms_what_was_never_sent_answers_somebody_else() -> None:
@@ -110,6 +129,7 @@ def test_what_is_sent_must_be_confirmed_some_ticks_later() -> None:
         link.dialler.accept(open_envelope(link.other.tick()))
         link.dialler.tick()
 
+    link.down()
     for _ in range(2 * MOST_TICKS):  # nothing was sent yet
         tick()
     link.up()
