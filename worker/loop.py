@@ -1,9 +1,9 @@
-"""The process loop that prefill, decode and unified share: poll, hand messages to the core, step it, send its outbox.
+"""The process loop of every worker: poll, hand messages to the core, step it, send its outbox.
 
     gateway <-> Dealer <-> core.on_gateway / outbox.gateway
     peers   <-> PeerLink <-> core.on_peer / outbox.prefill, outbox.decode
 
-It joins the gateway, sends heartbeats, and ends on a signal. What it does not know: what the core decides.
+It joins the gateway, sends heartbeats, and ends on a signal.
 """
 
 import socket
@@ -41,9 +41,9 @@ from worker.outbox import Outbox
 
 HEARTBEAT_S = 0.25
 REGISTER_AGAIN_S = 1.0
-SILENT_GATEWAY_S = 5.0  # of dialling in vain, after which a person is told
+SILENT_GATEWAY_S = 5.0  # without an answer, before a warning is logged
 JOIN_DEADLINE_S = 60.0
-IDLE_POLL_S = 0.05  # transports that cannot be polled for "done reading" are looked at this often
+IDLE_POLL_S = 0.05  # how often an idle loop steps, for transports that cannot be polled for "done reading"
 
 log = get_log("worker")
 
@@ -54,25 +54,25 @@ class Core(Protocol):
     outbox: Outbox
 
     def on_gateway(self, message: ToWorker) -> None:
-        """A message from the gateway."""
+        """Takes a message from the gateway."""
         ...
 
     def reset(self) -> None:
-        """The gateway is a new one."""
+        """Ends everything, because the gateway has restarted."""
         ...
 
     def step(self) -> bool:
-        """One turn; never blocks; False when there was nothing to do."""
+        """One turn; never blocks. False when there was nothing to do."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether a launch is in flight, or device work of a transfer."""
+        """Whether a launch, or device work of a transfer, is in flight."""
         ...
 
     @property
     def broken(self) -> str:
-        """Why this worker cannot compute anything any more; "" while it can."""
+        """Why this worker cannot compute any more; "" while it can."""
         ...
 
     @property
@@ -90,15 +90,15 @@ class PeerLink(Protocol):
 
     @property
     def counters(self) -> Mapping[str, float]:
-        """What it counts beside the core, for the heartbeat."""
+        """The link's own counters, for the heartbeat."""
         ...
 
     def receive(self) -> None:
-        """Hands what has arrived to the core."""
+        """Hands arrived messages to the core."""
         ...
 
     def flush(self) -> None:
-        """Sends what the core's outbox holds for peers."""
+        """Sends the core's messages to peers."""
         ...
 
     def tick(self) -> None:
@@ -106,15 +106,15 @@ class PeerLink(Protocol):
         ...
 
     def forget(self, instance: int) -> None:
-        """A peer is lost."""
+        """Forgets a peer that is lost."""
         ...
 
     def forget_all(self) -> None:
-        """The gateway is a new one: it will not tell of peers that were lost with the one before."""
+        """Forgets every peer: a new gateway does not report peers that were lost with the old one."""
         ...
 
     def pollables(self) -> Sequence[Any]:
-        """What to wait on."""
+        """The sockets and descriptors to wait on."""
         ...
 
     def close(self) -> None:
@@ -127,47 +127,47 @@ class NoPeers:
 
     @property
     def counters(self) -> Mapping[str, float]:
-        """Nothing."""
+        """None."""
         return {}
 
     def receive(self) -> None:
-        """Nobody sends."""
+        """Does nothing."""
 
     def flush(self) -> None:
-        """Nothing to send."""
+        """Does nothing."""
 
     def tick(self) -> None:
         """Nothing is on its way."""
 
     def forget(self, instance: int) -> None:
-        """Nobody is known."""
+        """Does nothing."""
 
     def forget_all(self) -> None:
-        """Nobody is known."""
+        """Does nothing."""
 
     def pollables(self) -> Sequence[Any]:
-        """Nothing."""
+        """None."""
         return ()
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing."""
 
 
 class RefusedByGateway(BatonError):
-    """The gateway will not have this worker; its reason is the message."""
+    """The gateway refuses this worker. The message is its reason."""
 
     code = "refused"
 
 
 class WorkerBroken(BatonError):
-    """Every launch of this worker fails, whatever the request: it ends, so that another start may mend it."""
+    """Every launch of this worker fails, for every request. The process ends, so that a restart may help."""
 
     code = "worker_broken"
 
 
 @dataclass
 class WorkerLoop:
-    """One worker process. `spin` polls without waiting while the core is busy: for devices that cannot wake us."""
+    """One worker process. `spin` polls without waiting while the core is busy, for devices that cannot wake it."""
 
     core: Core
     link: PeerLink
@@ -177,29 +177,31 @@ class WorkerLoop:
     stop: StopSignal
     clock: Clock
     on_ready: Callable[[], None]
-    on_turn: Callable[[float], None] = lambda _now: None  # called as often as heartbeats go
+    on_turn: Callable[[float], None] = lambda _now: None  # called with every heartbeat
     spin: bool = False
     refused_connections: Callable[[], Mapping[str, int]] = dict  # by reason; see runtime/curve.py
-    silence_may_mean: str = ""  # of a gateway: for a person, beside that it is not there
-    refusal_means: Mapping[str, str] = field(default_factory=dict)  # of a gateway, by reason: for a person
+    silence_may_mean: str = ""  # why a gateway that runs may not answer, for logs and errors
+    refusal_means: Mapping[str, str] = field(default_factory=dict)  # the likely cause of a refusal, by reason
     _session: Session = field(default_factory=lambda: Session(1))  # with the gateway
     _is_member: bool = False
     _gateway_instance: int = 0  # of the gateway that was heard last; 0: of none yet
     _join_deadline: float = 0.0
-    _tell_at: float = 0.0  # when to say that no gateway answers
+    _tell_at: float = 0.0  # when to log that no gateway answers
     _refusal: str = ""  # why the gateway has refused the connection since the last Welcome
     _is_cut_off: bool = False  # a member whose connection to the gateway is lost
     _next_beat: float = 0.0
     _refusals: Refusals = field(default_factory=lambda: Refusals(log, "message refused"))
     _next_register: float = 0.0
-    _launch: int = 0  # the oldest in flight when it was last looked at
+    _launch: int = 0  # the oldest in flight at the last turn
     _launch_since: float = 0.0
     _watched: tuple[Any, ...] = ()
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
 
     def run(self) -> None:
-        """Serves until a stop signal. Raises RefusedByGateway or Unavailable when it cannot join, and WorkerBroken when
-        its launches fail one after the other; the gateway has then been told that it leaves."""
+        """Serves until a stop signal. Raises RefusedByGateway or Unavailable when it cannot join.
+
+        Raises WorkerBroken when its launches fail one after the other, after telling the gateway that it leaves.
+        """
         self.begin()
         progressed = True
         while not self.stop.is_set():
@@ -208,17 +210,19 @@ class WorkerLoop:
         self.leave()
 
     def begin(self) -> None:
-        """The first turn comes now: from here on, a gateway has JOIN_DEADLINE_S to answer."""
+        """Starts the JOIN_DEADLINE_S in which a gateway must answer. Called before the first turn."""
         self._start_joining()
 
     def turn(self) -> bool:
-        """Hears what has arrived, steps the core, says what it wants said; never waits. False: nothing was to be done.
-        Raises as `run` does."""
+        """Receives messages, steps the core, sends its messages. Never waits. False if there was nothing to do.
+
+        Raises as `run` does.
+        """
         self._receive()
         progressed = self.core.step()
         self._send()
         if self.core.broken:
-            self.leave()  # the gateway gives its requests to others at once
+            self.leave()  # so the gateway gives its requests to other workers at once
             raise WorkerBroken(self.core.broken)
         if not self._is_member:
             self._check_joining(self.clock.now())
@@ -298,6 +302,7 @@ class WorkerLoop:
                 if joins:
                     self.on_ready()
             return
+
         if isinstance(message, PeerLost):
             log.warning("peer lost", worker=message.worker_id, instance=message.instance)
         elif isinstance(message, Assign):
@@ -306,6 +311,7 @@ class WorkerLoop:
         elif isinstance(message, CancelRequest):
             ids = {"request_id": message.request_id, "attempt": message.attempt}
             log.debug("request cancelled", **ids, choice=message.choice)
+
         self.core.on_gateway(message)
         if isinstance(message, PeerLost):
             self.link.flush()
@@ -317,6 +323,7 @@ class WorkerLoop:
         if not self._is_member and now >= self._next_register:  # before anything else is said in its session
             self._next_register = now + REGISTER_AGAIN_S
             self._tell_gateway(replace(self.register, stats=self._stats()))
+
         outbox = self.core.outbox
         for message in outbox.gateway:
             self._tell_gateway(message)
@@ -324,6 +331,7 @@ class WorkerLoop:
                 ids = {"request_id": message.request_id, "attempt": message.attempt}
                 log.warning("request failed", **ids, code=message.code, why=message.message)
         outbox.gateway.clear()
+
         if self.core.oldest_launch != self._launch:
             self._launch, self._launch_since = self.core.oldest_launch, now
         if now >= self._next_beat:
@@ -356,12 +364,15 @@ class WorkerLoop:
             return
         address = self.register.address
         launch_age_s = now - self._launch_since if self._launch else 0.0
-        self._tell_gateway(Heartbeat(address.worker_id, address.instance, self._stats(), launch_age_s))
+        beat = Heartbeat(
+            worker_id=address.worker_id, instance=address.instance, stats=self._stats(), launch_age_s=launch_age_s
+        )
+        self._tell_gateway(beat)
 
     def _tell_gateway(self, message: ToGateway) -> None:
         self.gateway.send(self._session.seal(TO_GATEWAY.encode(message)))
 
 
 def host_name() -> str:
-    """This host's name, for people."""
+    """This host's name."""
     return socket.gethostname()
