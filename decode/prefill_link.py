@@ -1,6 +1,6 @@
-"""The sockets of a decode worker towards prefill workers: it dials each one that it has messages for.
+"""The sockets of a decode worker to prefill workers. It dials each one that it has messages for.
 
-What it does not know: requests, or who is a member: the gateway's Assign carries the address.
+An Assign of the gateway carries the prefill worker's address.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +19,16 @@ from runtime.session import Session, SessionLost, open_envelope
 from transfer.landing.frame_receiver import FrameReceiver
 from worker.outbox import Outbox
 
-LAST_WORDS_MS = 1000  # for cancels to leave on a connection that is given up
+LAST_WORDS_MS = 1000  # for cancels to leave before a connection is closed
 
 log = get_log("decode")
 
 
 class PrefillLink:
-    """`deliver(instance, message)` takes what arrives; `outbox.prefill` is what leaves. `lost(instance)`: the session
-    is lost, and another has begun."""
+    """Sends `outbox.prefill` and calls `deliver(instance, message)` for each message that arrives.
+
+    It calls `lost(instance)` when a session is lost and another has begun.
+    """
 
     def __init__(
         self,
@@ -46,17 +48,17 @@ class PrefillLink:
         self._lost = lost
         self._security = security
         self._dealers: dict[int, Dealer] = {}
-        self._sessions: dict[int, Session] = {}  # over those
-        self._num_sessions = 0  # ever: the next epoch is later than any that a prefill worker has seen
+        self._sessions: dict[int, Session] = {}  # one for each dealer
+        self._num_sessions = 0  # since the start, so that epochs only grow
         self._refusals = Refusals(log, "message refused")
 
     @property
     def counters(self) -> Mapping[str, float]:
-        """What was refused so far."""
+        """Refused messages so far."""
         return {"refused_messages": self._refusals.total}
 
     def receive(self) -> None:
-        """Hands what has arrived to the core; what is malformed is counted and dropped."""
+        """Hands arrived messages to the core. Malformed ones are counted and dropped."""
         for instance, dealer in list(self._dealers.items()):
             lost: SessionLost | None = None
             try:
@@ -71,7 +73,7 @@ class PrefillLink:
                 self._begin_anew(instance, lost)
 
     def tick(self) -> None:
-        """Says the numbers of sessions in which something may be on its way."""
+        """Sends the counts of each session that is not settled."""
         for instance, session in list(self._sessions.items()):
             try:
                 if not session.is_settled:
@@ -100,7 +102,7 @@ class PrefillLink:
         return Session(self._num_sessions)
 
     def flush(self) -> None:
-        """Sends what the core has for prefill workers, dialling those that are new."""
+        """Sends the core's messages to prefill workers, and dials new ones."""
         for address, message in self._outbox.prefill:
             dealer = self._dealers.get(address.instance) or self._dial(address)
             if dealer is None or not dealer.send(self._sessions[address.instance].seal(TO_PREFILL.encode(message))):
@@ -108,20 +110,20 @@ class PrefillLink:
         self._outbox.prefill.clear()
 
     def forget(self, instance: int) -> None:
-        """A prefill worker is lost."""
+        """Closes the connection to a lost prefill worker."""
         if (dealer := self._dealers.pop(instance, None)) is not None:
             del self._sessions[instance]
             dealer.close()
 
     def forget_all(self) -> None:
-        """Who lives is dialled again; nobody would tell of those that do not."""
+        """Closes every connection. A peer that lives is dialled again; a dead one is never reported on this link."""
         for dealer in self._dealers.values():
             dealer.close(LAST_WORDS_MS)
         self._dealers.clear()
         self._sessions.clear()
 
     def pollables(self) -> Sequence[Any]:
-        """Every connection, and what the transfer waits on."""
+        """The sockets of every connection, and those of the transfer."""
         return [*(dealer.socket for dealer in self._dealers.values()), *self._receiver.pollables()]
 
     def close(self) -> None:

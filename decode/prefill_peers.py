@@ -1,4 +1,4 @@
-"""What a decode worker knows of its prefill workers: who was greeted, who answered, and how much job credit is left.
+"""The prefill workers of a decode worker: which have answered its Hello, and their job credit.
 
     greet -> (HelloAccepted | HelloRefused | silence) -> jobs | refusal | lost
       ^---------------- the session is lost -----------------------/
@@ -20,34 +20,33 @@ HELLO_DEADLINE_S = 30.0  # for prefill to answer a greeting
 
 @dataclass
 class PrefillPeer:
-    """`queued` are the prompts of the jobs sent to it, in tokens by reservation, until it says that they were computed
-    or dropped, or until they are over otherwise: what it says may be lost. A job may go whenever less is queued than
-    was granted, so that long prompts go too."""
+    """A prefill worker. `queued` holds prompt tokens by reservation: those of sent jobs that it has not computed or
+    dropped yet. A job may be sent whenever less is queued than granted, so a long prompt may exceed the grant."""
 
     address: WorkerAddress
-    answer_by: float  # seconds of the worker's clock; a greeting that nobody answers is given up then
+    answer_by: float  # when to give up an unanswered Hello, in seconds of the worker's clock
     accepted: bool = False
     refusal: str = ""
     granted: int = 0
     queued: dict[int, int] = field(default_factory=dict)
-    tokens_queued: int = 0  # the sum of `queued`: prompt tokens of the jobs sent to it that it has not yet computed
+    tokens_queued: int = 0  # the sum of `queued`
     layout: KvLayout | None = None  # of its pages, once it has accepted
-    seat: int = 0  # that it holds, so that it may be told pages, to write them itself; 0: none
-    backend: str = ""  # how KV comes from there
+    seat: int = 0  # the seat that it holds, so that it may write pages in place; 0: none
+    backend: str = ""  # the transfer backend that carries its KV
 
     def accept(self, job_tokens: int, layout: KvLayout, seat: int = 0, backend: str = "") -> None:
-        """The peer takes jobs for `job_tokens`; it grants once."""
+        """Notes that the peer takes jobs for `job_tokens` prompt tokens. Only the first call counts."""
         if not self.accepted:
             self.accepted, self.granted = True, job_tokens
             self.layout, self.seat, self.backend = layout, seat, backend
 
     def sent(self, reservation: int, num_tokens: int) -> None:
-        """A job has gone to it."""
+        """Counts a job that was sent to it."""
         self.queued[reservation] = num_tokens
         self.tokens_queued += num_tokens
 
     def settle(self, reservation: int) -> None:
-        """The job is queued no more. Idempotent."""
+        """Stops counting the job, if it is still counted."""
         self.tokens_queued -= self.queued.pop(reservation, 0)
 
     @property
@@ -57,7 +56,7 @@ class PrefillPeer:
 
 
 class PrefillPeers:
-    """Peers by instance, and what this worker says of itself when it meets them."""
+    """Peers by instance, and the contents of this worker's Hello."""
 
     def __init__(
         self, address: WorkerAddress, layout: KvLayout, fingerprint: Fingerprint, receiver: FrameReceiver
@@ -69,23 +68,25 @@ class PrefillPeers:
         self._peers: dict[int, PrefillPeer] = {}
 
     def get(self, instance: int) -> PrefillPeer | None:
-        """The peer, if it was greeted and is not lost."""
+        """The peer, if a Hello was sent and it is not lost."""
         return self._peers.get(instance)
 
     def greet(self, address: WorkerAddress, now: float) -> Hello | None:
-        """What to say to a peer that is new; None if it was greeted."""
+        """The Hello to send to a new peer; None if it was sent before."""
         if address.instance in self._peers:
             return None
         self._peers[address.instance] = PrefillPeer(address, now + HELLO_DEADLINE_S)
         pool = self._receiver.offer(address.instance)
-        return Hello(self._address, self._layout, self._fingerprint, pool, address.instance)
+        return Hello(
+            address=self._address, layout=self._layout, fingerprint=self._fingerprint, pool=pool, to=address.instance
+        )
 
     def answered(self, peer: PrefillPeer, answer: HelloAccepted | HelloRefused) -> str:
         """Notes its answer. Why KV cannot move between the two; empty if it can."""
         if isinstance(answer, HelloRefused):
             peer.refusal = answer.reason
         elif answer.address.instance == peer.address.instance and not (peer.accepted or peer.refusal):
-            # else a process that has got its port: the gateway will say that the one we greeted is lost
+            # Otherwise another process has taken its port, and the gateway will report the peer as lost.
             peer.refusal = mismatch(answer.layout, self._layout, peer.address.worker_id, self._address.worker_id) or ""
             if not peer.refusal:
                 self._accept(peer, answer)
@@ -102,17 +103,17 @@ class PrefillPeers:
             peer.accept(answer.job_tokens, answer.layout, seat, backend)
 
     def silent(self, now: float) -> list[PrefillPeer]:
-        """Those that were greeted and have not answered in time."""
+        """Peers that have not answered the Hello in time."""
         return [peer for peer in self._peers.values() if peer.answer_by <= now and not (peer.accepted or peer.refusal)]
 
     @property
     def backends(self) -> dict[str, str]:
-        """By worker id of those that take jobs: how KV comes from there."""
+        """The transfer backend by worker id, of peers that take jobs."""
         accepted = [peer for peer in self._peers.values() if peer.accepted]
         return {peer.address.worker_id: peer.backend for peer in accepted}
 
     def forget_all(self) -> None:
-        """Whoever is named from now on is greeted again."""
+        """Forgets every peer, so that each gets another Hello when it is next needed."""
         for instance in list(self._peers):
             self.lose(instance)
 

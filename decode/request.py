@@ -18,7 +18,7 @@ class DecodeRequest:
     reservation: int
     reqs: tuple[Req, ...]
     state: DecodeState = DecodeState.RESERVING
-    pages_in_place: tuple[int, ...] = ()  # of the prompt, where prefill may write them itself
+    pages_in_place: tuple[int, ...] = ()  # the prompt's pages, if prefill may write them in place
     deadline: float = float("inf")  # for its last frame, in seconds of the worker's clock
     late: str = ""  # the error if the deadline passes
     stamps: list[Stamp] = field(default_factory=list)
@@ -46,18 +46,19 @@ class DecodeRequest:
 
     @property
     def job(self) -> PrefillJob:
-        """What its prefill worker is told."""
+        """The job for its prefill worker."""
         assign = self.assign
         return PrefillJob(
-            *self.key,
-            self.reservation,
-            assign.prompt_ids,
-            assign.sampling,
-            assign.num_choices,
-            assign.timeline,
-            assign.first_choice,
-            assign.num_replayed,
-            self.pages_in_place,
+            request_id=assign.request_id,
+            attempt=assign.attempt,
+            reservation=self.reservation,
+            prompt_ids=assign.prompt_ids,
+            sampling=assign.sampling,
+            num_choices=assign.num_choices,
+            timeline=assign.timeline,
+            first_choice=assign.first_choice,
+            num_replayed=assign.num_replayed,
+            pages=self.pages_in_place,
         )
 
     @property

@@ -122,8 +122,7 @@ class DecodeWorker:
                 self._on_finished_early(request, message)
 
     def on_session_lost(self, instance: int) -> None:
-        """Messages between this and a prefill worker are lost: both begin anew. What is on its way fails, to be tried
-        again."""
+        """Fails the requests on their way from a prefill worker whose session is lost, and greets it again."""
         if (peer := self._peers.lose(instance)) is not None:
             lost = KvNotDelivered(f"the session with prefill worker {peer.address.worker_id} was lost")
             for request in self._reservations.sent_to(instance):

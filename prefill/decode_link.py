@@ -1,7 +1,6 @@
-"""The sockets of a prefill worker towards decode workers: one ROUTER that they dial.
+"""The sockets of a prefill worker to decode workers: one ROUTER that they dial.
 
-A peer is known by the routing id that it dialled with, `worker_id#instance`, from its Hello on; whoever has not said
-hello may say nothing else, and nothing long. What it does not know: jobs.
+The routing id of a peer is `worker_id#instance`. A peer's first message must be a Hello, which must be short.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +20,11 @@ log = get_log("prefill")
 
 
 class DecodeLink:
-    """The link of the prefill worker `instance`. `deliver(instance, message)` takes what arrives; `outbox.decode` is
-    what leaves. `lost(instance)`: the session is lost. Decode is told so, and begins another."""
+    """The link of the prefill worker `instance`.
+
+    It sends `outbox.decode` and calls `deliver(instance, message)` for each message that arrives. It calls
+    `lost(instance)` when a session is lost; the decode worker then begins another.
+    """
 
     def __init__(
         self,
@@ -39,17 +41,17 @@ class DecodeLink:
         self._outbox = outbox
         self._deliver = deliver
         self._lost = lost
-        self._identities: dict[int, bytes] = {}  # of those that have said hello
-        self._sessions: dict[int, Session] = {}  # with those, unless it is lost
+        self._identities: dict[int, bytes] = {}  # of decode workers that have said hello
+        self._sessions: dict[int, Session] = {}  # with these workers, unless lost
         self._refusals = Refusals(log, "message refused")
 
     @property
     def counters(self) -> Mapping[str, float]:
-        """What was refused so far."""
+        """Refused messages so far."""
         return {"refused_messages": self._refusals.total}
 
     def receive(self) -> None:
-        """Hands what has arrived to the core; what is malformed, or from a stranger, is counted and dropped."""
+        """Hands arrived messages to the core. Malformed ones and those of strangers are counted and dropped."""
         for identity, raw in self._router.receive():
             try:
                 self._hear(identity, raw)
@@ -60,6 +62,7 @@ class DecodeLink:
         instance = _instance(identity)
         if instance is None:
             raise WireError("its routing id is not worker_id#instance")
+
         is_known = self._identities.get(instance) == identity
         envelope = open_envelope(raw)
         most = None if is_known else MAX_STRANGER_BYTES
@@ -67,7 +70,7 @@ class DecodeLink:
         if isinstance(message, Hello):
             self._check_hello(instance, identity, message)
             if message.to not in (None, self._instance):
-                return  # we have got the port of the process that it means
+                return  # meant for another process, whose port this one has got
 
         if is_known and instance in self._sessions:
             try:
@@ -76,6 +79,7 @@ class DecodeLink:
                 return
             except SessionLost as lost:
                 self._lose_session(instance, lost)
+
         if isinstance(message, Hello) and envelope.opens:
             self._open(instance, identity, envelope)
             self._deliver(instance, message)
@@ -102,7 +106,7 @@ class DecodeLink:
         self._outbox.decode[:] = [each for each in self._outbox.decode if each[0] != instance]
 
     def tick(self) -> None:
-        """Says the numbers of sessions in which something may be on its way."""
+        """Sends the counts of each session that is not settled."""
         for instance, session in list(self._sessions.items()):
             try:
                 if not session.is_settled:
@@ -112,7 +116,7 @@ class DecodeLink:
                 self._lose_session(instance, lost)
 
     def flush(self) -> None:
-        """Sends what the core has for decode workers."""
+        """Sends the core's messages to decode workers."""
         for instance, message in self._outbox.decode:
             if not self._send(instance, message):
                 log.warning("message not sent", instance=instance, kind=type(message).__name__)
@@ -128,12 +132,12 @@ class DecodeLink:
         return self._router.send(self._identities[instance], seal(TO_DECODE.encode(message)))
 
     def forget(self, instance: int) -> None:
-        """A decode worker is lost."""
+        """Forgets a decode worker that is lost."""
         self._identities.pop(instance, None)
         self._sessions.pop(instance, None)
 
     def forget_all(self) -> None:
-        """Names are kept: the cancels of decode workers that live are still to come."""
+        """Keeps the names, because living decode workers will still send cancels."""
 
     def pollables(self) -> Sequence[Any]:
         """The ROUTER."""

@@ -47,13 +47,12 @@ DELIVERY_DEADLINE_S = 600.0  # from making the last frame to KvDelivered; decode
 
 @dataclass
 class _Peer:
-    """A decode worker by its greeting; `in_place`: its pages can be written from here, those in device memory by
-    the process `device_writer`, if that is not 0. Its jobs come with reservations that ascend: `newest` is the last."""
+    """A decode worker that has said hello."""
 
     hello: Hello
-    in_place: bool
-    device_writer: int
-    newest: int = -1
+    in_place: bool  # whether this worker can write into its pages
+    device_writer: int  # the process id that writes into its device memory; 0: none
+    newest: int = -1  # the last job's reservation; reservations ascend
 
 
 class PrefillWorker:
@@ -108,7 +107,7 @@ class PrefillWorker:
             self._on_end(instance, message)
 
     def on_session_lost(self, instance: int) -> None:
-        """Messages between this and a decode worker are lost: it greets anew, and waits for none of its jobs."""
+        """Drops the jobs of a decode worker whose session is lost. It will greet again and no longer waits for them."""
         self._lose_peer(instance)
 
     def reset(self) -> None:
@@ -194,19 +193,20 @@ class PrefillWorker:
 
     def _on_hello(self, instance: int, hello: Hello) -> None:
         if instance in self._peers:
-            self._lose_peer(instance)  # whoever greets anew has forgotten its jobs
+            self._lose_peer(instance)  # a decode worker that greets again has forgotten its jobs
         try:
             self._check(instance, hello)
             in_place = self._sender.attach(instance, hello.layout, hello.pool)
         except WireError as error:
             self.outbox.decode.append((instance, HelloRefused(error.message)))
             return
+
         peer = self._peers[instance] = _Peer(hello, in_place, self._sender.device_writer(instance))
         accepted = HelloAccepted(
-            self._address,
-            JOB_TOKENS,
-            self.engine.kv.layout,
-            peer.in_place,
+            address=self._address,
+            job_tokens=JOB_TOKENS,
+            layout=self.engine.kv.layout,
+            in_place=peer.in_place,
             device_writer=peer.device_writer,
             export=self._sender.export,
         )

@@ -196,16 +196,16 @@ class Welcome(Message):
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """Sent outside a session. The worker may not join; `reason` names what differs. It logs the reason and ends with
-    status 3."""
+    """The worker may not join. It logs `reason`, which names the difference, and ends with status 3. Sent outside a
+    session."""
 
     reason: Text
 
 
 @dataclass(frozen=True)
 class RegisterAgain(Message):
-    """Sent outside a session. The gateway does not know this worker (it restarted): the worker begins another session
-    and answers Register."""
+    """The gateway does not know this worker, because it has restarted. The worker begins another session and answers
+    Register. Sent outside a session."""
 
     gateway_instance: Instance
 

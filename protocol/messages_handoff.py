@@ -41,14 +41,14 @@ class PoolOffer(Message):
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """The first message of a session: whatever was said in the one before is void. Prefill compares layout and
-    fingerprint and answers HelloAccepted or HelloRefused. `pool` is there where KV may be written in place."""
+    """The first message of a session; it ends the session before. Prefill compares layout and fingerprint and answers
+    HelloAccepted or HelloRefused. `pool` is set if KV may be written in place."""
 
     address: WorkerAddress
     layout: KvLayout
     fingerprint: Fingerprint
     pool: PoolOffer | None = None
-    to: Instance | None = None  # whom it means; who has got the port of that process does nothing
+    to: Instance | None = None  # the prefill worker meant; another process that got its port ignores the Hello
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PrefillJob(Message):
     timeline: Flag = False
     first_choice: Count = 0
     num_replayed: Count = 0
-    pages: Ints = ()  # decode's, in prompt order, to be written in place; none: KV goes as frames
+    pages: Ints = ()  # decode's pages in prompt order, to be written in place; empty: KV goes as frames
 
 
 @dataclass(frozen=True)
@@ -101,24 +101,22 @@ class DataCredit(Message):
 
 @dataclass(frozen=True)
 class HelloAccepted(Message):
-    """Jobs may flow: at most `job_tokens` queued prompt tokens (a job is allowed whenever any credit is left). KV comes
-    in pages of `layout`; decode refuses the pair where that is not to be had. `in_place`: prefill has taken the seat
-    that decode offered, and decode looks whether that is so. `device_writer`: the process that writes into decode's
-    device memory, if it is that which it has mapped. `export`: what decode needs to read prefill's pages, where
-    the backend does that."""
+    """Decode may send jobs. It refuses the pair if it cannot take KV in pages of `layout`."""
 
     address: WorkerAddress
-    job_tokens: Count
+    job_tokens: Count  # queued prompt tokens that decode may reach; a job may be sent while fewer are queued
     layout: KvLayout
-    in_place: Flag = False
-    device_writer: Count = 0  # a process id; 0: none
-    export: Blob = b""
+    in_place: Flag = False  # prefill has taken the offered seat; decode checks that
+    device_writer: Count = 0  # the process id that has mapped decode's device memory; 0: none
+    export: Blob = b""  # what decode needs to read prefill's pages, if the backend does that
 
 
 @dataclass(frozen=True)
 class HelloRefused(Message):
-    """Sent outside a session, which it ends. KV cannot move between these two; `reason` names both values. Decode fails
-    what was assigned to this pair."""
+    """KV cannot move between these two workers; `reason` names both values. Decode fails the pair's requests.
+
+    It ends the session and is not counted in it.
+    """
 
     reason: Text
 

@@ -1,25 +1,25 @@
-"""One end of one link between two processes: whether every message has arrived, and since when the two have talked.
+"""One end of a link between two processes: it notices when a message was lost. Pure.
 
 Each message travels in an envelope: (epoch, number, how many messages of the other end have arrived, body). The end
-that dials begins an epoch and numbers its messages from 1; the other end answers in that epoch, with its own numbers.
-What cannot be read is not accepted: the next message shows that it is missing. An envelope without a body repeats the
-last number, so that a lost message is noticed although nothing follows it.
+that dials begins an epoch and numbers its messages from 1. The other end answers in that epoch, with its own numbers.
+A message that cannot be read counts as lost. An envelope without a body repeats the last number, so that the loss of
+the last message is noticed too.
 
-    | what comes                                         | then                                           |
+    | what arrives                                       | then                                           |
     |----------------------------------------------------|------------------------------------------------|
     | the next number                                    | the body is handed on                          |
     | no body, the last number                           | nothing is missing                             |
-    | a number that has come, or an older epoch          | a repeat: it is dropped                        |
+    | a number that arrived before, or an older epoch    | a repeat: it is dropped                        |
     | a later number                                     | SessionLost: a message is missing              |
     | a later epoch                                      | SessionLost: the other end has begun anew      |
-    | more confirmed than was sent                       | SessionLost: it answers somebody else          |
-    | MOST_TICKS ticks with messages, none of which      | SessionLost: what we send does not arrive      |
-    | confirms what was sent before them                 |                                                |
+    | more confirmed than was sent                       | SessionLost: it answers another process        |
+    | MOST_TICKS ticks with messages, none of which      | SessionLost: sent messages do not arrive       |
+    | confirms the ones sent before                      |                                                |
     | number 0                                           | handed on in its epoch: it is not counted      |
     | number 0 without a body                            | SessionLost: the other end knows no such epoch |
 
-Time is counted in ticks in which something came: a process that was paused blames nobody. Pure. Whoever owns the end
-also raises SessionLost when the connection breaks, which is the fastest sign; a session that is lost is thrown away.
+Only ticks in which something arrived count, so a process that was paused does not blame the other end. The owner also
+treats a broken connection as SessionLost, which is the fastest sign. A lost session is thrown away.
 """
 
 import struct
@@ -27,18 +27,18 @@ from typing import NamedTuple
 
 from protocol.errors import WireError
 
-MOST_TICKS = 8  # some 2 s, within which a peer that is heard must have received what was sent
+MOST_TICKS = 8  # about 2 s, in which a peer that sends must also have received
 _VERSION = 1
 _HEAD = struct.Struct(">BIQQ")  # version, epoch, number, confirmed
 ENVELOPE_BYTES = _HEAD.size
 
 
 class SessionLost(Exception):
-    """Messages of a session are lost. The text says what the other end has done, without naming it."""
+    """Messages of a session are lost. The text continues a sentence whose subject is the other end."""
 
 
 class Envelope(NamedTuple):
-    """One message on a link. `number` 0: outside the session. `confirmed` counts what its sender has received."""
+    """One message on a link. `number` 0: outside the session. `confirmed` counts messages that its sender received."""
 
     epoch: int
     number: int
@@ -47,7 +47,7 @@ class Envelope(NamedTuple):
 
     @property
     def opens(self) -> bool:
-        """Whether a session may begin with it. An epoch belongs to the one process that got its first message."""
+        """Whether a session may begin with it: only the process that gets an epoch's first message knows the epoch."""
         return self.number == 1 and bool(self.body)
 
     def sealed(self) -> bytes:
@@ -56,7 +56,7 @@ class Envelope(NamedTuple):
 
 
 def open_envelope(raw: bytes) -> Envelope:
-    """The envelope in `raw`; WireError names what is wrong with it."""
+    """The envelope in `raw`. WireError names its fault."""
     if len(raw) < ENVELOPE_BYTES:
         raise WireError(f"envelope: got {len(raw)} bytes, expected at least {ENVELOPE_BYTES}")
     version, epoch, number, confirmed = _HEAD.unpack_from(raw)
@@ -66,7 +66,7 @@ def open_envelope(raw: bytes) -> Envelope:
 
 
 def not_known(epoch: int) -> bytes:
-    """The bytes of the answer to a message of a session that is lost, or was never opened here."""
+    """The answer to a message of a session that is lost or was never opened here, as bytes."""
     return Envelope(epoch, 0, 0, b"").sealed()
 
 
@@ -77,9 +77,9 @@ class Session:
         self.epoch = epoch
         self._num_sent = 0
         self._num_received = 0
-        self._num_told = 0  # how many of those the other end was told of
-        self._mark = 0  # a message that the other end is to confirm; 0: it has confirmed all
-        self._num_ticks = 0  # since then, in which something came
+        self._num_told = 0  # received messages that were confirmed to the other end
+        self._mark = 0  # number of a message that the other end must confirm; 0: none
+        self._num_ticks = 0  # since then, counting those in which something arrived
         self._has_heard = False  # since the last tick
 
     def seal(self, body: bytes) -> bytes:
@@ -91,12 +91,12 @@ class Session:
         return _HEAD.pack(_VERSION, self.epoch, self._num_sent, self._num_received) + body
 
     def seal_outside(self, body: bytes) -> bytes:
-        """The bytes of a message that is not counted: the last word on a session, which nobody answers."""
+        """The bytes of a message that is not counted, for the last one of a session."""
         self._num_told = self._num_received
         return Envelope(self.epoch, 0, self._num_received, body).sealed()
 
     def accept(self, envelope: Envelope) -> bool:
-        """Whether its body, which could be read, is news. SessionLost if messages are missing."""
+        """Whether its body is new. The caller has decoded the body. SessionLost if messages are missing."""
         if envelope.epoch > self.epoch:
             raise SessionLost("has begun another session: messages to it were lost")
         if envelope.epoch < self.epoch:
@@ -111,6 +111,7 @@ class Session:
             if envelope.body:
                 return True
             raise SessionLost("knows nothing of this session")
+
         num_arrived = self._num_received + bool(envelope.body)
         if envelope.number > num_arrived:
             raise SessionLost(f"has sent {envelope.number} messages, of which {num_arrived} arrived and could be read")
@@ -119,8 +120,10 @@ class Session:
         return is_news
 
     def tick(self) -> bytes:
-        """A while has passed. The bytes of an envelope without a body, to be sent now, where anything was sent before.
-        SessionLost if what was sent does not arrive."""
+        """Counts a tick and returns the bytes of an envelope without a body, to be sent now.
+
+        SessionLost if sent messages do not arrive. Send the bytes only if a message was sent before.
+        """
         self._num_ticks += bool(self._mark) and self._has_heard
         self._has_heard = False
         if self._mark and self._num_ticks >= MOST_TICKS:
@@ -130,5 +133,5 @@ class Session:
 
     @property
     def is_settled(self) -> bool:
-        """Whether both ends know that everything has arrived, so that a tick has nothing to say."""
+        """Whether both ends know that every message has arrived, so that no tick is needed."""
         return not self._num_sent or (not self._mark and self._num_told == self._num_received)

@@ -102,7 +102,7 @@ class PeerLink(Protocol):
         ...
 
     def tick(self) -> None:
-        """A while has passed: heartbeats go as often."""
+        """Called with every heartbeat."""
         ...
 
     def forget(self, instance: int) -> None:
@@ -137,7 +137,7 @@ class NoPeers:
         """Does nothing."""
 
     def tick(self) -> None:
-        """Nothing is on its way."""
+        """Does nothing."""
 
     def forget(self, instance: int) -> None:
         """Does nothing."""
@@ -184,7 +184,7 @@ class WorkerLoop:
     refusal_means: Mapping[str, str] = field(default_factory=dict)  # the likely cause of a refusal, by reason
     _session: Session = field(default_factory=lambda: Session(1))  # with the gateway
     _is_member: bool = False
-    _gateway_instance: int = 0  # of the gateway that was heard last; 0: of none yet
+    _gateway_instance: int = 0  # of the last gateway that answered; 0: none yet
     _join_deadline: float = 0.0
     _tell_at: float = 0.0  # when to log that no gateway answers
     _refusal: str = ""  # why the gateway has refused the connection since the last Welcome
@@ -239,7 +239,7 @@ class WorkerLoop:
         self._join_deadline, self._tell_at = now + JOIN_DEADLINE_S, now + SILENT_GATEWAY_S
 
     def _join_again(self) -> None:
-        """Begins another session with the gateway, which a Register opens."""
+        """Begins another session with the gateway. A Register opens it."""
         self._session = Session(self._session.epoch + 1)
         self._is_member, self._next_register = False, 0.0
         self._start_joining()
