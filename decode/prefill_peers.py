@@ -3,7 +3,7 @@
     greet -> (HelloAccepted | HelloRefused | silence) -> jobs | refusal | lost
       ^---------------- the session is lost -----------------------/
 
-What it does not know: sockets, requests.
+Job credit bounds the prompt tokens that are queued at one prefill worker.
 """
 
 from dataclasses import dataclass, field

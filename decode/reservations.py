@@ -1,6 +1,8 @@
-"""Decides when a request gets rows and pages, and holds the requests whose KV is on its way from prefill.
+"""Decides when a request gets rows and pages.
 
-queue -> (enough pages, rows and job credit) -> reserved: frames may land -> close
+    queue -> (enough pages, rows and job credit) -> reserved: frames may land -> close
+
+It holds the requests whose KV is on its way from prefill.
 """
 
 from collections import OrderedDict

@@ -1,7 +1,9 @@
-"""Pages of the n choices of one prompt. Choices share the full prompt pages; each has its own later pages.
+"""Pages of the n choices of one prompt.
 
-choice 0   [full prompt pages][partial page][output pages]
-choice c   [same, shared     ][a copy of it ][own output pages]
+    choice 0   [full prompt pages][partial page][output pages]
+    choice c   [same, shared     ][a copy of it ][own output pages]
+
+Choices share the full prompt pages. Each has its own later pages.
 """
 
 from collections.abc import Sequence

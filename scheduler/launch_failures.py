@@ -1,7 +1,9 @@
-"""Whether a worker should end because its launches fail, and not because of one request. Pure.
+"""Whether a worker should end because its launches fail.
 
-no failure --failed--> 1 --failed--> 2 --failed--> 3 or more, no request in all of them: broken
-     ^------------------- a launch succeeds ------------------'
+    no failure --failed--> 1 --failed--> 2 --failed--> 3 or more, no request in all of them: broken
+         ^------------------- a launch succeeds ------------------'
+
+It should not if one request explains the failures. Pure.
 """
 
 from collections.abc import Iterable

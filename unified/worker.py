@@ -1,6 +1,8 @@
-"""The unified worker: prefill and decode in one process, without a transfer. The baseline for disaggregation.
+"""The unified worker: prefill and decode in one process, without a transfer.
 
-Assign -> waiting -> chunks mixed with the running batch -> running batch -> Tokens
+    Assign -> waiting -> chunks mixed with the running batch -> running batch -> Tokens
+
+It is the baseline for disaggregation.
 """
 
 from collections import OrderedDict
