@@ -1,8 +1,6 @@
 """The `baton` command: reads the command line, finds every value, runs one command, answers with its exit status.
 
-    0   done, or ended by Ctrl-C     1   something failed while starting or serving     2   wrong configuration or model
-
-What it does not know: what the commands do.
+0   done, or ended by Ctrl-C     1   something failed while starting or serving     2   wrong configuration or model
 """
 
 import os
@@ -27,12 +25,12 @@ from runtime.process_life import EXIT_CONFIG
 from runtime.version import baton_version
 
 MAX_FILE_BYTES = 1 << 20
-# what `baton demo` starts, whatever environment and file say of servers
+# what `baton demo` starts; environment and file cannot change it
 _DEMO_FLAGS = {"prefill": "1", "decode": "1", "unified": "0", "host": "127.0.0.1", "port": "0"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `baton`; the exit status."""
+    """Runs `baton`; returns the exit status."""
     typed = list(sys.argv[1:] if argv is None else argv)
     try:
         line = parse(typed or ["--help"], baton_version())
@@ -44,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"baton: error: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
-    except KeyboardInterrupt:  # before or after the part that handles it
+    except KeyboardInterrupt:  # outside StopSignal, which handles it while a command runs
         return 0
     except BrokenPipeError:  # `baton config | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -56,7 +54,7 @@ def _run(line: CommandLine, config: Config) -> int:
         if line.as_json:
             print(config_report.as_json(config))
         else:
-            # in a pipe lines are for programs: none is folded to the width of a terminal that is not there
+            # programs read a pipe: do not fold its lines
             width = None if sys.stdout.isatty() else config_report.PIPE_WIDTH
             config_report.print_table(config, RichConsole(highlight=False, width=width))
         return 0
@@ -74,7 +72,7 @@ def _run(line: CommandLine, config: Config) -> int:
 
 
 def find_config(line: CommandLine, environment: Mapping[str, str]) -> Config:
-    """Every option of the command with its value and origin."""
+    """Finds the value and origin of every option of the command."""
     options, flags = options_for(line.command), line.flags
     if line.command == "demo":
         options, flags = (*options_for("serve"), *options), {**flags, **_DEMO_FLAGS}
@@ -84,7 +82,7 @@ def find_config(line: CommandLine, environment: Mapping[str, str]) -> Config:
 
 
 def read_file(path: str) -> ConfigFile:
-    """The configuration file at `path`."""
+    """Reads the configuration file at `path`; raises ConfigError if it cannot be read."""
     try:
         file = Path(path).expanduser()
         if file.exists() and not file.is_file():
@@ -96,7 +94,7 @@ def read_file(path: str) -> ConfigFile:
         raise _unreadable(path, f"not UTF-8 at byte {error.start}") from error
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
-    except RuntimeError as error:  # the home of nobody
+    except RuntimeError as error:  # `~name` of an unknown user
         raise _unreadable(path, str(error)) from error
     return parse_file(path, text)
 

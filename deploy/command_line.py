@@ -1,7 +1,4 @@
-"""The command line: argparse built from the option table, and errors that say what was meant.
-
-What it does not know: environment and file (runtime/layered_config.py), or what a command does.
-"""
+"""The command line: argparse built from the option table, and errors that suggest the right flag."""
 
 import argparse
 import shlex
@@ -22,13 +19,13 @@ Every flag is also an environment variable (--log-level: BATON_LOG_LEVEL) and a 
 (log-level = "debug"). A flag wins over the environment, the environment over the file; `baton config` shows
 the outcome."""
 KEYS_USAGE = "baton keys new DIR [NAME ...] | list DIR | revoke DIR NAME"
-_ALIKE = 0.8  # from here on a flag may have been meant
+_ALIKE = 0.8  # similarity of names from which a flag is suggested
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What was typed: a command, its flags by option name, unparsed; `as_json` is `baton config --json`; `words` are
-    those of `baton keys`; `spelled` has the flag as typed, which may be an alias, by option name."""
+    """The typed command. `flags` maps option names to unparsed values, `spelled` to the flags as typed (perhaps an
+    alias). `as_json` is `baton config --json`; `words` are the arguments of `baton keys`."""
 
     command: str
     flags: Mapping[str, str]
@@ -42,13 +39,12 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message.removeprefix("argument "))
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """No abbreviations: without this, `-p` is taken for `-pp`, whatever allow_abbrev says."""
+        """Allows no abbreviation. allow_abbrev is not enough: argparse would still read `-p` as `-pp`."""
         return []
 
 
 class _Once(argparse.Action):
-    """Stores what was typed; an option that is typed twice, also under another of its names, says what only if both
-    say the same."""
+    """Stores the typed value. An option typed twice, also under an alias, must have the same value both times."""
 
     def __call__(
         self,
@@ -62,7 +58,7 @@ class _Once(argparse.Action):
 
 
 class _Foreign(argparse.Action):
-    """A flag of another server: taken where it changes nothing, else refused with the reason. `const` is the flag."""
+    """A flag of another server. Accepts a value that changes nothing; refuses others. `const` is the ForeignFlag."""
 
     def __call__(
         self,
@@ -78,7 +74,7 @@ class _Foreign(argparse.Action):
 
 
 def parse(argv: Sequence[str], version: str) -> CommandLine:
-    """The command line of `baton`; ConfigError when it is wrong. `--help` and `--version` print and exit."""
+    """Parses the command line; raises ConfigError if it is wrong. `--help` and `--version` print and exit."""
     argv = _spelled_out(argv)
     _refuse_unknown_command(argv)
     found, rest = _parser(version).parse_known_args(argv)
@@ -87,6 +83,7 @@ def parse(argv: Sequence[str], version: str) -> CommandLine:
         if argument.startswith("-") or position > 0 or not has_model:
             raise _unknown(argument, found.command)
         _keep(found, MODEL_FLAG, argument)
+
     typed = dict(vars(found))
     command, as_json, words = typed.pop("command"), typed.pop("as_json", False), tuple(typed.pop("words", ()))
     spelled = typed.pop("spelled", {})
@@ -119,6 +116,7 @@ def _refuse_unknown_command(argv: Sequence[str]) -> None:
     first = argv[0] if argv else ""
     if first.startswith("-") and first not in ("-h", "--help", "--version"):
         raise _without_command(argv)
+
     if first and not first.startswith("-") and first not in COMMANDS:
         near = nearest_name(first, COMMANDS)
         hint = f", did you mean `baton {near}`?" if near else f"; commands are {', '.join(COMMANDS)}"
@@ -126,7 +124,7 @@ def _refuse_unknown_command(argv: Sequence[str]) -> None:
 
 
 def _without_command(argv: Sequence[str]) -> ConfigError:
-    """`baton --prefill 2`: the hint names the command that was typed later, or else one that has the flag."""
+    """The error for `baton --prefill 2`. It suggests the command typed later, or else a command that has the flag."""
     name = argv[0].partition("=")[0]
     owner = next((command for command in COMMANDS if name in _flags(command)), "serve")
     command = next((argument for argument in argv if argument in COMMANDS), owner)
@@ -150,7 +148,7 @@ def _unknown(argument: str, command: str) -> ConfigError:
 
 
 def _flags(command: str) -> list[str]:
-    """Every flag of a command under all its names."""
+    """All flags of a command, aliases included."""
     return [f"--{name}" for option in options_for(command) for name in (option.name, *option.aliases)]
 
 
@@ -170,6 +168,7 @@ def _parser(version: str) -> argparse.ArgumentParser:
         formatter_class=_formatter,
         allow_abbrev=False,
     )
+
     parser.add_argument("--version", action="version", version=f"baton {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     for name, what in COMMANDS.items():
@@ -188,10 +187,12 @@ def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, wha
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
+
     groups: dict[str, argparse._ArgumentGroup] = {}
     for option in options_for(name):
         group = groups.get(option.group) or groups.setdefault(option.group, parser.add_argument_group(option.group))
         _add_option(group, option)
+
     if name == "keys":
         parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     else:
@@ -215,7 +216,7 @@ def _add_foreign(parser: argparse.ArgumentParser, command: str) -> None:
     own = _flags(command)
     for flag in FOREIGN:
         names = [name for name in flag.names if name not in own]
-        # one that no value can mend is refused before a missing value is
+        # refuse a flag without any accepted value before argparse asks for its value
         nargs: int | str | None = 0 if flag.alone else None if flag.taken else "?"
         if names:
             parser.add_argument(

@@ -1,7 +1,4 @@
-"""`baton config`: every value and its origin, as a table or as JSON.
-
-What it does not know: how values were found.
-"""
+"""`baton config`: every value and its origin, as a table or as JSON."""
 
 import json
 
@@ -17,7 +14,7 @@ _STYLE = {Origin.FLAG: "bold green", Origin.ENVIRONMENT: "bold cyan", Origin.FIL
 
 
 def as_json(config: Config) -> str:
-    """A JSON object: option -> value, origin, place."""
+    """A JSON object: option -> {value, origin, place}."""
     found = {
         name: {"value": _plain(setting), "origin": setting.origin.value, "place": setting.place or None}
         for name, setting in config.settings.items()
@@ -26,10 +23,11 @@ def as_json(config: Config) -> str:
 
 
 def print_table(config: Config, console: Console) -> None:
-    """The table, grouped as the help is."""
+    """Prints the table, in the groups of the help."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("option", "value", "origin"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "option")
+
     group = ""
     for setting in config.settings.values():
         if setting.option.group != group:
@@ -38,6 +36,7 @@ def print_table(config: Config, console: Console) -> None:
             group = setting.option.group
             table.add_row(Text(group, style="dim italic"))
         table.add_row(*_row(setting))
+
     console.print(table)
 
 
@@ -52,7 +51,7 @@ def _row(setting: Setting) -> tuple[Text, Text, Text]:
 
 
 def show(setting: Setting) -> str:
-    """The value as one would write it; a value that is not set says what that means, in brackets."""
+    """The value as it is typed. For an unset value, its meaning in parentheses."""
     if setting.value is None:
         return f"({setting.option.unset or f'required by baton {setting.option.commands[0]}'})"
     return setting.text

@@ -1,8 +1,7 @@
-"""What a person sees while processes start, run and end: live progress on a terminal, plain lines elsewhere.
+"""Shows processes that start, run and end: live progress on a terminal, plain lines elsewhere.
 
-Progress, logs and trouble go to stderr; only the ready line and what it invites to paste go to stdout. From then on,
-what `baton` itself says has the form of a log line, with its time. What it does not know: processes, or when to show
-what (launcher.py, commands in serve.py).
+Progress, logs and errors go to stderr. Only the ready line and the commands below it go to stdout. After the ready
+line, messages of `baton` itself have the form of a log line, with a time.
 """
 
 import re
@@ -27,49 +26,49 @@ class Console(Protocol):
         """The process has been started."""
 
     def loading(self, name: str, details: Mapping[str, Any]) -> None:
-        """It is busy with `details["what"]`; `done` and `total`, if there, say how far it is."""
+        """The process is loading `details["what"]`; `done` and `total` are optional and give its progress."""
 
     def ready(self, name: str, details: Mapping[str, Any]) -> None:
-        """It serves."""
+        """The process serves."""
 
     def log_line(self, name: str, line: str) -> None:
-        """It wrote a line."""
+        """The process wrote a line."""
 
     def trouble(self, sentence: str) -> None:
-        """Something is wrong that a person should see."""
+        """Shows an error."""
 
     def note(self, sentence: str) -> None:
-        """Something a person may like to know."""
+        """Shows a remark."""
 
     def serving(self, lines: list[str]) -> None:
-        """Everything is up: ends the progress display and prints `lines` on stdout."""
+        """Ends the progress display and prints `lines` on stdout, once all processes serve."""
 
     def refresh(self) -> None:
-        """Time has passed."""
+        """Redraws the live display."""
 
     def close(self) -> None:
         """Ends any live display."""
 
 
 def make_console(log_level: str = "info") -> Console:
-    """A live display when stderr is a terminal, else plain lines. `log_level` is that of the processes."""
+    """A live display if stderr is a terminal, else plain lines. `log_level` is the level of the processes' logs."""
     return LiveConsole() if sys.stderr.isatty() else PlainConsole(with_logs=log_level in ("debug", "info"))
 
 
 def log_level_of(line: str) -> str:
-    """`warning`, as one of our log lines says; empty for other lines."""
+    """The level of one of our log lines, such as `warning`; empty for other lines."""
     found = _LOG_LINE.match(line)
     return found["level"] if found else ""
 
 
 def with_name(name: str, line: str) -> str:
-    """A child's line with its name in front, unless it is one of our log lines, which carry it."""
+    """The line with the process's name in front. Our own log lines carry the name already."""
     found = _LOG_LINE.match(line)
     return line if found and found["process"] == name else f"{name} | {line}"
 
 
 def describe_loading(details: Mapping[str, Any]) -> str:
-    """`loading weights 40%`, or `joining the gateway`: a phrase that begins with what is done stays as it is."""
+    """`loading weights 40%`. A phrase that begins with a verb stays as it is: `joining the gateway`."""
     what = str(details.get("what", ""))
     text = what if what.split(" ", maxsplit=1)[0].endswith("ing") else f"loading {what}".rstrip()
     done, total = details.get("done"), details.get("total")
@@ -88,15 +87,15 @@ def describe_ready(details: Mapping[str, Any]) -> str:
 
 
 def stamped(level: str, sentence: str) -> str:
-    """What `baton` itself says while it serves, in the form of runtime/log.py: `2026-01-31T12:00:00.000Z error baton
-    decode-0 was killed by SIGKILL`."""
+    """A message of `baton` in the form of runtime/log.py: `2026-01-31T12:00:00.000Z error baton decode-0 was killed by
+    SIGKILL`."""
     at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
     return f"{at}Z {level} baton {sentence}"
 
 
 class PlainConsole:
-    """One line per event, for files and pipes. A loading step is shown once, not for every percent; what the processes'
-    logs tell as well is left to them, if they come (`with_logs`)."""
+    """One line per event, for files and pipes. A loading step is shown once, not for every percent. With
+    `with_logs`, events that the processes log as well are not shown."""
 
     def __init__(self, *, with_logs: bool) -> None:
         self._with_logs = with_logs
@@ -150,7 +149,7 @@ class PlainConsole:
 
 
 class _Seconds(ProgressColumn):
-    """Time since the start of a process, or what its start took."""
+    """Seconds since the start of a process, or the time its start took."""
 
     def render(self, task: Task) -> Text:
         seconds = task.finished_time if task.finished_time is not None else (task.elapsed or 0.0)

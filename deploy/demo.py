@@ -1,7 +1,6 @@
 """`baton demo`: one prefill and one decode worker, one answer streamed to the terminal, its time line, the end.
 
-The request runs in a thread of its own while the main thread keeps watching the processes. What it does not know: what
-the moments of the time line mean; it shows whatever names arrive.
+The request runs in its own thread, and the main thread watches the processes.
 """
 
 import http.client
@@ -38,14 +37,14 @@ _TIMEOUT_S = 120.0
 
 
 class DemoFailed(BatonError):
-    """The answer did not come."""
+    """The request was not answered."""
 
     code = "demo_failed"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, and how long that took the client."""
+    """The answer, and its time by the client's clock."""
 
     text: str
     num_tokens: int
@@ -54,7 +53,7 @@ class Answer:
 
 
 def demo(config: Config, console: Console) -> int:
-    """Runs the demonstration; the exit status."""
+    """Runs the demonstration; returns the exit status."""
     model = find_model(config["model"])
     check_device(config["device"])
     check_lengths(config, model, console)
@@ -64,6 +63,7 @@ def demo(config: Config, console: Console) -> int:
     plan = serve_plan(config, model, name, count_cores(), gpus=gpus)
     keys_file = config.path("api-key-file")
     api_key = "" if keys_file is None else read_api_keys(keys_file)[0]
+
     clock = MonotonicClock()
     began = clock.now()
     with StopSignal() as stop, Launcher(console, stop, clock, PROJECT) as launcher:
@@ -81,14 +81,15 @@ def demo(config: Config, console: Console) -> int:
         except Stopped:
             console.close()
             return 0
+
         _show(answer)
         launcher.stop(quietly=True)
     return 0
 
 
 def prompt_fields(config: Config, texts: Path) -> dict[str, Any]:
-    """The fields of the request with the prompt: token ids where the folder `texts` has no tokenizer. ConfigError for a
-    text that was asked for there."""
+    """The prompt as fields of the request: token ids if the folder `texts` has no tokenizer. Raises ConfigError if
+    --prompt was given and the folder has none."""
     prompt = config["prompt"]
     if has_tokenizer(texts):
         return {"prompt": prompt}
@@ -102,7 +103,7 @@ def prompt_fields(config: Config, texts: Path) -> dict[str, Any]:
 
 
 def _watch_request(launcher: Launcher, stop: StopSignal, request: "Request") -> Answer:
-    """Keeps the processes' logs flowing until the request is over. Raises DemoFailed or Stopped."""
+    """Watches the processes until the request is over. Raises DemoFailed or Stopped."""
     request.start()
     while not request.finished.is_set():
         for ended in launcher.turn(timeout_s=0.02):
@@ -123,7 +124,7 @@ def _show(answer: Answer) -> None:
 
 
 class Request(threading.Thread):
-    """Streams one completion to stdout. `finished` is set when it is over, `answer()` then returns or raises."""
+    """Streams one completion to stdout. `finished` is set when it is over; then call `answer()`."""
 
     def __init__(self, url: str, body: dict[str, Any], clock: Clock, api_key: str = "") -> None:
         super().__init__(name="demo-request", daemon=True)
@@ -136,7 +137,7 @@ class Request(threading.Thread):
         self._error: DemoFailed | None = None
 
     def run(self) -> None:
-        """The thread's work."""
+        """Runs the request in this thread."""
         try:
             self._answer = self._stream()
         except DemoFailed as error:
@@ -145,11 +146,11 @@ class Request(threading.Thread):
             self._error = DemoFailed(f"the request to {self._url} failed: {error}")
         finally:
             if self._answer is None:
-                print(flush=True)  # the error has a line of its own, below the prompt
+                print(flush=True)  # the error goes on its own line, below the prompt
             self.finished.set()
 
     def answer(self) -> Answer:
-        """The answer; DemoFailed says why there is none."""
+        """The answer. Raises DemoFailed if there is none."""
         if self._answer is None:
             raise self._error or DemoFailed("the request was not made")
         return self._answer
@@ -160,26 +161,28 @@ class Request(threading.Thread):
         pieces: list[str] = []
         moments: tuple[Moment, ...] = ()
         num_tokens = 0
+
         for chunk in completion_chunks(self._url, self._body, self._api_key):
             if "error" in chunk:
                 raise DemoFailed(str(chunk["error"].get("message", chunk["error"])))
             moments = read_moments(chunk) or moments
             num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
             for choice in chunk.get("choices", ()):
-                ids = choice.get("token_ids")  # there if they were asked for
+                ids = choice.get("token_ids")  # present if the request asked for token ids
                 pieces.append(choice.get("text", "") if ids is None else "".join(f" {each}" for each in ids))
                 sys.stdout.write(printable(pieces[-1]))
                 sys.stdout.flush()
+
         return Answer("".join(pieces), num_tokens, moments, self._clock.now() - began)
 
 
 def printable(text: str) -> str:
-    """`text` without what a terminal would obey."""
+    """`text` without control characters, which a terminal would obey."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def completion_chunks(url: str, body: dict[str, Any], api_key: str = "") -> Iterator[dict[str, Any]]:
-    """The JSON chunks of a streamed completion, without `[DONE]`. An answer that is no stream is one chunk."""
+    """The JSON chunks of a streamed completion, without `[DONE]`. An HTTP error is one chunk with `error`."""
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "127.0.0.1", where.port, timeout=_TIMEOUT_S)
     try:
@@ -189,6 +192,7 @@ def completion_chunks(url: str, body: dict[str, Any], api_key: str = "") -> Iter
         if response.status != 200:
             yield _error_chunk(response.status, response.read())
             return
+
         for line in response:
             text = line.decode().strip()
             if text.startswith("data: ") and text != "data: [DONE]":

@@ -1,6 +1,6 @@
-"""What a person is told when a process has ended by itself: how, what still serves, and how to start another. Pure.
+"""Sentences for a process that ended by itself: how it ended, what still serves, how to start another. Pure.
 
-What it does not know: processes, or workers that joined from elsewhere (it speaks of those that this command started).
+They count only the workers that this command started.
 """
 
 import shlex
@@ -19,7 +19,7 @@ from runtime.options import Kind
 from runtime.settings import WorkerSettings
 
 _TELLING = ("warning", "error", "critical")
-# what is this command's own affair and not that of a worker started in place of another
+# flags that a replacement worker does not take over
 _NOT_THE_WORKERS = frozenset(
     {"role", "worker-id", "host", "gateway", "config", "log-level", "workers-on-host", "cpus", "gpus"}
 )
@@ -27,20 +27,20 @@ _NOT_THE_WORKERS = frozenset(
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that has ended: `code` is its exit status or minus the signal; `last_line` is of its log."""
+    """A process that has ended. `code` is the exit status, or minus the signal; `last_line` is the last of its log."""
 
     name: str
     code: int
     last_line: str
-    failure: str = ""  # the reason that it gave itself, with the code of that error
+    failure: str = ""  # the error that the process reported, and its code
     failure_code: str = ""
     was_ready: bool = True
-    killed_because: str = ""  # by its supervisor
+    killed_because: str = ""  # why the supervisor killed it
 
 
 def describe_end(ended: Ended) -> str:
-    """`decode-0 was killed by SIGKILL`, `decode-0 ended with exit status 1; its last line: ...`, or `...: the reason`
-    that the process or its supervisor gave."""
+    """`decode-0 was killed by SIGKILL`, or `decode-0 ended with exit status 1; its last line: ...`. The reason that the
+    process or its supervisor gave replaces the last line."""
     if ended.killed_because:
         return f"{ended.name} {ended.killed_because} and was killed"
     how = f"ended with {describe_exit(ended.code)}" if ended.code >= 0 else f"was {describe_exit(ended.code)}"
@@ -50,7 +50,7 @@ def describe_end(ended: Ended) -> str:
 
 
 def describe_restart(life: Life, max_restarts: int) -> str:
-    """What follows an end, for what has ended and is in the state that `life` says."""
+    """What follows the end of a process, by its state in `life`."""
     if life.state is State.GIVEN_UP:
         if max_restarts == 0:
             return "it is not started again (--max-restarts 0)"
@@ -64,14 +64,14 @@ def describe_restart(life: Life, max_restarts: int) -> str:
 
 
 def last_words(ended: Ended) -> str:
-    """`; its last line: ...` where that line may tell why: a failure's last, or a warning or error; else nothing."""
+    """`; its last line: ...` if the process failed or the line is a warning or error; else empty."""
     line = ended.last_line.strip()
     return f"; its last line: {line}" if line and (ended.code > 0 or log_level_of(line) in _TELLING) else ""
 
 
 def describe_loss(role: str, left: Sequence[str], start: Callable[[str], str]) -> str:
-    """What the loss of a worker means. `left` are the roles of those that still run; `start` is the command that starts
-    a worker of a role."""
+    """What the loss of a worker means. `left` are the roles of the remaining workers; `start(role)` is the command that
+    starts a worker."""
     if "unified" in left or {"prefill", "decode"} <= set(left):
         verb = "serves" if len(left) == 1 else "serve"
         return f"{count_roles(left)} still {verb}: new requests go there. Start another: {start(role)}"
@@ -84,7 +84,7 @@ def describe_loss(role: str, left: Sequence[str], start: Callable[[str], str]) -
 
 
 def replacement(role: str, control: str, flags: Sequence[str], workers: int, on_gpu: Sequence[str] = ()) -> str:
-    """The command that starts a worker of `role` in place of one of `workers` on this machine, `on_gpu` as it was."""
+    """The command that starts a worker of `role`. `workers` counts those on this machine; `on_gpu` are GPU flags."""
     words = ["baton", "worker", "--role", role, "--gateway", control, *flags, *on_gpu]
     if workers > 1:
         words += ["--workers-on-host", str(workers)]
@@ -92,7 +92,7 @@ def replacement(role: str, control: str, flags: Sequence[str], workers: int, on_
 
 
 def gpu_flags(settings: WorkerSettings) -> tuple[str, ...]:
-    """The flags of `baton worker` for the GPU of a worker; none for one without."""
+    """The flags of `baton worker` that name the worker's GPU; empty without a GPU."""
     gpu = gpu_of(settings)
     if gpu is None:
         return ()
@@ -101,18 +101,18 @@ def gpu_flags(settings: WorkerSettings) -> tuple[str, ...]:
 
 
 def worker_flags(config: Config) -> tuple[str, ...]:
-    """What was chosen for the workers, as flags of `baton worker`."""
+    """The options of the workers that differ from their defaults, as flags of `baton worker`."""
     found: list[str] = []
     for option in options_for("worker"):
         setting = config.settings.get(option.name)
         if setting is None or setting.origin is Origin.DEFAULT or option.name in _NOT_THE_WORKERS:
             continue
-        # the command may be typed in another folder
+        # the user may type the command in another folder
         text = str(Path(setting.text).expanduser().resolve()) if option.is_path else setting.text
         found += [f"{option.flag}={text}"] if option.kind is Kind.SWITCH else [option.flag, text]
     return tuple(found)
 
 
 def count_left(roles: Mapping[str, str], gone: Collection[str]) -> list[str]:
-    """Roles of the workers (name -> role) that have not ended."""
+    """The roles of the workers (name -> role) that are not in `gone`."""
     return [role for name, role in roles.items() if name not in gone]

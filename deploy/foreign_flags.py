@@ -1,8 +1,7 @@
 """Flags of vLLM and SGLang that Baton does not have, each with what Baton does instead and the flag for it.
 
-A value that asks for what Baton does anyway is taken. Any other is refused with a sentence. A flag that means the same
-here is not in this table: it is an alias, in the annotation of its option. What it does not know: how flags are read
-(command_line.py).
+A value that changes nothing in Baton is accepted; any other is refused with a reason. A flag with the same meaning in
+Baton is not in this table: it is an alias, in the annotation of its option.
 """
 
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from protocol.brief import brief
 
 @dataclass(frozen=True)
 class ForeignFlag:
-    """One flag under all its names. `taken` are the values that change nothing here. One that is `alone` has no value,
-    and is taken. `why` is a clause: what Baton does, and the flag for it if there is one."""
+    """One flag with all its names. Values in `taken` are accepted. A flag that is `alone` has no value and is accepted.
+    `why` is a clause: what Baton does, and its flag, if there is one."""
 
     names: tuple[str, ...]
     why: str
@@ -21,7 +20,7 @@ class ForeignFlag:
     alone: bool = False
 
     def refusal(self, name: str, value: str | None) -> str | None:
-        """Why the flag, typed as `name`, is refused with this value; None if it is taken."""
+        """Why the flag, typed as `name`, is refused with this value; None if it is accepted."""
         if self.alone or value in self.taken:
             return None
         if self.taken:
@@ -153,7 +152,7 @@ _SHORT = sorted((name for flag in FOREIGN for name in flag.names if not name.sta
 
 
 def detached(argument: str) -> list[str]:
-    """A short flag with its value attached, `-tp2`, as flag and value; any other argument as it is."""
+    """Splits a short flag with an attached value, `-tp2`, into flag and value; returns others unchanged."""
     name = next((name for name in _SHORT if argument.startswith(name)), argument)
     value = argument.removeprefix(name)
     return [name, value] if value and not value.startswith("=") else [argument]
