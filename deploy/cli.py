@@ -32,6 +32,7 @@ _DEMO_FLAGS = {"prefill": "1", "decode": "1", "unified": "0", "host": "127.0.0.1
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `baton`; returns the exit status."""
     typed = list(sys.argv[1:] if argv is None else argv)
+
     try:
         line = parse(typed or ["--help"], baton_version())
         config = find_config(line, os.environ)
@@ -58,9 +59,11 @@ def _run(line: CommandLine, config: Config) -> int:
             width = None if sys.stdout.isatty() else config_report.PIPE_WIDTH
             config_report.print_table(config, RichConsole(highlight=False, width=width))
         return 0
+
     if line.command == "keys":
         print("\n".join(keys(line.words, KEYS_USAGE)))
         return 0
+
     check_imports()
     check_distributions()
     commands = {"serve": serve, "gateway": gateway, "worker": worker, "demo": demo}

@@ -1,8 +1,7 @@
-"""Which GPU each worker computes on. Pure: what was asked, and how many GPUs there are, in; each worker's GPU out.
+"""Which GPU each worker computes on: reads --gpus and --device and gives each worker a GPU. Pure.
 
-GPUs have the numbers that torch gives them: 0, 1, ... among those that CUDA_VISIBLE_DEVICES leaves. Workers are told
-their number and see all GPUs, because CUDA IPC maps memory of no GPU that the process does not see. What it does not
-know: how GPUs are counted (host.py), or how a worker's memory is sized (model/kv_sizing.py).
+GPU numbers are torch's: 0, 1, ... among the GPUs in CUDA_VISIBLE_DEVICES. A worker is told its number and still sees
+all GPUs, because CUDA IPC maps only memory of GPUs that the process sees.
 """
 
 from collections import Counter
@@ -17,15 +16,15 @@ _LIST = NumberList("gpus", "GPU", "all, or GPUs such as 0,1 or 0-3")
 
 
 def read_gpus(asked: str, device: str, count: int) -> tuple[int, ...]:
-    """The GPUs that workers may compute on, when `count` are visible; none where they are to use the CPU. `asked` is
-    what --gpus says, `device` what --device says: auto, cpu, cuda, or one GPU as cuda:N. ConfigError where the two
-    contradict one another or name a GPU that is not there."""
+    """The GPUs that workers may compute on, of `count` visible ones; empty for the CPU. `asked` is --gpus; `device` is
+    --device: auto, cpu, cuda or cuda:N. Raises ConfigError if the two contradict each other or name a missing GPU."""
     one = device.partition(":")[2]
     if one and int(one) >= count:
         there = f"there are {show_numbers(range(count))}" if count else "torch finds no GPU here"
         raise ConfigError(f"--device: got {device!r}, but {there}", param="device")
     if device == "cuda" and not count:
         raise ConfigError("--device: got 'cuda', but torch finds no GPU here", param="device")
+
     if asked == ALL:
         return (int(one),) if one else () if device == "cpu" else tuple(range(count))
     if device == "cpu":
@@ -37,8 +36,8 @@ def read_gpus(asked: str, device: str, count: int) -> tuple[int, ...]:
 
 
 def read_gpu(asked: str | None, device: str, count: int) -> int | None:
-    """The GPU of a worker that is alone: the one that is named, else the first. None for the CPU. ConfigError as above,
-    and where several are named."""
+    """The GPU of a single worker: the named one, else the first; None for the CPU. Raises ConfigError like `read_gpus`,
+    and if several GPUs are named."""
     found = read_gpus(asked or ALL, device, count)
     if is_named(asked, device) and len(found) > 1:
         raise ConfigError(f"--gpus: got {brief(asked)}, expected one GPU for one worker", param="gpus")
@@ -46,20 +45,20 @@ def read_gpu(asked: str | None, device: str, count: int) -> int | None:
 
 
 def is_named(asked: str | None, device: str) -> bool:
-    """Whether --gpus or --device says which GPU, rather than any."""
+    """Whether --gpus or --device names a GPU."""
     return asked not in (None, ALL) or ":" in device
 
 
 def share_gpus(gpus: Sequence[int], roles: Sequence[str]) -> list[int | None]:
-    """Each worker's GPU, in the order of the workers, which are given by their roles. None without GPUs.
+    """Each worker's GPU, in the order of `roles`, one role a worker. None without GPUs.
 
-    A worker goes to a GPU that has the fewest workers. Among several it goes to one that has the fewest of its role,
-    and among several of those to the next after its partner's, so that the two are apart. The first prefill and the
-    first decode worker are partners, and so on.
+    A worker gets the GPU with the fewest workers; of equal ones, the GPU with the fewest workers of its role; of those,
+    the next after its partner's GPU. The first prefill and the first decode worker are partners, and so on.
     """
     if not gpus:
         return [None] * len(roles)
-    places: list[int] = []  # in `gpus`, of the workers so far
+
+    places: list[int] = []  # for each worker so far, the index in `gpus`
     for index, role in enumerate(roles):
         together = Counter(places)
         of_role = Counter(place for place, each in zip(places, roles, strict=False) if each == role)
@@ -71,14 +70,14 @@ def share_gpus(gpus: Sequence[int], roles: Sequence[str]) -> list[int | None]:
 
 
 def _partner(index: int, roles: Sequence[str]) -> int | None:
-    """The prefill worker that is the partner of a decode worker behind it; None where there is none."""
+    """The index of the prefill worker that is the partner of a later decode worker; None without one."""
     earlier = [each for each, role in enumerate(roles[:index]) if role == "prefill"]
     place = roles[:index].count(roles[index])
     return earlier[place] if roles[index] == "decode" and place < len(earlier) else None
 
 
 def describe_gpus(gpu_of: Mapping[str, int | None]) -> list[str]:
-    """A line for each GPU that workers (name -> GPU) compute on: `GPU 1: decode-0`."""
+    """One line for each used GPU, such as `GPU 1: decode-0`. `gpu_of` maps worker names to GPUs."""
     lines = []
     for gpu in sorted({each for each in gpu_of.values() if each is not None}):
         names = [name for name, each in gpu_of.items() if each == gpu]

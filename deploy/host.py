@@ -1,7 +1,4 @@
-"""What this machine offers: cores (affinity and cgroup quota), a GPU, an address that faces a peer, a free port.
-
-What it does not know: how the cores are divided (layout.py).
-"""
+"""What this machine offers: cores (affinity and cgroup quota), a GPU, an address that faces a peer, a free port."""
 
 import math
 import os
@@ -18,7 +15,7 @@ from runtime.process_life import thread_environment
 _CGROUP = Path("/sys/fs/cgroup")
 _ASK_TORCH = "import torch; print(torch.cuda.device_count())"
 _ASK_TORCH_S = 120.0
-# where drivers that torch calls cuda show themselves: NVIDIA's, its boards', a Windows host's, AMD's
+# files of drivers that torch calls cuda: NVIDIA, NVIDIA boards, Windows hosts, AMD
 _GPU_SIGNS = ("dev/nvidia*", "proc/driver/nvidia", "dev/nvhost-*", "dev/nvmap", "dev/dxg", "dev/kfd")
 
 
@@ -30,7 +27,7 @@ def count_cores(proc: Path = Path("/proc/self/cgroup"), root: Path = _CGROUP) ->
 
 
 def available_cpus() -> tuple[int, ...]:
-    """Numbers of the cores that this process may run on."""
+    """The numbers of the cores that this process may run on."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
@@ -49,6 +46,7 @@ def cpu_quota(proc: Path, root: Path) -> float | None:
                 for folder in _upwards(root / name, path):
                     texts = [_read(folder / f"cpu.cfs_{each}_us").strip() for each in ("quota", "period")]
                     quotas.append(_quota(*texts))
+
     finite = [quota for quota in quotas if math.isfinite(quota)]
     return min(finite, default=None)
 
@@ -72,7 +70,7 @@ def _read(path: Path) -> str:
 
 
 def check_device(device: str, root: Path = Path("/")) -> None:
-    """ConfigError when `device` is cuda and no driver of a GPU is here. Whether one that is here works, workers see."""
+    """Raises ConfigError if `device` is cuda and no GPU driver is here. Workers find out whether a driver works."""
     if device.startswith("cuda") and not has_gpu_driver(root):
         raise ConfigError(
             f"--device: got {device!r}, but this machine shows no GPU (no /dev/nvidia*, no /proc/driver/nvidia);"
@@ -82,14 +80,15 @@ def check_device(device: str, root: Path = Path("/")) -> None:
 
 
 def count_gpus(device: str, root: Path = Path("/")) -> int:
-    """How many GPUs workers will see; 0 where no driver of one is here, and for `--device cpu`.
+    """The number of GPUs that workers will see; 0 without a GPU driver and for `--device cpu`.
 
-    torch is asked, because workers go by what it says: it knows CUDA_VISIBLE_DEVICES, by number, by UUID and by MIG
-    name, and a build of it without CUDA sees none. It is asked in a process of its own, because to import it takes
-    seconds and hundreds of megabytes that this process would keep. ConfigError when it does not answer.
+    torch counts, because workers use torch: it reads CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG names), and without CUDA
+    support it sees none. It runs in a separate process: importing it takes seconds and hundreds of megabytes. Raises
+    ConfigError if torch does not answer.
     """
     if device == "cpu" or not has_gpu_driver(root):
         return 0
+
     environment = os.environ | thread_environment(1)
     try:
         done = subprocess.run(
@@ -102,6 +101,7 @@ def count_gpus(device: str, root: Path = Path("/")) -> int:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"--gpus: cannot count the GPUs: {error}", param="gpus") from error
+
     if done.returncode != 0 or not done.stdout.strip().isdigit():
         why = brief((done.stderr or done.stdout).strip().rpartition("\n")[2])
         raise ConfigError(f"--gpus: torch cannot count the GPUs: {why}", param="gpus")
@@ -109,12 +109,12 @@ def count_gpus(device: str, root: Path = Path("/")) -> int:
 
 
 def has_gpu_driver(root: Path = Path("/")) -> bool:
-    """Whether this machine shows a driver of GPUs. It may still be that none works."""
+    """Whether this machine has a GPU driver. The driver may still not work."""
     return any(next(root.glob(sign), None) for sign in _GPU_SIGNS)
 
 
 def check_port_free(host: str, port: int) -> None:
-    """ConfigError when nothing can listen at `host`:`port` now. Port 0 is always free."""
+    """Raises ConfigError if `host`:`port` cannot be listened on now. Port 0 is always free."""
     listen(host, port, 1, host_name="--host", port_name="--port").close()
 
 

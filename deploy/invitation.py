@@ -1,14 +1,11 @@
-"""The lines that say that Baton is up, with something to paste. Pure.
-
-What it does not know: processes or terminals.
-"""
+"""The lines printed when Baton is ready, with a command to paste. Pure."""
 
 import json
 import shlex
 from collections.abc import Sequence
 
 PROMPT = "Once upon a time"
-TOKEN_IDS = {"prompt": [1, 2, 3], "return_token_ids": True}  # what a model without a tokenizer can be asked
+TOKEN_IDS = {"prompt": [1, 2, 3], "return_token_ids": True}  # a request to a model without a tokenizer
 
 
 def serve_lines(
@@ -20,7 +17,7 @@ def serve_lines(
     with_text: bool,
     api_key_file: str | None = None,
 ) -> list[str]:
-    """The ready line of `baton serve` and a curl that works. `workers` are roles."""
+    """The ready line of `baton serve` and a curl command. `workers` are the workers' roles."""
     url = local_url(http)
     body: dict[str, object] = {"model": served_model_name, "prompt": PROMPT, "max_tokens": 64, "stream": True}
     if not with_text:
@@ -32,8 +29,8 @@ def serve_lines(
 
 
 def gateway_lines(http: str, control: str, model: str | None, trust: str = "") -> list[str]:
-    """The ready line of `baton gateway` and the commands that join workers. `model` is None for the bundled one,
-    `trust` the option that says whom to trust, if there is one."""
+    """The ready line of `baton gateway` and the commands that join workers. `model` is None for the bundled model;
+    `trust` is --keys or --trust-network, or empty."""
     served = ("" if model is None else f" --model {shlex.quote(model)}") + (f" {trust}" if trust else "")
     return [
         f"Ready: gateway at {local_url(http)}, workers dial {control}. Ctrl-C ends it. Join workers with these"
@@ -55,19 +52,19 @@ def count_roles(workers: Sequence[str]) -> str:
 
 
 def curl(url: str, body: dict[str, object], api_key_file: str | None = None) -> str:
-    """A shell command that posts `body` to /v1/completions, with the first key of the file if there is one."""
+    """A shell command that posts `body` to /v1/completions, with the first key of `api_key_file`, if given."""
     written = shlex.quote(json.dumps(body, ensure_ascii=False))
     key = ""
-    if api_key_file is not None:  # the key itself does not stand in the terminal
+    if api_key_file is not None:  # the command reads the key from the file, so that no terminal shows it
         key = f""" -H "Authorization: Bearer $(awk '$1 ~ /^[^#]/ {{print $1; exit}}' {shlex.quote(api_key_file)})\""""
     return f"curl -N -s {url}/v1/completions -H 'Content-Type: application/json'{key} -d {written}"
 
 
 def local_url(http: str) -> str:
-    """`http` with an address that can be dialled from this machine in place of a wildcard."""
+    """`http`, with a loopback address in place of a wildcard."""
     return http.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
 
 
 def dialable(control: str) -> str:
-    """A control endpoint as to be typed elsewhere: a wildcard becomes a placeholder."""
+    """`control`, with the placeholder THIS_HOST in place of a wildcard."""
     return control.replace("://0.0.0.0:", "://THIS_HOST:").replace("://[::]:", "://THIS_HOST:")

@@ -1,11 +1,10 @@
-"""`baton keys`: makes the folders that `--keys` takes, one for the gateway and one for each host of workers.
+"""`baton keys`: makes the folders for `--keys`, one for the gateway and one for each host of workers.
 
     keys/gateway/   own.key_secret  gateway.key  allowed/{gateway,host-a,host-b}.key
     keys/host-a/    own.key_secret  gateway.key  allowed/{gateway,host-a,host-b}.key
     ...
 
-The lists are equal; each folder is complete, so that a host gets its own and nothing else. What it does not know: how
-folders come to their hosts, or what is done with keys (runtime/curve.py).
+All `allowed` lists are equal. Each folder is complete: copy a host's folder, and no other, to that host.
 """
 
 import re
@@ -20,18 +19,19 @@ from protocol.errors import ConfigError
 from runtime.keys import ALLOWED, GATEWAY, OWN, allowed_in, read_keys
 
 GATEWAY_NAME = "gateway"
-WORKER_NAME = "worker"  # where no host is named
+WORKER_NAME = "worker"  # used if no host is named
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _VERBS = "new", "list", "revoke"
 
 
 def keys(words: Sequence[str], usage: str) -> list[str]:
-    """What `baton keys WORDS` does; returns the lines to print. ConfigError for words that make no sense."""
+    """Runs `baton keys WORDS`; returns the lines to print. Raises ConfigError for wrong words."""
     verb, folder, names = (
         (words[0] if words else ""),
         Path(words[1]).expanduser() if len(words) > 1 else None,
         words[2:],
     )
+
     if verb not in _VERBS:
         got = f"got {brief(verb)}, expected" if words else "expected"
         raise ConfigError(f"keys: {got} one of {', '.join(_VERBS)}; {usage}")
@@ -40,6 +40,7 @@ def keys(words: Sequence[str], usage: str) -> list[str]:
     for name in names:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"keys {verb}: got the name {brief(name)}, expected letters, digits, '.', '_' and '-'")
+
     try:
         if verb == "new":
             return new(folder, names)
@@ -49,8 +50,8 @@ def keys(words: Sequence[str], usage: str) -> list[str]:
 
 
 def new(folder: Path, names: Sequence[str]) -> list[str]:
-    """Makes a pair for each of `names`, in folders of their own, and one for the gateway if `folder` is new. All are on
-    the list of all."""
+    """Makes a key pair and a folder for each of `names`, and for the gateway if `folder` is new. Every folder lists all
+    public keys."""
     is_new = not (folder / GATEWAY_NAME).exists()
     if is_new and folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"keys new: {folder} is not empty, and holds no keys; expected a new folder")
@@ -58,10 +59,12 @@ def new(folder: Path, names: Sequence[str]) -> list[str]:
         read_keys(folder / GATEWAY_NAME, for_gateway=True)
         if not names:
             raise ConfigError(f"keys new: {folder} has keys; name the hosts to add: baton keys new {folder} NAME ...")
+
     wanted = [*([GATEWAY_NAME] if is_new else []), *dict.fromkeys(names or [WORKER_NAME])]
     for name in wanted:
         if (folder / name).exists() or wanted.count(name) > 1:
             raise ConfigError(f"keys new: {folder / name} is there already; expected another name")
+
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in wanted:
         _make(folder, name)
@@ -69,6 +72,7 @@ def new(folder: Path, names: Sequence[str]) -> list[str]:
     for member in members:
         for each in members:
             _copy(folder / each / ALLOWED / f"{each}.key", folder / member / ALLOWED)
+
     whose = {GATEWAY_NAME: "the gateway"}
     lines = [f"{folder / name}: --keys of {whose.get(name, 'workers')}" for name in wanted]
     if not is_new:
@@ -78,19 +82,20 @@ def new(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def list_keys(folder: Path) -> list[str]:
-    """Who may connect: a name and a public key in each line."""
+    """One line for each allowed key: its name and the public key."""
     place = folder / GATEWAY_NAME if (folder / GATEWAY_NAME).is_dir() else folder
     read_keys(place)
     return [f"{name:<20} {public}" for public, name in allowed_in(place).items()]
 
 
 def revoke(folder: Path, name: str) -> list[str]:
-    """Takes a name off every list, and deletes its folder."""
+    """Removes a name from every list and deletes its folder."""
     read_keys(folder / GATEWAY_NAME, for_gateway=True)
     known = sorted(allowed_in(folder / GATEWAY_NAME).values())
     if name == GATEWAY_NAME or name not in known:
         others = ", ".join(each for each in known if each != GATEWAY_NAME) or "nobody: there are no others"
         raise ConfigError(f"keys revoke: got {brief_name(name)}, expected one of {others}")
+
     if (folder / name / OWN).exists():
         shutil.rmtree(folder / name)
     for member in _members(folder):
@@ -110,7 +115,7 @@ def _make(folder: Path, name: str) -> None:
     for each in (place, place / ALLOWED):
         each.mkdir(mode=0o700)
     public, secret = create_certificates(place, Path(OWN).stem)
-    Path(secret).chmod(0o600)  # nobody else could enter the folder until now
+    Path(secret).chmod(0o600)  # until now the folder's mode 0700 protected the file
     Path(public).chmod(0o600)
     Path(public).rename(place / ALLOWED / f"{name}.key")
     _copy(folder / GATEWAY_NAME / ALLOWED / f"{GATEWAY_NAME}.key", place, GATEWAY)

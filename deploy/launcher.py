@@ -1,8 +1,7 @@
 """Starts processes, waits until they serve, watches them, ends them. One thread, one selector.
 
-Raises StartFailed with one sentence for a person. What it does not know: what the processes do, or how progress looks
-(console.py). A process that ends after its start is reported once, by `turn`; whoever calls decides what follows
-(supervisor.py) and may start it again.
+A failed start raises StartFailed with one sentence. `turn` reports a later end once; the supervisor then decides
+whether to start the process again.
 """
 
 import select
@@ -21,14 +20,14 @@ from protocol.errors import BatonError
 from runtime.clock import Clock
 from runtime.process_life import EXIT_CONFIG, StopSignal
 
-SILENCE_S = 600.0  # a start without any news for so long has failed
+SILENCE_S = 600.0  # a start that sends no status event for this long has failed
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
-LAST_WORDS_S = 3.0  # from a process's word that it fails to its end
+LAST_WORDS_S = 3.0  # from a process's status "failed" to its end
 _TURN_S = 0.1
 
 
 class StartFailed(BatonError):
-    """A process did not come up. `exit_status` is what the command should end with."""
+    """A process did not start. `exit_status` is the exit status for the command."""
 
     code = "start_failed"
 
@@ -38,11 +37,11 @@ class StartFailed(BatonError):
 
 
 class Stopped(Exception):
-    """SIGINT or SIGTERM came while something was waited for."""
+    """SIGINT or SIGTERM came during a wait."""
 
 
 class Launcher:
-    """The children of one command. Leaving the context ends them all."""
+    """The child processes of one command. Leaving the context ends all of them."""
 
     def __init__(self, console: Console, stop: StopSignal, clock: Clock, project: Path) -> None:
         self._console = console
@@ -53,16 +52,16 @@ class Launcher:
         self._reported: set[str] = set()
         self._ready: dict[str, Mapping[str, Any]] = {}
         self._failed: dict[str, StatusEvent] = {}
-        self._news: dict[str, float] = {}  # when a status event last came, or else the start was
-        self._beating: set[str] = set()  # have given a sign of life: they do so all the time
-        self._killed: dict[str, str] = {}  # by us, and why
-        self._again: set[str] = set()  # started again: their progress is not shown
+        self._news: dict[str, float] = {}  # the time of the last status event, or else of the start
+        self._beating: set[str] = set()  # processes that have begun to send "alive" events
+        self._killed: dict[str, str] = {}  # the reasons for which `kill` was called
+        self._again: set[str] = set()  # restarted processes: their progress is not shown
         self._heard = clock.now()
         self._quiet = False
         self._selector = selectors.DefaultSelector()
 
     def start(self, specs: Iterable[ProcessSpec]) -> dict[str, Mapping[str, Any]]:
-        """Starts processes and returns what each said when ready. Raises StartFailed or Stopped."""
+        """Starts processes; returns the fields of their ready events by name. Raises StartFailed or Stopped."""
         names = []
         for spec in specs:
             self._console.starting(spec.name)
@@ -70,10 +69,11 @@ class Launcher:
                 self._console.note(f"{spec.name} runs on core{'s' * (len(spec.cpus) > 1)} {show_numbers(spec.cpus)}")
             try:
                 self._children[spec.name] = ChildProcess(spec, self._project)
-            except OSError as error:  # no process, descriptor or memory is left for it
+            except OSError as error:  # out of processes, descriptors or memory
                 raise StartFailed(f"{spec.name} cannot be started: {error}", 1) from error
             self._news[spec.name] = self._clock.now()
             names.append(spec.name)
+
         self._heard = self._clock.now()
         while not all(name in self._ready for name in names):
             for ended in self.turn():
@@ -86,11 +86,12 @@ class Launcher:
             if self._clock.now() - self._heard > SILENCE_S:
                 silent = ", ".join(name for name in names if name not in self._ready)
                 raise StartFailed(f"{silent}: no progress for {SILENCE_S:.0f} s while starting", 1)
+
         return {name: self._ready[name] for name in names}
 
     def start_again(self, spec: ProcessSpec) -> None:
-        """Starts a process in the place of one of its name that `turn` has reported. `is_ready` tells when it serves.
-        Raises OSError when the system cannot start it now."""
+        """Starts the process again after `turn` has reported its end. `is_ready` tells when it serves. Raises OSError
+        if the system cannot start it now."""
         name = spec.name
         assert name in self._reported, f"{name} has not ended"
         child = ChildProcess(spec, self._project)
@@ -104,47 +105,49 @@ class Launcher:
             notes.pop(name, None)
 
     def is_ready(self, name: str) -> bool:
-        """Whether the process has said that it serves; also when it has ended since."""
+        """Whether the process has reported ready since its start. It may have ended since."""
         return name in self._ready
 
     def silence_s(self, name: str) -> float:
-        """How long ago the last status event was read."""
+        """Seconds since the last status event, or else since the start."""
         return self._clock.now() - self._news[name]
 
     def is_beating(self, name: str) -> bool:
-        """Whether the process has begun to give signs of life, so that its silence means something."""
+        """Whether the process has sent an "alive" event. From then on its silence means that it hangs."""
         return name in self._beating
 
     def forgive_silence(self) -> None:
-        """Counts everybody's silence from now on."""
+        """Counts the silence of every process from now on."""
         self._news = dict.fromkeys(self._news, self._clock.now())
 
     def kill(self, name: str, because: str) -> None:
-        """Kills a process and what it started. Its end is reported by `turn`, with the reason: "did not ..."."""
+        """Kills a process and its children. `turn` reports its end with the reason `because`, a predicate."""
         self._killed[name] = because
         self._children[name].kill_group()
 
     def turn(self, timeout_s: float = _TURN_S) -> list[Ended]:
-        """Waits for news at most `timeout_s`, shows it, and returns the processes that have newly ended."""
+        """Waits at most `timeout_s` for output, shows it, and returns the processes that ended since the last turn."""
         self._poll(timeout_s)
         ended = [child for name, child in self._children.items() if name not in self._reported]
         ended = [child for child in ended if child.exit_code() is not None]
         return [self._report(child) for child in ended]
 
     def stop(self, *, quietly: bool = False) -> None:
-        """Ends every child: SIGTERM, then SIGKILL after a grace or at a further signal. Returns when all are gone.
-        `quietly` shows no more of their logs."""
+        """Ends every child: SIGTERM, then SIGKILL after GRACE_S or at a further signal. Returns when all have ended.
+        `quietly` hides their remaining logs."""
         signals = self._stop.count
         self._quiet = self._quiet or quietly
         for child in self._children.values():
             child.ask_to_stop()
+
         deadline = self._clock.now() + GRACE_S
         while self._running() and self._clock.now() < deadline and self._stop.count == signals:
             self._poll(_TURN_S)
+
         for name in self._running():
             self._console.trouble(f"{name} did not end within its grace and is killed")
         for child in self._children.values():
-            child.kill_group()  # nobody writes any more: draining comes to an end
+            child.kill_group()  # no process of the group writes now, so draining ends
             self._drain(child)
             child.close()
         self._children.clear()
@@ -162,7 +165,7 @@ class Launcher:
         return [name for name, child in self._children.items() if child.exit_code() is None]
 
     def _poll(self, timeout_s: float) -> None:
-        """One wait on every descriptor. They are registered anew each time: children come and go, pipes close."""
+        """Waits once on every descriptor. Registers them each time, because children start, end and close pipes."""
         live = [child for name, child in self._children.items() if name not in self._reported]
         descriptors = {fd for child in live for fd in child.descriptors()} | {self._stop.fd}
         for fd in descriptors:
@@ -170,6 +173,7 @@ class Launcher:
         self._selector.select(timeout_s)
         for fd in descriptors:
             self._selector.unregister(fd)
+
         self._stop.clear_wakeup()
         for child in live:
             self._hear(child)
@@ -179,6 +183,7 @@ class Launcher:
         for line in child.log_lines():
             if not self._quiet:
                 self._console.log_line(child.name, line)
+
         for event in child.events():
             self._heard = self._news[child.name] = self._clock.now()
             if event.event == "ready":
@@ -193,14 +198,15 @@ class Launcher:
                 self._console.loading(child.name, event.fields)
 
     def _drain(self, child: ChildProcess) -> None:
-        """Until its pipes are at their end, or empty: somebody outside its group may hold them open."""
+        """Reads until the pipes are closed or empty: a process outside the group may hold them open."""
         while (pipes := child.pipes()) and select.select(pipes, (), (), 0)[0]:
             self._hear(child)
 
     def _report(self, child: ChildProcess) -> Ended:
-        child.kill_group()  # what it started ends with it
+        child.kill_group()  # ends the child's own children
         self._drain(child)
         self._reported.add(child.name)
+
         code = child.exit_code()
         assert code is not None
         failed = child.name in self._failed

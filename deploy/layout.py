@@ -1,9 +1,7 @@
 """Which processes run, with which settings and how many threads. Pure: configuration in, process specifications out.
 
-    Plan.gateway            started first: it answers with the control endpoint it bound
-    Plan.workers(control)   started next, all at once; they dial that endpoint
-
-What it does not know: how processes are started and watched (processes.py, launcher.py).
+Plan.gateway            started first: it reports the control endpoint that it bound
+Plan.workers(control)   started next, all at once: they dial that endpoint
 """
 
 import os
@@ -32,9 +30,9 @@ class ProcessSpec:
     """One process to start. `environment` is added to the launcher's own; the launcher appends `--status-fd N`."""
 
     name: str
-    command: tuple[str, ...]  # its last word is the settings
+    command: tuple[str, ...]  # the last word holds the settings
     environment: Mapping[str, str]
-    cpus: tuple[int, ...] | None = None  # cores it may run on; None: all that the launcher may
+    cpus: tuple[int, ...] | None = None  # cores it may run on; None: the launcher's cores
 
 
 @dataclass(frozen=True)
@@ -58,16 +56,18 @@ def serve_plan(
     cpus: Sequence[int] | None = None,
     gpus: Sequence[int] = (),
 ) -> Plan:
-    """Gateway and workers of `baton serve`; ConfigError unless the counts make a server. Workers share `cpus`, if they
-    are to be pinned, and `gpus`, if there are any; `cores` bounds their threads."""
+    """Gateway and workers of `baton serve`. Workers share `cpus`, if they are pinned, and `gpus`; `cores` bounds their
+    threads. Raises ConfigError if the numbers of workers cannot serve."""
     counts = {role: config[role] for role in ("prefill", "decode", "unified")}
     check_counts(counts["prefill"], counts["decode"], counts["unified"])
     num_workers = sum(counts.values())
     gateway = gateway_spec(_gateway_settings(config, model, served_model_name))
     names = [(Role(role), f"{role}-{index}") for role, count in counts.items() for index in range(count)]
+
     pins: Sequence[tuple[int, ...] | None] = [None] * num_workers if cpus is None else share_cpus(cpus, num_workers)
     threads = [threads_per_worker(cores, num_workers) if pin is None else min(len(pin), cores) for pin in pins]
     shares = share_gpus(gpus, [role.value for role, _ in names])
+
     workers = tuple(
         on_gpu(
             _worker_settings(config, role, name, model, count, gateway="", host="127.0.0.1", workers=num_workers),
@@ -76,12 +76,13 @@ def serve_plan(
         )
         for (role, name), count, gpu in zip(names, threads, shares, strict=True)
     )
+
     pin_of = {settings.worker_id: pin for settings, pin in zip(workers, pins, strict=True)}
     return Plan(gateway, workers, lambda settings: worker_spec(settings, pin_of[settings.worker_id]))
 
 
 def check_counts(prefill: int, decode: int, unified: int) -> None:
-    """ConfigError unless there is a prefill with a decode worker, or a unified one; half a pair is refused too."""
+    """Raises ConfigError without a pair or a unified worker, and for prefill without decode or the reverse."""
     if bool(prefill) != bool(decode):
         have, lack = ("prefill", "decode") if prefill else ("decode", "prefill")
         raise ConfigError(
@@ -109,8 +110,8 @@ def worker_plan(
     cpus: tuple[int, ...] | None = None,
     gpu: int | None = None,
 ) -> ProcessSpec:
-    """The process of `baton worker`. `host` is where peers reach it; it is pinned to `cpus`, if any, and computes on
-    `gpu`, if there is one."""
+    """The process of `baton worker`. Peers dial `host`. The worker is pinned to `cpus`, if given, and computes on
+    `gpu`, if given."""
     workers = config["workers-on-host"]
     threads = threads_per_worker(cores, workers) if cpus is None else min(len(cpus), cores)
     settings = _worker_settings(
@@ -122,49 +123,49 @@ def worker_plan(
 
 
 def on_gpu(settings: WorkerSettings, gpu: int | None, workers: int) -> WorkerSettings:
-    """The worker as one of so many that compute on a GPU; None leaves it where it is."""
+    """Puts the worker on a GPU that `workers` workers share. None changes nothing."""
     return settings if gpu is None else replace(settings, device=f"cuda:{gpu}", workers_on_gpu=workers)
 
 
 def gpu_of(settings: WorkerSettings) -> int | None:
-    """The GPU that a worker was given."""
+    """The worker's GPU number; None if it has none."""
     number = settings.device.partition(":")[2]
     return int(number) if number else None
 
 
 def threads_per_worker(cores: int, num_workers: int) -> int:
-    """An equal share of the cores, at least one."""
+    """An equal share of the cores, at least 1."""
     return max(1, cores // num_workers)
 
 
 def gateway_spec(settings: GatewaySettings) -> ProcessSpec:
-    """How a gateway is started."""
+    """The process of a gateway."""
     return ProcessSpec(GATEWAY, _python(GATEWAY, settings), thread_environment(1))
 
 
 def worker_spec(settings: WorkerSettings, cpus: tuple[int, ...] | None = None) -> ProcessSpec:
-    """How a worker is started."""
+    """The process of a worker."""
     environment = thread_environment(settings.threads) | _ucx_environment(settings)
     return ProcessSpec(settings.worker_id, _python(settings.role.value, settings), environment, cpus)
 
 
 def _ucx_environment(settings: WorkerSettings) -> dict[str, str]:
-    """UCX, below NIXL, listens on every network device unless it is told which one."""
+    """Limits UCX, which NIXL uses, to the loopback device. By default UCX listens on every network device."""
     if settings.transfer_backend != "nixl" or not is_loopback(settings.host):
         return {}
     return {_UCX_DEVICES: os.environ.get(_UCX_DEVICES, "lo")}
 
 
 def at_addresses(gateway: ProcessSpec, http: str, control: str) -> ProcessSpec:
-    """The gateway once more, where it was: it announced `http` and `control`, and clients and workers know them."""
+    """The specification to restart the gateway at the same addresses, which clients and workers use."""
     settings = GatewaySettings.from_json(gateway.command[-1])
     settings = replace(settings, port=urlsplit(http).port or settings.port, control=control)
     return replace(gateway, command=(*gateway.command[:-1], settings.to_json()))
 
 
 def as_large(worker: ProcessSpec, kv_pages: int) -> ProcessSpec:
-    """The worker once more, on the same GPU, with the KV that it had: the others hold theirs, so what is free now is
-    not to be divided once again."""
+    """The specification to restart the worker on the same GPU with the same number of KV pages. The other workers keep
+    their memory, so the free memory must not be divided again."""
     settings = WorkerSettings.from_json(worker.command[-1])
     num_tokens = kv_pages * settings.page_size
     most = num_tokens if settings.max_total_tokens is None else min(num_tokens, settings.max_total_tokens)
@@ -173,7 +174,7 @@ def as_large(worker: ProcessSpec, kv_pages: int) -> ProcessSpec:
 
 
 def _python(room: str, settings: Settings) -> tuple[str, ...]:
-    # -P: a folder named like one of our rooms in the user's working directory must not be imported instead
+    # -P: do not import a folder of the working directory that has the name of one of our packages
     return (sys.executable, "-P", "-m", room, "--settings", settings.to_json())
 
 

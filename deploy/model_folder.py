@@ -1,6 +1,6 @@
-"""Which model folder is meant, and whether it can be one; its name for clients; its tokenizer, if that is elsewhere.
+"""Finds and checks the folders of model and tokenizer and the chat template, before any process starts.
 
-Of config.json only the longest context is looked at, so that a wish for more is refused before anything starts.
+Of config.json it reads only the longest context.
 """
 
 import sysconfig
@@ -16,12 +16,12 @@ BUNDLED = "story"
 
 
 def find_model(wanted: str | None) -> Path:
-    """The folder that `--model` names, or the bundled model; ConfigError when there is no checkpoint in it."""
+    """The folder of `--model`, or the bundled model. Raises ConfigError if it holds no checkpoint."""
     return _bundled() if wanted is None else _found("model", wanted, _why_no_checkpoint)
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether this is the path of a folder that `--model` would take."""
+    """Whether `--model` would accept `name`."""
     try:
         return find_model(name).is_dir()
     except ConfigError:
@@ -29,18 +29,18 @@ def is_checkpoint(name: str) -> bool:
 
 
 def find_tokenizer(wanted: str | None) -> Path | None:
-    """The folder that `--tokenizer` names; None for the model's own. ConfigError when no tokenizer is there."""
+    """The folder of `--tokenizer`; None for the model's own. Raises ConfigError if it holds no tokenizer."""
     return None if wanted is None else _found("tokenizer", wanted, _why_no_tokenizer)
 
 
 def find_template(wanted: str | None) -> Path | None:
-    """The file that `--chat-template` names; None for the tokenizer's own template. ConfigError when it is no file."""
+    """The file of `--chat-template`; None for the tokenizer's own template. Raises ConfigError if it is no file."""
     return None if wanted is None else _found("chat-template", wanted, _why_no_template)
 
 
 def _found(option: str, wanted: str, why_not: Callable[[Path], str | None]) -> Path:
-    """The absolute path of `wanted`. ConfigError when it does not exist, or with the sentence of `why_not`, in which
-    the path belongs at `{}`."""
+    """The absolute path of `wanted`. Raises ConfigError if it does not exist or `why_not` returns a sentence; `{}` in
+    that sentence stands for the path."""
     try:
         path = Path(wanted).expanduser()
         if not path.exists():
@@ -50,7 +50,7 @@ def _found(option: str, wanted: str, why_not: Callable[[Path], str | None]) -> P
         if why := why_not(path):
             raise ConfigError(f"--{option}: {why.format(brief(wanted))}", param=option)
         return path.resolve(strict=True)
-    except (OSError, RuntimeError, ValueError) as error:  # no right to look, too long, a home of nobody, a NUL
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, `~name` of an unknown user, a NUL
         if isinstance(error, ConfigError):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -88,7 +88,7 @@ def _bundled() -> Path:
 
 
 def model_name(folder: Path) -> str:
-    """What clients call the model: the folder's name, or `owner/name` for a snapshot in a hub cache."""
+    """The model's name for clients: the folder's name, or `owner/name` for a snapshot in a hub cache."""
     cache = folder.parent.parent.name
     if folder.parent.name == "snapshots" and cache.startswith("models--"):
         return cache.removeprefix("models--").replace("--", "/", 1)
@@ -96,13 +96,13 @@ def model_name(folder: Path) -> str:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether text can be sent; without one, only token ids."""
+    """Whether the folder holds tokenizer.json. Without it, requests must send token ids."""
     return (folder / "tokenizer.json").is_file()
 
 
 def check_context_length(folder: Path, wanted: int | None) -> None:
-    """ConfigError when `wanted` tokens are more than config.json allows, or fewer than a prompt and an answer need. A
-    file that cannot be read so is left to those who load the model."""
+    """Raises ConfigError if `wanted` is more than config.json allows, or less than 2 tokens. A config.json that cannot
+    be read passes: the workers report it."""
     longest = _longest_context(folder)
     if wanted is not None and longest is not None and not 2 <= wanted <= longest:
         raise ConfigError(
@@ -112,8 +112,8 @@ def check_context_length(folder: Path, wanted: int | None) -> None:
 
 
 def check_capacity(folder: Path, context_length: int | None, max_total_tokens: int | None) -> str | None:
-    """What a person should know when `max_total_tokens` of KV are less than the model's context. ConfigError when they
-    are less than a `context_length` that was asked for."""
+    """A remark if `max_total_tokens` of KV are less than the model's context, else None. Raises ConfigError if they are
+    less than `context_length`."""
     longest = _longest_context(folder) if context_length is None else context_length
     if max_total_tokens is None or longest is None or max_total_tokens >= longest:
         return None

@@ -1,7 +1,4 @@
-"""Lists of cores or GPUs as people write them: `0-3,6`. Pure.
-
-What it does not know: what the numbers stand for (cpus.py, gpus.py).
-"""
+"""Lists of cores or GPUs, written like `0-3,6`. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -15,14 +12,14 @@ _PART = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 @dataclass(frozen=True)
 class NumberList:
-    """How a list is called in errors: its option without dashes, what one number is, and what may be typed."""
+    """How errors name a list: its option without dashes, the noun of a number, the expected text."""
 
     option: str
     noun: str
     expected: str
 
     def read(self, text: str, available: Sequence[int]) -> tuple[int, ...]:
-        """The numbers in the order of the list. ConfigError for one that is not `available` or is named twice."""
+        """The numbers in the order of the list. Raises ConfigError for an unavailable or repeated number."""
         found: list[int] = []
         for part in text[:MAX_CHARS].split(","):
             match = _PART.fullmatch(part.strip())
@@ -31,6 +28,7 @@ class NumberList:
             first, last = int(match[1]), int(match[2] or match[1])
             if first > last:
                 raise self._wrong(text, f", expected {last}-{first}")
+
             numbers = range(first, last + 1)
             unknown = next((each for each in numbers if each not in available), None)
             if unknown is not None:
@@ -40,6 +38,7 @@ class NumberList:
             if twice is not None:
                 raise self._wrong(text, f", which names {self.noun} {twice} twice")
             found += numbers
+
         return tuple(found)
 
     def _wrong(self, text: str, what: str) -> ConfigError:

@@ -1,7 +1,7 @@
 """One child process: started with a status pipe and a log pipe, read without blocking, stopped with its whole group.
 
-The child leads its own process group, so that Ctrl-C in the terminal reaches the launcher alone, and it is killed by
-the kernel when the launcher ends (it calls die_with_parent). What it does not know: the other children.
+The child leads its own process group, so Ctrl-C in the terminal reaches the launcher alone. The kernel kills the child
+when the launcher ends, because the child calls die_with_parent.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ _READ_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class StatusEvent:
-    """One line of a status pipe: "loading", "ready" or "failed", with its fields."""
+    """One line of a status pipe: "loading", "ready", "alive" or "failed", with its fields."""
 
     event: str
     fields: Mapping[str, Any]
 
 
 class LineReader:
-    """The complete lines that have arrived in a pipe. `fd` is readable when there may be more; -1 once closed."""
+    """Reads complete lines from a pipe. `fd` is readable when more may have arrived; it is -1 once closed."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -40,13 +40,14 @@ class LineReader:
         self._rest = b""
 
     def read(self) -> list[str]:
-        """New lines, at end of file also an unfinished one. A line beyond MAX_LINE_BYTES is cut in pieces."""
+        """The new complete lines, and at end of file an unfinished one. Cuts a line longer than MAX_LINE_BYTES."""
         if self.fd < 0:
             return []
         try:
             got = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
             return []
+
         at_end = not got
         *lines, self._rest = (self._rest + got).split(b"\n")
         if self._rest and (at_end or len(self._rest) > MAX_LINE_BYTES):
@@ -63,8 +64,8 @@ class LineReader:
 
 
 class ChildProcess:
-    """A running (or ended) process of Baton. Start it from the main thread: its life is tied to the starting thread.
-    OSError when the system cannot start it; then nothing is left of it."""
+    """A running or ended process of Baton. Start it from the main thread, because it ends with the thread that starts
+    it. Raises OSError if the system cannot start it; then all its resources are released."""
 
     def __init__(self, spec: ProcessSpec, project: Path) -> None:
         self.spec = spec
@@ -72,6 +73,7 @@ class ChildProcess:
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as its_ends:
             status_read, status_write = _pipe(undo, its_ends)
             log_read, log_write = _pipe(undo, its_ends)
+
             with pinned_to(spec.cpus):
                 self._popen = subprocess.Popen(
                     [*spec.command, "--status-fd", str(status_write)],
@@ -83,24 +85,26 @@ class ChildProcess:
                     process_group=0,
                 )
                 undo.callback(_end, self._popen)
+
             self.pid = self._popen.pid
             self.exit_fd = os.pidfd_open(self.pid)  # readable once the process has ended
             self._status, self._log = LineReader(status_read), LineReader(log_read)
             undo.pop_all()
+
         self._group_killed = False
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
 
     def descriptors(self) -> tuple[int, ...]:
-        """What to poll: readable when `events`, `log_lines` or `exit_code` may have news."""
+        """Descriptors to poll: one is readable when `events`, `log_lines` or `exit_code` may have changed."""
         exit_fd = -1 if self._popen.returncode is not None else self.exit_fd
         return self.pipes() + ((exit_fd,) if exit_fd >= 0 else ())
 
     def pipes(self) -> tuple[int, ...]:
-        """Those of them that `events` and `log_lines` read."""
+        """The open descriptors that `events` and `log_lines` read."""
         return tuple(fd for fd in (self._status.fd, self._log.fd) if fd >= 0)
 
     def events(self) -> list[StatusEvent]:
-        """Status events that have arrived; a line that is none goes to the log's tail."""
+        """The new status events. A malformed line goes to `tail`."""
         found = []
         for line in self._status.read():
             event = parse_status(line)
@@ -111,22 +115,22 @@ class ChildProcess:
         return found
 
     def log_lines(self) -> list[str]:
-        """Lines that the process wrote to stdout or stderr since the last call."""
+        """The lines that the process wrote to stdout or stderr since the last call."""
         lines = self._log.read()
         self.tail.extend(line for line in lines if line.strip())
         return lines
 
     def exit_code(self) -> int | None:
-        """None while it runs; then its exit status, or minus the signal that ended it."""
+        """None while the process runs; then its exit status, or minus the signal that ended it."""
         return self._popen.poll()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM to the process."""
+        """Sends SIGTERM to the process, if it runs."""
         if self.exit_code() is None:
             self._popen.terminate()
 
     def kill_group(self) -> None:
-        """SIGKILL to the process and whatever it started. Acts once: later the number may be another's."""
+        """Sends SIGKILL to the process group, once: later the number may belong to another group."""
         if self._group_killed:
             return
         self._group_killed = True
@@ -134,7 +138,7 @@ class ChildProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kills what is left of the group, reaps the process, closes the pipes."""
+        """Kills the group, reaps the process, closes the pipes."""
         self.kill_group()
         self._popen.wait()
         self._status.close()
@@ -159,7 +163,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 @contextlib.contextmanager
 def pinned_to(cpus: Iterable[int] | None) -> Iterator[None]:
-    """What this thread starts meanwhile runs on these cores from its first instruction on; None changes nothing."""
+    """Pins processes that this thread starts in the context to `cpus`, from their start. None changes nothing."""
     if cpus is None:
         yield
         return
@@ -172,7 +176,7 @@ def pinned_to(cpus: Iterable[int] | None) -> Iterator[None]:
 
 
 def child_environment(spec: ProcessSpec, project: Path) -> dict[str, str]:
-    """The launcher's environment, with this project first on the path and the specification's variables."""
+    """The launcher's environment, with `project` first in PYTHONPATH and the variables of `spec`."""
     path = os.environ.get("PYTHONPATH", "")
     return {
         **os.environ,
@@ -184,7 +188,7 @@ def child_environment(spec: ProcessSpec, project: Path) -> dict[str, str]:
 
 
 def parse_status(line: str) -> StatusEvent | None:
-    """The event in a status line; None when it is not one."""
+    """The event in a status line; None if the line is malformed."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -1,8 +1,7 @@
 """The commands that serve: everything on this machine, a gateway alone, or one worker. Each returns an exit status.
 
-What ends later is started again (supervisor.py). A worker that is given up leaves the rest up (the gateway answers 503
-for what needs it); a gateway, or a worker alone, that is given up ends the command. What it does not know: how
-processes are started (launcher.py) or laid out (layout.py).
+The supervisor restarts a process that ends. If it gives up a worker of `baton serve`, the others go on, and the gateway
+answers 503 to requests that need that worker. If it gives up the gateway or a single worker, the command ends.
 """
 
 import secrets
@@ -64,7 +63,7 @@ from runtime.process_life import StopSignal
 
 @dataclass(frozen=True)
 class Up:
-    """What has been started: how to start each process again, and the lines to print."""
+    """The started processes: the specifications to restart them, and the lines to print."""
 
     specs: Sequence[ProcessSpec]
     lines: list[str]
@@ -83,18 +82,20 @@ def serve(config: Config, console: Console) -> int:
     check_device(config["device"])
     gpus = read_gpus(config["gpus"], config["device"], count_gpus(config["device"]))
     plan = serve_plan(config, model, name, count_cores(), cpus, gpus)
+
     check_keys(config, for_gateway=True)
     check_api_keys(config)
     check_lengths(config, model, console)
     check_port_free(config["host"], config["port"])
+
     flags, rules = worker_flags(config), config.make(Rules)
     with_text, keys_file = has_tokenizer(tokenizer), config.path("api-key-file")
     return run_plan(plan, console, name, with_text=with_text, flags=flags, rules=rules, api_key_file=keys_file)
 
 
 def find_texts(config: Config, model: Path) -> Path:
-    """The folder of the tokenizer: the model's, or that of `--tokenizer`. ConfigError when what `--tokenizer` or
-    `--chat-template` names is not there, or when there is a template and no tokenizer."""
+    """The folder of the tokenizer: `--tokenizer`, or the model's folder. Raises ConfigError if `--tokenizer` or
+    `--chat-template` cannot be found, or for a template without a tokenizer."""
     template = config["chat-template"]
     find_template(template)
     texts = find_tokenizer(config["tokenizer"]) or model
@@ -108,7 +109,7 @@ def find_texts(config: Config, model: Path) -> Path:
 
 
 def check_keys(config: Config, *, for_gateway: bool) -> None:
-    """The folder of keys, if there is to be one, must be right, before anything is started."""
+    """Checks the folder of --keys, if given, before any process starts. Raises ConfigError."""
     folder = config.path("keys")
     if folder is not None:
         read_keys(folder, for_gateway=for_gateway)
@@ -117,8 +118,8 @@ def check_keys(config: Config, *, for_gateway: bool) -> None:
 
 
 def first_name(config: Config, model: Path) -> str:
-    """The name that answers tell. ConfigError when a later name is the folder of a model and no --model is given: then
-    the flag has taken what was typed as MODEL behind it, and the bundled model would be served under its name."""
+    """The model's name in answers. Raises ConfigError if a later name is a model's folder and --model is missing: the
+    flag then took the MODEL typed behind it, and the bundled model would get its name."""
     names: tuple[str, ...] = config["served-model-name"] or ()
     if config["model"] is None:
         for name in names[1:]:
@@ -132,14 +133,14 @@ def first_name(config: Config, model: Path) -> str:
 
 
 def check_api_keys(config: Config) -> None:
-    """The file of API keys, if there is to be one, must be right, before anything is started."""
+    """Checks the file of --api-key-file, if given, before any process starts. Raises ConfigError."""
     path = config.path("api-key-file")
     if path is not None:
         read_api_keys(path)
 
 
 def check_exposed(config: Config, host: str, name: str) -> None:
-    """ConfigError when workers' sockets would be bound where other machines reach them, without keys."""
+    """Raises ConfigError if other machines could reach the workers' sockets without keys."""
     has_keys = config["keys"] is not None
     trust_network = config["trust-network"]
     refuse_exposed(host, name, has_keys=has_keys, trust_network=trust_network)
@@ -153,7 +154,7 @@ def check_exposed(config: Config, host: str, name: str) -> None:
 
 
 def check_lengths(config: Config, model: Path, console: Console) -> None:
-    """How long requests may be must make sense, and is said where the model would take longer ones."""
+    """Checks the limits on a request's length, and shows a remark if the model allows longer requests."""
     context_length = config["context-length"]
     check_context_length(model, context_length)
     if note := check_capacity(model, context_length, config["max-total-tokens"]):
@@ -170,7 +171,7 @@ def run_plan(
     flags: Sequence[str] = (),
     api_key_file: str | None = None,
 ) -> int:
-    """Starts gateway and workers, invites to a first request, serves. `flags` start another such worker."""
+    """Starts gateway and workers, prints the ready lines, serves. `flags` are those of a replacement worker."""
     clock = MonotonicClock()
     began = clock.now()
     settings_of = {settings.worker_id: settings for settings in plan.worker_settings}
@@ -208,7 +209,7 @@ def run_plan(
 
 
 def start_plan(launcher: Launcher, plan: Plan) -> dict[str, Mapping[str, Any]]:
-    """What each process said when ready, by name, once all serve. Raises StartFailed or Stopped."""
+    """Starts the plan; returns the fields of each ready event by name. Raises StartFailed or Stopped."""
     ready = launcher.start([plan.gateway])
     return ready | launcher.start(plan.workers(str(ready[GATEWAY]["control"])))
 
@@ -223,6 +224,7 @@ def gateway(config: Config, console: Console) -> int:
     check_context_length(model, config["context-length"])
     name = first_name(config, model)
     check_port_free(config["host"], config["port"])
+
     spec = gateway_plan(config, model, name)
 
     def start(launcher: Launcher) -> Up:
@@ -241,6 +243,7 @@ def worker(config: Config, console: Console) -> int:
     for name in ("role", "gateway"):
         if config.settings[name].value is None:
             raise ConfigError(f"--{name} is missing; see baton worker --help", param=name)
+
     endpoint = config["gateway"]
     split_endpoint(endpoint, "--gateway", min_port=1)
     check_device(config["device"])
@@ -249,8 +252,9 @@ def worker(config: Config, console: Console) -> int:
     check_keys(config, for_gateway=False)
     host = config["host"] or address_facing(endpoint)
     role = config["role"]
-    if role != Role.UNIFIED:  # it binds nothing
+    if role != Role.UNIFIED:  # a unified worker binds no socket
         check_exposed(config, host, "--host")
+
     worker_id = config["worker-id"] or f"{role}-{socket.gethostname()}-{secrets.token_hex(2)}"
     cpus = read_cpus(config["cpus"], available_cpus())
     device = config["device"]
@@ -260,6 +264,7 @@ def worker(config: Config, console: Console) -> int:
             f"--workers-on-gpu: got {sharing}, but this worker computes on the CPU; expected --workers-on-host",
             param="workers-on-gpu",
         )
+
     spec = worker_plan(config, model, worker_id, host, count_cores(), cpus, gpu)
     for line in describe_gpus({worker_id: gpu}):
         console.note(line)
@@ -272,8 +277,8 @@ def worker(config: Config, console: Console) -> int:
 
 
 def run(start: Start, console: Console, needed: str, rules: Rules, tell: GivenUp = lambda _name, _given_up: "") -> int:
-    """Starts, shows what `start` returned, and keeps it alive until a signal (status 0), or until `needed` is given up
-    (status 1)."""
+    """Calls `start`, prints its lines, and supervises the processes until a signal (exit status 0) or until the process
+    `needed` is given up (exit status 1)."""
     clock = MonotonicClock()
     with StopSignal() as stop, Launcher(console, stop, clock, PROJECT) as launcher:
         try:
@@ -292,7 +297,7 @@ def run(start: Start, console: Console, needed: str, rules: Rules, tell: GivenUp
 
 
 def watch(supervisor: Supervisor, stop: StopSignal, console: Console, needed: str) -> int:
-    """Turns until a signal comes or `needed` is given up."""
+    """Supervises until a signal (0) or until the process `needed` is given up (1)."""
     while not stop.is_set():
         supervisor.turn()
         if needed in supervisor.given_up:

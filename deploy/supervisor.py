@@ -1,7 +1,6 @@
-"""Keeps the processes of one command alive: starts again what ends, kills what hangs, says so, gives up where it must.
+"""Keeps the processes of one command alive: restarts those that end, kills those that hang, tells the user.
 
-supervision.py decides what becomes of a process, launcher.py carries it out. What it does not know: what the processes
-do, and which of them the others cannot do without (serve.py).
+supervision.py decides, launcher.py acts.
 """
 
 from collections.abc import Callable, Collection
@@ -17,45 +16,45 @@ from deploy.supervision import Cause, Life, State, cause_of, is_due
 from runtime.clock import Clock
 
 TURN_S = 1.0
-PAUSED_S = 3.0  # between two turns: it was us who stood still, and nobody's silence counts
+PAUSED_S = 3.0  # between two turns: this process was paused, so the silence of others does not count
 
-GivenUp = Callable[[str, Collection[str]], str]  # (name, all that are given up): what that means, for a person
+GivenUp = Callable[[str, Collection[str]], str]  # (name, all names given up) -> a sentence for the user
 
 
 class Processes(Protocol):
-    """What a supervisor needs of the Launcher."""
+    """The part of the Launcher that a supervisor uses."""
 
     def turn(self, timeout_s: float) -> list[Ended]:
-        """Waits for news; who has newly ended."""
+        """Waits for events; returns the processes that ended since the last turn."""
         ...
 
     def start_again(self, spec: ProcessSpec) -> None:
-        """Starts a process that has ended. Raises OSError when the system cannot start it now."""
+        """Starts an ended process again. Raises OSError if the system cannot start it now."""
         ...
 
     def is_ready(self, name: str) -> bool:
-        """Whether it has said that it serves."""
+        """Whether the process has reported ready."""
         ...
 
     def is_beating(self, name: str) -> bool:
-        """Whether it has begun to give signs of life."""
+        """Whether the process has sent an "alive" event."""
         ...
 
     def silence_s(self, name: str) -> float:
-        """Since its last news."""
+        """Seconds since its last status event."""
         ...
 
     def forgive_silence(self) -> None:
-        """Counts everybody's silence from now on."""
+        """Counts the silence of every process from now on."""
         ...
 
     def kill(self, name: str, because: str) -> None:
-        """Kills it; `turn` reports its end."""
+        """Kills the process; `turn` reports its end."""
         ...
 
 
 class Supervisor:
-    """Watches processes that have been started, by name. `tell` says what it means that one is given up."""
+    """Supervises started processes. `tell` returns the sentence for a process that is given up."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class Supervisor:
         self._tell = tell
         now = clock.now()
         self._lives = {name: Life(State.RUNNING, now) for name in self._specs}
-        self._ended_at: dict[str, float] = {}  # of what is to serve again
+        self._ended_at: dict[str, float] = {}  # processes that have ended and do not serve again yet
         self._turned_at = now
 
     @property
@@ -83,15 +82,17 @@ class Supervisor:
         return {name for name, life in self._lives.items() if life.state is State.GIVEN_UP}
 
     def turn(self) -> None:
-        """Waits for news for a second at most, and does what follows."""
+        """Waits TURN_S at most; then restarts processes that are due and kills those that hang."""
         endings = self._launcher.turn(self._timeout_s())
         now = self._clock.now()
         self._note_ready(now)
+
         for ended in endings:
             self._bury(ended, now)
         for name, life in self._lives.items():
             if is_due(life, now):
                 self._start(name, now)
+
         if now - self._turned_at <= PAUSED_S:
             self._kill_what_hangs()
         else:
@@ -127,7 +128,7 @@ class Supervisor:
         self._lives[name] = life
         try:
             self._launcher.start_again(self._specs[name])
-        except OSError as error:  # no memory or no descriptor for it: another time, perhaps
+        except OSError as error:  # out of memory or descriptors: a later start may succeed
             life = supervision.ended(life, Cause.FAILED, self._rules.max_restarts, now)
             self._lives[name] = life
             self._say(name, life, f"{name} cannot be started: {error}")

@@ -1,7 +1,6 @@
 """One request's time line as a table: what happened, where, when, and a bar for the time that this took. Pure.
 
-The scale ends at the first decode step: what follows takes many times as long and would press all before it flat, so
-it is one broken row. What it does not know: the other moments, which it shows by whatever names arrive.
+The bars' scale ends at the first decode step. The later steps take many times as long, so one row tells them in words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ _STYLES = ("cyan", "magenta", "green", "yellow", "blue")
 
 @dataclass(frozen=True)
 class Moment:
-    """`at_ms` counts from the request's arrival at the gateway."""
+    """One event of a request. `at_ms` counts from the request's arrival at the gateway."""
 
     name: str
     at_ms: float
@@ -31,27 +30,27 @@ class Moment:
 
 @dataclass(frozen=True)
 class Span:
-    """A moment with the time it was waited for: since `start_ms`."""
+    """A moment and the start of the time that led to it."""
 
     moment: Moment
     start_ms: float
 
     @property
     def ms(self) -> float:
-        """How long."""
+        """The length of that time."""
         return self.moment.at_ms - self.start_ms
 
 
 def read_moments(chunk: Mapping[str, Any]) -> tuple[Moment, ...]:
-    """The time line that a response or chunk carries, in order of time; empty when it carries none. A moment that
-    arrived by two ways counts once."""
+    """The moments of a response or chunk in order of time; empty without a time line. A repeated moment counts
+    once."""
     found = chunk.get("timeline") or ()
     moments = {Moment(str(each["name"]), float(each["at_ms"]), str(each["worker"])): None for each in found}
     return tuple(sorted(moments, key=lambda moment: moment.at_ms))
 
 
 def spans(moments: Sequence[Moment]) -> tuple[Span, ...]:
-    """Each moment, from the one before in the same process; a process's first from the one before anywhere."""
+    """Each moment's span, from the previous moment of its process; for a process's first, from any process's."""
     latest: dict[str, float] = {}
     previous, found = 0.0, []
     for moment in moments:
@@ -61,7 +60,7 @@ def spans(moments: Sequence[Moment]) -> tuple[Span, ...]:
 
 
 def bar(start_ms: float, end_ms: float, total_ms: float, width: int) -> str:
-    """`width` characters that stand for [0, total_ms], filled from start to end, at least one character."""
+    """`width` characters for [0, total_ms). Fills [start_ms, end_ms), at least one character."""
     scale = width / total_ms if total_ms > 0 else 0.0
     first = min(int(start_ms * scale), width - 1)
     last = min(max(int(end_ms * scale + 0.5), first + 1), width)
@@ -69,13 +68,13 @@ def bar(start_ms: float, end_ms: float, total_ms: float, width: int) -> str:
 
 
 def draw(found: Sequence[Span], num_tokens: int, width: int) -> list[str]:
-    """What stands behind each row: a bar up to the first decode step, behind it the decode phase in words."""
+    """The last column: bars up to the first decode step, then the decode phase in words."""
     first = next((place for place, span in enumerate(found) if span.moment.name == FIRST_DECODE), len(found) - 1)
     total_ms = found[first].moment.at_ms
     drawn = [bar(span.start_ms, span.moment.at_ms, total_ms, width) for span in found[: first + 1]]
     for span in found[first + 1 :]:
         if span.moment.worker == found[first].moment.worker:
-            more = max(0, num_tokens - 2)  # prefill made one, the first decode step another
+            more = max(0, num_tokens - 2)  # prefill made one token, the first decode step another
             drawn.append(f"… {more} more token{'' if more == 1 else 's'}, {span.ms:.0f} ms")
         else:
             drawn.append("…")
@@ -83,15 +82,18 @@ def draw(found: Sequence[Span], num_tokens: int, width: int) -> list[str]:
 
 
 def timeline_table(moments: Sequence[Moment], num_tokens: int, width: int) -> Table:
-    """The table, at most `width` characters wide (120 do) unless its words need more; each process has its colour.
-    `num_tokens` are those of the answer."""
+    """The table, at most `width` and MAX_WIDTH characters wide unless its words need more. Each process has a colour.
+    `num_tokens` counts the answer's tokens."""
     found = spans(moments)
     rows = [(f"{each.moment.at_ms:.1f}", f"{each.ms:.1f}", each.moment.worker, each.moment.name) for each in found]
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+
     for heading in _HEADINGS:
         table.add_column(heading, no_wrap=True, justify="right" if "ms" in heading else "left")
+
     words = sum(max(map(len, column)) + _GAP for column in zip(_HEADINGS[:-1], *rows, strict=True))
     drawn = draw(found, num_tokens, max(_MIN_BAR, min(width, MAX_WIDTH) - words))
+
     styles: dict[str, str] = {}
     for (at, taken, worker, name), bars in zip(rows, drawn, strict=True):
         style = styles.setdefault(worker, _STYLES[len(styles) % len(_STYLES)])
