@@ -1,6 +1,8 @@
-"""The `baton` command: reads the command line, finds every value, runs one command, answers with its exit status.
+"""The `baton` command: reads the command line, finds every value, runs one command, returns its exit status.
 
-0   done, or ended by Ctrl-C     1   something failed while starting or serving     2   wrong configuration or model
+Exit statuses:
+
+    0   done, or ended by Ctrl-C     1   something failed while starting or serving     2   wrong configuration or model
 """
 
 import os

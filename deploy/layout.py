@@ -1,7 +1,9 @@
 """Which processes run, with which settings and how many threads. Pure: configuration in, process specifications out.
 
-Plan.gateway            started first: it reports the control endpoint that it bound
-Plan.workers(control)   started next, all at once: they dial that endpoint
+The order of starting:
+
+    Plan.gateway            started first: it reports the control endpoint that it bound
+    Plan.workers(control)   started next, all at once: they dial that endpoint
 """
 
 import os

@@ -1,7 +1,9 @@
 """Decides about a process that ended: start it again, at once or after a wait, or give it up. Pure: one state table.
 
-STARTING --ready--> RUNNING          BACKING_OFF --start_at--> STARTING
-STARTING, RUNNING --ended--> BACKING_OFF (no wait after the first failure) | GIVEN_UP
+The legal moves:
+
+    STARTING --ready--> RUNNING          BACKING_OFF --start_at--> STARTING
+    STARTING, RUNNING --ended--> BACKING_OFF (no wait after the first failure) | GIVEN_UP
 """
 
 from dataclasses import dataclass, replace
