@@ -2,7 +2,7 @@
 
     (unknown) --Register--> READY --2 s of silence, no progress, connection lost, or Leaving--> LOST (refused for ever)
 
-A worker id belongs to its live holder. Another process that asks for it gets no answer until the holder is lost; so a
+A worker id belongs to its live holder. Another process that asks for it is not admitted until the holder is lost; so a
 restarted worker, which asks again every second, takes over. A worker of another role or host is refused. Pure: messages
 and times in, messages to send and lost members out.
 """

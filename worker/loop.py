@@ -239,10 +239,11 @@ class WorkerLoop:
         self._join_deadline, self._tell_at = now + JOIN_DEADLINE_S, now + SILENT_GATEWAY_S
 
     def _join_again(self) -> None:
-        """Begins another session with the gateway. A Register opens it."""
+        """Begins another session with the gateway. A Register opens it. A worker that still joins gets no more time."""
+        if self._is_member:
+            self._start_joining()
         self._session = Session(self._session.epoch + 1)
         self._is_member, self._next_register = False, 0.0
-        self._start_joining()
 
     def _check_joining(self, now: float) -> None:
         if now > self._join_deadline:

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from protocol.errors import Unavailable
 from protocol.messages_gateway import Heartbeat, Register, RegisterAgain, ToGateway, Welcome
 from tests.worker.test_loop import IDENTITY, Bench, context
+from worker.loop import JOIN_DEADLINE_S, REGISTER_AGAIN_S
 
 __all__ = ["context"]
 
@@ -60,3 +62,24 @@ def test_a_second_request_to_register_for_the_same_session_begins_no_other(conte
     bench.loop.run()
     bench.close()
     assert epochs == [1, 2] and bench.core.num_resets == 1
+
+
+def test_a_worker_whose_id_stays_taken_is_given_up(context: Any) -> None:
+    """The gateway leaves the first Register of a session unanswered, and asks for another session after the second."""
+    epochs: list[int] = []
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        bench.clock.advance(REGISTER_AGAIN_S)
+        for message in arrived:
+            assert isinstance(message, Register)
+            if epochs and epochs[-1] == bench.session.epoch:
+                bench.send(RegisterAgain(1))
+            epochs.append(bench.session.epoch)
+        if len(epochs) > 3 * JOIN_DEADLINE_S:
+            bench.stop()
+
+    bench = Bench(context, play)
+    with pytest.raises(Unavailable, match="no gateway has answered"):
+        bench.loop.run()
+    bench.close()
+    assert bench.num_ready == 0 and len(set(epochs)) > 1
