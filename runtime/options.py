@@ -135,7 +135,7 @@ class Option(Flag):
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        """Checks a value that is no longer text. Only the type checks an option with `expected`."""
+        """Checks a value that is no longer text. With `expected`, only the type does, and no list is empty."""
         wanted: Any = self.type
         if self.kind in _METAVARS:
             least, most = self._range
@@ -144,6 +144,8 @@ class Option(Flag):
             wanted = Annotated[bool, Strict()]
         elif not self.expected:
             wanted = Annotated[self.type, AfterValidator(_printable)]
+        elif self.kind is Kind.LIST:
+            wanted = Annotated[self.type, Field(min_length=1)]
         return TypeAdapter(wanted)
 
     def _checked(self, value: Any, where: str, *, show_type: bool = False) -> Value:

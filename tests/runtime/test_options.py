@@ -111,6 +111,7 @@ def test_pydantic_words_never_reach_a_user() -> None:
         ("device", "cuda:", "here: got 'cuda:', expected one of auto, cuda, cuda:N (did you mean 'cuda'?)"),
         ("device", "cuda:3\n", "here: got 'cuda:3\\n', expected one of auto, cuda, cuda:N (did you mean 'cuda'?)"),
         ("origins", "a,B", "here: got 'B', expected small letters"),
+        ("origins", "", "here: got '', expected small letters"),
         ("quiet", "y", "here: got 'y', expected true or false"),
         ("host", "a\nb", "here: got 'a\\nb', expected a string of printable characters"),
     ],
