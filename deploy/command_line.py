@@ -164,7 +164,7 @@ def _parser(version: str) -> argparse.ArgumentParser:
         prog="baton",
         usage="baton COMMAND [flags]",
         description="Serves large language models with prefill and decode on separate workers.",
-        epilog=f"commands:\n{listed}\n\n`baton COMMAND --help` explains one; `baton demo` shows it all in ten seconds.",
+        epilog=f"commands:\n{listed}\n\n`baton COMMAND --help` explains one; `baton demo` shows it all.",
         formatter_class=_formatter,
         allow_abbrev=False,
     )

@@ -141,7 +141,7 @@ class WorkerSettings(ProcessSettings):
         group=Group.TRUST)] = False  # KV that comes to a decode worker; a prefill worker sends none that is not
     page_size: Annotated[int, Field(ge=1, le=4096), _memory("tokens in one page of KV", aliases=("block-size",))] = 16
     max_total_tokens: Annotated[Positive | None, _memory("tokens of KV that one worker holds; no request can be longer",
-        unset="what memory allows")] = None
+        unset="what memory allows and the requests can fill")] = None
     max_running_requests: Annotated[int, Field(ge=1, le=65536), _memory("requests in one worker's batch",
         aliases=("max-num-seqs",))] = 64
     chunked_prefill_size: Annotated[NotNegative, _memory(

@@ -1,4 +1,4 @@
-"""Work that was given to a device. It cannot be called back, only waited for."""
+"""A device copy that has begun: it cannot be called back, only waited for."""
 
 from typing import Protocol
 
