@@ -114,7 +114,7 @@ class JsonFields:
         expected = "a token id or a list of token ids"
         value = self._get(name, expected, list(default))
         items = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+        if not all(isinstance(item, int) and not isinstance(item, bool) and abs(item) < 2**40 for item in items):
             raise self.refuse(name, expected)
         return tuple(dict.fromkeys(items))
 

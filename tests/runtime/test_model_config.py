@@ -119,6 +119,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rms_norm_eps": -1}, "rms_norm_eps: got -1"),
     ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings: got 'yes', expected true or false"),
     ("llama", {"eos_token_id": "2"}, "eos_token_id: got '2'"),
+    ("llama", {"eos_token_id": [2, -(2**70)]}, "eos_token_id: got [2, -1180591620717411303424], expected a token id"),
     ("llama", {"dtype": "float8_e4m3fn"}, "dtype: got 'float8_e4m3fn'"),
     ("mistral", {"sliding_window": 4096}, "sliding_window: got 4096, which would change results"),
     ("mistral", {"sliding_window": 64, "layer_types": ["full_attention"] * 2}, "sliding_window: got 64"),
