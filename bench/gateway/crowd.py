@@ -114,7 +114,7 @@ async def _prompts_beside(url: str, clock: Clock, num_bytes: int, until: float) 
 
     text = (WORDS * (num_bytes // len(WORDS) + 1))[:num_bytes]
     body, num_sent = json.dumps({"prompt": text, "max_tokens": 1}).encode(), 0
-    while clock.now() < until:
+    while not num_sent or clock.now() < until:  # at least one, however slow the machine is
         status, answer = await complete(url, body)
         num_sent += 1
         if status != 200 and answer["error"]["code"] != "context_length_exceeded":

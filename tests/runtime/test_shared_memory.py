@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -56,16 +56,19 @@ def line_of(process: "subprocess.Popen[str]") -> list[str]:
 
 def holders(file: os.stat_result) -> list[int]:
     """Processes that map the file or have it open. Another file system may have a file of that number, too."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-            files = [os.stat(f"/proc/{process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{process.pid}/fd")]
-        except OSError:
-            continue
-        if re.search(rf" {file.st_ino} +/memfd:baton-kv", maps) or any(os.path.samestat(file, each) for each in files):
-            found.append(process.pid)
-    return found
+    return [each.pid for each in psutil.process_iter() if holds(each.pid, file)]
+
+
+def holds(pid: int, file: os.stat_result) -> bool:
+    """Processes end, and descriptors are closed, while we look."""
+    with suppress(OSError):
+        if re.search(rf" {file.st_ino} +/memfd:baton-kv", Path(f"/proc/{pid}/maps").read_text()):
+            return True
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.path.samestat(file, os.stat(f"/proc/{pid}/fd/{fd}")):
+                    return True
+    return False
 
 
 @pytest.mark.slow
