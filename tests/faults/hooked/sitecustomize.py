@@ -88,7 +88,7 @@ def _own(key: str) -> str:
 
 
 def _gateway_control(module: ModuleType) -> None:
-    def before(control: Any, key: Any, message: Any) -> None:
+    def before(control: Any, key: Any, message: Any, epoch: int = 0) -> None:
         if type(message).__name__ == "Assign" and message.attempt == 0:
             pair = {"decode": key.worker_id, "prefill": message.prefill.worker_id} if message.prefill else {}
             reached("queued", message.prompt_ids, **pair or {"unified": key.worker_id})
