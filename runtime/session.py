@@ -48,7 +48,7 @@ class Envelope(NamedTuple):
     @property
     def opens(self) -> bool:
         """Whether a session may begin with it: only the process that gets an epoch's first message knows the epoch."""
-        return self.number == 1 and bool(self.body)
+        return self.number == 1 and not self.confirmed and bool(self.body)
 
     def sealed(self) -> bytes:
         """Bytes for the wire."""

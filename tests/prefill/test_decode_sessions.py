@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from protocol.messages_handoff import CancelJob, JobCredit
-from runtime.session import MOST_TICKS, not_known, open_envelope
+from protocol.messages_handoff import TO_PREFILL, CancelJob, JobCredit
+from runtime.session import MOST_TICKS, Envelope, not_known, open_envelope
 from tests.prefill.test_decode_link import DECODE, HELLO, JOB, Bench
 
 
@@ -42,6 +42,14 @@ def test_a_message_that_is_missing_ends_the_session_and_decode_is_told_until_it_
     bench.take((DECODE, bench.session.tick()), (DECODE, bench.seal(DECODE, JOB)))
     assert bench.router.sent == [(DECODE, not_known(1))] * 3 and bench.num_refused == 0
     assert bench.hear((DECODE, HELLO), (DECODE, JOB)) == [(7, HELLO), (7, JOB)] and bench.lost == [7]
+
+
+def test_a_first_message_that_confirms_others_opens_no_session() -> None:
+    """It harms nobody: other decode workers are heard."""
+    bench = Bench()
+    assert bench.take((DECODE, Envelope(1, 1, 1, TO_PREFILL.encode(HELLO)).sealed())) == []
+    assert bench.router.sent == [(DECODE, not_known(1))] and bench.link._sessions == {}
+    assert bench.hear((DECODE, HELLO)) == [(7, HELLO)]
 
 
 def test_who_has_lost_the_first_message_of_a_session_is_told() -> None:
