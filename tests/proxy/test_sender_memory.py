@@ -138,11 +138,13 @@ def test_memory_stays_within_credit(is_lost: bool, lend: Lend) -> None:
         else:
             pause(PAUSE_S)
         assert state_of(pid) in "Tt"
-        assert num_tokens(company) > so_far, "requests to the other worker stood still"
+        assert wait_until(lambda: num_tokens(company) > so_far), "requests to the other worker stand still"
         os.kill(pid, signal.SIGCONT)
         assert deployment.verdicts(company + large, expected) == ["exact"] * 6
         assert deployment.is_whole(3)
         deployment.expect_rest()
-    assert WINDOW_BYTES / 2 < watch.most_in_flight <= WINDOW_BYTES + MIB, "in flight"
+    assert watch.most_in_flight <= WINDOW_BYTES + MIB, "in flight"
+    if is_lost:  # a short pause on a slow machine may end before the window is full
+        assert watch.most_in_flight > WINDOW_BYTES / 2, "nothing was held for the worker that was stopped"
     assert watch.most_bytes <= undisturbed + WINDOW_BYTES + ALLOWANCE_BYTES
     assert watch.in_flight() == 0
