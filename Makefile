@@ -92,7 +92,7 @@ check-imports:
 check-unit:
 	@$(PYTEST) -n 2
 
-test: check ## check, then the slow tests (real processes): under 15 minutes
+test: check ## check, then the slow tests (real processes): some 15 minutes
 	@$(PYTEST) $(MANY) -m "slow and not full and not gpu"
 
 test-full: test ## test, then the exhaustive tests: every topology, page size and chunk

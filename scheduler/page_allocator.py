@@ -93,12 +93,11 @@ class PageAllocator:
         """Asserts that the ledger adds up, and that counts, states, references and the free list agree."""
         assert sum(self._count.values()) == self.num_pages - 1, self._count
         assert len(set(self._free)) == len(self._free) == self._count[PageState.FREE]
-        assert all(self._state[page] is PageState.FREE and self._refs[page] == 0 for page in self._free)
         assert 0 not in self._free
-        assert all(
-            (refs > 0) == (state in (PageState.RESERVED, PageState.OWNED))
-            for refs, state in zip(self._refs[1:], self._state[1:], strict=True)
-        )
+        assert not [page for page in self._free if self._state[page] is not PageState.FREE or self._refs[page]]
+
+        held = [state is PageState.RESERVED or state is PageState.OWNED for state in self._state]
+        assert held[1:] == [refs > 0 for refs in self._refs[1:]]
 
     def _move(self, page: int, old: PageState, new: PageState) -> None:
         assert page > 0, "page 0 is padding"

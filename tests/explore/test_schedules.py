@@ -9,8 +9,8 @@ from tests.explore.run import Run
 from tests.explore.threads import Threads
 from tests.explore.workload import Workload
 
-NUM_SCHEDULES = 2000
-SLICES = 10  # of the slow tests, so that they run side by side
+NUM_SCHEDULES = 1000  # `make explore` runs as many as it is asked for
+SLICES = 5  # of the slow tests, so that they run side by side
 SEEDS = -(-NUM_SCHEDULES // len(STRATEGIES) // SLICES)  # of each slice and strategy
 
 
@@ -24,7 +24,7 @@ def test_schedules_change_no_token(strategy: Strategy) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(SLICES))
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_thousand_schedules_change_no_token(strategy: Strategy, part: int) -> None:
+def test_a_thousand_schedules_change_no_token(strategy: Strategy, part: int) -> None:
     num_failed = num_left = num_ended = 0
     for seed in range(100 + part * SEEDS, 100 + (part + 1) * SEEDS):
         run = Run(Workload.random(seed), strategy, seed)
