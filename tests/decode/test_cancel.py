@@ -184,3 +184,18 @@ def test_every_job_state_is_seen_beside_its_decode_states() -> None:
     assert {state for state, _ in seen} == {None, *(state for state in STATES if isinstance(state, DecodeState))}
     assert {state for _, state in seen} == {None, *(state for state in STATES if isinstance(state, JobState))}
     expect_rest(cluster)
+
+
+def test_a_request_that_ends_gives_its_job_credit_back_before_prefill_says_so() -> None:
+    """The jobs that wait behind it need that credit; prefill's word takes a round trip."""
+    cluster = make_cluster()
+    cluster.assign("victim", VICTIM, PARAMS)
+    drive_to(cluster, "victim", JobState.WAITING)
+    (decode,) = cluster.decodes.values()
+    (peer,) = decode._peers._peers.values()
+    assert peer.tokens_queued == len(VICTIM)
+
+    cluster.cancel("victim")
+    assert peer.tokens_queued == 0
+    cluster.run()
+    expect_rest(cluster)

@@ -116,12 +116,13 @@ HANDOFF = (
         "",
         "what is lost is never returned",
     ),
-    _mutant(
+    Mutant(
         "job credit comes back only where prefill says so",
         "Reservations.close",
         "peer.settle(...)",
         "",
-        "what it says may be lost; then requests wait for credit for ever",
+        "a job that waits for credit waits for a round trip more",
+        tests=("tests/decode/test_cancel.py",),
     ),
     _mutant(
         "decode does not hear that prefill has stopped writing",
