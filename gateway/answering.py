@@ -37,7 +37,7 @@ def wants_timeline(request: Request, in_body: bool | None) -> bool:
 
 
 async def answer_whole(generation: Generation, answer: WholeAnswer, receive: Receive) -> Response:
-    """Waits for all choices. A client that has left gets status 499, which nobody reads."""
+    """Waits for all choices. Returns status 499 if the client has left; the client does not see it."""
 
     watcher = asyncio.create_task(_watch(receive, generation))
     try:

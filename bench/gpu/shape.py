@@ -152,7 +152,7 @@ def maker_of_graphs(device: torch.device) -> Capture:
 
 
 def words_of_graphs(device: str) -> str:
-    """What `maker_of_graphs` makes, in words."""
+    """Describes the graphs that `maker_of_graphs` makes."""
     return "graphs" if device == "cuda" else "a stand-in for graphs"
 
 

@@ -44,10 +44,10 @@ class Loop:
 
 
 class Done:
-    """A task that nobody waits for."""
+    """Stands in for a task that never ends."""
 
     def add_done_callback(self, act: Callable[..., None]) -> None:
-        """It never ends."""
+        """Never calls `act`."""
 
 
 class Transport:

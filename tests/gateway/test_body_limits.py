@@ -23,7 +23,7 @@ def part(content: bytes, more: bool = True) -> Message:
 
 
 class Client:
-    """What a client sends part by part, then nothing more; and what it is answered."""
+    """A client that sends its body in parts and then stops. Records the answer that it gets."""
 
     def __init__(self, *parts: Message | Callable[[], Message]) -> None:
         self.parts, self.num_asked, self.answer = list(parts), 0, list[Message]()

@@ -186,7 +186,7 @@ HANDOFF = (
         "Session.accept",
         "envelope.number > num_arrived",
         "False",
-        "somebody waits for it for ever",
+        "the request waits for ever",
         tests=("tests/runtime/test_session.py",),
     ),
     Mutant(
@@ -194,7 +194,7 @@ HANDOFF = (
         "Session.tick",
         "Envelope(self.epoch, self._num_sent, __confirmed, __body)",
         "Envelope(self.epoch, min(self._num_sent, 1), __confirmed, __body)",
-        "nothing follows it, and somebody waits for it for ever",
+        "no later message shows the loss, and the request waits for ever",
         tests=("tests/runtime/test_session.py",),
     ),
     Mutant(

@@ -20,7 +20,7 @@ PIECE_BYTES: Final = 256 * 1024  # bytes that are copied or read at a time
 
 
 class Runs:
-    """Where the bytes of a payload lie in a layer, in the payload's order. The same for every layer."""
+    """The byte ranges of a layer that a payload fills, in the payload's order. Every layer has the same ranges."""
 
     def __init__(self, starts: Ints64, sizes: Ints64, page_bytes: int) -> None:
         self.starts = starts

@@ -154,7 +154,7 @@ class SendTransfer:
         return self._copies[pages]
 
     def runs(self, frame: KvFrame) -> Runs:
-        """Where a frame's payload lies in the source pages."""
+        """The byte ranges of the source pages that make up a frame's payload."""
         pages = frame.page_start, frame.num_pages
         if pages not in self._runs:
             numbers = self.source_pages[frame.page_start : frame.page_start + frame.num_pages]
