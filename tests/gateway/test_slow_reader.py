@@ -174,7 +174,7 @@ async def test_memory_stays_bounded_while_clients_do_not_read(folder: Path) -> N
                 grown = await resident_bytes(client) - before
                 for each in stuck:
                     each.close()
-            assert grown < 60_000_000, "some 30 MB; without a bound, ten times as much"
+            assert grown < 150_000_000, "30 MB, twice that on a busy machine; 300 MB and more without a bound"
         finally:
             await worker.stop()
 

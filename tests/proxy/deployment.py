@@ -75,6 +75,15 @@ class Proxied:
         held = [each["kv_pages"] for each in self.baton.workers()]
         assert self.baton.wait_for_rest(), f"no rest: {held}; {self.baton.log_text()[-3000:]}"
 
+    def settle(self) -> None:
+        """Ends all faults, and waits until every frame sent so far has been read and is counted in /metrics.
+
+        A connection keeps order: one request over each pair of workers comes after whatever is still on its way.
+        """
+        self.clear()
+        self.expect_exact([[number] * 5 for number in range(self.num_ways)], 9)
+        self.expect_rest()
+
     def gates(self, kind: str) -> list[Gate]:
         """Of the workers that there are now; `kind` is "data" or "peer"."""
         role = {"data": "decode", "peer": "prefill"}[kind]

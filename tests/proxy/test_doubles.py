@@ -35,11 +35,13 @@ def double_all(deployment: Proxied, kind: str, way: Way, wanted: Wanted, later: 
 def test_frames_that_come_twice(backend: str, later: int, wanted: Wanted, lend: Lend) -> None:
     """Each repeat is refused and counted, nothing else is, and no request needs a second attempt."""
     deployment, rng = lend(2, 2, backend), random.Random(later)
+    deployment.settle()
     before, tries = deployment.rejected(), deployment.metric("request_retries_total")
     doubles = double_all(deployment, "data", Way.THERE, wanted, later)
     for _ in range(3):
         deployment.expect_exact(draw_prompts(rng, 8), 9)
         deployment.expect_rest()
+    deployment.settle()
     assert all(each.num_doubled > 0 for each in doubles)
     num_doubled = sum(each.num_doubled for each in doubles)
     assert deployment.rejected() - before == num_doubled

@@ -38,6 +38,7 @@ def turn_bits(deployment: Proxied, flips: Flips) -> None:
 def test_every_turned_bit_is_found(seed: int, num_rounds: int, lend: Lend) -> None:
     """The request is tried again, and fails clearly where that is in vain three times."""
     deployment, rng = lend(2, 2, "zmq"), random.Random(seed)
+    deployment.settle()
     before = deployment.rejected(*DAMAGE)
     flips = Flips(rng, 0.08, WHAT)
     turn_bits(deployment, flips)
@@ -50,8 +51,7 @@ def test_every_turned_bit_is_found(seed: int, num_rounds: int, lend: Lend) -> No
         clients = deployment.start(draw_prompts(rng, TOGETHER), 9)
         verdicts.update(deployment.verdicts(clients))
         assert {client.error["code"] for client in clients if client.error} <= {"kv_not_delivered"}
-    deployment.clear()
-    deployment.expect_rest()
+    deployment.settle()
     kinds = flips.kinds
     story = f"seed {seed}: turned {dict(kinds)}, ended {dict(verdicts)}"
     assert min(kinds["header"], kinds["KV"], kinds["last message"]) > 0 and kinds.total() > 4 * num_rounds, story
@@ -68,6 +68,7 @@ def test_a_frame_that_no_longer_says_whose_it_is(backend: str, seed: int, lend: 
     request is tried again; where several are damaged, the last among them, it may wait, and its client leaves. Of KV
     written in place only headers are on the way: one that names another layer is refused as a repeat."""
     deployment, rng = lend(2, 2, backend), random.Random(seed)
+    deployment.settle()
     before, tries = deployment.rejected(), deployment.metric("request_retries_total")
     flips = Flips(rng, 0.15, WHOSE if backend == "zmq" else range(HEADER_BYTES), share=1.0)
     turn_bits(deployment, flips)
@@ -75,8 +76,7 @@ def test_a_frame_that_no_longer_says_whose_it_is(backend: str, seed: int, lend: 
     for _ in range(3):
         clients = deployment.start(draw_prompts(rng, TOGETHER), 9, STALL_S)
         verdicts.update(deployment.verdicts(clients))
-    deployment.clear()
-    deployment.expect_rest()
+    deployment.settle()
     kinds = flips.kinds
     story = f"seed {seed}: turned {dict(kinds)}, ended {dict(verdicts)}"
     assert kinds["header"] > 8, story

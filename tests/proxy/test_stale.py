@@ -58,6 +58,7 @@ def decodes(client: Client) -> bool:
 def test_a_prefill_worker_that_wakes(num_decode: int, lend: Lend) -> None:
     """Its frames come to a decode worker that has given their pages to others."""
     deployment = lend(2, num_decode, "zmq")
+    deployment.settle()
     before, unknown = deployment.rejected(), deployment.rejected("unknown_reservation")
     first = Client(deployment.baton.url, PROMPT, MAX_TOKENS)
     gate, holds = hold_frames(deployment, first)
@@ -74,9 +75,8 @@ def test_a_prefill_worker_that_wakes(num_decode: int, lend: Lend) -> None:
     assert deployment.is_whole(2 + num_decode) and wait_until(lambda: state_of(pid) in "XZ"), (
         "it may not return as who it was"
     )
-    deployment.expect_rest()
+    deployment.settle()
     assert deployment.rejected() - before == len(holds.kept) + holds.num_late
-    deployment.clear()
     deployment.expect_exact([PROMPT, PROMPT[::-1]], 9)
 
 
@@ -101,6 +101,7 @@ def test_a_decode_worker_that_wakes(lend: Lend) -> None:
     assert deployment.is_whole(3) and wait_until(lambda: state_of(pid) in "XZ"), "it may not return as who it was"
     assert dropped(deployment) > before
     deployment.expect_exact([PROMPT[:60]] * 4, 9)
+    deployment.settle()
     before = deployment.rejected("unknown_reservation")
     assert deployment.proxy.inject(deployment.proxy.gate(gate.name), Way.THERE, holds.kept) == len(holds.kept)
     deployment.expect_exact([PROMPT[:60]] * 4, 9)
