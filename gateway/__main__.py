@@ -34,13 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     start_log("gateway")
 
     try:
-        arguments = read_arguments(GatewaySettings, argv)
-        start_log("gateway", arguments.settings.log_level)
-        status = StatusPipe(arguments.status_fd)
+        settings, status_fd = read_arguments(GatewaySettings, argv)
+        start_log("gateway", settings.log_level)
+        status = StatusPipe(status_fd)
         check_imports()
         status.loading("tokenizer")
-        _make_room(arguments.settings.limits.max_connections)
-        gateway = Gateway(arguments.settings, MonotonicClock())
+        _make_room(settings.limits.max_connections)
+        gateway = Gateway(settings, MonotonicClock())
     except BatonError as error:
         status.failed(error.message, code=error.code)
         get_log("gateway").error("cannot start", why=error.message)

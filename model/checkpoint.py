@@ -93,7 +93,7 @@ def open_checkpoint(folder: Path, check_values: bool = False) -> Checkpoint:
 def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
     index = read_fields(folder / INDEX_FILE)
     weight_map = index.nested("weight_map")
-    if weight_map is None or not weight_map.values:
+    if not weight_map.values:
         raise index.refuse("weight_map", "an object from tensor names to file names")
 
     shards: dict[str, SafetensorsFile] = {}

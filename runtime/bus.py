@@ -34,6 +34,19 @@ def _prepare(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     return socket
 
 
+def _arrived(socket: "zmq.Socket[bytes]") -> list[list[bytes]]:
+    """The parts of each message that has arrived: at most MAX_RECEIVE messages, about RECEIVE_BYTES."""
+    found: list[list[bytes]] = []
+    num_bytes = 0
+    while len(found) < MAX_RECEIVE and num_bytes < RECEIVE_BYTES:
+        try:
+            found.append(socket.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            break
+        num_bytes += sum(map(len, found[-1]))
+    return found
+
+
 def bind_on_host(socket: "zmq.Socket[Any]", host: str, security: Security = OPEN) -> str:
     """Binds a port that the system chooses on `host`, a name or an IPv4 or IPv6 address of this machine. Returns the
     address that peers dial. ConfigError, with the socket closed, if `host` is not an address of this machine."""
@@ -113,16 +126,7 @@ class Dealer:
 
     def receive(self) -> list[bytes]:
         """What has arrived: at most MAX_RECEIVE messages, about RECEIVE_BYTES. Joins a message of several parts."""
-        found: list[bytes] = []
-        num_bytes = 0
-        while len(found) < MAX_RECEIVE and num_bytes < RECEIVE_BYTES:
-            try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            found.append(parts[0] if len(parts) == 1 else b"".join(parts))
-            num_bytes += len(found[-1])
-        return found
+        return [b"".join(parts) for parts in _arrived(self.socket)]
 
     def has_returned(self) -> bool:
         """Whether the connection was lost and made again since the last call. Messages of both sides may be lost."""
@@ -200,16 +204,7 @@ class Router:
     def receive(self) -> list[tuple[bytes, bytes]]:
         """(identity, message) pairs that have arrived: at most MAX_RECEIVE, about RECEIVE_BYTES. A message of several
         parts is joined."""
-        found: list[tuple[bytes, bytes]] = []
-        num_bytes = 0
-        while len(found) < MAX_RECEIVE and num_bytes < RECEIVE_BYTES:
-            try:
-                identity, *parts = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            found.append((identity, parts[0] if len(parts) == 1 else b"".join(parts)))
-            num_bytes += len(found[-1][1])
-        return found
+        return [(identity, b"".join(parts)) for identity, *parts in _arrived(self.socket)]
 
     def close(self) -> None:
         """Closes the socket and drops what is queued."""

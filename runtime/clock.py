@@ -21,20 +21,3 @@ class MonotonicClock:
     def now(self) -> float:
         """Seconds since the host started."""
         return time.monotonic()
-
-
-class VirtualClock:
-    """A clock that moves only when `advance` is called, for tests and simulation."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-
-    def now(self) -> float:
-        """The time last set."""
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Moves forward by `seconds` (not negative)."""
-        if seconds < 0:
-            raise ValueError(f"VirtualClock.advance: got {seconds}, expected at least 0")
-        self._now += seconds

@@ -11,7 +11,7 @@ import hmac
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -33,53 +33,35 @@ _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_
 Socket = zmq.Socket[Any]
 
 
-class Security(Protocol):
-    """Prepares the sockets of a process before they are bound or dialled."""
+class Security:
+    """Prepares the sockets of a process before they are bound or dialled. This one is of a process without keys: any
+    process may connect. Subclasses are of a process with keys."""
 
     def refused(self) -> Mapping[str, int]:
         """Connections that bound sockets have refused, by reason; empty without keys. Also counts and logs new ones, so
         call it a few times a second."""
-        ...
-
-    def guard(self, socket: Socket) -> str:
-        """Prepares a socket that will be bound. Returns the suffix of its address after the endpoint."""
-        ...
-
-    def unlock(self, socket: Socket, address: str) -> str:
-        """Prepares a socket that will dial `address`. Returns the endpoint. WireError if it may not dial there."""
-        ...
-
-    def close(self) -> None:
-        """Accepts no more connections. Call it after closing the sockets and before their context ends. Idempotent."""
-        ...
-
-
-class Open:
-    """The Security of a process without keys: any process may connect."""
-
-    def refused(self) -> Mapping[str, int]:
-        """Always empty."""
         return {}
 
     def guard(self, socket: Socket) -> str:
-        """Does nothing."""
+        """Prepares a socket that will be bound. Returns the suffix of its address after the endpoint."""
         return ""
 
     def unlock(self, socket: Socket, address: str) -> str:
-        """WireError for the address of a guarded socket."""
+        """Prepares a socket that will dial `address`. Returns the endpoint. WireError if it may not dial there: without
+        keys, to a guarded socket."""
         endpoint, key = split_address(address)
         if key:
             raise WireError(f"address {endpoint!r} needs a key, and this process has none (--keys)")
         return endpoint
 
     def close(self) -> None:
-        """Does nothing."""
+        """Accepts no more connections. Call it after closing the sockets and before their context ends. Idempotent."""
 
 
-OPEN: Final = Open()
+OPEN: Final = Security()
 
 
-class Curve:
+class Curve(Security):
     """The Security of a process with keys, for the sockets of one context. Used by one thread."""
 
     def __init__(self, keys: Keys, context: "zmq.Context[Any]", log: EventLog) -> None:
@@ -167,16 +149,12 @@ class Curve:
                 self._refusals.note(NO_HANDSHAKE, why=why)
 
 
-class AsPeersAsk:
+class AsPeersAsk(Security):
     """The Security of the data plane of a process with keys, where data need not be encrypted. Its own socket asks for
     a secret; it dials a peer in the peer's way. The owner of `curve` closes it."""
 
     def __init__(self, curve: Curve) -> None:
         self._curve = curve
-
-    def refused(self) -> Mapping[str, int]:
-        """Always empty."""
-        return {}
 
     def guard(self, socket: Socket) -> str:
         """See Curve.guard_by_secret."""
@@ -190,9 +168,6 @@ class AsPeersAsk:
             socket.setsockopt(zmq.PLAIN_PASSWORD, secret.encode())
             return endpoint
         return (self._curve if split_address(address)[1] else OPEN).unlock(socket, address)
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 class AllowList:
@@ -264,7 +239,7 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 def open_security(keys: Keys | None, context: "zmq.Context[Any]", log: EventLog) -> Security:
-    """The Security for these keys; Open for None."""
+    """The Security for these keys; OPEN for None."""
     return OPEN if keys is None else Curve(keys, context, log)
 
 

@@ -1,8 +1,8 @@
 """Typed reading of a JSON file of a model folder. Errors name file, field, value and what was expected."""
 
 import json
-import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from protocol.errors import CheckpointError
 
 MAX_JSON_BYTES: Final = 64 << 20
 _MISSING: Final = object()
+_END: Final = 2**40  # of integers, exclusive
 
 
 def read_fields(path: Path, *, optional: bool = False) -> "JsonFields":
@@ -56,73 +57,68 @@ class JsonFields:
         """Whether the field exists and is not null."""
         return self.values.get(name) is not None
 
-    def _get(self, name: str, expected: str, default: object) -> Any:
+    def _get(self, name: str, expected: str, is_right: Callable[[Any], bool], default: object) -> Any:
+        """The value of a field; `default` if it is absent or null. CheckpointError if it is not `is_right`."""
         value = self.values.get(name)
-        if value is not None:
-            return value
-        if default is _MISSING:
+        if value is None:
+            value = default
+        if value is _MISSING or not is_right(value):
             raise self.refuse(name, expected)
-        return default
+        return value
 
     def integer(self, name: str, default: object = _MISSING, minimum: int = 1) -> int:
         """An integer of at least `minimum`."""
         expected = f"an integer of at least {minimum}"
-        value = self._get(name, expected, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**40:
-            raise self.refuse(name, expected)
-        return value
+        return int(self._get(name, expected, lambda value: _is_integer(value) and minimum <= value < _END, default))
 
     def positive_number(self, name: str, default: object = _MISSING) -> float:
         """A finite number above zero."""
-        expected = "a finite number above 0"
-        value = self._get(name, expected, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise self.refuse(name, expected)
-        return float(value)
+        return float(self._get(name, "a finite number above 0", lambda value: _is_number(value) and value > 0, default))
 
     def number_within(self, name: str, low: float, high: float) -> float:
         """A number in [low, high]."""
         expected = f"a number in [{low}, {high}]"
-        value = self._get(name, expected, _MISSING)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise self.refuse(name, expected)
-        return float(value)
+        return float(self._get(name, expected, lambda value: _is_number(value) and low <= value <= high, _MISSING))
 
     def boolean(self, name: str, default: object = _MISSING) -> bool:
         """true or false."""
-        value = self._get(name, "true or false", default)
-        if not isinstance(value, bool):
-            raise self.refuse(name, "true or false")
-        return value
+        return bool(self._get(name, "true or false", lambda value: isinstance(value, bool), default))
 
     def text(self, name: str, default: object = _MISSING) -> str:
         """A string."""
-        value = self._get(name, "a string", default)
-        if not isinstance(value, str):
-            raise self.refuse(name, "a string")
-        return value
+        return str(self._get(name, "a string", lambda value: isinstance(value, str), default))
 
     def text_list(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty if the field is absent or null."""
-        value = self._get(name, "a list of strings", ())
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise self.refuse(name, "a list of strings")
-        return tuple(value)
+
+        def is_right(value: Any) -> bool:
+            return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+        return tuple(self._get(name, "a list of strings", is_right, []))
 
     def token_ids(self, name: str, default: Sequence[int]) -> tuple[int, ...]:
         """Token ids, written as one integer or a list of them."""
-        expected = "a token id or a list of token ids"
-        value = self._get(name, expected, list(default))
-        items = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) and abs(item) < 2**40 for item in items):
-            raise self.refuse(name, expected)
-        return tuple(dict.fromkeys(items))
 
-    def nested(self, name: str) -> "JsonFields | None":
-        """The object in field `name`, or None if it is absent or null."""
-        value = self._get(name, "an object", None)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.refuse(name, "an object")
+        def is_right(value: Any) -> bool:
+            return all(_is_integer(item) and abs(item) < _END for item in _listed(value))
+
+        found = self._get(name, "a token id or a list of token ids", is_right, list(default))
+        return tuple(dict.fromkeys(_listed(found)))
+
+    def nested(self, name: str) -> "JsonFields":
+        """The object in field `name`; without fields if it is absent or null."""
+        value = self._get(name, "an object", lambda value: isinstance(value, dict), {})
         return JsonFields(value, f"{self.where}: {name}")
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that a float can hold: neither infinite nor NaN."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

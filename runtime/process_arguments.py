@@ -6,8 +6,7 @@ The launcher writes it. Users type the `baton` command instead.
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from protocol.errors import ConfigError
 from runtime.settings import Settings
@@ -15,16 +14,9 @@ from runtime.settings import Settings
 S = TypeVar("S", bound=Settings)
 
 
-@dataclass(frozen=True)
-class ProcessArguments(Generic[S]):
-    """What the launcher passed. `status_fd` is None for a process started by hand."""
-
-    settings: S
-    status_fd: int | None
-
-
-def read_arguments(kind: type[S], argv: Sequence[str] | None = None) -> ProcessArguments[S]:
-    """The arguments of this process (or `argv`). ConfigError if the settings are not valid for `kind`."""
+def read_arguments(kind: type[S], argv: Sequence[str] | None = None) -> tuple[S, int | None]:
+    """The settings and the status descriptor (None for a process started by hand) on the command line of this process,
+    or in `argv`. ConfigError if the settings are not valid for `kind`."""
     parser = argparse.ArgumentParser(description="One process of Baton; the baton command starts it.")
     parser.add_argument("--settings", required=True, metavar="JSON", help=f"{kind.__name__} as one line of JSON")
     parser.add_argument("--status-fd", type=int, metavar="N", help="descriptor for status events")
@@ -35,4 +27,4 @@ def read_arguments(kind: type[S], argv: Sequence[str] | None = None) -> ProcessA
             os.fstat(found.status_fd)
         except (OSError, OverflowError) as error:
             raise ConfigError(f"--status-fd: got {found.status_fd}, expected an open descriptor") from error
-    return ProcessArguments(settings, found.status_fd)
+    return settings, found.status_fd

@@ -21,8 +21,9 @@ class RopeConfig:
 
 def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     """The rope of a config.json, in the old form (`rope_theta`, `rope_scaling`) or the new one (`rope_parameters`)."""
-    nested = (config.nested(name) for name in ("rope_scaling", "rope_parameters"))
-    fields = next((found for found in nested if found and found.values), JsonFields({}, config.where))
+    fields = config.nested("rope_scaling")
+    if not fields.values:
+        fields = config.nested("rope_parameters")
     for name, value in fields.values.items():
         if isinstance(value, dict):
             raise fields.refuse(name, "one rope for all layers (rope by layer type is not supported)")

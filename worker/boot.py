@@ -75,9 +75,8 @@ def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
 
     try:
         check_imports()
-        arguments = read_arguments(WorkerSettings, argv)
-        settings = arguments.settings
-        status = StatusPipe(arguments.status_fd)
+        settings, status_fd = read_arguments(WorkerSettings, argv)
+        status = StatusPipe(status_fd)
         start_log(settings.worker_id, settings.log_level)
         _serve(settings, status, build)
     except BatonError as error:

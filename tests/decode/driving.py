@@ -10,8 +10,8 @@ from model.fake import FakeRunner
 from prefill.job_states import JobState
 from protocol.messages_gateway import FirstToken, ToGateway, Tokens
 from protocol.request import FinishReason, SamplingParams, finish_reason
-from runtime.clock import VirtualClock
 from tests.cluster import Cluster
+from tests.doubles.clock import VirtualClock
 
 VOCAB = 211
 

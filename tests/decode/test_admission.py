@@ -13,11 +13,11 @@ from prefill.job_states import JobState
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign, CancelRequest, WorkerAddress
-from runtime.clock import VirtualClock
 from scheduler.streams_host import InlineStream
 from tests.cluster import Cluster
 from tests.counting import instructions
 from tests.decode.driving import drive_to, expect_rest, greedy, make_cluster, prompt_of
+from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import make_engine
 from transfer.landing.frame_receiver import FrameReceiver
 

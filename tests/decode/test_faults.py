@@ -9,7 +9,6 @@ from decode.worker import DOUBT_S, HANDOVER_DEADLINE_S
 from model.fake import FakeRunner
 from model.inputs import ModelInput
 from protocol.frame import HEADER_BYTES, unpack_header
-from runtime.clock import VirtualClock
 from tests.cluster import Cluster
 from tests.decode.driving import (
     VOCAB,
@@ -25,6 +24,7 @@ from tests.decode.driving import (
     run_past_deadlines,
 )
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.clock import VirtualClock
 
 pytestmark = pytest.mark.slow
 

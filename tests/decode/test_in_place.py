@@ -10,10 +10,10 @@ from decode.worker import DecodeWorker
 from prefill.job_states import JobState
 from prefill.worker import PrefillWorker
 from protocol.messages_handoff import HelloAccepted, JobStopped
-from runtime.clock import VirtualClock
 from tests.cluster import Cluster
 from tests.decode.driving import drive_to, expect_exact, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.clock import VirtualClock
 
 PARAMS = greedy(12)
 PROMPT = prompt_of("victim", 61)

@@ -10,7 +10,6 @@ from model.fake import FakeRunner
 from prefill.job_states import JobState
 from prefill.worker import DELIVERY_DEADLINE_S
 from protocol.messages_handoff import JobFailed, KvDelivered
-from runtime.clock import VirtualClock
 from tests.cluster import Cluster
 from tests.decode.driving import (
     VOCAB,
@@ -26,6 +25,7 @@ from tests.decode.driving import (
 )
 from tests.decode.test_cancel import slow_network
 from tests.doubles.backend_inproc import InprocNetwork
+from tests.doubles.clock import VirtualClock
 
 PARAMS = greedy(9)
 PROMPT = prompt_of("r", 30)

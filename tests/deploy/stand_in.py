@@ -61,10 +61,10 @@ if __name__ == "__main__":
     die_with_parent()
     behaviour = sys.argv[1]
     if behaviour == "gateway":
-        gateway_arguments = read_arguments(GatewaySettings, sys.argv[2:])
-        start_log("gateway", gateway_arguments.settings.log_level)
-        sys.exit(gateway(StatusPipe(gateway_arguments.status_fd), gateway_arguments.settings))
-    arguments = read_arguments(WorkerSettings, sys.argv[2:])
-    start_log(arguments.settings.worker_id, arguments.settings.log_level)
+        gateway_settings, status_fd = read_arguments(GatewaySettings, sys.argv[2:])
+        start_log("gateway", gateway_settings.log_level)
+        sys.exit(gateway(StatusPipe(status_fd), gateway_settings))
+    settings, status_fd = read_arguments(WorkerSettings, sys.argv[2:])
+    start_log(settings.worker_id, settings.log_level)
     run = {each.__name__: each for each in (worker, worker_once, refuses_model, crashes, ignores_stop)}[behaviour]
-    sys.exit(run(StatusPipe(arguments.status_fd), arguments.settings))
+    sys.exit(run(StatusPipe(status_fd), settings))

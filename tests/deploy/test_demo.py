@@ -13,7 +13,7 @@ from deploy.command_line import CommandLine
 from deploy.demo import DemoFailed, Request, printable, prompt_fields
 from deploy.timeline import Moment
 from protocol.errors import ConfigError
-from runtime.clock import VirtualClock
+from tests.doubles.clock import VirtualClock
 
 CHUNKS: list[dict[str, Any]] = [
     {"choices": [{"index": 0, "text": ", a fox"}]},

@@ -17,8 +17,8 @@ from deploy.console import PlainConsole
 from deploy.endings import Ended
 from deploy.launcher import Launcher, StartFailed
 from deploy.layout import ProcessSpec
-from runtime.clock import VirtualClock
 from runtime.process_life import StopSignal
+from tests.doubles.clock import VirtualClock
 from tests.processes import command_line
 
 DRIVE = Path(__file__).with_name("drive_serve.py")

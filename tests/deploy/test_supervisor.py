@@ -9,7 +9,7 @@ from deploy.endings import Ended
 from deploy.layout import ProcessSpec
 from deploy.options import Rules
 from deploy.supervisor import Supervisor
-from runtime.clock import VirtualClock
+from tests.doubles.clock import VirtualClock
 
 NAMES = ("gateway", "decode-0")
 

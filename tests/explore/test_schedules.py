@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.clock import VirtualClock
+from tests.doubles.clock import VirtualClock
 from tests.doubles.strategies import Listed, Strategy, next_decisions
 from tests.explore.exploring import STRATEGIES
 from tests.explore.run import Run

@@ -6,7 +6,7 @@ What it does not know: what happens.
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from runtime.clock import VirtualClock
+from tests.doubles.clock import VirtualClock
 
 
 class Agenda:

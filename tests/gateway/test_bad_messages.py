@@ -34,8 +34,8 @@ from protocol.messages_gateway import (
     WorkerStats,
 )
 from protocol.request import FinishReason, SamplingParams
-from runtime.clock import VirtualClock
 from runtime.session import ENVELOPE_BYTES, Envelope
+from tests.doubles.clock import VirtualClock
 from tests.gateway.fake_worker import LAYOUT
 from tests.gateway.worker_ends import WorkerEnds
 

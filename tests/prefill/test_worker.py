@@ -25,8 +25,8 @@ from protocol.messages_handoff import (
     PrefillJob,
 )
 from protocol.request import SamplingParams
-from runtime.clock import VirtualClock
 from scheduler.engine import Engine
+from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import ManualStream, greedy, make_engine
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import Target

@@ -26,8 +26,8 @@ from protocol.messages_gateway import (
     ToWorker,
 )
 from protocol.request import FinishReason, SamplingParams
-from runtime.clock import VirtualClock
 from tests.cluster import Cluster, Worker
+from tests.doubles.clock import VirtualClock
 from tests.gateway.worker_ends import WorkerEnds
 from unified.worker import UnifiedWorker
 

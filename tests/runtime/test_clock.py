@@ -1,24 +1,7 @@
-import pytest
-
-from runtime.clock import MonotonicClock, VirtualClock
+from runtime.clock import MonotonicClock
 
 
 def test_the_monotonic_clock_never_goes_back() -> None:
     clock = MonotonicClock()
     times = [clock.now() for _ in range(100)]
     assert times == sorted(times)
-
-
-def test_a_virtual_clock_moves_only_when_told() -> None:
-    clock = VirtualClock(5.0)
-    assert [clock.now(), clock.now()] == [5.0, 5.0]
-    clock.advance(0.25)
-    clock.advance(0)
-    assert clock.now() == 5.25
-
-
-def test_a_virtual_clock_does_not_go_back() -> None:
-    clock = VirtualClock()
-    with pytest.raises(ValueError, match=r"advance: got -1, expected at least 0"):
-        clock.advance(-1)
-    assert clock.now() == 0.0

@@ -19,7 +19,6 @@ from runtime.curve import (
     AllowList,
     AsPeersAsk,
     Curve,
-    Open,
     open_security,
     security_of_data,
     split_address,
@@ -276,7 +275,7 @@ def test_encryption_takes_nothing_from_what_a_message_may_hold(net: Net) -> None
 
 def test_without_keys_nothing_is_done() -> None:
     security = open_security(None, zmq.Context.instance(), log)
-    assert isinstance(security, Open) and security.refused() == {}
+    assert security is OPEN and security.refused() == {}
     context: Any = zmq.Context.instance()
     with context.socket(zmq.ROUTER) as socket:
         assert security.guard(socket) == ""

@@ -117,6 +117,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"vocab_size": True}, "vocab_size: got True"),
     ("llama", {"vocab_size": None}, "vocab_size: got None, expected an integer"),
     ("llama", {"rms_norm_eps": -1}, "rms_norm_eps: got -1"),
+    ("llama", {"rope_theta": 10**400}, "rope_theta: got 1000000000000000"),
+    ("llama", {"rope_theta": float("inf")}, "rope_theta: got inf, expected a finite number"),
     ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings: got 'yes', expected true or false"),
     ("llama", {"eos_token_id": "2"}, "eos_token_id: got '2'"),
     ("llama", {"eos_token_id": [2, -(2**70)]}, "eos_token_id: got [2, -1180591620717411303424], expected a token id"),

@@ -13,8 +13,7 @@ def test_settings_and_status_descriptor_are_read() -> None:
     read_fd, write_fd = os.pipe()
     with os.fdopen(read_fd), os.fdopen(write_fd):
         found = read_arguments(GatewaySettings, ["--settings", SETTINGS.to_json(), "--status-fd", str(write_fd)])
-    assert found.settings == SETTINGS
-    assert found.status_fd == write_fd
+    assert found == (SETTINGS, write_fd)
 
 
 @pytest.mark.parametrize("number", ["-1", "999999", str(2**70)])
@@ -24,7 +23,7 @@ def test_a_descriptor_that_is_not_open_is_refused(number: str) -> None:
 
 
 def test_the_status_descriptor_may_be_absent() -> None:
-    assert read_arguments(GatewaySettings, ["--settings", SETTINGS.to_json()]).status_fd is None
+    assert read_arguments(GatewaySettings, ["--settings", SETTINGS.to_json()]) == (SETTINGS, None)
 
 
 def test_settings_of_another_kind_are_refused() -> None:

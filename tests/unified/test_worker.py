@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from protocol.messages_gateway import Assign, CancelRequest
-from runtime.clock import VirtualClock
 from scheduler.req import Req
 from tests.cluster import Cluster
 from tests.counting import instructions
 from tests.decode.driving import Recorder, expect_exact, expect_prefix, expect_rest, greedy, make_cluster, prompt_of
+from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import ManualStream, make_engine
 from unified.worker import UnifiedWorker
 

@@ -30,9 +30,9 @@ from protocol.messages_gateway import (
     WorkerStats,
 )
 from runtime.bus import Dealer, Router, Wake
-from runtime.clock import VirtualClock
 from runtime.process_life import StopSignal
 from runtime.session import Envelope, Session, open_envelope
+from tests.doubles.clock import VirtualClock
 from tests.runtime.rebinding import bound_again
 from worker.loop import JOIN_DEADLINE_S, NoPeers, WorkerBroken, WorkerLoop
 from worker.outbox import Outbox

@@ -6,7 +6,7 @@ import pytest
 
 from bench.gpu.records import End, Goal, Machine, Note, Record, Row
 from bench.gpu.sheet import FIGURES, PAGE, Folder, Sheet
-from runtime.clock import VirtualClock
+from tests.doubles.clock import VirtualClock
 
 
 def sheet_in(tmp_path: Path, seconds: float = 100.0) -> tuple[Sheet, VirtualClock]:

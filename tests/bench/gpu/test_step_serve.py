@@ -7,7 +7,7 @@ from bench.gpu.sheet import Folder, Sheet
 from bench.gpu.step_serve import SIZES, add_row
 from loadtest.client import Timing
 from loadtest.report import figures
-from runtime.clock import VirtualClock
+from tests.doubles.clock import VirtualClock
 
 
 def test_an_itl_of_zero_is_absent_because_most_tokens_came_with_the_one_before(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from bench.gpu.sheet import Folder, Sheet
 from bench.gpu.step_tests import APART, Part, run_part
-from runtime.clock import VirtualClock
+from tests.doubles.clock import VirtualClock
 
 folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
 sheet = Sheet(Folder(folder), "tests", VirtualClock(), seconds, judged=True)

@@ -7,7 +7,7 @@ import pytest
 from bench.overlap.__main__ import CountedStream, main, schedule_cost
 from bench.overlap.decoding import Plan
 from bench.overlap.kinds import KINDS, Kind
-from runtime.clock import VirtualClock
+from tests.doubles.clock import VirtualClock
 
 
 def test_what_launches_take_is_counted() -> None:

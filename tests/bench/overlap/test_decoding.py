@@ -7,9 +7,9 @@ import pytest
 
 from bench.overlap.decoding import Decoding, Plan, engine_of
 from model.fake import FakeRunner
-from runtime.clock import VirtualClock
 from scheduler.streams import Segment
 from scheduler.streams_host import InlineStream
+from tests.doubles.clock import VirtualClock
 
 FORWARD_S, HOST_S = 0.25, 0.0625
 

@@ -14,7 +14,7 @@ from protocol.errors import WireError
 from protocol.frame import FrameHeader, pack_header, seal
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
-from runtime.clock import VirtualClock
+from tests.doubles.clock import VirtualClock
 from tests.transfer.backends.test_zmq import ended
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
