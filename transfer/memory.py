@@ -16,10 +16,6 @@ class PageMemory(Protocol):
         """Its layout."""
         ...
 
-    def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
-        """Writable bytes of pages [page_start, page_start + num_pages) of one layer, contiguous, without a copy."""
-        ...
-
     def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         """Writable bytes of one layer from page 0 to the last of `pages`, without a copy. Touch no other pages."""
         ...
@@ -41,3 +37,7 @@ class Seated(Protocol):
 
 class SharedPages(Seated, PageMemory, Protocol):
     """KV pages that other processes may map. The shared memory holds only these pages, layer after layer."""
+
+    def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
+        """Writable bytes of pages [page_start, page_start + num_pages) of one layer, contiguous, without a copy."""
+        ...

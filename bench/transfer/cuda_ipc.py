@@ -31,9 +31,9 @@ from protocol.messages_handoff import DeviceHandle, PoolOffer
 from runtime.shared_memory import SharedMemory
 from tests.doubles.device_on_host import HostCopies
 from transfer.backends.cuda_ipc import at_device
-from transfer.backends.shm import PoolOwner
-from transfer.in_place.device_pools import AtDevice, DeviceOwner, DevicePool, DeviceReader, SeatFile
-from transfer.in_place.moving import Moving
+from transfer.in_place.device_moves import Moving
+from transfer.in_place.device_pools import AtDevice, DevicePool, DeviceReader
+from transfer.in_place.seats import PoolOwner, SeatFile
 from transfer.plan.copying import Copy, Runs
 from transfer.plan.reslice import Shard, moves_of
 
@@ -181,7 +181,7 @@ def measure(
     prompt = Prompt(layout, num_tokens, device)
     ours = prompt.memory()
     reader = DeviceReader(ours.pages, ours.copies)
-    owner = DeviceOwner(PoolOwner(SeatFile(ours.pages.num_pages)), ours.export())
+    owner = PoolOwner(SeatFile(ours.pages.num_pages), ours.export())
     writer = Writer({**asdict(prompt), "offer": asdict(owner.offer())})
     seconds: dict[str, list[float]] = {"in order": [], "scattered": [], "limit": [], "check": []}
 

@@ -7,14 +7,16 @@ A fault rule sees every frame and decides what the network makes of it. What it 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from protocol.errors import WireError
 from tests.doubles.device_on_host import LocalIpc
-from transfer.backends.shm import PoolMaps, PoolOwner
+from transfer.backends.shm import MappedPool
 from transfer.in_place.device_moves import Copies
-from transfer.in_place.device_pools import AtDevice, DeviceMaps, DeviceOwner, DevicePages, DeviceReader, SeatFile
-from transfer.in_place.pools import Pools
+from transfer.in_place.device_pools import AtDevice, DevicePages, DevicePool, DeviceReader
+from transfer.in_place.pools import IN_PLACE, ON_DEVICE, Pools
+from transfer.in_place.seats import PoolOwner, SeatFile
 from transfer.in_place.writers import Writers
 from transfer.landing.arrivals import Pollable
 from transfer.landing.frame_receiver import FrameReceiver
@@ -88,9 +90,9 @@ class InprocNetwork:
 
     def sender(self, memory: Pages, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
         """A FrameSender of this network."""
-        pools: Pools | None = PoolMaps(required=True) if self._in_place else None
+        pools = Pools({IN_PLACE: MappedPool}, required="shm") if self._in_place else None
         if self._copies is not None:
-            pools = DeviceMaps(AtDevice(memory, self._copies, self._ipc), None)
+            pools = Pools({ON_DEVICE: partial(DevicePool, AtDevice(memory, self._copies, self._ipc))}, "cuda_ipc")
         return FrameSender(memory, instance, _InprocWire(self, instance), window, pools, device_window=window)
 
     def receiver(self, memory: Pages) -> FrameReceiver:
@@ -98,10 +100,10 @@ class InprocNetwork:
         self._num_endpoints += 1
         endpoint = f"{SCHEME}{self._num_endpoints}"
         self._queues[endpoint] = deque()
-        writers = Writers(PoolOwner(memory), required=True) if self._in_place else None
+        writers = Writers(PoolOwner(memory), required="shm") if self._in_place else None
         if self._copies is not None:
-            owner = DeviceOwner(PoolOwner(SeatFile(memory.num_pages)), self._ipc.export(memory.device_bytes))
-            writers, reader = Writers(owner, required=True, backend="cuda_ipc"), DeviceReader(memory, self._copies)
+            owner = PoolOwner(SeatFile(memory.num_pages), self._ipc.export(memory.device_bytes))
+            writers, reader = Writers(owner, required="cuda_ipc"), DeviceReader(memory, self._copies)
             return FrameReceiver(memory, _InprocArrivals(self, endpoint), writers, reader=reader)
         return FrameReceiver(memory, _InprocArrivals(self, endpoint), writers)
 

@@ -37,11 +37,6 @@ class SourceMemory:
         """See PageMemory."""
         return self._kv.layout
 
-    def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
-        """See PageMemory."""
-        self._show(range(page_start, page_start + num_pages))
-        return self._kv.page_bytes_view(layer, page_start, num_pages)
-
     def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         """See PageMemory."""
         self._show(pages.tolist())
@@ -74,11 +69,6 @@ class TargetMemory:
     def layout(self) -> KvLayout:
         """See PageMemory."""
         return self._kv.layout
-
-    def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
-        """See PageMemory."""
-        self._check(range(page_start, page_start + num_pages))
-        return self._kv.page_bytes_view(layer, page_start, num_pages)
 
     def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         """See PageMemory."""

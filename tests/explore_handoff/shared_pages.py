@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from model.paged_kv import PagedKv
+from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import PoolOffer
 from scheduler.page_allocator import PageAllocator, PageState
 from tests.explore_handoff.network import Host
+from transfer.in_place.pools import Way
 
 HOST = "host"
 
@@ -60,15 +62,14 @@ class MappedPool:
         """See MappedMemory."""
         return self.pool.kv.num_pages
 
-    def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
-        """See PageMemory."""
-        self._check(range(page_start, page_start + num_pages))
-        return self.pool.kv.page_bytes_view(layer, page_start, num_pages)
-
     def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         """See PageMemory."""
         self._check(pages.tolist())
         return self.pool.kv.window(layer, pages)
+
+    def close(self) -> None:
+        """See MappedMemory."""
+        del self.pool.seats[self.seat]
 
     def _check(self, pages: Sequence[int]) -> None:
         if self.pool.owner.alive:  # else nobody will ever read what is written
@@ -83,38 +84,14 @@ class MappedPool:
                     assert owner == self.instance, f"page {page} is written, it is reserved for instance {owner}"
 
 
-class MappedPools:
-    """See pools.Pools: the pools that one prefill worker has mapped. `shared` are all of the world."""
+def way_into(shared: dict[int, SharedPool], writer: Host, instance: int) -> Way:
+    """How one prefill worker maps the pools of its world, which are `shared`."""
 
-    def __init__(self, shared: dict[int, SharedPool], writer: Host, instance: int) -> None:
-        self._shared = shared
-        self._writer = writer
-        self._instance = instance
-        self._mapped: dict[int, MappedPool] = {}
+    def mapped(layout: KvLayout, offer: PoolOffer) -> MappedPool:
+        pool = shared.get(offer.pid)
+        if pool is None or not pool.owner.alive:
+            raise WireError("nobody lends this memory")
+        pool.seats[offer.seat] = writer
+        return MappedPool(pool, writer, instance, offer.seat)
 
-    def attach(self, instance: int, layout: KvLayout, offer: PoolOffer | None) -> bool:
-        """See Pools."""
-        self.drop(instance)
-        pool = None if offer is None else self._shared.get(offer.pid)
-        if offer is None or pool is None or not pool.owner.alive:
-            return False
-        pool.seats[offer.seat] = self._writer
-        self._mapped[instance] = MappedPool(pool, self._writer, self._instance, offer.seat)
-        return True
-
-    def get(self, instance: int) -> MappedPool | None:
-        """See Pools."""
-        return self._mapped.get(instance)
-
-    def device(self, instance: int) -> None:
-        """See Pools."""
-
-    def drop(self, instance: int) -> None:
-        """See Pools."""
-        if (mapped := self._mapped.pop(instance, None)) is not None:
-            del mapped.pool.seats[mapped.seat]
-
-    def close(self) -> None:
-        """See Pools."""
-        for instance in list(self._mapped):
-            self.drop(instance)
+    return mapped

@@ -34,9 +34,10 @@ from tests.explore_handoff.data_plane import DataPlane, SimulatedArrivals, Simul
 from tests.explore_handoff.memory import SourceMemory, TargetMemory
 from tests.explore_handoff.network import Network
 from tests.explore_handoff.scenario import CONTEXT, Scenario
-from tests.explore_handoff.shared_pages import MappedPools, SharedPool
+from tests.explore_handoff.shared_pages import SharedPool, way_into
 from tests.explore_handoff.sockets import SimulatedContext
 from tests.explore_handoff.story import Story
+from transfer.in_place.pools import IN_PLACE, Pools
 from transfer.in_place.writers import Writers
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.sending.frame_sender import FrameSender
@@ -186,7 +187,7 @@ class WorkerProcess:
         router = Router(cast(Any, self.context), "127.0.0.1")
         memory = SourceMemory(self.engine.kv, self.engine.pages)
         wire = SimulatedWire(world.plane, self, memory.held)
-        pools = MappedPools(world.pools, self, self.instance) if scenario.in_place else None
+        pools = Pools({IN_PLACE: way_into(world.pools, self, self.instance)} if scenario.in_place else {})
         sender = self.sender = FrameSender(memory, self.instance, wire, scenario.window_bytes, pools)
         address = WorkerAddress(self.worker_id, self.instance, peer=router.endpoint)
         core = PrefillWorker(
@@ -205,7 +206,7 @@ class WorkerProcess:
         memory = TargetMemory(self.engine.kv, self.engine.pages)
         pool = SharedPool(self, self.instance, self.engine.kv, self.engine.pages, self._writer_of)
         world.pools[self.instance] = pool
-        writers = Writers(pool, required=False) if world.scenario.in_place else None
+        writers = Writers(pool if world.scenario.in_place else None)
         receiver = self.receiver = FrameReceiver(memory, SimulatedArrivals(world.plane, self), writers)
         address = WorkerAddress(self.worker_id, self.instance, data=receiver.address)
         clock, overlap = world.agenda.clock, world.scenario.overlap

@@ -24,8 +24,8 @@ from tests.checkpoints import make_checkpoint
 from tests.cluster import Cluster
 from tests.e2e.baton_process import PROJECT, BatonProcess
 from transfer.backends.cuda_ipc import at_device
-from transfer.backends.shm import PoolOwner
-from transfer.in_place.device_pools import DeviceOwner, DeviceReader, SeatFile
+from transfer.in_place.device_pools import DeviceReader
+from transfer.in_place.seats import PoolOwner, SeatFile
 from transfer.plan.copying import Copy
 from transfer.plan.reslice import Shard, moves_of
 
@@ -139,8 +139,8 @@ def test_another_process_writes_valid_slots_and_nothing_else() -> None:
     kv.device_bytes.fill_(1)
     torch.cuda.synchronize()
     ours = at_device(kv)
-    seats = PoolOwner(SeatFile(kv.num_pages))
-    offer = DeviceOwner(seats, ours.export()).offer()
+    seats = PoolOwner(SeatFile(kv.num_pages), ours.export())
+    offer = seats.offer()
     with writer(offer) as process:
         totals = json.loads(said(process))
         assert seats.is_taken(offer.seat)
@@ -165,14 +165,15 @@ def test_another_process_writes_valid_slots_and_nothing_else() -> None:
 
 def test_a_writer_that_is_killed_lets_go_of_seat_and_device() -> None:
     kv = PagedKv(LAYOUT, 12, "cuda:0")
-    ours, seats = at_device(kv), PoolOwner(SeatFile(kv.num_pages))
-    offer = DeviceOwner(seats, ours.export()).offer()
+    ours = at_device(kv)
+    seats = PoolOwner(SeatFile(kv.num_pages), ours.export())
+    offer = seats.offer()
     with writer(offer) as process:
         assert json.loads(said(process)) and seats.is_taken(offer.seat)
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert not seats.is_taken(offer.seat) and not is_ending(process.pid)
-    with writer(DeviceOwner(seats, ours.export()).offer()) as process:
+    with writer(seats.offer()) as process:
         assert json.loads(said(process))
 
 

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, get_args
 
 import zmq
@@ -15,9 +16,11 @@ from runtime.curve import OPEN, Security
 from runtime.log import get_log
 from runtime.settings import TransferBackend
 from transfer.backends.nixl.backend import nixl_receiver, nixl_sender
-from transfer.backends.shm import PoolMaps, PoolOwner
+from transfer.backends.shm import MappedPool
 from transfer.backends.zmq import ZmqWire, zmq_arrivals, zmq_receiver, zmq_sender
-from transfer.in_place.device_pools import AtDevice, DeviceMaps, DeviceOwner, DevicePages, DeviceReader, SeatFile
+from transfer.in_place.device_pools import AtDevice, DevicePages, DevicePool, DeviceReader
+from transfer.in_place.pools import IN_PLACE, ON_DEVICE, Pools, Way
+from transfer.in_place.seats import PoolOwner, SeatFile
 from transfer.in_place.writers import Writers
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import SharedPages
@@ -44,9 +47,12 @@ def open_sender(
     if backend == "nixl":
         return nixl_sender(memory, instance, ZmqWire(context, security))
 
-    host = None if backend in ("zmq", "cuda_ipc") else PoolMaps(required=backend == "shm")
-    at_device = open_device(device, backend)
-    pools = host if at_device is None else DeviceMaps(at_device, host)
+    ways: dict[str, Way] = {}
+    if (at_device := open_device(device, backend)) is not None:
+        ways[ON_DEVICE] = partial(DevicePool, at_device)
+    if backend in ("auto", "shm"):
+        ways[IN_PLACE] = MappedPool
+    pools = Pools(ways, required="" if backend == "auto" else backend)
     return zmq_sender(memory, instance, context, pools=pools, security=security)
 
 
@@ -71,13 +77,10 @@ def open_receiver(
 
     at_device = open_device(device, backend)
     handle = None if at_device is None else _handle_of(at_device, backend)
-    if at_device is None or handle is None:
-        return zmq_receiver(memory, host, context, Writers(PoolOwner(memory), required=backend == "shm"), security)
-
-    seats = PoolOwner(memory if backend == "auto" else SeatFile(memory.num_pages))
-    writers = Writers(DeviceOwner(seats, handle), required=backend == "cuda_ipc", backend="cuda_ipc")
-    arrivals = zmq_arrivals(memory, host, context, security)
-    return FrameReceiver(memory, arrivals, writers, reader=DeviceReader(at_device.pages, at_device.copies))
+    seats = PoolOwner(SeatFile(memory.num_pages) if backend == "cuda_ipc" else memory, handle)
+    writers = Writers(seats, required="" if backend == "auto" else backend)
+    reader = None if at_device is None or handle is None else DeviceReader(at_device.pages, at_device.copies)
+    return FrameReceiver(memory, zmq_arrivals(memory, host, context, security), writers, reader)
 
 
 def open_device(device: DevicePages | None, backend: str) -> AtDevice | None:

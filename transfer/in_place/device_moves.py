@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from protocol.kv_layout import KvLayout
-from transfer.in_place.moving import Moving
 from transfer.plan.copying import Copy, Runs
 from transfer.plan.reslice import Ints64, head_bytes
 
@@ -55,6 +54,24 @@ def units_to_read(written: Runs, layout: KvLayout) -> Units:
     unit = gcd(written.unit, layout.page_bytes)
     rows_U = written.rows(unit)
     return Units(unit // word_bytes(layout), rows_U, rows_U)
+
+
+class Moving(Protocol):
+    """Work that was given to a device. It cannot be called back, only waited for."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has completed: it reads and writes nothing any more, and its writes are visible everywhere."""
+        ...
+
+    def wait(self) -> None:
+        """Blocks until `done`."""
+        ...
+
+    @property
+    def total(self) -> int:
+        """The device checksum of what was moved or read. Valid once `done`."""
+        ...
 
 
 class Copies(Protocol):

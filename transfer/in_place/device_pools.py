@@ -9,7 +9,7 @@ before it takes the device away.
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -18,16 +18,9 @@ from torch import Tensor
 from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import DeviceHandle, PoolOffer
-from runtime.log import get_log
-from runtime.shared_memory import SharedMemory, host_identity, open_shared, take_seat
-from transfer.in_place.device_moves import WORDS, Copies, Units, units_to_read, units_to_write, word_bytes
-from transfer.in_place.moving import Moving
-from transfer.in_place.pools import MappedMemory, Pools
-from transfer.in_place.writers import Seats
+from transfer.in_place.device_moves import WORDS, Copies, Moving, Units, units_to_read, units_to_write, word_bytes
+from transfer.in_place.seats import hold_seat
 from transfer.plan.copying import Copy, Runs
-
-SEATS_BYTES = 4096  # size of a file that holds only seats; they are locks and use none of it
-log = get_log("transfer")
 
 
 class DevicePages(Protocol):
@@ -92,35 +85,6 @@ def layers_of(memory: Tensor, layout: KvLayout) -> Tensor:
     return memory.view(layout.num_layers, -1).view(WORDS[word_bytes(layout)])
 
 
-class SeatFile:
-    """Seats without pages, for a decode worker that has no KV in host memory."""
-
-    def __init__(self, num_pages: int) -> None:
-        self.num_pages = num_pages
-        self._memory = SharedMemory(SEATS_BYTES)
-
-    @property
-    def shared_fd(self) -> int:
-        """The file."""
-        return self._memory.fd
-
-
-class DeviceOwner:
-    """The decode side: the offers of `seats`, with device memory added."""
-
-    def __init__(self, seats: Seats, handle: DeviceHandle) -> None:
-        self._seats = seats
-        self._handle = handle
-
-    def offer(self) -> PoolOffer:
-        """See Seats."""
-        return replace(self._seats.offer(), device=self._handle)
-
-    def is_taken(self, seat: int) -> bool:
-        """See Seats."""
-        return self._seats.is_taken(seat)
-
-
 class DeviceReader:
     """The decode side: sums what was written into its pages."""
 
@@ -154,7 +118,7 @@ class DevicePool:
         if offer.device.num_bytes != num_bytes:
             raise WireError(f"decode's device memory has {offer.device.num_bytes} bytes, expected {num_bytes}")
 
-        self._fd = _sit(offer)
+        self._fd = hold_seat(offer)
         try:
             self._opened = ours.ipc.open(offer.device)
         except WireError:
@@ -175,65 +139,3 @@ class DevicePool:
         del self._target_LW
         self._opened.close()
         os.close(self._fd)
-
-
-def _sit(offer: PoolOffer) -> int:
-    """A descriptor of our own that holds the offered seat."""
-    if offer.host != host_identity():
-        raise WireError("decode is on another host, or in another container")
-    try:
-        fd = open_shared(offer.pid, offer.fd)
-    except OSError as error:
-        raise WireError(f"decode's seats cannot be opened: {error}") from error
-    try:
-        take_seat(fd, offer.seat)
-    except OSError as error:
-        os.close(fd)
-        raise WireError(f"decode's seat cannot be taken: {error}") from error
-    return fd
-
-
-class DeviceMaps:
-    """The mapped memory of decode workers, by instance: on the device, else in host memory. Without `host`, KV must go
-    into device memory."""
-
-    def __init__(self, ours: AtDevice, host: Pools | None) -> None:
-        self._ours = ours
-        self._host = host
-        self._pools: dict[int, DevicePool] = {}
-
-    def attach(self, instance: int, layout: KvLayout, offer: PoolOffer | None) -> bool:
-        """See Pools."""
-        self.drop(instance)
-        try:
-            if offer is None:
-                raise WireError("decode offers no KV memory to write in")
-            self._pools[instance] = DevicePool(self._ours, layout, offer)
-        except WireError as error:
-            if self._host is None:
-                raise WireError(f"transfer_backend is cuda_ipc, but {error.message}") from error
-            log.info("KV is not written on the device", instance=instance, why=error.message)
-            return self._host.attach(instance, layout, offer)
-        return True
-
-    def get(self, instance: int) -> MappedMemory | None:
-        """See Pools."""
-        return None if self._host is None else self._host.get(instance)
-
-    def device(self, instance: int) -> DevicePool | None:
-        """The device memory of a decode worker, if it is mapped."""
-        return self._pools.get(instance)
-
-    def drop(self, instance: int) -> None:
-        """See Pools."""
-        if (pool := self._pools.pop(instance, None)) is not None:
-            pool.close()
-        if self._host is not None:
-            self._host.drop(instance)
-
-    def close(self) -> None:
-        """See Pools."""
-        for instance in list(self._pools):
-            self.drop(instance)
-        if self._host is not None:
-            self._host.close()

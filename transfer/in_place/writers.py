@@ -17,7 +17,7 @@ from runtime.ending import is_ending
 
 
 class Seats(Protocol):
-    """Memory that is lent to writers. See backends.shm.PoolOwner."""
+    """Memory that is lent to writers. See seats.PoolOwner."""
 
     def offer(self) -> PoolOffer:
         """Offers a seat that was never offered before."""
@@ -38,14 +38,14 @@ class _Writer:
 
 
 class Writers:
-    """The writers of one decode worker. `required`: KV must come in place, by `backend`."""
+    """The writers of one decode worker."""
 
     def __init__(
-        self, seats: Seats, required: bool, backend: str = "shm", is_ending: Callable[[int], bool] = is_ending
+        self, seats: Seats | None = None, required: str = "", is_ending: Callable[[int], bool] = is_ending
     ) -> None:
+        """Without `seats` nobody may write. `required`: the transfer backend by which KV must come in place, if any."""
         self._seats = seats
         self._required = required
-        self._backend = backend
         self._is_ending = is_ending
         self._offers: dict[int, PoolOffer] = {}  # of the last greeting, by prefill instance
         self._processes: dict[int, int] = {}  # process ids of those whose device writes, by prefill instance
@@ -54,8 +54,14 @@ class Writers:
     def __len__(self) -> int:
         return len(self._writing)
 
+    @property
+    def lends(self) -> bool:
+        """Whether a peer may be admitted."""
+        return self._seats is not None
+
     def offer(self, instance: int) -> PoolOffer:
-        """The offer for the greeting of a prefill worker. Its earlier offer is void."""
+        """The offer for the greeting of a prefill worker, if `lends`. Its earlier offer is void."""
+        assert self._seats is not None, "nobody may write"
         self.lose(instance)
         self._offers[instance] = offer = self._seats.offer()
         return offer
@@ -70,13 +76,13 @@ class Writers:
         if required. `device_writer`: the process whose device writes, or 0."""
         offer = self._offers.get(instance)
         by_device = bool(device_writer) and offer is not None and offer.device is not None
-        if in_place and offer is not None and self._seats.is_taken(offer.seat):
+        if in_place and offer is not None and self._is_taken(offer.seat):
             if by_device:
                 self._processes[instance] = device_writer
-            if by_device or not (self._required and self._backend == "cuda_ipc"):
+            if by_device or self._required != "cuda_ipc":
                 return offer.seat
         if self._required:
-            raise WireError(f"transfer_backend is {self._backend}, but prefill has not mapped the KV memory of decode")
+            raise WireError(f"transfer_backend is {self._required}, but prefill has not mapped the KV memory of decode")
         return 0
 
     def is_on_device(self, instance: int) -> bool:
@@ -107,4 +113,7 @@ class Writers:
 
     def _is_there(self, writer: _Writer) -> bool:
         """Looks at the seat first: the kernel frees it before the process has ended, and the device after that."""
-        return self._seats.is_taken(writer.seat) or (writer.process > 0 and self._is_ending(writer.process))
+        return self._is_taken(writer.seat) or (writer.process > 0 and self._is_ending(writer.process))
+
+    def _is_taken(self, seat: int) -> bool:
+        return self._seats is not None and self._seats.is_taken(seat)

@@ -15,8 +15,8 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import PoolOffer
 from runtime.log import get_log
 from runtime.refusals import Refusals
-from transfer.in_place.moving import Moving
-from transfer.in_place.pools import Reader
+from transfer.in_place.device_moves import Moving
+from transfer.in_place.device_pools import DeviceReader
 from transfer.in_place.writers import Writers
 from transfer.landing.arrivals import Arrivals, Pollable, Sources
 from transfer.landing.events import (
@@ -58,7 +58,7 @@ class FrameReceiver:
         memory: PageMemory,
         arrivals: Arrivals,
         writers: Writers | None = None,
-        reader: Reader | None = None,
+        reader: DeviceReader | None = None,
         sources: Sources | None = None,
     ) -> None:
         """Without `writers` no peer writes in place, without `reader` none on the device. Without `sources` no peer's
@@ -66,7 +66,7 @@ class FrameReceiver:
         self._memory = memory
         self._layout = memory.layout
         self._arrivals = arrivals
-        self._writers = writers
+        self._writers = Writers() if writers is None else writers
         self._sources = sources
         self._reader = reader
 
@@ -89,12 +89,12 @@ class FrameReceiver:
 
     def offer(self, instance: int) -> PoolOffer | None:
         """The offer to the prefill worker `instance` in a greeting; None if no peer may write in place."""
-        return None if self._writers is None else self._writers.offer(instance)
+        return self._writers.offer(instance) if self._writers.lends else None
 
     def admit_writer(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
         """The seat of that worker, which reports whether it can write in place. 0 if it cannot, or WireError if the
         backend requires it. `device_writer`: see FrameSender.device_writer()."""
-        return 0 if self._writers is None else self._writers.admit(instance, in_place, device_writer)
+        return self._writers.admit(instance, in_place, device_writer)
 
     def meet(self, instance: int, export: bytes) -> None:
         """That worker accepts jobs and exports these bytes. WireError if its KV cannot be read."""
@@ -103,26 +103,21 @@ class FrameReceiver:
 
     def lose(self, instance: int) -> None:
         """That worker is lost or starts anew. Nothing is read from it any more, and its offer is void. Idempotent."""
-        if self._writers is not None:
-            self._writers.lose(instance)
+        self._writers.lose(instance)
         if self._sources is not None:
             self._sources.lose(instance)
 
     def backend(self, instance: int, in_place: bool) -> str:
         """The name of the backend that brings KV from that worker, in place or not."""
-        if in_place:
-            assert self._writers is not None, "no writer was admitted"
-            return self._writers.backend_of(instance)
-        return self._arrivals.backend
+        return self._writers.backend_of(instance) if in_place else self._arrivals.backend
 
     def stopped(self, reservation: int, instance: int) -> None:
         """That worker reports that it writes and sends no more for the reservation. Idempotent."""
-        if self._writers is not None:
-            self._writers.ended(reservation, instance)
+        self._writers.ended(reservation, instance)
 
     def may_be_written(self, reservation: int) -> bool:
         """Whether a writer may still write the reservation's pages, even after release(). Once False it stays False."""
-        return self._writers is not None and self._writers.may_be_written(reservation)
+        return self._writers.may_be_written(reservation)
 
     def reserve(
         self,
@@ -141,12 +136,8 @@ class FrameReceiver:
         """
         assert reservation not in self._transfers, reservation
 
-        on_device = False
         if in_place:
-            assert self._writers is not None, "no writer was admitted"
             self._writers.began(reservation, sender_instance)
-            on_device = self._writers.is_on_device(sender_instance)
-
         self._transfers[reservation] = ReceiveTransfer(
             self._layout,
             attempt,
@@ -155,7 +146,7 @@ class FrameReceiver:
             num_tokens,
             sent,
             in_place,
-            on_device,
+            in_place and self._writers.is_on_device(sender_instance),
             self._arrivals.is_ordered,
         )
 
@@ -267,7 +258,7 @@ class FrameReceiver:
         """Whether the frame is the header of KV that was written in place."""
         if payload or header.is_last:
             return False
-        return self._writers is not None if transfer is None else transfer.is_in_place
+        return self._writers.lends if transfer is None else transfer.is_in_place
 
     def _land(
         self, transfer: ReceiveTransfer | None, header: FrameHeader, payload: Sequence[memoryview], is_written: bool

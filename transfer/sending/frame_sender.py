@@ -16,7 +16,8 @@ from protocol.frame import FrameHeader, pack_header, seal_sized, seal_sum
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp
 from protocol.messages_handoff import PoolOffer
-from transfer.in_place.pools import DeviceMemory, MappedMemory, Pools
+from transfer.in_place.device_pools import DevicePool
+from transfer.in_place.pools import Pool, Pools
 from transfer.memory import PageMemory
 from transfer.plan.frames import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame
 from transfer.sending.moving_frames import MovingFrames
@@ -51,7 +52,7 @@ class FrameSender:
         self._wire = wire
         self._window = window
         self._device_window = device_window
-        self._pools = pools
+        self._pools = pools or Pools()
 
         self._peers: dict[int, PeerQueue] = {}
         self._moving: dict[int, MovingFrames] = {}  # by peer, like _peers
@@ -75,12 +76,12 @@ class FrameSender:
         Returns whether its pages, of `layout`, can be written in place. WireError if they cannot but must.
         """
         self.drop_peer(instance)
-        return self._pools is not None and self._pools.attach(instance, layout, pool)
+        return self._pools.attach(instance, layout, pool)
 
     def device_writer(self, instance: int) -> int:
         """The process that writes into that worker's device memory; 0 if no device writes and pages are read from host
         memory."""
-        return 0 if self._device_of(instance) is None else os.getpid()
+        return os.getpid() if isinstance(self._pools.get(instance), DevicePool) else 0
 
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
         """Announces a transfer and connects to its peer if needed.
@@ -91,16 +92,16 @@ class FrameSender:
         if target in self._transfers:
             raise WireError(f"reservation {target.reservation} attempt {target.attempt} is being sent already")
 
-        place = self._place(target, num_tokens)
-        instance = target.peer.instance
-        on_device = place is not None and self._device_of(instance) is not None
+        pool = self._pool(target, num_tokens) if target.pages else None
+        on_device, instance = isinstance(pool, DevicePool), target.peer.instance
 
         if instance not in self._peers:
             self._wire.connect(instance, target.peer.data)
             self._peers[instance] = PeerQueue(self._device_window if on_device else self._window)
             self._moving[instance] = MovingFrames()
 
-        frame_bytes = DEVICE_FRAME_BYTES if on_device else FRAME_BYTES if place is None else IN_PLACE_FRAME_BYTES
+        frame_bytes = DEVICE_FRAME_BYTES if on_device else FRAME_BYTES if pool is None else IN_PLACE_FRAME_BYTES
+        place = None if pool is None else pool.layout
         self._transfers[target] = SendTransfer(target, self._layout, source_pages, num_tokens, place, frame_bytes)
 
     def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
@@ -149,8 +150,7 @@ class FrameSender:
         if self._peers.pop(instance, None) is not None:
             del self._moving[instance]
             self._wire.disconnect(instance)
-        if self._pools is not None:
-            self._pools.drop(instance)
+        self._pools.drop(instance)
 
     def broken(self) -> list[Target]:
         """Transfers whose frames may have been lost with a connection since the last call. Only the caller can act."""
@@ -180,16 +180,11 @@ class FrameSender:
         """Ends all transfers and connections. Idempotent."""
         for instance in list(self._peers):
             self.drop_peer(instance)
-        if self._pools is not None:
-            self._pools.close()
         self._wire.close()
 
-    def _place(self, target: Target, num_tokens: int) -> KvLayout | None:
-        """The layout of the pages that the target names, if any. WireError if they may not be written."""
-        if not target.pages:
-            return None
-        instance = target.peer.instance
-        pool = self._device_of(instance) or (None if self._pools is None else self._pools.get(instance))
+    def _pool(self, target: Target, num_tokens: int) -> Pool:
+        """The memory with the target's pages. WireError if they may not be written."""
+        pool = self._pools.get(target.peer.instance)
         if pool is None:
             raise WireError(f"the KV memory of {target.peer.worker_id} is not mapped")
 
@@ -197,7 +192,7 @@ class FrameSender:
             raise WireError(f"{len(target.pages)} pages, expected {pool.layout.num_pages(num_tokens)} different ones")
         if min(target.pages) < 1 or max(target.pages) >= pool.num_pages:
             raise WireError(f"pages {min(target.pages)} to {max(target.pages)}, expected 1 to {pool.num_pages - 1}")
-        return pool.layout
+        return pool
 
     def _ended(self, transfer: SendTransfer) -> None:
         peer = self._peers[transfer.target.peer.instance]
@@ -217,9 +212,9 @@ class FrameSender:
 
     def _begin(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:
         """Sends a frame, or has a device move its KV. False if not now: a last frame waits for all moves."""
-        moving, device = self._moving[instance], self._device_of(instance)
-        if device is not None and transfer.is_in_place and isinstance(frame, KvFrame):
-            moving.begin(transfer, frame, device.begin(frame.layer, transfer.copy(frame)))
+        moving, pool = self._moving[instance], self._pools.get(instance)
+        if isinstance(pool, DevicePool) and transfer.is_in_place and isinstance(frame, KvFrame):
+            moving.begin(transfer, frame, pool.begin(frame.layer, transfer.copy(frame)))
             return True
         return not moving and self._send(instance, transfer, frame)
 
@@ -259,7 +254,8 @@ class FrameSender:
             return last, last, False
 
         if transfer.is_in_place:
-            copy, pool = transfer.copy(frame), self._pool_of(transfer)
+            copy, pool = transfer.copy(frame), self._pools.get(transfer.target.peer.instance)
+            assert pool is not None and not isinstance(pool, DevicePool), "transfers end before the memory is unmapped"
             source = self._memory.window(frame.layer, copy.sources.pages)
             return [], copy.pieces(source, pool.window(frame.layer, copy.targets.pages)), False
 
@@ -271,11 +267,3 @@ class FrameSender:
 
         views = runs.views(window)
         return views, views, True
-
-    def _device_of(self, instance: int) -> DeviceMemory | None:
-        return None if self._pools is None else self._pools.device(instance)
-
-    def _pool_of(self, transfer: SendTransfer) -> MappedMemory:
-        pool = None if self._pools is None else self._pools.get(transfer.target.peer.instance)
-        assert pool is not None, "transfers end before the memory is unmapped"
-        return pool

@@ -10,7 +10,7 @@ transfer waits for the device: for as long as the bytes in flight to one peer ta
 from collections import deque
 from dataclasses import dataclass
 
-from transfer.in_place.moving import Moving
+from transfer.in_place.device_moves import Moving
 from transfer.plan.frames import KvFrame
 from transfer.sending.transfer import SendTransfer
 

@@ -14,8 +14,10 @@ from tests.processes import num_open_files
 from tests.transfer.backends.test_zmq import ZmqNetwork, ended
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.backends.shm import PoolMaps, PoolOwner, map_pool
+from transfer.backends.shm import MappedPool
 from transfer.backends.zmq import zmq_receiver, zmq_sender
+from transfer.in_place.pools import IN_PLACE, Pools
+from transfer.in_place.seats import PoolOwner
 from transfer.in_place.writers import Writers
 from transfer.landing.events import Delivered, Rejection, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
@@ -28,10 +30,10 @@ class ShmNetwork(ZmqNetwork):
     """Headers over sockets, KV through memory."""
 
     def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
-        return zmq_sender(memory, instance, self.context, window, PoolMaps(required=True))
+        return zmq_sender(memory, instance, self.context, window, Pools({IN_PLACE: MappedPool}, "shm"))
 
     def receiver(self, memory: SharedPages) -> FrameReceiver:
-        return zmq_receiver(memory, "127.0.0.1", self.context, Writers(PoolOwner(memory), required=True))
+        return zmq_receiver(memory, "127.0.0.1", self.context, Writers(PoolOwner(memory), required="shm"))
 
 
 @pytest.fixture
@@ -166,7 +168,7 @@ def test_memory_that_cannot_be_mapped_is_refused_by_name() -> None:
     ]:
         num_files = num_open_files()
         with pytest.raises(WireError, match=why):
-            map_pool(LAYOUT, wrong)
+            MappedPool(LAYOUT, wrong)
         assert num_open_files() == num_files
     os.close(read_end)
     os.close(write_end)
@@ -175,30 +177,30 @@ def test_memory_that_cannot_be_mapped_is_refused_by_name() -> None:
 def test_a_seat_that_is_taken_is_refused() -> None:
     memory = HostMemory(LAYOUT, 2, seed=1)
     offer = offer_of(memory)
-    first = map_pool(LAYOUT, offer)
-    with pytest.raises(WireError, match="cannot be mapped"):
-        map_pool(LAYOUT, offer)
+    first = MappedPool(LAYOUT, offer)
+    with pytest.raises(WireError, match="seat cannot be taken"):
+        MappedPool(LAYOUT, offer)
     first.close()
-    map_pool(LAYOUT, offer).close()
+    MappedPool(LAYOUT, offer).close()
 
 
 def test_where_others_may_not_write_frames_do(network: ShmNetwork) -> None:
-    maps, memory = PoolMaps(required=False), HostMemory(LAYOUT, 2, seed=1)
+    pools, memory = Pools({IN_PLACE: MappedPool}), HostMemory(LAYOUT, 2, seed=1)
     offer = offer_of(memory)
-    assert not maps.attach(1, LAYOUT, None)
-    assert not maps.attach(1, LAYOUT, replace(offer, host="elsewhere"))
-    assert maps.get(1) is None
-    assert maps.attach(1, LAYOUT, offer)
-    assert not maps.attach(1, LAYOUT, None)  # what was mapped before is let go
-    assert maps.get(1) is None
-    writers = Writers(PoolOwner(memory), required=False)
+    assert not pools.attach(1, LAYOUT, None)
+    assert not pools.attach(1, LAYOUT, replace(offer, host="elsewhere"))
+    assert pools.get(1) is None
+    assert pools.attach(1, LAYOUT, offer)
+    assert not pools.attach(1, LAYOUT, None)  # what was mapped before is let go
+    assert pools.get(1) is None
+    writers = Writers(PoolOwner(memory))
     writers.offer(5)
     assert not writers.admit(5, True) and not writers.admit(5, False) and not writers.admit(6, True)
 
 
 def test_where_it_is_required_the_reason_is_given() -> None:
     with pytest.raises(WireError, match="transfer_backend is shm, but decode offers no KV memory to write in"):
-        PoolMaps(required=True).attach(1, LAYOUT, None)
+        Pools({IN_PLACE: MappedPool}, "shm").attach(1, LAYOUT, None)
 
 
 def test_the_descriptors_are_closed_with_the_memory() -> None:

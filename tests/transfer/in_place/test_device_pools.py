@@ -3,6 +3,7 @@ long."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -17,8 +18,10 @@ from tests.doubles.held_copies import HeldCopies
 from tests.processes import num_open_files
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.backends.shm import PoolMaps, PoolOwner
-from transfer.in_place.device_pools import AtDevice, DeviceMaps, DeviceOwner, SeatFile
+from transfer.backends.shm import MappedPool
+from transfer.in_place.device_pools import AtDevice, DevicePool
+from transfer.in_place.pools import IN_PLACE, ON_DEVICE, Pools
+from transfer.in_place.seats import PoolOwner, SeatFile
 from transfer.landing.events import Delivered, Rejection, TransferFailed
 from transfer.plan.frames import FRAME_BYTES
 from transfer.sending.wire import Part
@@ -198,15 +201,15 @@ def test_where_pages_are_not_told_frames_go_as_ever() -> None:
 # ---- who may map what ----
 
 
-def offers(memory: HostMemory, ipc: LocalIpc) -> tuple[DeviceOwner, PoolOffer]:
-    owner = DeviceOwner(PoolOwner(SeatFile(memory.num_pages)), ipc.export(memory.device_bytes))
+def offers(memory: HostMemory, ipc: LocalIpc) -> tuple[PoolOwner, PoolOffer]:
+    owner = PoolOwner(SeatFile(memory.num_pages), ipc.export(memory.device_bytes))
     return owner, owner.offer()
 
 
 def test_what_cannot_be_mapped_is_refused_by_name_and_leaves_nothing_open() -> None:
     memory, source, ipc = HostMemory(LAYOUT, 4, seed=1), HostMemory(LAYOUT, 3, seed=2), LocalIpc()
     owner, offer = offers(memory, ipc)
-    maps = DeviceMaps(AtDevice(source, HostCopies(), ipc), None)
+    pools = Pools({ON_DEVICE: partial(DevicePool, AtDevice(source, HostCopies(), ipc))}, "cuda_ipc")
     assert offer.device is not None
     other = DeviceHandle("f" * 128, 0, offer.device.num_bytes)
     for wrong, why in [
@@ -214,29 +217,30 @@ def test_what_cannot_be_mapped_is_refused_by_name_and_leaves_nothing_open() -> N
         (replace(offer, device=None), "decode offers no device memory"),
         (replace(offer, num_pages=5), "device memory has 3072 bytes, expected 3840"),
         (replace(offer, host="elsewhere"), "on another host, or in another container"),
-        (replace(offer, pid=2**22 + 1), "seats cannot be opened"),
+        (replace(offer, pid=2**22 + 1), "memory cannot be opened"),
         (replace(offer, device=other), "nobody exports such memory"),
     ]:
         num_files = num_open_files()
         with pytest.raises(WireError, match=f"transfer_backend is cuda_ipc, but .*{why}"):
-            maps.attach(1, LAYOUT, wrong)
+            pools.attach(1, LAYOUT, wrong)
         assert num_open_files() == num_files and not owner.is_taken(offer.seat)
-    assert maps.attach(1, LAYOUT, offer) and owner.is_taken(offer.seat)
+    assert pools.attach(1, LAYOUT, offer) and owner.is_taken(offer.seat)
     with pytest.raises(WireError, match="seat cannot be taken"):
-        maps.attach(2, LAYOUT, offer)
-    assert maps.device(1) is not None and maps.device(2) is None and maps.get(1) is None
-    maps.close()
-    maps.close()
+        pools.attach(2, LAYOUT, offer)
+    assert isinstance(pools.get(1), DevicePool) and pools.get(2) is None
+    pools.drop(1)
+    pools.drop(1)
     assert not owner.is_taken(offer.seat)
 
 
 def test_where_the_device_cannot_be_mapped_host_memory_is() -> None:
     memory, ipc = HostMemory(LAYOUT, 4, seed=1), LocalIpc()
-    owner = DeviceOwner(PoolOwner(memory), ipc.export(memory.device_bytes))
-    maps = DeviceMaps(AtDevice(HostMemory(LAYOUT, 3, seed=2), HostCopies(), LocalIpc()), PoolMaps(required=False))
+    owner = PoolOwner(memory, ipc.export(memory.device_bytes))
+    ours = AtDevice(HostMemory(LAYOUT, 3, seed=2), HostCopies(), LocalIpc())
+    pools = Pools({ON_DEVICE: partial(DevicePool, ours), IN_PLACE: MappedPool})
     offer = owner.offer()
-    assert maps.attach(1, LAYOUT, offer)  # of another LocalIpc: as if no device could reach it
-    assert maps.device(1) is None and maps.get(1) is not None and is_taken(memory.shared_fd, offer.seat)
-    maps.drop(1)
-    assert not maps.attach(1, LAYOUT, None)
+    assert pools.attach(1, LAYOUT, offer)  # of another LocalIpc: as if no device could reach it
+    assert isinstance(pools.get(1), MappedPool) and is_taken(memory.shared_fd, offer.seat)
+    pools.drop(1)
+    assert not pools.attach(1, LAYOUT, None)
     assert not owner.is_taken(offer.seat)

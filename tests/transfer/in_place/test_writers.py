@@ -34,7 +34,7 @@ def table() -> Table:
 @pytest.fixture
 def writers(table: Table) -> Writers:
     """Two prefill workers that hold seats 1 and 2."""
-    made = Writers(table, required=False)
+    made = Writers(table)
     for instance in (ONE, TWO):
         table.taken.add(made.offer(instance).seat)
     return made
@@ -43,7 +43,7 @@ def writers(table: Table) -> Writers:
 @pytest.mark.parametrize("says", [True, False])
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_writer_is_admitted_when_it_says_so_and_holds_its_seat(table: Table, says: bool, holds: bool) -> None:
-    free, strict = Writers(table, required=False), Writers(table, required=True)
+    free, strict = Writers(table), Writers(table, required="shm")
     free_seat, strict_seat = (each.offer(ONE).seat for each in (free, strict))
     table.taken |= {free_seat, strict_seat} if holds else set()
     assert free.admit(ONE, says) == (free_seat if says and holds else 0)
@@ -114,7 +114,7 @@ class DeviceTable(Table):
 @pytest.mark.parametrize("required", [True, False])
 def test_who_must_write_on_the_device_and_does_not_is_refused(required: bool) -> None:
     table = DeviceTable()
-    writers = Writers(table, required=required, backend="cuda_ipc")
+    writers = Writers(table, required="cuda_ipc" if required else "")
     seat = writers.offer(ONE).seat
     table.taken.add(seat)
     if required:
@@ -135,7 +135,7 @@ def test_nobody_writes_on_a_device_that_was_not_offered(table: Table, writers: W
 
 def test_a_process_on_its_way_out_may_still_have_its_device_write() -> None:
     table, ending = DeviceTable(), {77}
-    writers = Writers(table, required=True, backend="cuda_ipc", is_ending=ending.__contains__)
+    writers = Writers(table, required="cuda_ipc", is_ending=ending.__contains__)
     for instance, process in ((ONE, 77), (TWO, 88)):
         table.taken.add(writers.offer(instance).seat)
         assert writers.admit(instance, True, process)
