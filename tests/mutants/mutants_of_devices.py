@@ -5,8 +5,8 @@ from tests.mutants.mutant import Mutant
 DEVICES = (
     Mutant(
         "a header leaves before the device has copied",
-        "MovingFrames.head",
-        "self._frames[0].moving.done",
+        "PeerQueue.moved",
+        "self._moving[0].moving.done",
         "True",
         "decode is told of KV that is not there yet",
         (),
@@ -14,7 +14,7 @@ DEVICES = (
     ),
     Mutant(
         "an end does not wait for the device",
-        "MovingFrames.drop",
+        "PeerQueue.drop",
         "ended[-1].moving.wait()",
         "",
         "a late copy reaches the KV of the next request",
@@ -32,7 +32,7 @@ DEVICES = (
     ),
     Mutant(
         "a checksum of the other kind is taken for the right one",
-        "FrameReceiver._begin_check",
+        "FrameReceiver._settle",
         "header.check != Check.DEVICE_SUM",
         "False",
         "what went wrong is not named",

@@ -111,7 +111,7 @@ HANDOFF = (
     ),
     _mutant(
         "the frames of a transfer that has ended still count",
-        "FrameSender._ended",
+        "FrameSender._end",
         "peer.credit.end(...)",
         "",
         "what is lost is never returned",

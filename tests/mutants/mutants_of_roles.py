@@ -190,7 +190,7 @@ ROLES = (
     Mutant(
         "whoever says so may write in place",
         "Writers.admit",
-        "self._seats.is_taken(offer.seat)",
+        "self._is_taken(offer.seat)",
         "True",
         "decode waits for pages that somebody writes elsewhere",
         (),

@@ -280,6 +280,13 @@ class KvContract:
         assert "frames" not in pair.sender.counters
         assert pair.pool.pool == pair.before
 
+    def test_an_acknowledgement_before_the_last_frame_is_a_failure(self, pair: Pair) -> None:
+        transfer = pair.open(1, [1], [3], 4)
+        pair.sender.layer_ready(transfer, 0, 4)
+        pair.sender.delivered(transfer)
+        assert pair.sender.counters["transfers_failed"] == 1
+        assert "transfers_delivered" not in pair.sender.counters
+
     def test_a_dropped_peer_can_be_met_again(self, pair: Pair) -> None:
         pair.send_all(pair.open(1, [1], [3], 4), 4)
         pair.sender.drop_peer(DECODE)

@@ -65,3 +65,8 @@ class Pools:
         """Unmaps one worker's memory. Idempotent."""
         if (pool := self._pools.pop(instance, None)) is not None:
             pool.close()
+
+    def close(self) -> None:
+        """Unmaps everything. Idempotent."""
+        for instance in list(self._pools):
+            self.drop(instance)

@@ -24,18 +24,13 @@ class Rejection(StrEnum):
     CHECKSUM = "checksum"
 
 
-FATAL = frozenset(
-    {
-        Rejection.MALFORMED,
-        Rejection.PARTLY_LANDED,
-        Rejection.LAYER_RANGE,
-        Rejection.PAGE_RANGE,
-        Rejection.NUM_TOKENS,
-        Rejection.SIZE,
-        Rejection.CHECK_KIND,
-        Rejection.CHECKSUM,
-    }
-)
+FATAL = frozenset(Rejection) - {
+    Rejection.UNKNOWN_RESERVATION,
+    Rejection.WRONG_SENDER,
+    Rejection.WRONG_ATTEMPT,
+    Rejection.NOT_RECEIVING,
+    Rejection.ALREADY_LANDED,
+}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import WireError
-from protocol.frame import LAST_MESSAGE, Check, FrameHeader, seal_sum, unpack_header, verify_checksum, verify_length
+from protocol.frame import LAST_MESSAGE, Check, FrameHeader, seal_sum, unpack_header, verify_checksum
 from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import PoolOffer
 from runtime.log import get_log
@@ -32,7 +32,6 @@ from transfer.landing.events import (
 )
 from transfer.landing.transfer import OPEN, ReceiveState, ReceiveTransfer
 from transfer.memory import PageMemory
-from transfer.plan.copying import Copy
 
 POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll: about 2 ms of copying
 POLL_FRAMES = 256  # the most frames of one poll, whatever their size
@@ -207,14 +206,17 @@ class FrameReceiver:
             return
 
         payload = parts[1:]
+        num_bytes = sum(map(len, payload))
         transfer = self._transfers.get(header.reservation)
         is_written = self._is_written(transfer, header, payload)
-        credit[header.sender_instance, header.reservation] += (
-            header.payload_bytes if is_written else sum(map(len, payload))
-        )
+        credit[header.sender_instance, header.reservation] += header.payload_bytes if is_written else num_bytes
 
         before = transfer.state if transfer else None
-        reason = self._land(transfer, header, payload, is_written)
+        reason = None
+        if not is_written:
+            reason = Rejection.SIZE if num_bytes != header.payload_bytes else _wrong_sum(header, payload)
+        if reason is None:
+            reason = self._settle(transfer, header, payload) if transfer else Rejection.UNKNOWN_RESERVATION
         yield from self._outcome(transfer, header, before, reason)
 
     def _checked(self, done: _Checking) -> Iterator[ReceiverEvent]:
@@ -227,7 +229,6 @@ class FrameReceiver:
             self._landed(transfer, header)
         else:
             reason = Rejection.CHECKSUM
-            transfer.fail(f"frame {header.sequence} was refused: {reason}")
         yield from self._outcome(transfer, header, before, reason)
 
     def _outcome(
@@ -237,10 +238,14 @@ class FrameReceiver:
         before: ReceiveState | None,
         reason: Rejection | None,
     ) -> Iterator[ReceiverEvent]:
-        """The events that a frame has led to, in a transfer that was in state `before`."""
+        """The events that a frame has led to, in a transfer that was in state `before`. A fatal reason fails it, if the
+        frame is the right sender's."""
         if reason is not None:
             self._refusals.note(reason, reservation=header.reservation, sender=header.sender_instance)
-            self._has_strays |= reason in FATAL and (transfer is None or transfer.refuse_stranger(header) is not None)
+            if reason in FATAL and (transfer is None or transfer.refuse_stranger(header) is not None):
+                self._has_strays = True
+            elif reason in FATAL and transfer is not None and transfer.state in OPEN:
+                transfer.fail(f"frame {header.sequence} was refused: {reason}")
             yield FrameRejected(reason, header)
 
         if transfer is None or transfer.state is before:
@@ -260,75 +265,42 @@ class FrameReceiver:
             return False
         return self._writers.lends if transfer is None else transfer.is_in_place
 
-    def _land(
-        self, transfer: ReceiveTransfer | None, header: FrameHeader, payload: Sequence[memoryview], is_written: bool
-    ) -> Rejection | None:
-        """Copies the payload into place or returns why not. A fatal reason from the right sender fails the transfer."""
-        verdict = None if is_written else _damage(header, payload)
-        if verdict is None and transfer is None:
-            verdict = Rejection.UNKNOWN_RESERVATION
-        if transfer is None:
-            return verdict
-        if verdict is None:
-            verdict = self._settle(transfer, header, payload)
-
-        if verdict in FATAL and transfer.state in OPEN and transfer.refuse_stranger(header) is None:
-            transfer.fail(f"frame {header.sequence} was refused: {verdict}")
-        return verdict
-
     def _settle(
         self, transfer: ReceiveTransfer, header: FrameHeader, payload: Sequence[memoryview]
     ) -> Rejection | None:
-        landing = transfer.accept(header)
-        if isinstance(landing, Rejection):
-            return landing
+        """Copies the payload into place, looks at what lies there, or has a device look. Or returns why not."""
+        copy = transfer.accept(header)
+        if isinstance(copy, Rejection):
+            return copy
 
-        if header.is_last:
+        if copy is None:
             try:
                 transfer.announced(LAST_MESSAGE.decode(b"".join(payload)))
             except WireError:
                 return Rejection.MALFORMED
             return None
 
-        assert landing.copy is not None, "only the last frame has nothing to copy"
-        if transfer.is_on_device:
-            return self._begin_check(transfer, header, payload, landing.copy)
-
-        pool = self._memory.window(landing.layer, landing.copy.targets.pages)
-        if transfer.is_in_place:
-            if payload:
-                return Rejection.SIZE
-            if (damage := _wrong_sum(header, landing.copy.targets.read(pool))) is not None:
-                return damage
-        else:
-            landing.copy.run(payload[0] if len(payload) == 1 else memoryview(b"".join(payload)), pool)
-
-        self._landed(transfer, header)
-        return None
-
-    def _begin_check(
-        self, transfer: ReceiveTransfer, header: FrameHeader, payload: Sequence[memoryview], copy: Copy
-    ) -> Rejection | None:
-        if payload:
+        if payload and transfer.is_in_place:
             return Rejection.SIZE
-        if header.check != Check.DEVICE_SUM:
-            return Rejection.CHECK_KIND
-        assert self._reader is not None, "a writer on the device was admitted"
-        self._checking.append(_Checking(transfer, header, self._reader.begin(header.layer, copy.targets)))
+        if transfer.is_on_device:
+            if header.check != Check.DEVICE_SUM:
+                return Rejection.CHECK_KIND
+            assert self._reader is not None, "a writer on the device was admitted"
+            self._checking.append(_Checking(transfer, header, self._reader.begin(header.layer, copy.targets)))
+            return None
+
+        pool = self._memory.window(header.layer, copy.targets.pages)
+        if not transfer.is_in_place:
+            copy.run(payload[0] if len(payload) == 1 else memoryview(b"".join(payload)), pool)
+        elif (damage := _wrong_sum(header, copy.targets.read(pool))) is not None:
+            return damage
+        self._landed(transfer, header)
         return None
 
     def _landed(self, transfer: ReceiveTransfer, header: FrameHeader) -> None:
         transfer.landed(header)
         self._totals["frames"] += 1
         self._totals["bytes"] += header.payload_bytes
-
-
-def _damage(header: FrameHeader, payload: Sequence[memoryview]) -> Rejection | None:
-    try:
-        verify_length(header, *payload)
-    except WireError:
-        return Rejection.SIZE
-    return _wrong_sum(header, payload)
 
 
 def _wrong_sum(header: FrameHeader, payload: Iterable[memoryview]) -> Rejection | None:

@@ -8,7 +8,6 @@ time: first, last or in between. If frames keep their order, what is missing aft
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from protocol.frame import FrameHeader, LastMessage, extend_digest
@@ -38,15 +37,6 @@ RECEIVE_MOVES: dict[ReceiveState, frozenset[ReceiveState]] = {
     ReceiveState.FAILED: frozenset(),
 }
 OPEN = frozenset({ReceiveState.REQUESTED, ReceiveState.RECEIVING})
-
-
-@dataclass(frozen=True)
-class Landing:
-    """Permission to copy a KV frame's payload, in ascending order, to its place in the layer. The last frame has
-    nothing to copy."""
-
-    layer: int
-    copy: Copy | None
 
 
 class ReceiveTransfer:
@@ -101,16 +91,17 @@ class ReceiveTransfer:
         """Whether every KV frame has arrived but the last frame has not."""
         return self.last is None and self.state in OPEN and 0 not in self._claimed
 
-    def accept(self, header: FrameHeader) -> Landing | Rejection:
-        """Where the payload goes, or why it may not. Claims the pages at once, so that a frame lands at most once."""
+    def accept(self, header: FrameHeader) -> Copy | Rejection | None:
+        """The copy of a KV frame's payload to its place in the layer, or why it may not land. None: the last frame may,
+        which has nothing to copy. Claims the pages at once, so that a frame lands at most once."""
         stranger = self.refuse_stranger(header)
         if stranger is not None:
             return stranger
         if self.state not in OPEN:
             return Rejection.NOT_RECEIVING
         if header.is_last:
-            return self._accept_last(header)
-        return self._misfit(header) or self._claim(header)
+            return self._misfit_of_last(header)
+        return self._misfit(header) or self._claim(header) or self._copy(header)
 
     def landed(self, header: FrameHeader) -> None:
         """The payload of an accepted KV frame is in place."""
@@ -135,12 +126,12 @@ class ReceiveTransfer:
         if self.state in OPEN:
             self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.CANCELLED)
 
-    def _accept_last(self, header: FrameHeader) -> Landing | Rejection:
+    def _misfit_of_last(self, header: FrameHeader) -> Rejection | None:
         if self.last is not None:
             return Rejection.ALREADY_LANDED
         if (header.page_start, header.num_pages, header.num_tokens) != (0, 0, 0):
             return Rejection.PAGE_RANGE
-        return Landing(header.layer, None)
+        return None
 
     def _misfit(self, header: FrameHeader) -> Rejection | None:
         start, count = header.page_start, header.num_pages
@@ -155,14 +146,14 @@ class ReceiveTransfer:
             return Rejection.SIZE
         return None
 
-    def _claim(self, header: FrameHeader) -> Landing | Rejection:
+    def _claim(self, header: FrameHeader) -> Rejection | None:
         first = header.layer * self._num_pages + header.page_start
         end = first + header.num_pages
         taken = self._claimed.count(1, first, end)
         if taken:
             return Rejection.ALREADY_LANDED if taken == header.num_pages else Rejection.PARTLY_LANDED
         self._claimed[first:end] = b"\x01" * header.num_pages
-        return Landing(header.layer, self._copy(header))
+        return None
 
     def _copy(self, header: FrameHeader) -> Copy:
         pages = header.page_start, header.num_pages

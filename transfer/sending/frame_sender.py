@@ -20,7 +20,6 @@ from transfer.in_place.device_pools import DevicePool
 from transfer.in_place.pools import Pool, Pools
 from transfer.memory import PageMemory
 from transfer.plan.frames import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame
-from transfer.sending.moving_frames import MovingFrames
 from transfer.sending.transfer import DEVICE_WINDOW_BYTES, WINDOW_BYTES, Frame, PeerQueue, SendTransfer, Target
 from transfer.sending.wire import Part, Reading, Wire
 
@@ -55,7 +54,6 @@ class FrameSender:
         self._pools = pools or Pools()
 
         self._peers: dict[int, PeerQueue] = {}
-        self._moving: dict[int, MovingFrames] = {}  # by peer, like _peers
         self._transfers: dict[Target, SendTransfer] = {}  # transfers that have not ended
         self._reading: dict[Target, list[Reading]] = {}
         self._totals: Counter[str] = Counter()
@@ -98,7 +96,6 @@ class FrameSender:
         if instance not in self._peers:
             self._wire.connect(instance, target.peer.data)
             self._peers[instance] = PeerQueue(self._device_window if on_device else self._window)
-            self._moving[instance] = MovingFrames()
 
         frame_bytes = DEVICE_FRAME_BYTES if on_device else FRAME_BYTES if pool is None else IN_PLACE_FRAME_BYTES
         place = None if pool is None else pool.layout
@@ -124,17 +121,12 @@ class FrameSender:
 
     def cancel(self, target: Target) -> None:
         """Nothing more is sent or written after this call. Waits for what a device has begun. Idempotent."""
-        transfer = self._transfers.pop(target, None)
-        if transfer is not None:
-            transfer.cancel()
-            self._ended(transfer)
+        self._end(target, "cancelled")
 
     def delivered(self, target: Target) -> None:
-        """KvDelivered has arrived."""
-        transfer = self._transfers.pop(target, None)
-        if transfer is not None:
-            transfer.delivered()
-            self._ended(transfer)
+        """KvDelivered has arrived. Before the last frame was sent, that is a failure."""
+        transfer = self._transfers.get(target)
+        self._end(target, "delivered" if transfer is not None and transfer.last_sent else "failed")
 
     def add_credit(self, instance: int, reservation: int, num_bytes: int) -> None:
         """DataCredit has arrived from the decode worker `instance`. Sends the frames that waited for it."""
@@ -148,7 +140,6 @@ class FrameSender:
         for target in [target for target in self._transfers if target.peer.instance == instance]:
             self.cancel(target)
         if self._peers.pop(instance, None) is not None:
-            del self._moving[instance]
             self._wire.disconnect(instance)
         self._pools.drop(instance)
 
@@ -167,7 +158,7 @@ class FrameSender:
     @property
     def is_moving(self) -> bool:
         """Whether pump() must be called again at once: a device copies and signals nothing when it is done."""
-        return any(self._moving.values())
+        return any(peer.is_moving for peer in self._peers.values())
 
     def is_reading(self, target: Target) -> bool:
         """Whether the transport may still read the transfer's source pages, even after its end. Unknown: False."""
@@ -180,6 +171,7 @@ class FrameSender:
         """Ends all transfers and connections. Idempotent."""
         for instance in list(self._peers):
             self.drop_peer(instance)
+        self._pools.close()
         self._wire.close()
 
     def _pool(self, target: Target, num_tokens: int) -> Pool:
@@ -194,12 +186,13 @@ class FrameSender:
             raise WireError(f"pages {min(target.pages)} to {max(target.pages)}, expected 1 to {pool.num_pages - 1}")
         return pool
 
-    def _ended(self, transfer: SendTransfer) -> None:
-        peer = self._peers[transfer.target.peer.instance]
-        peer.drop(transfer)
-        self._moving[transfer.target.peer.instance].drop(transfer)
-        peer.credit.end(transfer.target.reservation)
-        self._totals[f"transfers_{transfer.state}"] += 1
+    def _end(self, target: Target, outcome: str) -> None:
+        transfer = self._transfers.pop(target, None)
+        if transfer is not None:
+            peer = self._peers[target.peer.instance]
+            peer.drop(transfer)
+            peer.credit.end(target.reservation)
+            self._totals[f"transfers_{outcome}"] += 1
 
     def _pump(self, instance: int) -> None:
         peer = self._peers[instance]
@@ -212,20 +205,20 @@ class FrameSender:
 
     def _begin(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:
         """Sends a frame, or has a device move its KV. False if not now: a last frame waits for all moves."""
-        moving, pool = self._moving[instance], self._pools.get(instance)
+        peer, pool = self._peers[instance], self._pools.get(instance)
         if isinstance(pool, DevicePool) and transfer.is_in_place and isinstance(frame, KvFrame):
-            moving.begin(transfer, frame, pool.begin(frame.layer, transfer.copy(frame)))
+            peer.begin(transfer, frame, pool.begin(frame.layer, transfer.copy(frame)))
             return True
-        return not moving and self._send(instance, transfer, frame)
+        return not peer.is_moving and self._send(instance, transfer, frame)
 
     def _send_moved(self, instance: int) -> bool:
         """Sends the headers of frames that a device has moved. False if the wire accepts no more."""
-        moving = self._moving[instance]
-        while (moved := moving.head()) is not None:
+        peer = self._peers[instance]
+        while (moved := peer.moved()) is not None:
             header = seal_sum(moved.transfer.header(moved.frame, self._instance), moved.moving.total)
             if self._give(instance, moved.transfer, header, ()) is None:
                 return False
-            moving.pop()
+            peer.pop_moved()
         return True
 
     def _send(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:

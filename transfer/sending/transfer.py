@@ -1,47 +1,23 @@
-"""The sending side as state machines: one transfer, one peer's credit, one peer's queue. Pure: no socket, no memory.
-
-    COMPUTING --finish--> SENDING --delivered--> DELIVERED
-        any of the first two --> CANCELLED | FAILED
+"""The sending side without socket and memory: one transfer, one peer's credit, one peer's queue.
 
 Frames wait for their turn, those of older transfers first. The last frame of a transfer is queued after all its KV
-frames, so its digest is complete when its turn comes.
+frames, so its digest is complete when its turn comes. prefill/job_states.py has the states of the job.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp, WorkerAddress
-from runtime.state_table import advance
+from transfer.in_place.device_moves import Moving
 from transfer.plan.copying import Copy, Runs, whole_pages
 from transfer.plan.frames import FRAME_BYTES, KvFrame, final_pages, frames_of
 from transfer.plan.reslice import Shard, moves_of
 
 WINDOW_BYTES = 32 * 1024 * 1024  # payload in flight to one peer; a larger frame goes alone
 DEVICE_WINDOW_BYTES = 512 * 1024 * 1024  # the same between devices: takes no memory, but a transfer's end waits for it
-
-
-class SendState(StrEnum):
-    """The state of a transfer at prefill."""
-
-    COMPUTING = "computing"
-    SENDING = "sending"
-    DELIVERED = "delivered"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-
-_ENDS = frozenset({SendState.CANCELLED, SendState.FAILED})
-SEND_MOVES: dict[SendState, frozenset[SendState]] = {
-    SendState.COMPUTING: _ENDS | {SendState.SENDING},
-    SendState.SENDING: _ENDS | {SendState.DELIVERED},
-    SendState.DELIVERED: frozenset(),
-    SendState.CANCELLED: frozenset(),
-    SendState.FAILED: frozenset(),
-}
 
 
 @dataclass(frozen=True)
@@ -85,7 +61,7 @@ class SendTransfer:
 
         self.target = target
         self.source_pages = tuple(source_pages)
-        self.state = SendState.COMPUTING
+        self.is_finished = False
         self.num_sent = 0  # frames of any kind
         self.last_sent = False
 
@@ -100,7 +76,7 @@ class SendTransfer:
 
     def layer_ready(self, layer: int, num_final: int) -> Iterator[KvFrame]:
         """The frames that become ready when tokens [0, num_final) of `layer` are final. Each is returned once."""
-        assert self.state is SendState.COMPUTING, self.state
+        assert not self.is_finished, "the last frame is queued"
         assert 0 <= num_final <= self._num_tokens, (num_final, self._num_tokens)
         start = self._ready_pages[layer]
         end = max(start, final_pages(self._layout, num_final, self._num_tokens))
@@ -111,7 +87,8 @@ class SendTransfer:
         """The last frame. Every layer must be ready in full."""
         total = len(self.source_pages)
         assert all(ready == total for ready in self._ready_pages), (self._ready_pages, total)
-        self.state = advance(SEND_MOVES, self.state, SendState.SENDING)
+        assert not self.is_finished, "the last frame is queued"
+        self.is_finished = True
         return LastFrame(first_tokens, stamps)
 
     def header(self, frame: Frame, sender_instance: int) -> FrameHeader:
@@ -173,14 +150,6 @@ class SendTransfer:
         else:
             self._digest = extend_digest(self._digest, header)
 
-    def delivered(self) -> None:
-        """The peer reports that it has everything. Before the last frame was sent, that is a failure."""
-        self.state = advance(SEND_MOVES, self.state, SendState.DELIVERED if self.last_sent else SendState.FAILED)
-
-    def cancel(self) -> None:
-        """Ends the transfer."""
-        self.state = advance(SEND_MOVES, self.state, SendState.CANCELLED)
-
 
 class CreditWindow:
     """Payload bytes in flight to one peer: frames that have left, in order, until their credit returns.
@@ -231,13 +200,27 @@ def _count_down(counts: Counter[int], key: int) -> None:
         counts.pop(key, None)
 
 
+@dataclass(frozen=True, eq=False)
+class MovingFrame:
+    """A frame that a device is writing at the peer. Its header leaves once the KV is there."""
+
+    transfer: SendTransfer
+    frame: KvFrame
+    moving: Moving
+
+
 class PeerQueue:
-    """The frames that wait for one decode worker. All frames of a transfer leave, in the order in which they became
-    ready, before those of a later transfer. So on a slow link a computed prompt never waits for a younger one."""
+    """The frames that wait for one decode worker, and those that a device is moving there.
+
+    All frames of a transfer leave, in the order in which they became ready, before those of a later transfer. So on a
+    slow link a computed prompt never waits for a younger one. The device completes frames in the order in which they
+    began.
+    """
 
     def __init__(self, window: int = WINDOW_BYTES) -> None:
         self.credit = CreditWindow(window)
         self._waiting: dict[SendTransfer, deque[Frame]] = {}  # in the order in which the transfers began
+        self._moving: deque[MovingFrame] = deque()
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -254,6 +237,28 @@ class PeerQueue:
         """Removes the head."""
         next(frames for frames in self._waiting.values() if frames).popleft()
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether a device was given frames whose headers have not left."""
+        return bool(self._moving)
+
+    def begin(self, transfer: SendTransfer, frame: KvFrame, moving: Moving) -> None:
+        """Notes that a frame was given to the device."""
+        self._moving.append(MovingFrame(transfer, frame, moving))
+
+    def moved(self) -> MovingFrame | None:
+        """The oldest frame at the device, if the device is done with it. It stays until pop_moved()."""
+        return self._moving[0] if self._moving and self._moving[0].moving.done else None
+
+    def pop_moved(self) -> None:
+        """The header of that frame has left."""
+        self._moving.popleft()
+
     def drop(self, transfer: SendTransfer) -> None:
-        """Removes every frame of a transfer that has ended."""
+        """Removes every frame of a transfer that has ended. Waits for the device: its work cannot be called back, and
+        the receiver of a stop gives the pages to other requests."""
         self._waiting.pop(transfer, None)
+        ended = [each for each in self._moving if each.transfer is transfer]
+        if ended:
+            ended[-1].moving.wait()
+        self._moving = deque(each for each in self._moving if each.transfer is not transfer)

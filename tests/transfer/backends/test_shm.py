@@ -9,7 +9,7 @@ import pytest
 from protocol.errors import WireError
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import PoolOffer
-from runtime.shared_memory import SharedMemory, take_seat
+from runtime.shared_memory import SharedMemory, is_taken, take_seat
 from tests.processes import num_open_files
 from tests.transfer.backends.test_zmq import ZmqNetwork, ended
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
@@ -104,6 +104,12 @@ def test_a_writer_that_has_let_go_writes_no_more(pair: Pair) -> None:
     landed = bytes(pair.pool.pool)
     pair.send_all(transfer, 4)
     assert pair.pool.pool == landed
+
+
+def test_who_closes_lets_go_of_memory_in_which_nothing_was_written(pair: Pair) -> None:
+    assert pair.in_place and is_taken(pair.pool.shared_fd, 1)
+    pair.sender.close()
+    assert not is_taken(pair.pool.shared_fd, 1)
 
 
 def test_a_greeting_anew_ends_what_was_written_after_the_one_before(pair: Pair) -> None:

@@ -228,8 +228,8 @@ def test_what_cannot_be_mapped_is_refused_by_name_and_leaves_nothing_open() -> N
     with pytest.raises(WireError, match="seat cannot be taken"):
         pools.attach(2, LAYOUT, offer)
     assert isinstance(pools.get(1), DevicePool) and pools.get(2) is None
-    pools.drop(1)
-    pools.drop(1)
+    pools.close()
+    pools.close()
     assert not owner.is_taken(offer.seat)
 
 

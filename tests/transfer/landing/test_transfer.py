@@ -7,7 +7,8 @@ from protocol.frame import LAST_LAYER, FrameHeader, LastMessage
 from runtime.state_table import advance
 from tests.transfer.memory import LAYOUT
 from transfer.landing.events import Rejection
-from transfer.landing.transfer import RECEIVE_MOVES, Landing, ReceiveState, ReceiveTransfer
+from transfer.landing.transfer import RECEIVE_MOVES, ReceiveState, ReceiveTransfer
+from transfer.plan.copying import Copy
 from transfer.plan.reslice import Move
 
 NUM_TOKENS, PAGES = 6, (5, 2)  # a full page and half of another
@@ -21,9 +22,9 @@ def reserved() -> ReceiveTransfer:
     return ReceiveTransfer(LAYOUT, 1, 77, PAGES, NUM_TOKENS)
 
 
-def receive(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = LAST) -> Landing | Rejection:
+def receive(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = LAST) -> Copy | Rejection | None:
     verdict = transfer.accept(header)
-    if isinstance(verdict, Landing):
+    if not isinstance(verdict, Rejection):
         if header.is_last:
             transfer.announced(last)
         else:
@@ -54,11 +55,9 @@ def test_delivered_when_all_is_there_in_any_order(order: tuple[FrameHeader, ...]
 
 
 def test_a_landing_names_the_receivers_own_pages() -> None:
-    landing = reserved().accept(FRAMES[1])
-    assert isinstance(landing, Landing)
-    assert landing.layer == 1
-    assert landing.copy is not None
-    assert list(landing.copy.moves) == [Move(0, 1280, 256), Move(256, 512, 64), Move(384, 640, 64)]
+    copy = reserved().accept(FRAMES[1])
+    assert isinstance(copy, Copy)
+    assert list(copy.moves) == [Move(0, 1280, 256), Move(256, 512, 64), Move(384, 640, 64)]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ def test_a_page_lands_at_most_once() -> None:
 
 def test_a_frame_is_claimed_before_its_copy_has_ended() -> None:
     transfer = reserved()
-    assert isinstance(transfer.accept(FRAMES[0]), Landing)
+    assert isinstance(transfer.accept(FRAMES[0]), Copy)
     assert transfer.accept(FRAMES[0]) is Rejection.ALREADY_LANDED
     assert transfer.state is ReceiveState.REQUESTED
 
@@ -142,7 +141,7 @@ def test_a_prompt_without_pages_needs_only_the_last_frame() -> None:
 def test_in_order_the_last_frame_waits_for_what_is_landing_and_for_nothing_else() -> None:
     transfer = ReceiveTransfer(LAYOUT, 1, 77, PAGES, NUM_TOKENS, in_order=True)
     receive(transfer, FRAMES[0])
-    assert isinstance(transfer.accept(FRAMES[1]), Landing)
+    assert isinstance(transfer.accept(FRAMES[1]), Copy)
     receive(transfer, LAST_HEADER)
     assert transfer.state is ReceiveState.RECEIVING, "a device checks the second"
     transfer.landed(FRAMES[1])

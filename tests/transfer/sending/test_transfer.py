@@ -1,5 +1,4 @@
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -7,10 +6,9 @@ from hypothesis import strategies as st
 
 from protocol.frame import LAST_MESSAGE
 from protocol.messages_gateway import WorkerAddress
-from runtime.state_table import advance
 from tests.transfer.memory import LAYOUT
 from transfer.plan.frames import KvFrame
-from transfer.sending.transfer import SEND_MOVES, CreditWindow, PeerQueue, SendState, SendTransfer, Target
+from transfer.sending.transfer import CreditWindow, PeerQueue, SendTransfer, Target
 
 TARGET = Target(WorkerAddress("d0", 9, data="nowhere"), reservation=4, attempt=2)
 
@@ -22,21 +20,6 @@ def opened(num_tokens: int = 6) -> SendTransfer:
 def computed(num_tokens: int = 6) -> tuple[SendTransfer, list[KvFrame]]:
     transfer = opened(num_tokens)
     return transfer, [frame for layer in range(LAYOUT.num_layers) for frame in transfer.layer_ready(layer, num_tokens)]
-
-
-@pytest.mark.parametrize("state,to", list(product(SendState, SendState)))
-def test_the_whole_table_of_moves(state: SendState, to: SendState) -> None:
-    if to in SEND_MOVES[state]:
-        assert advance(SEND_MOVES, state, to) is to
-    else:
-        with pytest.raises(AssertionError, match=f"illegal move {state.name} -> {to.name}"):
-            advance(SEND_MOVES, state, to)
-
-
-def test_only_an_unfinished_transfer_can_still_change() -> None:
-    ends = {SendState.CANCELLED, SendState.FAILED}
-    assert {state for state in SendState if not SEND_MOVES[state]} == ends | {SendState.DELIVERED}
-    assert all(ends <= moves for moves in SEND_MOVES.values() if moves)
 
 
 def test_the_last_frame_announces_what_was_sent() -> None:
@@ -52,9 +35,9 @@ def test_the_last_frame_announces_what_was_sent() -> None:
     assert said.digest == sum(2**63 + index for index in range(len(frames))) % 2**64
     header = transfer.header(last, sender_instance=3)
     assert header.is_last
+    assert not transfer.last_sent
     transfer.sent(header)
-    transfer.delivered()
-    assert transfer.state is SendState.DELIVERED
+    assert transfer.last_sent
 
 
 def test_finish_needs_every_layer() -> None:
@@ -64,14 +47,13 @@ def test_finish_needs_every_layer() -> None:
         transfer.finish((1,), ())
 
 
-def test_an_acknowledgement_before_the_last_frame_is_not_believed() -> None:
-    computing = opened()
-    computing.delivered()
-    sending, _ = computed()
-    sending.finish((1,), ())
-    sending.delivered()
-    assert computing.state is SendState.FAILED
-    assert sending.state is SendState.FAILED
+def test_nothing_follows_the_last_frame() -> None:
+    transfer, _ = computed()
+    transfer.finish((1,), ())
+    with pytest.raises(AssertionError, match="the last frame is queued"):
+        transfer.finish((1,), ())
+    with pytest.raises(AssertionError, match="the last frame is queued"):
+        transfer.layer_ready(0, 6)
 
 
 def test_credit_bounds_what_is_in_flight() -> None:
