@@ -21,14 +21,19 @@ class Admission:
         self._num_entering = 0  # choices of requests that are still being tokenised
         self.num_bytes = 0  # bytes being read, parsed or tokenised
 
-    def check(self) -> None:
-        """Raises Overloaded unless there is room for one choice. Spares reading a body that would be refused."""
-        self._check_room(1)
+    def check(self, num_choices: int = 1) -> None:
+        """Raises Overloaded unless there is room for `num_choices`."""
+        known = self._num_in_flight() + self._num_entering
+        if known + num_choices > self._max_choices:
+            raise Overloaded(
+                f"{known} choices are in flight and this request has {num_choices}, "
+                f"expected at most {self._max_choices} in all; try again"
+            )
 
     @contextmanager
     def entering(self, num_choices: int) -> Iterator[None]:
         """Counts `num_choices` until the block ends; then the workers have them. Overloaded when they are too many."""
-        self._check_room(num_choices)
+        self.check(num_choices)
         self._num_entering += num_choices
         try:
             yield
@@ -52,11 +57,3 @@ class Admission:
             yield read
         finally:
             self.num_bytes -= total
-
-    def _check_room(self, num_choices: int) -> None:
-        known = self._num_in_flight() + self._num_entering
-        if known + num_choices > self._max_choices:
-            raise Overloaded(
-                f"{known} choices are in flight and this request has {num_choices}, "
-                f"expected at most {self._max_choices} in all; try again"
-            )

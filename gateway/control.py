@@ -6,19 +6,16 @@ A thin loop around membership.py and dispatch.py, which decide. Each member's me
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Protocol
 
-from gateway.control_metrics import ControlCounts
-from gateway.dispatch import Dispatch, Listener
+from gateway.control_socket import ControlSocket
+from gateway.dispatch import FOREIGN, INVALID, Dispatch
 from gateway.limits import Limits
 from gateway.membership import Change, Member, Membership, WorkerKey
-from gateway.pairing import Load
 from gateway.punctuality import Punctuality
-from gateway.requests import RequestRecord, Requests
 from gateway.retry import RetryRules
-from gateway.translate import Prompt
 from protocol.codec import MAX_STRANGER_BYTES
 from protocol.errors import WireError, WorkerLost
 from protocol.messages_gateway import (
@@ -43,24 +40,8 @@ from runtime.settings import GatewaySettings, Pairing
 
 TICK_S = 0.25
 DROPPED = "has dropped its connection"
-MALFORMED, FOREIGN = "message", "of another's request"  # kinds of refused messages
+MALFORMED = "message"  # a kind of refused messages
 log = get_log("gateway.control")
-
-
-class MessageSocket(Protocol):
-    """The socket that Control needs. See ControlSocket."""
-
-    def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
-        """Calls `on_message(identity, raw)` for every message that arrives."""
-        ...
-
-    def send(self, identity: bytes, raw: bytes) -> bool:
-        """Queues a message. False if that worker is not connected or its queue is full."""
-        ...
-
-    def close(self) -> None:
-        """Drops what is queued."""
-        ...
 
 
 class Control:
@@ -68,7 +49,7 @@ class Control:
 
     def __init__(
         self,
-        socket: MessageSocket,
+        socket: ControlSocket,
         clock: Clock,
         pairing: Pairing,
         rules: RetryRules,
@@ -82,12 +63,13 @@ class Control:
 
         self._ticker: asyncio.Task[None] | None = None
         self._limits: Limits | None = None
-        self._refusals = Refusals(log, "message refused")
+        self.refusals = Refusals(log, "message refused")
+        self.refusals.counts.update({MALFORMED: 0, FOREIGN: 0, INVALID: 0})
         self._sessions: dict[bytes, Session] = {}  # of members, by the routing id of their sockets
-        self._joined = Counter({str(role): 0 for role in Role})
+        self.joined = Counter({str(role): 0 for role in Role})  # workers that became members, by role
 
         self.membership = Membership(secrets.randbits(62), launch_deadline_s, tokenizer, facts)
-        self._dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose)
+        self.dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose, self.refusals)
 
     def start(self) -> None:
         """Begins to receive messages. Call it on the running loop."""
@@ -98,42 +80,8 @@ class Control:
         """Fails every request in flight and closes the socket."""
         if self._ticker is not None:
             self._ticker.cancel()
-        self.stop("the gateway has stopped")
+        self.dispatch.stop("the gateway has stopped")
         self._socket.close()
-
-    def stop(self, why: str) -> None:
-        """Fails and cancels every request in flight, and refuses every later one."""
-        self._dispatch.stop(why)
-
-    def assign(self, request_id: str, prompt: Prompt, listener: Listener, timeline: bool = False) -> RequestRecord:
-        """See Dispatch."""
-        return self._dispatch.assign(request_id, prompt, listener, timeline)
-
-    def cancel(self, request_id: str, choice: int = -1) -> None:
-        """See Dispatch."""
-        self._dispatch.cancel(request_id, choice)
-
-    @property
-    def requests(self) -> Requests:
-        """The requests in flight."""
-        return self._dispatch.requests
-
-    @property
-    def counts(self) -> ControlCounts:
-        """For the metrics."""
-        return ControlCounts(
-            attempts=self.requests.num_attempts,
-            retries=self._dispatch.retries,
-            workers_joined=self._joined,
-            workers_lost=self.membership.num_lost,
-            deliveries_dropped=self.requests.num_dropped,
-            messages_refused={MALFORMED: 0, FOREIGN: 0, **self._refusals.counts, "tokens": self._dispatch.num_refused},
-        )
-
-    @property
-    def num_refused_messages(self) -> int:
-        """Invalid messages, and messages of processes that are not members."""
-        return self._refusals.total + self._dispatch.num_refused
 
     @property
     def limits(self) -> Limits:
@@ -141,11 +89,6 @@ class Control:
         if self._limits is None:
             self._limits = limits_of(self.membership.members)
         return self._limits
-
-    @property
-    def loads(self) -> Mapping[WorkerKey, Load]:
-        """See Dispatch."""
-        return self._dispatch.loads
 
     # ---- messages ----
 
@@ -161,70 +104,61 @@ class Control:
         except SessionLost as lost:
             self._lose(WorkerKey.of(identity), str(lost))
         except WireError as error:
-            self._refusals.note(MALFORMED, worker=identity.decode("utf-8", "replace"), why=error.message)
+            self.refusals.note(MALFORMED, worker=identity.decode("utf-8", "replace"), why=error.message)
 
     def _on_message(self, identity: bytes, message: ToGateway, envelope: Envelope) -> None:
-        now = self._clock.now()
-        if isinstance(message, Register):
-            key = WorkerKey(message.address.worker_id, message.address.instance)
-            _check_sender(identity, key)
-            if identity in self._sessions or envelope.opens:
-                change = self.membership.register(message, now)
-            else:
-                change = self.membership.greet_stranger(key)  # its first message is lost, or went to another gateway
-            if change.joined is not None:
-                self._sessions[identity] = session = Session(envelope.epoch)
-                session.accept(envelope)
-            self._apply(change, envelope.epoch)
-        elif isinstance(message, Heartbeat):
-            _check_sender(identity, WorkerKey(message.worker_id, message.instance))
-            self._apply(self.membership.heartbeat(message, now), envelope.epoch)
-        elif isinstance(message, Leaving):
-            _check_sender(identity, WorkerKey(message.worker_id, message.instance))
-            self._apply(self.membership.leaving(message), is_orderly=True)
-        elif identity not in self._sessions:
-            raise WireError(f"{type(message).__name__} from a worker that is not a member")
-        elif isinstance(message, RequestFailed):
-            if self._is_from_its_worker(identity, message.request_id, message.attempt):
-                self._dispatch.on_failed(message)
+        if isinstance(message, FirstToken | Tokens | RequestFailed):
+            if identity not in self._sessions:
+                raise WireError(f"{type(message).__name__} from a worker that is not a member")
+            self._on_report(identity, message)
+            return
+
+        key = WorkerKey.named_in(message.address if isinstance(message, Register) else message)
+        if identity != key.identity:
+            raise WireError(f"it names worker {key.worker_id!r} instance {key.instance}, its connection another")
+
+        if isinstance(message, Leaving):
+            self._apply(self.membership.give_up(key, "has left"), is_orderly=True)
+            return
+        if isinstance(message, Heartbeat):
+            change = self.membership.heartbeat(message, self._clock.now())
+        elif identity in self._sessions or envelope.opens:
+            change = self.membership.register(message, self._clock.now())
         else:
-            self._on_tokens(identity, message)
+            change = self.membership.greet_stranger(key)  # its first message is lost, or went to another gateway
 
-    def _on_tokens(self, identity: bytes, message: FirstToken | Tokens) -> None:
+        if change.joined is not None:
+            self._sessions[identity] = session = Session(envelope.epoch)
+            session.accept(envelope)
+        self._apply(change, envelope.epoch)
+
+    def _on_report(self, identity: bytes, message: FirstToken | Tokens | RequestFailed) -> None:
+        """A member tells about requests."""
+        if isinstance(message, RequestFailed):
+            self.dispatch.on_failed(identity, message)
+            return
         stamps = message.stamps
-        for index, news in enumerate(message.choices):
-            if not self._is_from_its_worker(identity, news.request_id, news.attempt):
-                continue
-            own = stamps.get(news.request_id) if isinstance(stamps, dict) else stamps if index == 0 else None
-            if own:
-                self.requests.add_stamps(news.request_id, news.attempt, own)
-            self._dispatch.on_tokens(news)
-
-    def _is_from_its_worker(self, identity: bytes, request_id: str, attempt_number: int) -> bool:
-        """Whether a member reports on an attempt that was given to it, or on one that is over."""
-        found = self.requests.get(request_id, attempt_number)
-        if found is None or identity in found[1].identities:
-            return True
-        self._refusals.note(FOREIGN, worker=identity.decode("utf-8", "replace"), request_id=request_id)
-        return False
+        for news in message.choices:
+            own = stamps.get(news.request_id, ()) if isinstance(stamps, dict) else stamps
+            self.dispatch.on_tokens(identity, news, own)
 
     # ---- members ----
 
     def _apply(self, change: Change, epoch: int = 0, is_orderly: bool = False) -> None:
         """Acts on a change. `epoch` is that of the message that caused it: strangers are answered in it."""
-        for outgoing in change.outgoing:
-            self._send(outgoing.to, outgoing.message, epoch)
-            if isinstance(outgoing.message, Refused):
-                log.warning("worker refused", worker=outgoing.to.worker_id, why=outgoing.message.reason)
+        for to, message in change.outgoing:
+            self._send(to, message, epoch)
+            if isinstance(message, Refused):
+                log.warning("worker refused", worker=to.worker_id, why=message.reason)
 
         if change.kept_waiting:
             log.warning("worker kept waiting", why=change.kept_waiting)
 
         if change.joined is not None:
             self._limits = None
-            self._joined[str(change.joined.role)] += 1
+            self.joined[str(change.joined.role)] += 1
             log.info("worker joined", worker=change.joined.key.worker_id, role=str(change.joined.role))
-            self._dispatch.rescue()
+            self.dispatch.rescue()
 
         for member in change.lost:
             self._limits = None
@@ -232,8 +166,8 @@ class Control:
             if is_orderly:
                 log.info("worker left", worker=member.key.worker_id)
             else:
-                log.warning("worker lost", worker=member.key.worker_id, why=self.membership.why_lost(member.key))
-            self._dispatch.lost(member.key, WorkerLost(f"{member.role} worker {member.key.worker_id!r} is lost"))
+                log.warning("worker lost", worker=member.key.worker_id, why=self.membership.losses[member.key].reason)
+            self.dispatch.lost(member.key, WorkerLost(f"{member.role} worker {member.key.worker_id!r} is lost"))
 
     def _lose(self, key: WorkerKey, why: str = DROPPED) -> None:
         self._apply(self.membership.give_up(key, why))
@@ -269,16 +203,7 @@ class Control:
                 self._lose(WorkerKey.of(identity), str(lost))
         if is_punctual:
             self._apply(self.membership.expire(self._clock.now()))
-        self._dispatch.rescue()
-
-
-def _check_sender(identity: bytes, key: WorkerKey) -> None:
-    if identity != key.identity:
-        raise WireError(f"it names worker {key.worker_id!r} instance {key.instance}, its connection another")
-
-
-def _pool(registered: Register) -> int:
-    return registered.max_total_tokens
+        self.dispatch.rescue()
 
 
 def limits_of(members: tuple[Member, ...]) -> Limits:
@@ -288,7 +213,9 @@ def limits_of(members: tuple[Member, ...]) -> Limits:
 
     decodes = [member.registered for member in members if member.role is not Role.PREFILL]
     prefills = [member.registered for member in members if member.role is not Role.DECODE]
-    decode, prefill = (max(each or prefills + decodes, key=_pool) for each in (decodes, prefills))
+    decode, prefill = (
+        max(each or prefills + decodes, key=attrgetter("max_total_tokens")) for each in (decodes, prefills)
+    )
 
     return Limits(
         context_length=min(member.registered.context_length for member in members),

@@ -4,41 +4,30 @@ A thin loop around pairing.py, requests.py and retry.py. The caller reports lost
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from gateway.membership import Membership, WorkerKey
-from gateway.pairing import Load, LoadBook, Pair, Pairer, decode_load, prefill_load
-from gateway.requests import Attempt, Delivery, RequestRecord, Requests
-from gateway.retry import PASSING_CODES, GiveUp, RetryRules, Wait, decide, may_go_on
+from gateway.pairing import Loads, Pair, Pairer, decode_load, prefill_load
+from gateway.requests import Attempt, Listener, RequestRecord, Requests
+from gateway.retry import PASSING_CODES, RetryRules, final_error, may_go_on
 from gateway.translate import Prompt
 from protocol.errors import BatonError, InternalError, LaunchFailed, Unavailable, WireError, WorkerLost, error_from_code
 from protocol.messages_gateway import CancelRequest, ChoiceTokens, RequestFailed, Stamp, ToWorker
 from protocol.request import FinishReason
 from runtime.clock import Clock
 from runtime.log import get_log
+from runtime.refusals import Refusals
 from runtime.settings import Pairing
 
 GATEWAY = "gateway"  # the worker name in the gateway's own stamps
+INVALID, FOREIGN = "tokens", "of another's request"  # kinds of refused messages
 log = get_log("gateway.dispatch")
-
-
-class Listener(Protocol):
-    """Receives the tokens of one request. Called on the loop; must not block."""
-
-    def on_tokens(self, delivery: Delivery) -> None:
-        """New tokens of one choice, in order, each once."""
-        ...
-
-    def on_failed(self, error: BatonError) -> None:
-        """The request has failed. No call follows."""
-        ...
 
 
 @dataclass(frozen=True)
 class Stranded:
-    """Choices whose attempt failed with `error` and that wait for workers. `since`: see retry.decide."""
+    """Choices whose attempt failed with `error` and that wait for workers. `since`: see retry.final_error."""
 
     record: RequestRecord
     choices: range
@@ -48,7 +37,7 @@ class Stranded:
 
 class Dispatch:
     """Requests in flight and their load on the workers. `send` returns False if that worker is not connected. Then
-    `lose` is called: it removes the worker from the membership and calls `lost`."""
+    `lose` is called: it removes the worker from the membership and calls `lost`. `refusals` counts invalid messages."""
 
     def __init__(
         self,
@@ -58,6 +47,7 @@ class Dispatch:
         rules: RetryRules,
         send: Callable[[WorkerKey, ToWorker], bool],
         lose: Callable[[WorkerKey], None],
+        refusals: Refusals,
     ) -> None:
 
         self._membership = membership
@@ -66,27 +56,20 @@ class Dispatch:
         self._rules = rules
         self._send = send
         self._lose = lose
+        self._refusals = refusals
 
-        self._loads = LoadBook()
-        self._listeners: dict[str, Listener] = {}
+        self.loads = Loads()
         self._stranded: list[Stranded] = []
         self._stopped: str | None = None  # if set, why no request is taken any more
         self.requests = Requests()
-        self.num_refused = 0  # messages with invalid tokens
         # Attempts after the first, by the code of the error that ended the one before.
         self.retries = Counter(dict.fromkeys(PASSING_CODES, 0))
-
-    @property
-    def loads(self) -> Mapping[WorkerKey, Load]:
-        """The load of requests in flight on each worker."""
-        return self._loads.loads
 
     def stop(self, why: str) -> None:
         """Fails and cancels every request in flight, and refuses every later one."""
         self._stopped = why
-        for request_id in list(self._listeners):
-            record = self.requests.find(request_id)
-            if record is not None:  # the failure of one before may have cancelled it
+        for record in self.requests:
+            if self.requests.find(record.request_id) is record:  # the failure of one before may have cancelled it
                 self._fail(record, Unavailable(why))
 
     def assign(self, request_id: str, prompt: Prompt, listener: Listener, timeline: bool = False) -> RequestRecord:
@@ -94,15 +77,14 @@ class Dispatch:
         if self._stopped is not None:
             raise Unavailable(self._stopped)
 
-        record = self.requests.add(request_id, prompt, timeline)
+        record = self.requests.add(request_id, prompt, listener, timeline)
         everything = range(prompt.num_choices)
 
         while (pair := self._pick(record, everything)) is not None:
             if self._begin(record, everything, pair):
-                self._listeners[request_id] = listener
                 return record
 
-        self.requests.remove(request_id)
+        self.requests.remove(record)
         raise Unavailable(self._membership.missing or "no workers are ready that can hold this request")
 
     def cancel(self, request_id: str, choice: int = -1) -> None:
@@ -137,9 +119,9 @@ class Dispatch:
             self._lose(key)
             return False
 
-        self._loads.add(key, decode_load(attempt.need))
+        self.loads.add(key, decode_load(attempt.need))
         if prefill is not None:
-            self._loads.add(prefill.key, prefill_load(attempt.need))
+            self.loads.add(prefill.key, prefill_load(attempt.need))
         record.stamps.append(Stamp("assigned", assigned_at, GATEWAY))
         return True
 
@@ -155,24 +137,22 @@ class Dispatch:
         """Takes the attempt's load off its workers. Later messages of the attempt are dropped."""
         if record.attempts.pop(attempt.number, None) is not None:
             self._first_token_seen(attempt)
-            self._loads.remove(attempt.decode, decode_load(attempt.need))
+            self.loads.remove(attempt.decode, decode_load(attempt.need))
 
-    def _forget(self, record: RequestRecord) -> Listener | None:
-        """Ends a request: cancels what still runs of it, drops its load, returns its listener."""
+    def _forget(self, record: RequestRecord) -> None:
+        """Ends a request: cancels what still runs of it and drops its load."""
         for attempt in list(record.attempts.values()):
             self._cancel_attempt(record, attempt)
-        self.requests.remove(record.request_id)
-        return self._listeners.pop(record.request_id, None)
+        self.requests.remove(record)
 
     def _first_token_seen(self, attempt: Attempt) -> None:
         if attempt.prefill is not None and attempt.on_prefill:
             attempt.on_prefill = False
-            self._loads.remove(attempt.prefill, prefill_load(attempt.need))
+            self.loads.remove(attempt.prefill, prefill_load(attempt.need))
 
     def _fail(self, record: RequestRecord, error: BatonError) -> None:
-        listener = self._forget(record)
-        if listener is not None:
-            listener.on_failed(error)
+        self._forget(record)
+        record.listener.on_failed(error)
 
     # ---- attempts that fail ----
 
@@ -183,19 +163,17 @@ class Dispatch:
             for number in attempt.choices:
                 record.choices[number].num_launch_failures += 1
 
-        now = self._clock.now()
-        heard = [self._membership.lost_since(key) for key in attempt.workers]
         # Choices wait from when their lost worker was last heard, else from now.
-        since = min([at for at in heard if at is not None], default=now)
+        lost = self._membership.losses
+        since = min((lost[key].last_seen for key in attempt.workers if key in lost), default=self._clock.now())
         if may_go_on(error) and not isinstance(error, WorkerLost):
             record.avoided.update(attempt.workers)
 
-        listener = self._listeners.get(record.request_id)
-        for delivery in record.finish_what_ends(attempt.choices):
-            if record.is_done:
-                self._forget(record)
-            if listener is not None:
-                listener.on_tokens(delivery)
+        ended = record.finish_what_ends(attempt.choices)
+        if record.is_done:
+            self._forget(record)
+        for delivery in ended:
+            record.listener.on_tokens(delivery)
 
         self._go_on(Stranded(record, attempt.choices, error, since))
 
@@ -204,20 +182,20 @@ class Dispatch:
         record = stranded.record
         for choices in record.open_groups(stranded.choices):
             while self.requests.find(record.request_id) is record:
-                pair = self._pick(record, choices)
-                decision = decide(
+                first, pair = record.choices[choices.start], self._pick(record, choices)
+                final = final_error(
                     stranded.error,
-                    num_attempts=record.choices[choices.start].num_attempts,
-                    num_launch_failures=record.choices[choices.start].num_launch_failures,
+                    num_attempts=first.num_attempts,
+                    num_launch_failures=first.num_launch_failures,
                     has_pair=pair is not None,
                     since=stranded.since,
                     now=self._clock.now(),
                     rules=self._rules,
                 )
 
-                if isinstance(decision, GiveUp):
-                    self._fail(record, decision.error)
-                elif isinstance(decision, Wait) or pair is None:
+                if final is not None:
+                    self._fail(record, final)
+                elif pair is None:
                     self._stranded.append(replace(stranded, choices=choices))
                     break
                 elif self._begin(record, choices, pair):
@@ -244,43 +222,53 @@ class Dispatch:
 
     # ---- messages of workers ----
 
-    def on_tokens(self, news: ChoiceTokens) -> None:
-        """Passes on new tokens. Invalid tokens fail the request that they name, and no other."""
+    def on_tokens(self, identity: bytes, news: ChoiceTokens, stamps: tuple[Stamp, ...]) -> None:
+        """Passes on new tokens from the worker at `identity`. Invalid tokens fail the request that they name, and no
+        other."""
+        found = self._attempt_of(identity, news)
+        if found is None:
+            return
+        record, attempt = found
+        record.stamps += stamps
+
         try:
-            accepted = self.requests.accept(news)
-            if accepted is not None and accepted[2].finish is FinishReason.CANCELLED:
+            delivery = record.accept(attempt, news)
+            if delivery is not None and delivery.finish is FinishReason.CANCELLED:
                 raise WireError(f"choice {news.choice} was cancelled, but not by the gateway")
         except (WireError, ValueError) as error:
-            self.num_refused += 1
+            self._refusals.counts[INVALID] += 1
             log.warning("tokens refused", request_id=news.request_id, attempt=news.attempt, why=str(error))
-            found = self.requests.get(news.request_id, news.attempt)
-            if found is not None:
-                self._fail(found[0], InternalError("a worker sent invalid tokens"))
+            self._fail(record, InternalError("a worker sent invalid tokens"))
             return
 
-        if accepted is None:
+        if delivery is None:
             return
 
-        record, attempt, delivery = accepted
         if attempt.on_prefill:
             self._first_token_seen(attempt)
 
-        listener = self._listeners.get(record.request_id)
         if delivery.finish is not None and record.has_ended(attempt):
             self._end_attempt(record, attempt)
             if record.is_done:
                 self._forget(record)
 
-        if listener is not None:
-            listener.on_tokens(delivery)
+        record.listener.on_tokens(delivery)
 
-    def on_failed(self, message: RequestFailed) -> None:
-        """A worker has given up an attempt."""
-        found = self.requests.get(message.request_id, message.attempt)
-        if found is None:
-            self.requests.num_dropped += 1
-            return
-        self._attempt_failed(*found, error_from_code(message.code, message.message))
+    def on_failed(self, identity: bytes, message: RequestFailed) -> None:
+        """The worker at `identity` has given up an attempt."""
+        found = self._attempt_of(identity, message)
+        if found is not None:
+            self._attempt_failed(*found, error_from_code(message.code, message.message))
+
+    def _attempt_of(
+        self, identity: bytes, message: ChoiceTokens | RequestFailed
+    ) -> tuple[RequestRecord, Attempt] | None:
+        """The running attempt that a message reports on. None if it is over or was given to other workers."""
+        found = self.requests.reported(message)
+        if found is None or identity in found[1].identities:
+            return found
+        self._refusals.note(FOREIGN, worker=identity.decode("utf-8", "replace"), request_id=message.request_id)
+        return None
 
     def lost(self, key: WorkerKey, error: WorkerLost) -> None:
         """A worker is lost. Attempts that decode there have failed. An attempt that only prefills there is left to its

@@ -31,10 +31,6 @@ class FaultGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on. If the application raises, answers 500 or ends the stream with an error event."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
         start: list[Message] = []
 
         async def noting(message: Message) -> None:
@@ -46,7 +42,7 @@ class FaultGuard:
             await self._app(scope, receive, noting)
         except asyncio.CancelledError:  # the gateway stops, and uvicorn's grace period is over
             if not start:
-                await error_response(Unavailable("the gateway is stopping"))(scope, _nothing, send)
+                await error_response(Unavailable("the gateway is stopping"))(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - the top of a request: fails it and goes on
             self._count()
             request_id, kind = request_id_of(Request(scope)), type(error).__name__
@@ -56,13 +52,15 @@ class FaultGuard:
                 kind=kind,
                 at=_place(error.__traceback__),
             )
-            await _answer(InternalError("the gateway failed on this request; its log says why"), start, scope, send)
+            await _answer(
+                InternalError("the gateway failed on this request; its log says why"), start, scope, receive, send
+            )
 
 
-async def _answer(error: InternalError, start: list[Message], scope: Scope, send: Send) -> None:
+async def _answer(error: InternalError, start: list[Message], scope: Scope, receive: Receive, send: Send) -> None:
     """Sends the error as far as it still can. If a whole answer has begun, uvicorn closes its connection."""
     if not start:
-        await error_response(error)(scope, _nothing, send)
+        await error_response(error)(scope, receive, send)
     elif _is_stream(start[0]):
         await send({"type": "http.response.body", "body": event(error_object(error)), "more_body": False})
 
@@ -70,10 +68,6 @@ async def _answer(error: InternalError, start: list[Message], scope: Scope, send
 def _is_stream(start: Message) -> bool:
     headers: Any = start.get("headers", [])
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
-
-
-async def _nothing() -> Message:
-    return {"type": "http.disconnect"}
 
 
 def _place(traceback: TracebackType | None) -> str:

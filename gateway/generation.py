@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.choice_text import ChoiceText, Piece
-from gateway.control import Control
 from gateway.detokenizer import Detokenizer
-from gateway.dispatch import GATEWAY
+from gateway.dispatch import GATEWAY, Dispatch
 from gateway.metrics import Metrics
 from gateway.requests import Delivery, RequestRecord
 from gateway.translate import Prompt, TextRules
@@ -52,7 +51,7 @@ class Generation:
         prompts: Sequence[Prompt],
         rules: TextRules,
         new_detokenizer: Callable[[Sequence[int], bool], Detokenizer],
-        control: Control,
+        dispatch: Dispatch,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
@@ -71,7 +70,7 @@ class Generation:
         self._first_of_choice_at: list[float] = [0.0] * self.num_choices
         self._last_token_at: list[float | None] = [None] * self.num_choices
         self._num_open = self.num_choices
-        self._control, self._clock, self._metrics = control, clock, metrics
+        self._dispatch, self._clock, self._metrics = dispatch, clock, metrics
 
         self._records: list[RequestRecord] = []  # one for each prompt that is assigned
         self._pieces: Batch = []
@@ -111,7 +110,7 @@ class Generation:
             self._cancel_all()
             raise
 
-        self._metrics.prompt_tokens.add(self.num_prompt_tokens)
+        self._metrics.num_prompt_tokens += self.num_prompt_tokens
         for prompt in self._prompts:
             self._metrics.prompt_length.observe(len(prompt.token_ids))
         self._metrics.gateway_request_s.observe(self._clock.now() - received_at)
@@ -126,7 +125,7 @@ class Generation:
                 await asyncio.sleep(0)
 
             listener = _PromptListener(self, place)
-            record = self._control.assign(f"{self.response_id}-{place}", prompt, listener, self.with_timeline)
+            record = self._dispatch.assign(f"{self.response_id}-{place}", prompt, listener, self.with_timeline)
             self._records.append(record)
             if (wrong := self.error or self._fault) is not None:  # of a prompt that was assigned before
                 raise wrong
@@ -214,7 +213,7 @@ class Generation:
 
         if pieces and pieces[-1].finish_reason is not None:
             if text.hit_stop_string:
-                self._control.cancel(self._records[place].request_id, delivery.choice)
+                self._dispatch.cancel(self._records[place].request_id, delivery.choice)
             self._observe_end(index, text)
             self._num_open -= 1
             if self._num_open == 0:
@@ -246,7 +245,7 @@ class Generation:
         if not num_tokens:
             return
         now, metrics = self._clock.now(), self._metrics
-        metrics.generation_tokens.add(num_tokens)
+        metrics.num_generation_tokens += num_tokens
 
         last, self._last_token_at[index] = self._last_token_at[index], now
         if last is not None:
@@ -306,7 +305,7 @@ class Generation:
 
     def _cancel_all(self) -> None:
         for record in self._records:
-            self._control.cancel(record.request_id)
+            self._dispatch.cancel(record.request_id)
 
 
 class _PromptListener:
@@ -317,12 +316,12 @@ class _PromptListener:
         self._place = place
 
     def on_tokens(self, delivery: Delivery) -> None:
-        """See dispatch.Listener."""
+        """See requests.Listener."""
         try:
             self._generation.on_tokens(self._place, delivery)
         except Exception as error:  # noqa: BLE001 - other requests of the same message must get their tokens
             self._generation.on_fault(error)
 
     def on_failed(self, error: BatonError) -> None:
-        """See dispatch.Listener."""
+        """See requests.Listener."""
         self._generation.on_failed(error)

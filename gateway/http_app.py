@@ -129,7 +129,7 @@ async def _generation(
     check_content(request)
     with service.admission.reading() as read:
         raw = await read_body(request, read)
-        service.admission.check()
+        service.admission.check()  # spares parsing a body that would be refused
         num_bytes = len(raw)
         is_long = num_bytes > LONG_BODY_BYTES
         parsed = await _parsed(kind, raw, service) if is_long else _checked(kind, raw, service)
@@ -184,7 +184,7 @@ async def _started(
     """The generation, with its prompts assigned."""
     response_id = f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
     generation = Generation(
-        response_id, prompts, rules, service.new_detokenizer, service.control, service.clock, service.metrics
+        response_id, prompts, rules, service.new_detokenizer, service.control.dispatch, service.clock, service.metrics
     )
     await generation.start(received_at, wants_timeline(request, parsed.timeline), request_id_of(request))
     return generation

@@ -12,28 +12,18 @@ from starlette.responses import Response
 from protocol.errors import BadRequest, BatonError, Overloaded, Unavailable, UnknownModel
 
 RETRY_AFTER_S = {429: "1", 503: "2"}
-TYPES = {
-    400: "invalid_request_error",
-    401: "invalid_request_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-    431: "invalid_request_error",
-    503: "service_unavailable",
-}
-CODES = {
-    400: "bad_request",
-    401: "invalid_api_key",
-    404: "not_found",
-    405: "method_not_allowed",
-    408: "request_timeout",
-    413: "request_too_large",
-    415: "unsupported_media_type",
-    431: "headers_too_large",
-    503: "overloaded",
+FAULTS = {  # by status: the type of any such error, and the code of a fault in HTTP itself
+    400: ("invalid_request_error", "bad_request"),
+    401: ("invalid_request_error", "invalid_api_key"),
+    404: ("not_found_error", "not_found"),
+    405: ("invalid_request_error", "method_not_allowed"),
+    408: ("timeout_error", "request_timeout"),
+    413: ("invalid_request_error", "request_too_large"),
+    415: ("invalid_request_error", "unsupported_media_type"),
+    429: ("rate_limit_error", "overloaded"),
+    431: ("invalid_request_error", "headers_too_large"),
+    500: ("internal_error", "internal_error"),
+    503: ("service_unavailable", "overloaded"),
 }
 
 
@@ -48,13 +38,14 @@ def status_of(error: BatonError) -> int:
 def error_object(error: BatonError) -> dict[str, Any]:
     """The body for one of Baton's own errors."""
     status = status_of(error)
-    kind = "invalid_request_error" if status == 404 else TYPES.get(status, "internal_error")
+    kind = "invalid_request_error" if status == 404 else FAULTS[status][0]
     return _object(error.message, kind, error.param, error.code)
 
 
 def status_object(status: int, message: str) -> dict[str, Any]:
     """The body for a fault in HTTP itself: an unknown path, a wrong method, a body that is too large."""
-    return _object(message, TYPES.get(status, "internal_error"), None, CODES.get(status, f"http_{status}"))
+    kind, code = FAULTS[status]
+    return _object(message, kind, None, code)
 
 
 def error_response(error: BatonError) -> Response:

@@ -46,6 +46,11 @@ class WorkerKey:
         return f"{self.worker_id}#{self.instance}".encode()
 
     @staticmethod
+    def named_in(message: WorkerAddress | Heartbeat | Leaving) -> "WorkerKey":
+        """The process that a message names."""
+        return WorkerKey(message.worker_id, message.instance)
+
+    @staticmethod
     def of(identity: bytes) -> "WorkerKey":
         """The process whose socket has this routing id. ValueError if it is not an `identity`."""
         worker_id, _, instance = identity.decode().rpartition("#")
@@ -64,7 +69,7 @@ class Member:
     @property
     def key(self) -> WorkerKey:
         """The process."""
-        return WorkerKey(self.registered.address.worker_id, self.registered.address.instance)
+        return WorkerKey.named_in(self.registered.address)
 
     @property
     def role(self) -> Role:
@@ -78,18 +83,10 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Outgoing:
-    """A message for one worker."""
-
-    to: WorkerKey
-    message: ToWorker
-
-
-@dataclass(frozen=True)
 class Change:
     """The result of one event: messages to send, and members that were lost or admitted."""
 
-    outgoing: tuple[Outgoing, ...] = ()
+    outgoing: tuple[tuple[WorkerKey, ToWorker], ...] = ()
     lost: tuple[Member, ...] = ()
     joined: Member | None = None
     kept_waiting: str = ""  # why a worker got no answer; set only the first time
@@ -121,7 +118,7 @@ class Membership:
         self._launch_deadline_s = launch_deadline_s
 
         self._members: dict[str, Member] = {}  # by worker id
-        self._lost: dict[WorkerKey, Loss] = {}  # the last MOST_LOSSES, oldest first
+        self.losses: dict[WorkerKey, Loss] = {}  # the last MOST_LOSSES, oldest first
         self.num_lost = 0  # since the start
         self._kept_waiting: dict[str, WorkerKey] = {}  # by worker id: the process that asked for it last
         self._seen_roles: set[Role] = set()  # of all workers that ever joined
@@ -149,12 +146,12 @@ class Membership:
 
     def register(self, message: Register, now: float) -> Change:
         """Admits the worker (Welcome), refuses it with a reason, or does not answer while its id is in use."""
-        key = WorkerKey(message.address.worker_id, message.address.instance)
-        loss = self._lost.get(key)
+        key = WorkerKey.named_in(message.address)
+        loss = self.losses.get(key)
         reason = loss.reason if loss is not None else self._difference(message)
         if reason is not None:
-            return Change((Outgoing(key, Refused(reason)),))
-        welcome = Outgoing(key, Welcome(self.gateway_instance))
+            return Change(((key, Refused(reason)),))
+        welcome = (key, Welcome(self.gateway_instance))
 
         known = self._members.get(key.worker_id)
         if known is not None and known.key == key:
@@ -170,7 +167,7 @@ class Membership:
 
     def heartbeat(self, message: Heartbeat, now: float) -> Change:
         """Notes a member's load and the time."""
-        key = WorkerKey(message.worker_id, message.instance)
+        key = WorkerKey.named_in(message)
         member = self.find(key)
         if member is None:
             return self.greet_stranger(key)
@@ -181,24 +178,19 @@ class Membership:
 
     def greet_stranger(self, key: WorkerKey) -> Change:
         """Tells a worker that is not a member to register, or that it is refused."""
-        loss = self._lost.get(key)
+        loss = self.losses.get(key)
         answer = RegisterAgain(self.gateway_instance) if loss is None else Refused(loss.reason)
-        return Change((Outgoing(key, answer),))
-
-    def leaving(self, message: Leaving) -> Change:
-        """The worker ends by itself. It is lost at once."""
-        key = WorkerKey(message.worker_id, message.instance)
-        member = self.find(key)
-        return self._lose(member, f"worker {key.worker_id!r} has left") if member is not None else Change()
+        return Change(((key, answer),))
 
     def give_up(self, key: WorkerKey, why: str) -> Change:
-        """The worker's connection is lost or lost messages. The worker is lost at once. `why`: for the log."""
+        """The worker ends by itself, or its connection is lost or lost messages. It is lost at once. `why`: for the
+        log."""
         member = self.find(key)
         return self._lose(member, f"worker {key.worker_id!r} {why}") if member is not None else Change()
 
     def expire(self, now: float) -> Change:
         """Declares workers lost that were silent for LOST_AFTER_S or hang in a launch."""
-        outgoing: list[Outgoing] = []
+        outgoing: list[tuple[WorkerKey, ToWorker]] = []
         lost: list[Member] = []
         for member in self.members:
             reason = self._hopeless(member, now)
@@ -207,17 +199,7 @@ class Membership:
                 outgoing += change.outgoing
                 lost += change.lost
         gone = {member.key for member in lost}
-        return Change(tuple(each for each in outgoing if each.to not in gone), tuple(lost))
-
-    def why_lost(self, key: WorkerKey) -> str:
-        """Why the worker is lost, in one sentence."""
-        loss = self._lost.get(key)
-        return loss.reason if loss is not None else f"worker {key.worker_id!r} is lost"
-
-    def lost_since(self, key: WorkerKey) -> float | None:
-        """When a lost process was last heard. None for any other."""
-        loss = self._lost.get(key)
-        return loss.last_seen if loss is not None else None
+        return Change(tuple(each for each in outgoing if each[0] not in gone), tuple(lost))
 
     def _hopeless(self, member: Member, now: float) -> str | None:
         silence = now - member.last_seen
@@ -229,10 +211,10 @@ class Membership:
 
     def _taken(self, holder: Member, message: Register) -> Change:
         """Answers another process that asks for the id of a live worker."""
-        held, key = holder.registered, WorkerKey(message.address.worker_id, message.address.instance)
+        held, key = holder.registered, WorkerKey.named_in(message.address)
         reason = f"worker id {key.worker_id!r} is taken by a live {held.role} worker (pid {held.pid} on {held.host})"
         if (message.role, message.host) != (held.role, held.host):
-            return Change((Outgoing(key, Refused(reason)),))
+            return Change(((key, Refused(reason)),))
         if self._kept_waiting.get(key.worker_id) == key:
             return Change()
         self._kept_waiting[key.worker_id] = key
@@ -241,12 +223,12 @@ class Membership:
     def _lose(self, member: Member, reason: str) -> Change:
         del self._members[member.key.worker_id]
         self._kept_waiting.pop(member.key.worker_id, None)
-        self._lost[member.key] = Loss(f"{reason}; this instance may not return", member.last_seen)
+        self.losses[member.key] = Loss(f"{reason}; this instance may not return", member.last_seen)
         self.num_lost += 1
-        if len(self._lost) > MOST_LOSSES:
-            del self._lost[next(iter(self._lost))]
+        if len(self.losses) > MOST_LOSSES:
+            del self.losses[next(iter(self.losses))]
         news = PeerLost(member.key.worker_id, member.key.instance)
-        return Change(tuple(Outgoing(other.key, news) for other in self.members), (member,))
+        return Change(tuple((other.key, news) for other in self.members), (member,))
 
     def _difference(self, message: Register) -> str | None:
         """How this worker differs from the gateway's own folder or from the workers that serve. KV or tokens could not

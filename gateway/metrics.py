@@ -3,11 +3,12 @@
 Each gateway has one registry of its own. worker_metrics.py shows the workers' numbers.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
 
+from gateway.http_errors import FAULTS
 from gateway.membership import Member
 from gateway.slow_reader import BACKLOG, STALLED
 from gateway.tallies import Spread, Tally
@@ -25,7 +26,7 @@ OUTCOMES = (
     "worker_lost", "kv_not_delivered", "layout_mismatch", "wire_error", "launch_failed",
     "internal_error",
 )  # fmt: skip
-STATUSES = ("200", "400", "401", "404", "405", "408", "413", "415", "429", "431", "500", "503")
+STATUSES = ("200", *map(str, FAULTS))
 
 
 class Metrics:
@@ -38,98 +39,86 @@ class Metrics:
         self._model_name = model_name
         self.registry = registry = CollectorRegistry()
 
-        self.time_to_first_token_s = Spread(
-            PREFIX + "time_to_first_token_seconds",
-            "From the arrival of a request to its first token.",
-            FIRST_BUCKETS_S,
-            registry,
+        self.time_to_first_token_s = self._spread(
+            "time_to_first_token_seconds", "From the arrival of a request to its first token.", FIRST_BUCKETS_S
         )
-        self.inter_token_latency_s = Spread(
-            PREFIX + "inter_token_latency_seconds",
+        self.inter_token_latency_s = self._spread(
+            "inter_token_latency_seconds",
             "Between two tokens of one choice, as they reach the gateway.",
             TOKEN_BUCKETS_S,
-            registry,
         )
-        self.e2e_request_latency_s = Spread(
-            PREFIX + "e2e_request_latency_seconds",
-            "From the arrival of a request to its last token.",
-            REQUEST_BUCKETS_S,
-            registry,
+        self.e2e_request_latency_s = self._spread(
+            "e2e_request_latency_seconds", "From the arrival of a request to its last token.", REQUEST_BUCKETS_S
         )
-        self.decode_time_s = Spread(
-            PREFIX + "request_decode_time_seconds",
-            "From the first token of a choice to its last.",
-            REQUEST_BUCKETS_S,
-            registry,
+        self.decode_time_s = self._spread(
+            "request_decode_time_seconds", "From the first token of a choice to its last.", REQUEST_BUCKETS_S
         )
-        self.time_per_output_token_s = Spread(
-            PREFIX + "request_time_per_output_token_seconds",
+        self.time_per_output_token_s = self._spread(
+            "request_time_per_output_token_seconds",
             "Of each choice, the mean time between two of its tokens.",
             TOKEN_BUCKETS_S,
-            registry,
         )
-        self.prompt_length = Spread(
-            PREFIX + "request_prompt_tokens", "Length of each prompt in tokens.", LENGTH_BUCKETS, registry
+        self.prompt_length = self._spread("request_prompt_tokens", "Length of each prompt in tokens.", LENGTH_BUCKETS)
+        self.output_length = self._spread(
+            "request_generation_tokens", "Length of each choice that finished in tokens.", LENGTH_BUCKETS
         )
-        self.output_length = Spread(
-            PREFIX + "request_generation_tokens",
-            "Length of each choice that finished in tokens.",
-            LENGTH_BUCKETS,
-            registry,
-        )
-
-        self.finished = Counter(
-            PREFIX + "request_success",
-            "Choices that finished, by reason: stop (EOS, a stop token or string) or length.",
-            ["finished_reason"],
-            registry=registry,
-        )
-
-        self.gateway_request_s = Spread(
-            PREFIX + "gateway_request_seconds",
+        self.gateway_request_s = self._spread(
+            "gateway_request_seconds",
             "What the gateway adds before a request reaches its worker: from its arrival to its assignment.",
             OWN_BUCKETS_S,
-            registry,
         )
-        self.gateway_first_token_s = Spread(
-            PREFIX + "gateway_first_token_seconds",
+        self.gateway_first_token_s = self._spread(
+            "gateway_first_token_seconds",
             "What the gateway adds after the first token of a stream: from its arrival to its chunk being written.",
             OWN_BUCKETS_S,
-            registry,
         )
 
-        self.requests = Counter(
-            PREFIX + "requests",
+        self.requests = self._counter(
+            "requests",
             "Generation requests that ended, by outcome: ok, cancelled, or the code of the error.",
-            ["outcome"],
-            registry=registry,
+            "outcome",
+            OUTCOMES,
         )
-        self.prompt_tokens = Tally(PREFIX + "prompt_tokens", "Prompt tokens accepted.", registry)
-        self.generation_tokens = Tally(PREFIX + "generation_tokens", "Tokens of answers, as they arrive.", registry)
-        self.slow_readers_cut = Counter(
-            PREFIX + "slow_readers_cut",
+        self.finished = self._counter(
+            "request_success",
+            "Choices that finished, by reason: stop (EOS, a stop token or string) or length.",
+            "finished_reason",
+            FINISHES,
+        )
+        self.slow_readers_cut = self._counter(
+            "slow_readers_cut",
             "Connections ended because their client did not read: stalled, or backlog (too many tokens waited).",
-            ["reason"],
-            registry=registry,
+            "reason",
+            (STALLED, BACKLOG),
         )
-        self.http_responses = Counter(
-            PREFIX + "http_responses", "Responses by HTTP status, of any path.", ["status"], registry=registry
+        self.http_responses = self._counter(
+            "http_responses", "Responses by HTTP status, of any path.", "status", STATUSES
         )
 
-        for counter, values in (
-            (self.requests, OUTCOMES),
-            (self.finished, FINISHES),
-            (self.slow_readers_cut, (STALLED, BACKLOG)),
-            (self.http_responses, STATUSES),
-        ):
-            for value in values:  # shown as 0 from the start, so that the first increase is seen as growth
-                counter.labels(value)
+        self.num_prompt_tokens = 0
+        Tally(PREFIX + "prompt_tokens", "Prompt tokens accepted.", registry, lambda: self.num_prompt_tokens)
+        self.num_generation_tokens = 0
+        Tally(
+            PREFIX + "generation_tokens",
+            "Tokens of answers, as they arrive.",
+            registry,
+            lambda: self.num_generation_tokens,
+        )
 
         self.http_connections = Gauge(PREFIX + "http_connections", "Open connections of clients.", registry=registry)
         in_flight = Gauge(PREFIX + "requests_in_flight", "Prompts being answered.", registry=registry)
         in_flight.set_function(num_in_flight)
         registry.register(WorkerCollector(members))
         ProcessCollector(registry=registry)  # process_cpu_seconds_total and more, of the gateway process
+
+    def _spread(self, name: str, help_text: str, edges: Sequence[float]) -> Spread:
+        return Spread(PREFIX + name, help_text, edges, self.registry)
+
+    def _counter(self, name: str, help_text: str, label: str, values: Iterable[str]) -> Counter:
+        counter = Counter(PREFIX + name, help_text, [label], registry=self.registry)
+        for value in values:  # shown as 0 from the start, so that the first increase is seen as growth
+            counter.labels(value)
+        return counter
 
     def count_response(self, status: int) -> None:
         """Counts a response that has begun."""

@@ -39,17 +39,16 @@ class Need:
 class Load:
     """Work that this gateway gave to a worker and that has not ended."""
 
-    prompt_tokens: int = 0  # of prompts whose first token has not come
     rows: int = 0
-    kv_tokens: int = 0
+    tokens: int = 0
 
     def plus(self, other: "Load") -> "Load":
         """The sum of both."""
-        return Load(self.prompt_tokens + other.prompt_tokens, self.rows + other.rows, self.kv_tokens + other.kv_tokens)
+        return Load(self.rows + other.rows, self.tokens + other.tokens)
 
     def minus(self, other: "Load") -> "Load":
         """This load without `other`."""
-        return Load(self.prompt_tokens - other.prompt_tokens, self.rows - other.rows, self.kv_tokens - other.kv_tokens)
+        return Load(self.rows - other.rows, self.tokens - other.tokens)
 
 
 @dataclass(frozen=True)
@@ -60,32 +59,18 @@ class Pair:
     prefill: Member | None
 
 
-class LoadBook:
-    """The load of each worker, from the requests in flight."""
-
-    def __init__(self) -> None:
-        self._loads: dict[WorkerKey, Load] = {}
-
-    def of(self, key: WorkerKey) -> Load:
-        """The load of one worker."""
-        return self._loads.get(key, Load())
-
-    @property
-    def loads(self) -> Mapping[WorkerKey, Load]:
-        """All loads. A worker without load is absent."""
-        return self._loads
+class Loads(dict[WorkerKey, Load]):
+    """The load of each worker, from the requests in flight. A worker without load is absent."""
 
     def add(self, key: WorkerKey, load: Load) -> None:
         """Adds work that was given to a worker."""
-        self._loads[key] = self.of(key).plus(load)
+        self[key] = self.get(key, Load()).plus(load)
 
     def remove(self, key: WorkerKey, load: Load) -> None:
         """Removes work that has ended."""
-        rest = self.of(key).minus(load)
-        if rest == Load():
-            self._loads.pop(key, None)
-        else:
-            self._loads[key] = rest
+        self[key] = self[key].minus(load)
+        if self[key] == Load():
+            del self[key]
 
 
 class Pairer:
@@ -174,18 +159,15 @@ def least_loaded(
 
 def weight(member: Member, load: Load) -> float:
     """The share of a worker's scarcest resource that is taken. Above 1 there is a queue."""
-    capacity = max(1, member.registered.max_total_tokens)
-    rows = max(1, member.registered.max_running_requests)
-    if member.role is Role.PREFILL:
-        return max(load.prompt_tokens / capacity, load.rows / rows)
-    return max(load.kv_tokens / capacity, load.rows / rows)
+    registered = member.registered
+    return max(load.tokens / registered.max_total_tokens, load.rows / registered.max_running_requests)
 
 
 def prefill_load(need: Need) -> Load:
     """The load of a request on its prefill worker until its first token."""
-    return Load(prompt_tokens=need.prompt_tokens, rows=1, kv_tokens=need.prompt_tokens)
+    return Load(rows=1, tokens=need.prompt_tokens)
 
 
 def decode_load(need: Need) -> Load:
     """The load of a request on its decode (or unified) worker until it ends."""
-    return Load(rows=need.num_choices, kv_tokens=need.prompt_tokens + need.num_choices * need.max_tokens)
+    return Load(rows=need.num_choices, tokens=need.prompt_tokens + need.num_choices * need.max_tokens)

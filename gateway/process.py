@@ -13,7 +13,7 @@ import uvicorn
 from gateway.admission import Admission
 from gateway.chat_template import ChatTemplates, read_template, read_template_sources
 from gateway.control import Control
-from gateway.control_metrics import ConnectionCollector, ControlCollector
+from gateway.control_metrics import add_control
 from gateway.control_socket import ControlSocket
 from gateway.http_app import build_app
 from gateway.http_protocol import BoundedHttp
@@ -129,15 +129,9 @@ class Gateway:
             raise
 
         names = ModelNames(settings.served_model_name, settings.model_as_typed)
-        metrics = Metrics(names.first, lambda: self.control.membership.members, lambda: len(self.control.requests))
-        metrics.registry.register(ControlCollector(lambda: self.control.counts))
-        metrics.registry.register(ConnectionCollector(self._control_socket.refused))
-
-        admission = Admission(
-            settings.limits.max_choices_in_flight,
-            settings.limits.max_body_bytes,
-            lambda: self.control.requests.num_choices,
-        )
+        requests = self.control.dispatch.requests
+        metrics = Metrics(names.first, lambda: self.control.membership.members, lambda: len(requests))
+        add_control(metrics.registry, self.control, self._control_socket.refused)
 
         self.service = Service(
             names=names,
@@ -151,7 +145,11 @@ class Gateway:
             model_limits=Limits(context_length=min(lengths, default=None), vocab_size=basics.vocab_size),
             started_at=int(datetime.now(UTC).timestamp()),
             http_limits=settings.limits,
-            admission=admission,
+            admission=Admission(
+                settings.limits.max_choices_in_flight,
+                settings.limits.max_body_bytes,
+                lambda: requests.num_choices,
+            ),
             api_keys=() if settings.api_key_file is None else read_api_keys(settings.api_key_file),
             allowed_origins=settings.allowed_origins,
         )
@@ -204,7 +202,7 @@ class Gateway:
 
     def stop(self) -> None:
         """Ends `serve`, even before it has begun: requests in flight fail and connections are closed."""
-        self.control.stop("the gateway is stopping")
+        self.control.dispatch.stop("the gateway is stopping")
         self._server.stop()
 
     def stop_on_signals(self) -> None:

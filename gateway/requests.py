@@ -4,14 +4,15 @@ FirstToken comes from prefill and Tokens from decode, over two connections. Eith
 seq. A request runs as one attempt. If a worker is lost after outputs came, each choice gets an attempt of its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gateway.membership import WorkerKey
 from gateway.pairing import Need
 from gateway.translate import Prompt
-from protocol.errors import WireError
-from protocol.messages_gateway import Assign, ChoiceTokens, Stamp, WorkerAddress
+from protocol.errors import BatonError, WireError
+from protocol.messages_gateway import Assign, ChoiceTokens, RequestFailed, Stamp, WorkerAddress
 from protocol.request import FinishReason, finish_reason
 
 
@@ -22,6 +23,18 @@ class Delivery:
     choice: int
     token_ids: tuple[int, ...]
     finish: FinishReason | None
+
+
+class Listener(Protocol):
+    """Receives the tokens of one request. Called on the loop; must not block."""
+
+    def on_tokens(self, delivery: Delivery) -> None:
+        """New tokens of one choice, in order, each once."""
+        ...
+
+    def on_failed(self, error: BatonError) -> None:
+        """The request has failed. No call follows."""
+        ...
 
 
 @dataclass
@@ -119,6 +132,7 @@ class RequestRecord:
     request_id: str
     prompt: Prompt
     choices: list[ChoiceRecord]
+    listener: Listener
     timeline: bool = False
     attempts: dict[int, Attempt] = field(default_factory=dict)  # running ones, by number
     num_attempts: int = 0
@@ -134,6 +148,13 @@ class RequestRecord:
     def has_ended(self, attempt: Attempt) -> bool:
         """Whether all choices of an attempt are closed."""
         return all(self.choices[number].closed for number in attempt.choices)
+
+    def accept(self, attempt: Attempt, news: ChoiceTokens) -> Delivery | None:
+        """What is new in a message of a running attempt. WireError if the message is invalid."""
+        if news.choice not in attempt.choices:
+            raise WireError(f"choice {news.choice}, expected one of the attempt: {list(attempt.choices)}")
+        token_ids, finish = self.choices[news.choice].accept(news)
+        return Delivery(news.choice, token_ids, finish) if token_ids or finish is not None else None
 
     def open_groups(self, numbers: Iterable[int]) -> list[range]:
         """The open choices, in groups that one attempt can run. A choice with outputs runs alone, since its prompt
@@ -198,11 +219,14 @@ class Requests:
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, request_id: str, prompt: Prompt, timeline: bool = False) -> RequestRecord:
+    def __iter__(self) -> Iterator[RequestRecord]:
+        return iter(list(self._records.values()))
+
+    def add(self, request_id: str, prompt: Prompt, listener: Listener, timeline: bool = False) -> RequestRecord:
         """Adds a request that is about to be assigned."""
         assert request_id not in self._records, f"request id {request_id} is not unique"
         choices = [ChoiceRecord(prompt.sampling.max_tokens) for _ in range(prompt.num_choices)]
-        record = RequestRecord(request_id, prompt, choices, timeline)
+        record = RequestRecord(request_id, prompt, choices, listener, timeline)
         self._records[request_id] = record
         self.num_choices += prompt.num_choices
         return record
@@ -234,49 +258,23 @@ class Requests:
         """A request in flight."""
         return self._records.get(request_id)
 
-    def get(self, request_id: str, attempt: int) -> tuple[RequestRecord, Attempt] | None:
-        """A request in flight and one of its running attempts."""
-        record = self._records.get(request_id)
-        found = record.attempts.get(attempt) if record is not None else None
-        return (record, found) if record is not None and found is not None else None
+    def reported(self, message: ChoiceTokens | RequestFailed) -> tuple[RequestRecord, Attempt] | None:
+        """The request and the running attempt that a worker reports on. If they are over, the message is dropped."""
+        record = self._records.get(message.request_id)
+        attempt = record.attempts.get(message.attempt) if record is not None else None
+        if record is not None and attempt is not None:
+            return record, attempt
+        self.num_dropped += 1
+        return None
 
-    def accept(self, news: ChoiceTokens) -> tuple[RequestRecord, Attempt, Delivery] | None:
-        """The new tokens in a message, or None. WireError if the message is invalid."""
-        found = self.get(news.request_id, news.attempt)
-        if found is None:
-            self.num_dropped += 1
-            return None
-
-        record, attempt = found
-        if news.choice not in attempt.choices:
-            raise WireError(f"choice {news.choice}, expected one of the attempt: {list(attempt.choices)}")
-
-        token_ids, finish = record.choices[news.choice].accept(news)
-        if not token_ids and finish is None:
-            return None
-        return record, attempt, Delivery(news.choice, token_ids, finish)
-
-    def add_stamps(self, request_id: str, attempt: int, stamps: Sequence[Stamp]) -> None:
-        """Adds the stamps that a worker took for a request."""
-        found = self.get(request_id, attempt) if stamps else None
-        if found is not None:
-            found[0].stamps += stamps
-
-    def remove(self, request_id: str) -> RequestRecord | None:
-        """Forgets a request. Later messages about it are dropped."""
-        record = self._records.pop(request_id, None)
-        if record is not None:
-            self.num_choices -= len(record.choices)
-        return record
+    def remove(self, record: RequestRecord) -> None:
+        """Forgets a request in flight. Later messages about it are dropped."""
+        del self._records[record.request_id]
+        self.num_choices -= len(record.choices)
 
     def running_on(self, key: WorkerKey) -> list[tuple[RequestRecord, Attempt]]:
         """Attempts that decode (or run unified) on this worker."""
-        return [
-            (record, attempt)
-            for record in self._records.values()
-            for attempt in record.attempts.values()
-            if attempt.decode == key
-        ]
+        return [(record, each) for record in self for each in record.attempts.values() if each.decode == key]
 
 
 def _richer(news: ChoiceTokens, known: ChoiceTokens) -> bool:

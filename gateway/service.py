@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.admission import Admission
 from gateway.control import Control
@@ -52,12 +52,5 @@ class Service:
 def merged(model: Limits, workers: Limits) -> Limits:
     """The workers' limits, none above the model's. The workers' vocabulary size wins."""
     known = [length for length in (model.context_length, workers.context_length) if length is not None]
-    return Limits(
-        context_length=min(known, default=None),
-        vocab_size=workers.vocab_size if workers.vocab_size is not None else model.vocab_size,
-        pool_tokens=workers.pool_tokens,
-        prefill_pool_tokens=workers.prefill_pool_tokens,
-        page_size=workers.page_size,
-        prefill_page_size=workers.prefill_page_size,
-        max_choices=workers.max_choices,
-    )
+    vocab_size = model.vocab_size if workers.vocab_size is None else workers.vocab_size
+    return replace(workers, context_length=min(known, default=None), vocab_size=vocab_size)

@@ -4,7 +4,7 @@ prometheus_client's own metrics take a lock and check labels at each call. These
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
@@ -12,22 +12,30 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 
 class Tally(Collector):
-    """A number that only grows. Give `name` without `_total`."""
+    """Numbers that only grow and that their owner keeps. `read` returns one, or one for each value of `label`. An empty
+    mapping is not shown. Give `name` without `_total`."""
 
-    def __init__(self, name: str, help_text: str, registry: CollectorRegistry) -> None:
-        self._name, self._help = name, help_text
-        self.value = 0
+    def __init__(
+        self,
+        name: str,
+        help_text: str,
+        registry: CollectorRegistry,
+        read: Callable[[], int | Mapping[str, int]],
+        label: str = "",
+    ) -> None:
+        self._name, self._help, self._read, self._label = name, help_text, read, label
         registry.register(self)
-
-    def add(self, amount: int) -> None:
-        """Adds `amount`."""
-        self.value += amount
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         """Called at every scrape."""
-        family = CounterMetricFamily(self._name, self._help)
-        family.add_metric([], self.value)
-        return [family]
+        counts = self._read()
+        if isinstance(counts, int):
+            return [CounterMetricFamily(self._name, self._help, value=counts)]
+
+        family = CounterMetricFamily(self._name, self._help, labels=[self._label])
+        for value, count in sorted(counts.items()):
+            family.add_metric([value], count)
+        return [family] if counts else []
 
 
 class Spread(Collector):

@@ -45,7 +45,7 @@ class Client:
         return self.error or ("left" if self.has_left or self.given_up else "done")
 
     def on_tokens(self, delivery: Delivery) -> None:
-        """See gateway.dispatch.Listener."""
+        """See gateway.requests.Listener."""
         name, choice = self.arrival.name, delivery.choice
         self._tell(f"gets {list(delivery.token_ids)} {delivery.finish or ''} of choice {choice}")
         assert not self.error and not self.has_left, f"{name} gets tokens after its end"
@@ -59,7 +59,7 @@ class Client:
             self.finish[choice] = delivery.finish
 
     def on_failed(self, error: BatonError) -> None:
-        """See gateway.dispatch.Listener."""
+        """See gateway.requests.Listener."""
         assert not self.is_done, f"{self.arrival.name} fails after its end"
         self.fail(error)
 
@@ -82,7 +82,7 @@ class Client:
             self.has_left = True
         else:
             self.given_up.add(choice)
-        self.control.cancel(self.arrival.name, choice)
+        self.control.dispatch.cancel(self.arrival.name, choice)
 
     def _tell(self, text: str) -> None:
         self.story.tell(self.agenda.now, f"client {self.arrival.name}", text)

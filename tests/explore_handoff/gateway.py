@@ -4,10 +4,12 @@ What it does not know: HTTP, clients, what goes wrong.
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import zmq
 
 from gateway.control import TICK_S, Control
+from gateway.control_socket import ControlSocket
 from gateway.membership import LOST_AFTER_S
 from gateway.retry import RetryRules
 from tests.explore_handoff.sockets import SimulatedRouter
@@ -18,7 +20,7 @@ LAUNCH_DEADLINE_S = 3.0
 
 
 class RoutedMessages:
-    """See gateway.control.MessageSocket."""
+    """Stands for gateway.control_socket.ControlSocket."""
 
     def __init__(self, router: SimulatedRouter) -> None:
         self._router = router
@@ -27,7 +29,7 @@ class RoutedMessages:
         """The process hands on what arrives."""
 
     def send(self, identity: bytes, raw: bytes) -> bool:
-        """See MessageSocket."""
+        """See ControlSocket."""
         try:
             self._router.send_multipart([identity, raw])
         except zmq.ZMQError:  # nobody of this name is connected
@@ -50,7 +52,7 @@ class GatewayProcess:
         self._router = SimulatedRouter(world.network, self)
         self._router.bind(GATEWAY_ENDPOINT)
         rules = RetryRules(max_attempts=3, wait_s=4.0)
-        socket = RoutedMessages(self._router)
+        socket = cast(ControlSocket, RoutedMessages(self._router))
         self.control = Control(socket, world.agenda.clock, world.scenario.pairing, rules, LAUNCH_DEADLINE_S)
         self.control.membership.gateway_instance = number
         self._last_look = world.agenda.now

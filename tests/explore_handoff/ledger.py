@@ -38,18 +38,19 @@ def check_worker(process: WorkerProcess) -> None:
 def check_gateway(control: Control) -> None:
     """What workers are thought to carry is what the attempts under way weigh."""
     loads: dict[object, Load] = {}
-    for record in control.requests._records.values():
+    for record in control.dispatch.requests:
         for attempt in record.attempts.values():
             loads[attempt.decode] = loads.get(attempt.decode, Load()).plus(decode_load(attempt.need))
             if attempt.prefill is not None and attempt.on_prefill:
                 loads[attempt.prefill] = loads.get(attempt.prefill, Load()).plus(prefill_load(attempt.need))
-    assert dict(control.loads) == loads, f"loads are {control.loads}, attempts weigh {loads}"
+    assert control.dispatch.loads == loads, f"loads are {control.dispatch.loads}, attempts weigh {loads}"
 
 
 def unrest(processes: Sequence[WorkerProcess], control: Control) -> Iterator[str]:
     """What is still held, queued, in flight or owed, although nobody waits for anything."""
-    if len(control.requests) or control.loads or control._dispatch._listeners:
-        yield f"the gateway still has {list(control.requests._records)}, loads {dict(control.loads)}"
+    if len(control.dispatch.requests) or control.dispatch.loads:
+        ids = [record.request_id for record in control.dispatch.requests]
+        yield f"the gateway still has {ids}, loads {control.dispatch.loads}"
     alive = {process.instance for process in processes}
     for process in processes:
         for what in _held(process):

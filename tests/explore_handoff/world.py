@@ -73,7 +73,7 @@ class World:
     @property
     def num_retries(self) -> int:
         """Attempts after the first, of the present gateway."""
-        return sum(self.gateway.control.counts.retries.values())
+        return sum(self.gateway.control.dispatch.retries.values())
 
     def run(self) -> None:
         """To the end."""
@@ -177,7 +177,7 @@ class World:
         self.story.tell(agenda.now, f"client {arrival.name}", f"asks, {arrival.num_choices} choices")
         try:
             prompt = Prompt(arrival.prompt, arrival.params, arrival.num_choices)
-            gateway.control.assign(arrival.name, prompt, client)
+            gateway.control.dispatch.assign(arrival.name, prompt, client)
             client.control = gateway.control
         except BatonError as error:
             client.fail(error)

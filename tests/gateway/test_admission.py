@@ -76,7 +76,7 @@ async def test_there_is_room_again_when_clients_leave(folder: Path) -> None:
         await worker.until(lambda: len(worker.assigned) == 1)
         assert (await setting.complete("x")).status_code == 429
         held.cancel()
-        await wait_until(lambda: len(setting.gateway.control.requests) == 0)
+        await wait_until(lambda: len(setting.gateway.control.dispatch.requests) == 0)
         worker.behaviour = Behaviour()
         assert (await setting.complete("x")).status_code == 200
 
@@ -90,7 +90,7 @@ async def test_choices_are_prompts_times_n(folder: Path) -> None:
         assert refused.status_code == 429
         assert "3 choices are in flight and this request has 6" in refused.json()["error"]["message"]
         held.cancel()
-        await wait_until(lambda: len(setting.gateway.control.requests) == 0)
+        await wait_until(lambda: len(setting.gateway.control.dispatch.requests) == 0)
 
 
 async def test_refused_and_failed_requests_leave_room(setting: Setting) -> None:

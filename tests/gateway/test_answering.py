@@ -64,7 +64,7 @@ class Call:
             [prompt],
             TextRules(StopSet(()), 0, True),
             lambda *_: NoText(),
-            self.control,
+            self.control.dispatch,
             MonotonicClock(),
             self.metrics,
         )
@@ -107,7 +107,7 @@ class Call:
             await asyncio.sleep(0)
 
     def is_at_rest(self) -> bool:
-        return len(self.control.requests) == 0 and not self.control.loads
+        return len(self.control.dispatch.requests) == 0 and not self.control.dispatch.loads
 
 
 def leave(call: Call, _task: "asyncio.Task[Any]") -> None:

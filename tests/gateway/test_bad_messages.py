@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
 
 from gateway.control import Control
+from gateway.control_socket import ControlSocket
 from gateway.membership import WorkerKey
 from gateway.requests import Delivery
 from gateway.retry import RetryRules
@@ -27,6 +28,7 @@ from protocol.messages_gateway import (
     Register,
     RequestFailed,
     Role,
+    Stamp,
     ToGateway,
     Tokens,
     ToWorker,
@@ -62,10 +64,10 @@ class Bench:
         self._ends = WorkerEnds()
         self.got: list[int] = []
         self.finish: FinishReason | None = None
-        self.control = Control(self, VirtualClock(), "round_robin", RetryRules(3, 4.0))
+        self.control = Control(cast(ControlSocket, self), VirtualClock(), "round_robin", RetryRules(3, 4.0))
         for key, role in ((PREFILL, Role.PREFILL), (DECODE, Role.DECODE), (OTHER, Role.DECODE)):
             self.say(key.identity, register(key, role))
-        self.control.assign("r1", Prompt((1, 2, 3), SamplingParams(len(OUTPUTS)), 1), self)
+        self.control.dispatch.assign("r1", Prompt((1, 2, 3), SamplingParams(len(OUTPUTS)), 1), self)
         self.decode = next(each for each, message in self.sent if isinstance(message, Assign))
         self.other = OTHER.identity if self.decode == DECODE.identity else DECODE.identity
         self.sent.clear()
@@ -102,19 +104,19 @@ class Bench:
         self.control._on_raw(identity, raw)
 
     def state(self) -> object:
-        record = self.control.requests.find("r1")
+        record = self.control.dispatch.requests.find("r1")
         assert record is not None
         choices = [repr(choice) for choice in record.choices]
-        return self.control.membership.members, dict(self.control.loads), choices, list(record.attempts)
+        return self.control.membership.members, dict(self.control.dispatch.loads), choices, list(record.attempts)
 
     def refused(self, identity: bytes, message: ToGateway | bytes) -> None:
         """It is counted, changes nothing, and nobody is told anything."""
-        before, num_refused = self.state(), self.control.num_refused_messages
+        before, num_refused = self.state(), self.control.refusals.total
         if isinstance(message, bytes) and not is_readable(message):  # a worker that counts it is lost
             self.inject(identity, Envelope(1, 99, 0, message).sealed())
         else:
             self.say(identity, message)
-        assert self.control.num_refused_messages == num_refused + 1
+        assert self.control.refusals.total == num_refused + 1
         assert self.state() == before
         assert self.sent == [] and self.got == []
 
@@ -123,7 +125,7 @@ class Bench:
         self.say(PREFILL.identity, FirstToken((ChoiceTokens("r1", 0, 0, 0, OUTPUTS[:1]),)))
         self.say(self.decode, Tokens((ChoiceTokens("r1", 0, 0, 0, OUTPUTS, "length"),)))
         assert (tuple(self.got), self.finish) == (OUTPUTS, FinishReason.LENGTH)
-        assert self.control.loads == {} and len(self.control.requests) == 0
+        assert self.control.dispatch.loads == {} and len(self.control.dispatch.requests) == 0
         for key in (PREFILL, DECODE, OTHER):
             self.say(key.identity, Heartbeat(key.worker_id, key.instance, STATS))
             assert self.control.membership.find(key) is not None
@@ -285,7 +287,7 @@ def test_a_stranger_speaks_for_nobody(message: ToGateway) -> None:
     bench = Bench()
     for identity in (STRANGER, b"", b"\x00\xff", b"d#13", b"d#012", b"d", b"x" * 255):
         bench.refused(identity, message)
-    assert bench.control.num_refused_messages == 7
+    assert bench.control.refusals.total == 7
     bench.finish_request()
 
 
@@ -293,15 +295,25 @@ def test_a_stranger_speaks_for_nobody(message: ToGateway) -> None:
 def test_a_member_speaks_only_of_its_own_requests(message: ToGateway) -> None:
     bench = Bench()
     bench.refused(bench.other, message)
-    assert bench.control.num_refused_messages == 1
+    assert bench.control.refusals.total == 1
     bench.finish_request()
+
+
+def test_stamps_are_kept_of_a_running_attempt_and_of_no_other() -> None:
+    bench = Bench()
+    record = bench.control.dispatch.requests.find("r1")
+    assert record is not None
+    for attempt, name in ((0, "queued"), (5, "other attempt")):
+        stamps: dict[str, tuple[Stamp, ...]] = {"r1": (Stamp(name, 1.0, "d"),)}
+        bench.say(bench.decode, Tokens((ChoiceTokens("r1", attempt, 0, 0, OUTPUTS[:1]),), stamps))
+    assert [stamp.name for stamp in record.stamps] == ["assigned", "queued"]
 
 
 @pytest.mark.parametrize("worker_id", ["", "d" * 129, "d d", "d\x1b[31m", "d\n", "d\x00", "w\u00f6rker"])
 def test_a_name_that_no_worker_may_have(worker_id: str) -> None:
     bench = Bench()
     bench.refused(f"{worker_id}#12".encode(), changed(REGISTER, "address.worker_id", worker_id))
-    assert bench.control.num_refused_messages == 1
+    assert bench.control.refusals.total == 1
     bench.finish_request()
 
 
@@ -310,7 +322,7 @@ def test_a_strangers_message_is_short_and_a_members_may_be_long() -> None:
     long = replace(REGISTER, host="h" * MAX_STRANGER_BYTES)
     bench.refused(STRANGER, replace(long, address=WorkerAddress("x", 99)))
     bench.say(DECODE.identity, long)
-    assert bench.control.num_refused_messages == 1
+    assert bench.control.refusals.total == 1
     bench.sent.clear()
     bench.finish_request()
 
@@ -321,7 +333,7 @@ def test_a_flood_is_counted_logged_a_few_times_and_kept_nowhere(caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         for index in range(12_000):
             bench.inject(b"x#%d" % index, b"noise %d" % index)
-    assert bench.control.num_refused_messages == 12_000
+    assert bench.control.refusals.total == 12_000
     told = [record.__dict__["baton_fields"]["count"] for record in caplog.records]
     assert told == [1, 10, 100, 1000, 10_000]
     assert bench.state() == before
@@ -336,7 +348,7 @@ def test_the_tables_are_long() -> None:
 def test_what_comes_without_an_envelope_is_refused_by_name(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.inject(DECODE.identity, raw)
-    assert bench.control.num_refused_messages == 1
+    assert bench.control.refusals.total == 1
     assert caplog.records[-1].__dict__["baton_fields"]["why"].startswith("envelope: got ")
     bench.finish_request()
 
@@ -347,7 +359,7 @@ def test_a_member_of_which_something_could_not_be_read_is_lost_with_its_next_mes
     assert len(bench.control.membership.members) == 3
     bench.say(bench.other, Tokens(()))
     assert bench.other not in [member.key.identity for member in bench.control.membership.members]
-    why = bench.control.membership.why_lost(WorkerKey.of(bench.other))
+    why = bench.control.membership.losses[WorkerKey.of(bench.other)].reason
     assert "has sent 3 messages, of which 2 arrived and could be read" in why
 
 

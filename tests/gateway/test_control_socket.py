@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import zmq
+from prometheus_client import CollectorRegistry
 
 from deploy.keys import new
-from gateway.control_metrics import ConnectionCollector
 from gateway.control_socket import ControlSocket
+from gateway.tallies import Tally
 from protocol.errors import ConfigError
 from runtime.keys import read_keys
 from tests.gateway.conftest import wait_until
@@ -34,7 +35,7 @@ async def test_members_are_heard_and_strangers_are_counted(tmp_path: Path, caplo
         lambda: len(heard) == 1 and "connection refused" in caplog.messages
     )  # logged without a look of ours
     assert heard == [b"hello of a member"]
-    (family,) = ConnectionCollector(socket.refused).collect()
+    (family,) = Tally("refused", "So many.", CollectorRegistry(), socket.refused, "reason").collect()
     assert {sample.labels["reason"]: sample.value for sample in family.samples} == {"key": 0, "handshake": 1}
     socket.close()
     context.destroy(linger=0)
@@ -44,7 +45,8 @@ async def test_members_are_heard_and_strangers_are_counted(tmp_path: Path, caplo
 async def test_without_keys_nobody_counts() -> None:
     socket = ControlSocket("tcp://127.0.0.1:0")
     socket.start(lambda _identity, _raw: None)
-    assert socket.refused() == {} and list(ConnectionCollector(socket.refused).collect()) == []
+    shown = Tally("refused", "So many.", CollectorRegistry(), socket.refused, "reason")
+    assert socket.refused() == {} and list(shown.collect()) == []
     socket.close()
 
 

@@ -26,7 +26,8 @@ class Bug:
 
 async def is_well(setting: Setting) -> bool:
     """Whether nothing is in flight and the next request is served."""
-    await wait_until(lambda: len(setting.gateway.control.requests) == 0 and not setting.gateway.control.loads)
+    dispatch = setting.gateway.control.dispatch
+    await wait_until(lambda: len(dispatch.requests) == 0 and not dispatch.loads)
     return (await setting.complete("x", max_tokens=2)).status_code == 200
 
 

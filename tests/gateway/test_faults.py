@@ -68,7 +68,7 @@ async def test_nothing_weighs_on_workers_after_a_failure(setting: Setting) -> No
     await setting.add(Role.PREFILL)  # which never sends a first token
     await setting.add(Role.DECODE, behaviour=Behaviour(fail_after=0, fail_code="unavailable"))
     assert (await setting.complete("x")).status_code == 503
-    assert setting.gateway.control.loads == {}
+    assert setting.gateway.control.dispatch.loads == {}
 
 
 async def test_a_silent_decode_worker_fails_its_requests(setting: Setting) -> None:
@@ -113,7 +113,7 @@ async def test_a_client_that_leaves_is_cancelled(setting: Setting, stream: bool)
     await decode.until(lambda: len(decode.cancelled) == 2)
     assert {each.request_id for each in decode.cancelled} == {each.request_id for each in decode.assigned}
     assert {each.choice for each in decode.cancelled} == {-1}
-    await wait_until(lambda: len(setting.gateway.control.requests) == 0)
+    await wait_until(lambda: len(setting.gateway.control.dispatch.requests) == 0)
     await _one_is_counted_as_cancelled(setting)
 
 
@@ -146,7 +146,7 @@ async def test_a_failed_prompt_cancels_the_others(setting: Setting) -> None:
     response = await setting.complete(["x", "y", "z"], max_tokens=4)
     assert response.status_code == 500
     await worker.until(lambda: len(worker.cancelled) >= 2)
-    assert len(setting.gateway.control.requests) == 0
+    assert len(setting.gateway.control.dispatch.requests) == 0
 
 
 async def test_tokens_that_make_no_sense_fail_only_their_request(setting: Setting) -> None:
@@ -181,7 +181,7 @@ async def test_malformed_and_foreign_messages_are_counted_and_dropped(setting: S
     await stranger.send_raw(b"\x93")
     await worker.send(Heartbeat("someone-else", 5, STATS))
     await stranger.send(Tokens((ChoiceTokens("r", 0, 0, 0, (1,)),)))
-    await wait_until(lambda: setting.gateway.control.num_refused_messages == 4)
+    await wait_until(lambda: setting.gateway.control.refusals.total == 4)
     assert (await setting.complete("x")).status_code == 200
 
 

@@ -1,16 +1,15 @@
 """A client request's hold on workers."""
 
 import asyncio
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from gateway.control import Control
 from gateway.detokenizer import NoText
-from gateway.dispatch import Listener
+from gateway.dispatch import Dispatch
 from gateway.generation import TURN_TOKENS, Generation
 from gateway.metrics import Metrics
-from gateway.requests import RequestRecord
+from gateway.requests import Listener, RequestRecord
 from gateway.stop_strings import StopSet
 from gateway.translate import Prompt, TextRules
 from protocol.errors import Unavailable
@@ -19,37 +18,37 @@ from runtime.clock import MonotonicClock
 
 
 class OnePlace:
-    """A control that takes one prompt and no more."""
+    """A dispatch that takes one prompt and no more."""
 
     def __init__(self) -> None:
         self.cancelled: list[tuple[str, int]] = []
         self._is_full = False
 
-    def assign(self, request_id: str, prompt: Prompt, *_: Any) -> RequestRecord:
+    def assign(self, request_id: str, prompt: Prompt, listener: Listener, _timeline: bool) -> RequestRecord:
         if self._is_full:
             raise Unavailable("full")
         self._is_full = True
-        return RequestRecord(request_id, prompt, [])
+        return RequestRecord(request_id, prompt, [], listener)
 
     def cancel(self, request_id: str, choice: int = -1) -> None:
         self.cancelled.append((request_id, choice))
 
 
 async def test_all_prompts_are_assigned_or_none() -> None:
-    control = OnePlace()
+    dispatch = OnePlace()
     prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
     metrics = Metrics("story", lambda: (), lambda: 0)
     rules = TextRules(StopSet(()), 0, True)
     generation = Generation(
-        "r", [prompt, prompt], rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
+        "r", [prompt, prompt], rules, lambda *_: NoText(), cast(Dispatch, dispatch), MonotonicClock(), metrics
     )
     with pytest.raises(Unavailable, match="full"):
         await generation.start(0.0, timeline=False)
-    assert control.cancelled == [("r-0", -1)]
+    assert dispatch.cancelled == [("r-0", -1)]
 
 
 class LosesTheFirst:
-    """A control that finds out, while it assigns the second prompt, that the first one's worker is gone."""
+    """A dispatch that finds out, while it assigns the second prompt, that the first one's worker is gone."""
 
     def __init__(self) -> None:
         self.cancelled: list[str] = []
@@ -59,35 +58,35 @@ class LosesTheFirst:
         for each in self._listeners:
             each.on_failed(Unavailable("gone"))
         self._listeners.append(listener)
-        return RequestRecord(request_id, prompt, [])
+        return RequestRecord(request_id, prompt, [], listener)
 
     def cancel(self, request_id: str, _choice: int = -1) -> None:
         self.cancelled.append(request_id)
 
 
 async def test_a_prompt_that_fails_while_others_are_assigned_ends_all() -> None:
-    control = LosesTheFirst()
+    dispatch = LosesTheFirst()
     prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
     metrics = Metrics("story", lambda: (), lambda: 0)
     rules = TextRules(StopSet(()), 0, True)
     generation = Generation(
-        "r", [prompt, prompt], rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
+        "r", [prompt, prompt], rules, lambda *_: NoText(), cast(Dispatch, dispatch), MonotonicClock(), metrics
     )
     with pytest.raises(Unavailable, match="gone"):
         await generation.start(0.0, timeline=False)
-    assert "r-1" in control.cancelled
+    assert "r-1" in dispatch.cancelled
 
 
 class Counts:
-    """A control that takes every prompt, and notes when."""
+    """A dispatch that takes every prompt, and notes when."""
 
     def __init__(self) -> None:
         self.assigned: list[str] = []
         self.cancelled: list[str] = []
 
-    def assign(self, request_id: str, prompt: Prompt, *_: Any) -> RequestRecord:
+    def assign(self, request_id: str, prompt: Prompt, listener: Listener, _timeline: bool) -> RequestRecord:
         self.assigned.append(request_id)
-        return RequestRecord(request_id, prompt, [])
+        return RequestRecord(request_id, prompt, [], listener)
 
     def cancel(self, request_id: str, _choice: int = -1) -> None:
         self.cancelled.append(request_id)
@@ -95,17 +94,17 @@ class Counts:
 
 @pytest.mark.parametrize("ends", ["assigned", "lost", "fault", "stopped"])
 async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) -> None:
-    control = Counts()
+    dispatch = Counts()
     prompt = Prompt((1,) * (TURN_TOKENS // 2), SamplingParams(max_tokens=3), 1)
     rules, metrics = TextRules(StopSet(()), 0, True), Metrics("story", lambda: (), lambda: 0)
     generation = Generation(
-        "r", [prompt] * 6, rules, lambda *_: NoText(), cast(Control, control), MonotonicClock(), metrics
+        "r", [prompt] * 6, rules, lambda *_: NoText(), cast(Dispatch, dispatch), MonotonicClock(), metrics
     )
     starting = asyncio.ensure_future(generation.start(0.0, timeline=False))
     turns = []
     while not starting.done():
         await asyncio.sleep(0)
-        turns.append(len(control.assigned))
+        turns.append(len(dispatch.assigned))
         if ends == "lost" and turns[-1] == 4:
             generation.on_failed(Unavailable("gone"))
         elif ends == "fault" and turns[-1] == 4:
@@ -114,7 +113,7 @@ async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) 
             starting.cancel()
     assert turns[:2] == [2, 4]
     if ends == "assigned":
-        assert turns[2] == 6 and not control.cancelled and starting.result() is None
+        assert turns[2] == 6 and not dispatch.cancelled and starting.result() is None
     else:
-        assert set(control.cancelled) == set(control.assigned) and len(control.assigned) in (4, 5)
+        assert set(dispatch.cancelled) == set(dispatch.assigned) and len(dispatch.assigned) in (4, 5)
         assert starting.cancelled() or isinstance(starting.exception(), Unavailable | RuntimeError)

@@ -9,7 +9,6 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
     Heartbeat,
     KvPages,
-    Leaving,
     PeerLost,
     Refused,
     Register,
@@ -31,7 +30,7 @@ def register(worker_id: str, instance: int, role: Role = Role.DECODE, **fields: 
 
 
 def messages(change: Change) -> list[object]:
-    return [each.message for each in change.outgoing]
+    return [message for _, message in change.outgoing]
 
 
 @pytest.fixture
@@ -115,9 +114,9 @@ def test_the_missing_role_is_named_and_yet_only_before_its_first_worker(table: M
     table.register(register("d", 1), 0.0)
     assert table.missing == "no prefill worker is ready yet"
     table.register(register("p", 2, Role.PREFILL), 0.0)
-    table.leaving(Leaving("p", 2))
+    table.give_up(WorkerKey("p", 2), "has left")
     assert table.missing == "no prefill worker is ready"
-    table.leaving(Leaving("d", 1))
+    table.give_up(WorkerKey("d", 1), "has left")
     assert table.missing == "no worker is ready"
     table.register(register("p", 3, Role.PREFILL), 0.0)
     assert table.missing == "no decode worker is ready"
@@ -125,7 +124,7 @@ def test_the_missing_role_is_named_and_yet_only_before_its_first_worker(table: M
 
 def test_the_only_worker_may_be_replaced_by_another_model(table: Membership) -> None:
     table.register(register("u", 1, Role.UNIFIED), 0.0)
-    table.leaving(Leaving("u", 1))
+    table.give_up(WorkerKey("u", 1), "has left")
     change = table.register(register("u", 2, Role.UNIFIED, fingerprint=Fingerprint("model-b")), 0.1)
     assert messages(change) == [Welcome(77)]
 
@@ -137,7 +136,7 @@ def test_silence_ends_membership_for_ever(table: Membership) -> None:
     assert table.expire(LOST_AFTER_S - 0.01) == Change()
     change = table.expire(LOST_AFTER_S)
     assert [member.key for member in change.lost] == [WorkerKey("d", 2)]
-    assert [(each.to, each.message) for each in change.outgoing] == [(WorkerKey("p", 1), PeerLost("d", 2))]
+    assert list(change.outgoing) == [(WorkerKey("p", 1), PeerLost("d", 2))]
     assert table.missing is not None
     for again in (table.heartbeat(Heartbeat("d", 2, STATS), 3.0), table.register(register("d", 2), 3.0)):
         [refused] = messages(again)
@@ -155,8 +154,8 @@ def test_two_lost_at_once_are_not_told_of_each_other(table: Membership) -> None:
 def test_leaving_is_at_once(table: Membership) -> None:
     table.register(register("p", 1, Role.PREFILL), 0.0)
     table.register(register("d", 2), 0.0)
-    assert table.leaving(Leaving("d", 99)) == Change()
-    change = table.leaving(Leaving("d", 2))
+    assert table.give_up(WorkerKey("d", 99), "has left") == Change()
+    change = table.give_up(WorkerKey("d", 2), "has left")
     assert messages(change) == [PeerLost("d", 2)]
     assert table.find(WorkerKey("d", 2)) is None
 
@@ -197,11 +196,11 @@ def test_who_cannot_be_the_same_worker_is_refused_its_id(table: Membership, fiel
 def test_a_bounded_number_of_losses_is_remembered_and_all_are_counted(table: Membership) -> None:
     for instance in range(1, MOST_LOSSES + 3):
         table.register(register("d", instance), 0.0)
-        table.leaving(Leaving("d", instance))
+        table.give_up(WorkerKey("d", instance), "has left")
     assert table.num_lost == MOST_LOSSES + 2
     forgotten, known = (messages(table.heartbeat(Heartbeat("d", each, STATS), 0.0))[0] for each in (2, 3))
     assert isinstance(forgotten, RegisterAgain) and isinstance(known, Refused)
-    assert table.lost_since(WorkerKey("d", 2)) is None and table.lost_since(WorkerKey("d", 3)) == 0.0
+    assert WorkerKey("d", 2) not in table.losses and table.losses[WorkerKey("d", 3)].last_seen == 0.0
 
 
 def test_an_unknown_worker_is_asked_to_register(table: Membership) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.membership import Member
-from gateway.pairing import Load, LoadBook, Need, Pairer, decode_load, prefill_load
+from gateway.pairing import Loads, Need, Pairer, decode_load, prefill_load
 from protocol.messages_gateway import Role
 from tests.gateway.test_membership import STATS, register
 
@@ -49,23 +49,23 @@ def test_nobody_without_both_roles() -> None:
 
 
 def test_least_loaded_avoids_the_busy() -> None:
-    pairer, book = Pairer("least_loaded"), LoadBook()
+    pairer, book = Pairer("least_loaded"), Loads()
     book.add(PREFILLS[0].key, prefill_load(NEED))
     book.add(DECODES[1].key, decode_load(NEED))
     for _ in range(4):
-        choice = pairer.pick([*PREFILLS, *DECODES], NEED, book.loads)
+        choice = pairer.pick([*PREFILLS, *DECODES], NEED, book)
         assert choice is not None and choice.prefill is PREFILLS[1] and choice.decode is DECODES[0]
 
 
 def test_pair_and_unified_compete() -> None:
-    book = LoadBook()
+    book = Loads()
     book.add(UNIFIED.key, decode_load(NEED))
     everybody = [PREFILLS[0], DECODES[0], UNIFIED]
-    choice = Pairer("least_loaded").pick(everybody, NEED, book.loads)
+    choice = Pairer("least_loaded").pick(everybody, NEED, book)
     assert choice is not None and choice.decode is DECODES[0]
     for _ in range(2):
         book.add(DECODES[0].key, decode_load(NEED))
-    choice = Pairer("least_loaded").pick(everybody, NEED, book.loads)
+    choice = Pairer("least_loaded").pick(everybody, NEED, book)
     assert choice is not None and choice.decode is UNIFIED
 
 
@@ -88,19 +88,19 @@ def test_pages_of_choices_share_full_prompt_pages() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 4), st.integers(1, 50)), max_size=20))
 def test_a_book_returns_to_nothing(needs: list[tuple[int, int, int]]) -> None:
-    book = LoadBook()
+    book = Loads()
     for need in needs:
         book.add(UNIFIED.key, decode_load(Need(*need)))
     for need in reversed(needs):
         book.remove(UNIFIED.key, decode_load(Need(*need)))
-    assert book.of(UNIFIED.key) == Load() and not book.loads
+    assert not book
 
 
 def test_equal_load_is_spread() -> None:
-    pairer, book = Pairer("least_loaded"), LoadBook()
+    pairer, book = Pairer("least_loaded"), Loads()
     taken: Counter[str] = Counter()
     for _ in range(40):
-        choice = pairer.pick([*PREFILLS, *DECODES, UNIFIED], NEED, book.loads)
+        choice = pairer.pick([*PREFILLS, *DECODES, UNIFIED], NEED, book)
         assert choice is not None
         taken[choice.decode.key.worker_id] += 1
         book.add(choice.decode.key, decode_load(NEED))

@@ -8,8 +8,8 @@ from gateway.membership import WorkerKey
 from gateway.pairing import Need
 from gateway.requests import Delivery, RequestRecord, Requests
 from gateway.translate import Prompt
-from protocol.errors import WireError
-from protocol.messages_gateway import ChoiceTokens, Stamp
+from protocol.errors import BatonError, WireError
+from protocol.messages_gateway import ChoiceTokens
 from protocol.request import FinishReason, SamplingParams
 
 DECODE, PREFILL = WorkerKey("d", 1), WorkerKey("p", 2)
@@ -17,9 +17,19 @@ PROMPT = (1, 2, 3, 4)
 EOS = 99
 
 
+class Nobody:
+    """See Listener. The records tell it nothing: Dispatch does."""
+
+    def on_tokens(self, delivery: Delivery) -> None:
+        raise AssertionError(delivery)
+
+    def on_failed(self, error: BatonError) -> None:
+        raise error
+
+
 def new_requests(max_tokens: int = 8, num_choices: int = 1, attempt: int = 0) -> Requests:
     requests = Requests()
-    record = requests.add("r", Prompt(PROMPT, SamplingParams(max_tokens, eos_token_ids=(EOS,)), num_choices))
+    record = requests.add("r", Prompt(PROMPT, SamplingParams(max_tokens, eos_token_ids=(EOS,)), num_choices), Nobody())
     for _ in range(attempt + 1):
         record.attempts.clear()
         requests.begin(record, range(num_choices), DECODE, PREFILL)
@@ -30,11 +40,16 @@ def news(seq: int, *token_ids: int, finish: str = "", attempt: int = 0, choice: 
     return ChoiceTokens("r", attempt, choice, seq, token_ids, finish)
 
 
+def accept(requests: Requests, message: ChoiceTokens) -> Delivery | None:
+    found = requests.reported(message)
+    return None if found is None else found[0].accept(found[1], message)
+
+
 def deliver(requests: Requests, *messages: ChoiceTokens) -> list[int]:
     found: list[int] = []
     for message in messages:
-        accepted = requests.accept(message)
-        found += accepted[2].token_ids if accepted is not None else ()
+        accepted = accept(requests, message)
+        found += accepted.token_ids if accepted is not None else ()
     return found
 
 
@@ -57,7 +72,7 @@ def test_repeated_tokens_that_differ_make_no_sense(late: ChoiceTokens) -> None:
     requests = new_requests()
     assert deliver(requests, news(0, 10, 11, 12)) == [10, 11, 12]
     with pytest.raises(WireError, match=f"from {late.seq} on differ"):
-        requests.accept(late)
+        accept(requests, late)
     assert deliver(requests, news(1, 11, 12, 13)) == [13]
 
 
@@ -73,16 +88,14 @@ def test_of_two_early_messages_the_one_that_says_more_is_kept(poorer: ChoiceToke
 def test_finish_that_comes_with_a_repeated_token() -> None:
     requests = new_requests()
     assert deliver(requests, news(0, 10)) == [10]
-    accepted = requests.accept(news(0, 10, finish="stop"))
-    assert accepted is not None
-    assert accepted[2].token_ids == () and accepted[2].finish is FinishReason.STOP
-    assert accepted[0].is_done
+    assert accept(requests, news(0, 10, finish="stop")) == Delivery(0, (), FinishReason.STOP)
+    assert record_of(requests).is_done
 
 
 def test_other_attempts_and_unknown_requests_are_dropped() -> None:
     requests = new_requests(attempt=1)
     assert deliver(requests, news(0, 10, attempt=0), news(0, 12, attempt=1)) == [12]
-    assert requests.accept(ChoiceTokens("other", 0, 0, 0, (1,))) is None
+    assert accept(requests, ChoiceTokens("other", 0, 0, 0, (1,))) is None
     assert requests.num_dropped == 2
 
 
@@ -103,24 +116,23 @@ def test_nothing_after_finish_or_close() -> None:
 )
 def test_nonsense_is_refused(message: ChoiceTokens) -> None:
     with pytest.raises(WireError, match="choice"):
-        new_requests().accept(message)
+        accept(new_requests(), message)
 
 
 def test_an_end_before_what_was_received_is_refused() -> None:
     requests = new_requests()
     deliver(requests, news(0, 1, 2, 3))
     with pytest.raises(WireError, match="ends at 1"):
-        requests.accept(news(0, 1, finish="stop"))
+        accept(requests, news(0, 1, finish="stop"))
 
 
-def test_stamps_running_on_and_remove() -> None:
+def test_running_on_and_remove() -> None:
     requests = new_requests()
-    requests.add_stamps("r", 0, [Stamp("queued", 1.0, "d")])
-    requests.add_stamps("r", 5, [Stamp("other attempt", 1.0, "d")])
     [(record, _)] = requests.running_on(DECODE)
-    assert [stamp.name for stamp in record.stamps] == ["queued"]
     assert requests.running_on(PREFILL) == []
-    assert requests.remove("r") is record and requests.remove("r") is None and len(requests) == 0
+    assert list(requests) == [record] and requests.num_choices == 1
+    requests.remove(record)
+    assert list(requests) == [] and requests.find("r") is None and requests.num_choices == 0
 
 
 @given(st.data())
@@ -180,7 +192,7 @@ def test_choices_with_outputs_go_alone_and_neighbours_without_together() -> None
     attempt = requests.begin(record, range(5, 6), DECODE)
     assert record.message(attempt, None).first_choice == 5
     with pytest.raises(WireError, match="choice 4, expected one of the attempt"):
-        requests.accept(news(0, 1, choice=4, attempt=1))
+        accept(requests, news(0, 1, choice=4, attempt=1))
 
 
 def test_what_has_its_last_token_ends_without_another_attempt() -> None:

@@ -41,7 +41,7 @@ async def ask_and_lose(setting: Setting, victim: FakeWorker, after: int, prompt:
     """Asks; the worker dies once it has sent `after` tokens of each choice."""
     asking = asyncio.create_task(setting.complete(prompt, **fields))
     await victim.until(lambda: bool(victim.assigned))
-    records = setting.gateway.control.requests
+    records = setting.gateway.control.dispatch.requests
     request_id = victim.assigned[-1].request_id
     num_choices = victim.assigned[-1].num_choices
 
@@ -75,7 +75,7 @@ async def test_nobody_notices_a_lost_worker(setting: Setting, stream: bool, afte
     metrics = (await setting.client.get("/metrics")).text
     assert f'baton_request_retries_total{{model_name="story",reason="worker_lost"}} {len(retries)}.0' in metrics
     assert 'baton_workers_lost_total{model_name="story"} 1.0' in metrics
-    assert setting.gateway.control.loads == {}
+    assert setting.gateway.control.dispatch.loads == {}
 
 
 async def test_a_stop_string_across_the_loss(setting: Setting) -> None:
@@ -120,7 +120,7 @@ async def test_who_cannot_go_on_gets_a_clear_error(folder: Path, options: dict[s
             assert answer.status_code == 503 and answer.headers["retry-after"]
         assert error["error"]["type"] == "service_unavailable" and error["error"]["code"] == "worker_lost"
         assert "'u0' is lost" in error["error"]["message"]
-        assert len(setting.gateway.control.requests) == 0 and setting.gateway.control.loads == {}
+        assert len(setting.gateway.control.dispatch.requests) == 0 and setting.gateway.control.dispatch.loads == {}
         refused = await setting.complete("x")
         assert refused.status_code == 503 and refused.headers["retry-after"]
 

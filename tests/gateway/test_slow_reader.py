@@ -97,11 +97,11 @@ async def test_a_stream_that_nobody_reads_is_cut(
                 other = await setting.complete("other", max_tokens=300)  # at the same time
                 assert other.json()["usage"]["completion_tokens"] == 300
                 await worker.until(lambda: bool(worker.cancelled))
-                await wait_until(lambda: len(setting.gateway.control.requests) == 0)
+                await wait_until(lambda: len(setting.gateway.control.dispatch.requests) == 0)
             assert await cut_for(setting, reason)
             read = await asyncio.to_thread(rest_of, client)
         assert b"data: " in read and b"[DONE]" not in read
-        assert not setting.gateway.control.loads
+        assert not setting.gateway.control.dispatch.loads
         assert [record.getMessage() for record in caplog.records] == ["slow reader cut"]
         page = (await setting.client.get("/metrics")).text
         assert 'baton_requests_total{model_name="story",outcome="cancelled"} 1.0' in page
@@ -121,7 +121,7 @@ async def test_a_whole_answer_that_nobody_reads_is_cut(folder: Path, num_tokens:
                 while not await cut_for(setting, "stalled"):  # noqa: ASYNC110  # what is waited for has no event
                     await asyncio.sleep(0.05)
             assert len(await asyncio.to_thread(rest_of, client)) < 60_000
-        assert len(setting.gateway.control.requests) == 0
+        assert len(setting.gateway.control.dispatch.requests) == 0
 
 
 async def test_a_client_that_half_closes_has_left(folder: Path) -> None:
@@ -130,7 +130,7 @@ async def test_a_client_that_half_closes_has_left(folder: Path) -> None:
             await worker.until(lambda: bool(worker.assigned))
             client.shutdown(socket.SHUT_WR)
             await worker.until(lambda: bool(worker.cancelled))
-        await wait_until(lambda: len(setting.gateway.control.requests) == 0)
+        await wait_until(lambda: len(setting.gateway.control.dispatch.requests) == 0)
         assert [each.choice for each in worker.cancelled] == [-1]
 
 
@@ -139,7 +139,7 @@ async def test_a_client_that_reads_late_but_reads_gets_everything(folder: Path) 
     async with served(folder, PATIENT) as (setting, worker):
         with stuck_client(setting.gateway.url, {"stream": True, "max_tokens": num_tokens}) as client:
             # the worker is done long before the client reads: its tokens wait in the backlog
-            await wait_until(lambda: bool(worker.assigned) and len(setting.gateway.control.requests) == 0)
+            await wait_until(lambda: bool(worker.assigned) and len(setting.gateway.control.dispatch.requests) == 0)
             reading = asyncio.create_task(asyncio.to_thread(_until_done, client))
             async with asyncio.timeout(PATIENCE_S):
                 read = await reading

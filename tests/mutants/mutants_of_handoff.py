@@ -56,7 +56,7 @@ HANDOFF = (
     _mutant(
         "an instance that was declared lost may come back",
         "Membership._lose",
-        "self._lost[member.key] = __loss",
+        "self.losses[member.key] = __loss",
         "",
         "what it holds, and whom it knows, is of another time",
     ),
@@ -155,7 +155,7 @@ HANDOFF = (
     _mutant(
         "attempts that end still weigh on their worker",
         "Dispatch._end_attempt",
-        "self._loads.remove(attempt.decode, ...)",
+        "self.loads.remove(attempt.decode, ...)",
         "",
         "it gets fewer and fewer requests",
     ),

@@ -6,9 +6,10 @@ expects.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from gateway.control import Control
+from gateway.control_socket import ControlSocket
 from gateway.membership import LOST_AFTER_S, WorkerKey
 from gateway.requests import Delivery
 from gateway.retry import RetryRules
@@ -89,7 +90,8 @@ class Controlled(Cluster):
         self.assigns: list[tuple[str, Assign]] = []  # (worker id, message)
         self._silent: set[bytes] = set()  # dead, and the gateway's sends to them do not fail
         self._ends = WorkerEnds()
-        self.control = Control(Wires(self._ends, self._take), self.clock, "round_robin", RetryRules(max_attempts, 4.0))
+        socket = cast(ControlSocket, Wires(self._ends, self._take))
+        self.control = Control(socket, self.clock, "round_robin", RetryRules(max_attempts, 4.0))
         self._keys = {id(self._worker(instance)): self._key(instance) for instance in self.addresses}
         for instance in list(self.addresses):
             self.join(instance)
@@ -178,20 +180,20 @@ class Controlled(Cluster):
     def ask(self, name: str, prompt: Sequence[int], sampling: SamplingParams, n: int = 1) -> Client:
         """A client asks."""
         client = self.clients[name] = Client(n)
-        self.control.assign(name, Prompt(tuple(prompt), sampling, n), client)
+        self.control.dispatch.assign(name, Prompt(tuple(prompt), sampling, n), client)
         return client
 
     def finish(self) -> None:
         """Runs until every client has an end and nothing is left anywhere."""
         self.run(lambda: all(client.is_done for client in self.clients.values()) and self.at_rest())
         self.check()
-        assert self.control.loads == {} and len(self.control.requests) == 0
-        assert self.control.requests.num_choices == 0
+        assert self.control.dispatch.loads == {} and len(self.control.dispatch.requests) == 0
+        assert self.control.dispatch.requests.num_choices == 0
 
     @property
     def num_retries(self) -> int:
         """Attempts after the first, of all requests."""
-        return sum(self.control.counts.retries.values())
+        return sum(self.control.dispatch.retries.values())
 
     # ---- the network ----
 

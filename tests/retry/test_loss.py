@@ -156,10 +156,10 @@ def test_a_prefill_worker_that_dies_after_delivery_is_not_missed(loss: Loss, num
 def test_choices_with_outputs_go_on_one_by_one_and_cancelled_ones_do_not() -> None:
     cluster = new_cluster("1P2D")
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 4)
-    record = cluster.control.requests.find("r")
+    record = cluster.control.dispatch.requests.find("r")
     assert record is not None
     cluster.run(lambda: all(len(tokens) >= 3 for tokens in client.tokens))
-    cluster.control.cancel("r", 2)
+    cluster.control.dispatch.cancel("r", 2)
     had = [len(tokens) for tokens in client.tokens]
     [(first, _)] = cluster.assigns
     cluster.kill(cluster.decodes[200 if first == "decode-0" else 201])
@@ -173,7 +173,7 @@ def test_choices_with_outputs_go_on_one_by_one_and_cancelled_ones_do_not() -> No
     assert client.tokens[2] == tokens[: had[2]]
     second = "decode-1" if first == "decode-0" else "decode-0"
     assert record.pairs == [f"prefill-0+{first}", *[f"prefill-0+{second}"] * 3]
-    assert cluster.control.loads == {} and len(cluster.control.requests) == 0
+    assert cluster.control.dispatch.loads == {} and len(cluster.control.dispatch.requests) == 0
     cluster.close()
 
 
@@ -181,16 +181,16 @@ def test_choices_with_outputs_go_on_one_by_one_and_cancelled_ones_do_not() -> No
 def test_neighbours_without_outputs_go_on_together_and_may_be_cancelled(topology: str) -> None:
     cluster = new_cluster(topology)
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 4)
-    cluster.control.cancel("r", 0)
+    cluster.control.dispatch.cancel("r", 0)
     [(first, _)] = cluster.assigns
     [victim] = [each for each in cluster.workers if cluster._keys[id(each)].worker_id == first]
     cluster.kill(victim)
     [_, (_, second)] = cluster.assigns
     assert (second.first_choice, second.num_choices, second.num_replayed) == (1, 3, 0)
-    cluster.control.cancel("r", 1)  # in whose pages a unified worker computes the prompt
+    cluster.control.dispatch.cancel("r", 1)  # in whose pages a unified worker computes the prompt
     cluster.run(lambda: client.finish[2] is not None and client.finish[3] is not None and cluster.at_rest())
     tokens, _ = reference(prompt_of("r", LENGTH), PARAMS)
-    assert client.tokens == [[], [], tokens, tokens] and cluster.control.loads == {}
+    assert client.tokens == [[], [], tokens, tokens] and cluster.control.dispatch.loads == {}
     cluster.check()
     cluster.close()
 
@@ -253,11 +253,11 @@ def test_a_client_that_leaves_while_stranded_is_forgotten() -> None:
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 2)
     cluster.run(lambda: len(client.tokens[0]) >= 4)
     cluster.kill(cluster.decodes[200])
-    cluster.control.cancel("r", 0)
-    cluster.control.cancel("r")
+    cluster.control.dispatch.cancel("r", 0)
+    cluster.control.dispatch.cancel("r")
     cluster.add_decode("decode-0", 250)
     cluster.join(250)
-    assert len(cluster.assigns) == 1 and len(cluster.control.requests) == 0 and client.error is None
+    assert len(cluster.assigns) == 1 and len(cluster.control.dispatch.requests) == 0 and client.error is None
     cluster.run()
     cluster.close()
 
@@ -273,7 +273,7 @@ def test_what_an_older_attempt_still_says_is_dropped_and_counted() -> None:
     assert [worker_id for worker_id, _ in cluster.assigns] == [first, "decode-1" if first == "decode-0" else "decode-0"]
     cluster.say(key, RequestFailed("r", 0, "internal_error", "again"))
     cluster.run(lambda: client.is_done and not any(each._requests for each in cluster.decodes.values()))
-    assert cluster.control.counts.deliveries_dropped >= 2, "the old attempt went on, because nobody ended it"
+    assert cluster.control.dispatch.requests.num_dropped >= 2, "the old attempt went on, because nobody ended it"
     expect_exact(cluster, "r")
     cluster.finish()
     cluster.close()
@@ -311,7 +311,7 @@ def test_a_request_whose_launch_failed_goes_elsewhere_once_and_then_ends() -> No
     assert len(set(tried)) == 2, "the worker that failed it is avoided"
     assert client.error is not None and client.error.code == "launch_failed"
     assert client.error.message == "broken kernel (computing it failed 2 times)"
-    assert cluster.control.counts.retries["launch_failed"] == 2  # both choices, the first time
+    assert cluster.control.dispatch.retries["launch_failed"] == 2  # both choices, the first time
     cluster.run(lambda: other.is_done)
     expect_exact(cluster, "other")
     cluster.finish()
@@ -328,10 +328,10 @@ def test_an_instance_that_was_lost_stays_out() -> None:
     old.step()
     said = [message for message in old.outbox.gateway if isinstance(message, Tokens)]
     cluster.kill(old, "silent")
-    before = cluster.control.num_refused_messages
+    before = cluster.control.refusals.total
     cluster.say(key, said[0] if said else RequestFailed("r", 0, "internal_error", "it wakes"))
-    assert cluster.control.num_refused_messages == before + 1
+    assert cluster.control.refusals.total == before + 1
     cluster.finish()
     expect_exact(cluster, "r")
-    assert cluster.control.counts.workers_lost == 1
+    assert cluster.control.membership.num_lost == 1
     cluster.close()

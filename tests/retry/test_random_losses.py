@@ -96,7 +96,7 @@ def test_kv_that_is_damaged_on_the_way_is_computed_again(index: int, topology: s
     for name in ("r0", "r1"):
         cluster.ask(name, prompt_of(name, 30), params, 2)
     cluster.finish()
-    retries = {code: count for code, count in cluster.control.counts.retries.items() if count}
+    retries = {code: count for code, count in cluster.control.dispatch.retries.items() if count}
     assert retries == {"kv_not_delivered": cluster.num_retries}
     assert 1 <= cluster.num_retries <= 2, "once; choice by choice if their first tokens were there before the damage"
     for name, client in cluster.clients.items():
@@ -161,7 +161,7 @@ def test_a_connection_that_is_gone_is_noticed_when_a_request_is_sent() -> None:
     victim.engine.close()
     for name in ("r0", "r1", "r2"):
         cluster.ask(name, prompt_of(name, 20), greedy(4))
-    assert cluster.control.counts.workers_lost == 1 and cluster.num_retries == 0
+    assert cluster.control.membership.num_lost == 1 and cluster.num_retries == 0
     assert {worker for worker, _ in cluster.assigns} == {"decode-1"}
     cluster.finish()
     assert all(client.error is None for client in cluster.clients.values())
@@ -179,5 +179,5 @@ def test_a_worker_that_hangs_in_a_launch_is_lost_although_it_is_heard() -> None:
     assert cluster.num_retries == 1
     cluster.finish()
     assert cluster.clients["r0"].tokens == [fake_reference(prompt_of("r0", 20), greedy(9))[0]]
-    assert cluster.control.counts.workers_lost == 1
+    assert cluster.control.membership.num_lost == 1
     cluster.close()
