@@ -12,7 +12,7 @@ from deploy.options import COMMANDS, EXAMPLES, MODEL_FLAG, options_for
 from protocol.brief import SHOWN_CHARS, brief
 from protocol.errors import ConfigError
 from runtime.nearest_name import nearest_name
-from runtime.options import LIST_MARK, Kind, Option
+from runtime.options import LIST_MARK, Kind, Option, as_shown
 
 _FOOTER = """\
 Every flag is also an environment variable (--log-level: BATON_LOG_LEVEL) and a key of the --config file
@@ -227,13 +227,13 @@ def _add_foreign(parser: argparse.ArgumentParser, command: str) -> None:
 def _help(option: Option) -> str:
     text = option.help
     if option.choices:
-        text += f": {', '.join(option.choices)}"
+        text += f": {option.expected.removeprefix('one of ') or ', '.join(option.choices)}"
     if option.required:
         text += " (required)"
     elif option.default is None:
         text += f" (default: {option.unset})"
     else:
-        text += f" (default: {'off' if option.kind is Kind.SWITCH else option.default})"
+        text += f" (default: {as_shown(option.default)})"
     if option.aliases:
         text += f" [also {', '.join(f'--{alias}' for alias in option.aliases)}]"
     return text

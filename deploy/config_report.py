@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runtime.layered_config import Config, Origin, Setting
-from runtime.options import Value
+from runtime.options import Value, as_shown
 
 PIPE_WIDTH = 10_000  # columns where there is no terminal
 _STYLE = {Origin.FLAG: "bold green", Origin.ENVIRONMENT: "bold cyan", Origin.FILE: "bold yellow"}
@@ -51,10 +51,10 @@ def _row(setting: Setting) -> tuple[Text, Text, Text]:
 
 
 def show(setting: Setting) -> str:
-    """The value as it is typed. For an unset value, its meaning in parentheses."""
+    """The value. For an unset value, its meaning in parentheses."""
     if setting.value is None:
         return f"({setting.option.unset or f'required by baton {setting.option.commands[0]}'})"
-    return setting.text
+    return as_shown(setting.value)
 
 
 def _plain(setting: Setting) -> Value:

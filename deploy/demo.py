@@ -5,9 +5,8 @@ The request runs in its own thread, and the main thread watches the processes.
 
 import http.client
 import json
-import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from rich.text import Text
 from deploy.console import Console
 from deploy.endings import describe_end
 from deploy.gpus import read_gpus
-from deploy.host import check_device, count_cores, count_gpus
+from deploy.host import count_cores, count_gpus
 from deploy.invitation import TOKEN_IDS, count_roles
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import GATEWAY, serve_plan
-from deploy.model_folder import PROJECT, find_model, has_tokenizer, model_name
+from deploy.model_folder import find_model, has_tokenizer, model_name
 from deploy.serve import check_lengths, find_texts, start_plan
 from deploy.timeline import NOTE, Moment, read_moments, timeline_table
 from protocol.brief import brief
@@ -44,9 +43,8 @@ class DemoFailed(BatonError):
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer, and its time by the client's clock."""
+    """What is told of an answer. `seconds` are by the client's clock."""
 
-    text: str
     num_tokens: int
     moments: tuple[Moment, ...]
     seconds: float
@@ -55,7 +53,6 @@ class Answer:
 def demo(config: Config, console: Console) -> int:
     """Runs the demonstration; returns the exit status."""
     model = find_model(config["model"])
-    check_device(config["device"])
     check_lengths(config, model, console)
     asked = prompt_fields(config, find_texts(config, model))
     name = model_name(model)
@@ -66,13 +63,14 @@ def demo(config: Config, console: Console) -> int:
 
     clock = MonotonicClock()
     began = clock.now()
-    with StopSignal() as stop, Launcher(console, stop, clock, PROJECT) as launcher:
+    # the executor is the first, so the last to close: a request that still runs ends with the gateway
+    with ThreadPoolExecutor(1) as requests, StopSignal() as stop, Launcher(console, stop, clock) as launcher:
         try:
             url = str(start_plan(launcher, plan)[GATEWAY]["http"])
             roles = [settings.role.value for settings in plan.worker_settings]
             console.serving([f"{name} on {count_roles(roles)}, up in {clock.now() - began:.1f} s", ""])
-            request = Request(url, {"model": name, "max_tokens": config["max-tokens"], **asked}, clock, api_key)
-            answer = _watch_request(launcher, stop, request)
+            body = {"model": name, "max_tokens": config["max-tokens"], **asked}
+            answer = _watched(requests.submit(stream_answer, url, body, clock, api_key), launcher, stop)
         except (StartFailed, DemoFailed) as error:
             console.close()
             launcher.stop()  # first, so that the reason is the last line
@@ -102,15 +100,14 @@ def prompt_fields(config: Config, texts: Path) -> dict[str, Any]:
     return dict(TOKEN_IDS)
 
 
-def _watch_request(launcher: Launcher, stop: StopSignal, request: "Request") -> Answer:
+def _watched(request: "Future[Answer]", launcher: Launcher, stop: StopSignal) -> Answer:
     """Watches the processes until the request is over. Raises DemoFailed or Stopped."""
-    request.start()
-    while not request.finished.is_set():
+    while not request.done():
         for ended in launcher.turn(timeout_s=0.02):
             raise DemoFailed(describe_end(ended))
         if stop.is_set():
             raise Stopped
-    return request.answer()
+    return request.result()
 
 
 def _show(answer: Answer) -> None:
@@ -123,57 +120,31 @@ def _show(answer: Answer) -> None:
         out.print(f"\n[dim]{NOTE}[/dim]")
 
 
-class Request(threading.Thread):
-    """Streams one completion to stdout. `finished` is set when it is over; then call `answer()`."""
+def stream_answer(url: str, body: dict[str, Any], clock: Clock, api_key: str = "") -> Answer:
+    """Streams one completion to stdout. Raises DemoFailed if it is not answered."""
+    began = clock.now()
+    RichConsole(highlight=False, soft_wrap=True).print(Text(str(body["prompt"]), style="dim"), end="")
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}, "timeline": True}
+    moments: tuple[Moment, ...] = ()
+    num_tokens = 0
 
-    def __init__(self, url: str, body: dict[str, Any], clock: Clock, api_key: str = "") -> None:
-        super().__init__(name="demo-request", daemon=True)
-        self.finished = threading.Event()
-        self._url = url
-        self._body = {**body, "stream": True, "stream_options": {"include_usage": True}, "timeline": True}
-        self._clock = clock
-        self._api_key = api_key
-        self._answer: Answer | None = None
-        self._error: DemoFailed | None = None
-
-    def run(self) -> None:
-        """Runs the request in this thread."""
-        try:
-            self._answer = self._stream()
-        except DemoFailed as error:
-            self._error = error
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            self._error = DemoFailed(f"the request to {self._url} failed: {error}")
-        finally:
-            if self._answer is None:
-                print(flush=True)  # the error goes on its own line, below the prompt
-            self.finished.set()
-
-    def answer(self) -> Answer:
-        """The answer. Raises DemoFailed if there is none."""
-        if self._answer is None:
-            raise self._error or DemoFailed("the request was not made")
-        return self._answer
-
-    def _stream(self) -> Answer:
-        began = self._clock.now()
-        RichConsole(highlight=False, soft_wrap=True).print(Text(str(self._body["prompt"]), style="dim"), end="")
-        pieces: list[str] = []
-        moments: tuple[Moment, ...] = ()
-        num_tokens = 0
-
-        for chunk in completion_chunks(self._url, self._body, self._api_key):
+    try:
+        for chunk in completion_chunks(url, asked, api_key):
             if "error" in chunk:
                 raise DemoFailed(str(chunk["error"].get("message", chunk["error"])))
             moments = read_moments(chunk) or moments
             num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
             for choice in chunk.get("choices", ()):
                 ids = choice.get("token_ids")  # present if the request asked for token ids
-                pieces.append(choice.get("text", "") if ids is None else "".join(f" {each}" for each in ids))
-                sys.stdout.write(printable(pieces[-1]))
-                sys.stdout.flush()
+                text = choice.get("text", "") if ids is None else "".join(f" {each}" for each in ids)
+                print(printable(text), end="", flush=True)
+    except (DemoFailed, OSError, http.client.HTTPException, ValueError) as error:
+        print(flush=True)  # the error goes on its own line, below the prompt
+        if isinstance(error, DemoFailed):
+            raise
+        raise DemoFailed(f"the request to {url} failed: {error}") from error
 
-        return Answer("".join(pieces), num_tokens, moments, self._clock.now() - began)
+    return Answer(num_tokens, moments, clock.now() - began)
 
 
 def printable(text: str) -> str:

@@ -4,7 +4,7 @@ They count only the workers that this command started.
 """
 
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,7 @@ from runtime.options import Kind
 from runtime.settings import WorkerSettings
 
 _TELLING = ("warning", "error", "critical")
-# flags that a replacement worker does not take over
-_NOT_THE_WORKERS = frozenset(
-    {"role", "worker-id", "host", "gateway", "config", "log-level", "workers-on-host", "cpus", "gpus"}
-)
+_OF_THIS_COMMAND = ("config", "log-level", "cpus")  # options that a replacement worker does not take over
 
 
 @dataclass(frozen=True)
@@ -101,18 +98,16 @@ def gpu_flags(settings: WorkerSettings) -> tuple[str, ...]:
 
 
 def worker_flags(config: Config) -> tuple[str, ...]:
-    """The options of the workers that differ from their defaults, as flags of `baton worker`."""
+    """The options that `baton worker` shares with the command of `config` and that differ from their defaults, as
+    flags of `baton worker`. `--host` and `--gpus` are not shared: they mean something else there."""
     found: list[str] = []
     for option in options_for("worker"):
         setting = config.settings.get(option.name)
-        if setting is None or setting.origin is Origin.DEFAULT or option.name in _NOT_THE_WORKERS:
+        if setting is None or setting.option is not option or setting.origin is Origin.DEFAULT:
+            continue
+        if option.name in _OF_THIS_COMMAND:
             continue
         # the user may type the command in another folder
         text = str(Path(setting.text).expanduser().resolve()) if option.is_path else setting.text
         found += [f"{option.flag}={text}"] if option.kind is Kind.SWITCH else [option.flag, text]
     return tuple(found)
-
-
-def count_left(roles: Mapping[str, str], gone: Collection[str]) -> list[str]:
-    """The roles of the workers (name -> role) that are not in `gone`."""
-    return [role for name, role in roles.items() if name not in gone]

@@ -11,8 +11,8 @@ from protocol.brief import brief
 
 @dataclass(frozen=True)
 class ForeignFlag:
-    """One flag with all its names. Values in `taken` are accepted. A flag that is `alone` has no value and is accepted.
-    `why` is a clause: what Baton does, and its flag, if there is one."""
+    """One flag with all its names, or several with one answer. Values in `taken` are accepted. A flag that is `alone`
+    has no value and is accepted. `why` is a clause: what Baton does, and its flag, if there is one."""
 
     names: tuple[str, ...]
     why: str
@@ -38,16 +38,7 @@ def _taken(names: str, why: str) -> ForeignFlag:
 
 _ONE_DEVICE = "a worker computes on one device; start more workers with --prefill, --decode and --unified"
 _NO_PREFIX_CACHE = "Baton has no prefix cache yet"
-_NO_SPECULATION = "Baton has no speculative decoding yet"
-_LOCAL_FOLDER = (
-    "Baton serves a folder of this machine and downloads nothing; download it first, and name it with --model"
-)
-_NO_TLS = "Baton's HTTP has no TLS; put a proxy in front (docs/security.md)"
 _HOSTS = "start one `baton gateway`, and on each host a `baton worker` for each worker"
-_MEMORY = (
-    "it is a share of the GPU's memory, with weights and KV in it; Baton takes what is free, less a reserve, and"
-    " --max-total-tokens limits the KV"
-)
 _AS_PAIRS = "prefill and decode are workers of one command: `baton serve --prefill 1 --decode 1`"
 
 FOREIGN: tuple[ForeignFlag, ...] = (
@@ -60,15 +51,16 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--pipeline-parallel-size -pp --pp-size --pp", _ONE_DEVICE, "1"),
     _flag("--data-parallel-size -dp --dp-size --dp", _ONE_DEVICE, "1"),
     _flag("--expert-parallel-size --ep-size --ep", _ONE_DEVICE, "1"),
-    _flag("--enable-expert-parallel", _ONE_DEVICE),
-    _flag("--enable-dp-attention", _ONE_DEVICE),
+    _flag("--enable-expert-parallel --enable-dp-attention", _ONE_DEVICE),
     _flag("--nnodes", _HOSTS, "1"),
     _flag("--node-rank", _HOSTS, "0"),
     _flag("--dist-init-addr", _HOSTS),
     # model
     _flag("--load-format", "weights are read from safetensors files only", "auto", "safetensors"),
-    _flag("--download-dir", _LOCAL_FOLDER),
-    _flag("--revision", _LOCAL_FOLDER),
+    _flag(
+        "--download-dir --revision",
+        "Baton serves a folder of this machine and downloads nothing; download it first, and name it with --model",
+    ),
     _flag("--quantization -q", "Baton serves no quantised weights yet; --dtype says in which type it computes"),
     _flag("--kv-cache-dtype", "KV has the type that --dtype says", "auto"),
     _flag("--tokenizer-mode", "there is one kind of tokenizer, that of tokenizer.json", "auto", "fast"),
@@ -76,12 +68,11 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--runner", "Baton generates text and does nothing else", "auto", "generate"),
     _flag("--task", "Baton generates text and does nothing else", "auto", "generate"),
     _taken("--trust-remote-code", "nothing in a model's folder is ever run, with or without it"),
-    _flag("--hf-overrides", "what config.json says is what is served; change it in a copy of the folder"),
-    _flag("--rope-scaling", "what config.json says is what is served; change it in a copy of the folder"),
+    _flag(
+        "--hf-overrides --rope-scaling", "what config.json says is what is served; change it in a copy of the folder"
+    ),
     _flag("--seed --random-seed", "each request has a `seed` of its own; without one it gets a random one"),
-    _flag("--enable-lora", "Baton serves no LoRA adapters yet"),
-    _flag("--lora-modules", "Baton serves no LoRA adapters yet"),
-    _flag("--lora-paths", "Baton serves no LoRA adapters yet"),
+    _flag("--enable-lora --lora-modules --lora-paths", "Baton serves no LoRA adapters yet"),
     # memory and batches
     _flag(
         "--max-num-batched-tokens",
@@ -89,8 +80,11 @@ FOREIGN: tuple[ForeignFlag, ...] = (
         " the prompt tokens, --max-running-requests the decodes",
     ),
     _flag("--max-prefill-tokens", "--chunked-prefill-size limits the prompt tokens of one prefill step"),
-    _flag("--gpu-memory-utilization", _MEMORY),
-    _flag("--mem-fraction-static", _MEMORY),
+    _flag(
+        "--gpu-memory-utilization --mem-fraction-static",
+        "it is a share of the GPU's memory, with weights and KV in it; Baton takes what is free, less a reserve, and"
+        " --max-total-tokens limits the KV",
+    ),
     _flag("--kv-cache-memory-bytes", "it counts bytes; --max-total-tokens counts the tokens of KV"),
     _flag("--num-gpu-blocks-override", "it counts pages; --max-total-tokens counts the tokens in them"),
     _flag("--num-reserved-decode-tokens", "a request reserves pages for its prompt and all of its max_tokens"),
@@ -102,14 +96,12 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--no-enable-chunked-prefill", "`--chunked-prefill-size 0` takes whole prompts"),
     _flag("--enable-mixed-chunk", "prefill and decode run on separate workers; a unified worker always mixes them"),
     _flag("--enable-prefix-caching", _NO_PREFIX_CACHE),
-    _taken("--no-enable-prefix-caching", _NO_PREFIX_CACHE),
-    _taken("--disable-radix-cache", _NO_PREFIX_CACHE),
-    _flag("--speculative-config", _NO_SPECULATION),
-    _flag("--speculative-algorithm", _NO_SPECULATION),
-    _flag("--speculative-draft-model-path", _NO_SPECULATION),
-    _flag("--speculative-num-steps", _NO_SPECULATION),
-    _flag("--speculative-eagle-topk", _NO_SPECULATION),
-    _flag("--speculative-num-draft-tokens", _NO_SPECULATION),
+    _taken("--no-enable-prefix-caching --disable-radix-cache", _NO_PREFIX_CACHE),
+    _flag(
+        "--speculative-config --speculative-algorithm --speculative-draft-model-path --speculative-num-steps"
+        " --speculative-eagle-topk --speculative-num-draft-tokens",
+        "Baton has no speculative decoding yet",
+    ),
     # kernels
     _flag(
         "--enforce-eager",
@@ -118,8 +110,7 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     ),
     _flag("--compilation-config -O", "Baton compiles no graph; --disable-cuda-graph switches off CUDA graphs"),
     _flag("--enable-torch-compile", "Baton compiles no graph"),
-    _flag("--cuda-graph-max-bs", "graphs are made for every batch up to --max-running-requests"),
-    _flag("--cuda-graph-bs", "graphs are made for every batch up to --max-running-requests"),
+    _flag("--cuda-graph-max-bs --cuda-graph-bs", "graphs are made for every batch up to --max-running-requests"),
     _taken("--async-scheduling", "scheduling overlaps computing unless --disable-overlap-schedule is given"),
     # this machine
     _flag("--base-gpu-id", "--gpus says which GPUs workers compute on: --gpus 1,2"),
@@ -127,8 +118,7 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--watchdog-timeout", "--launch-deadline limits one batch, --hang-limit the silence of a process"),
     # HTTP
     _flag("--api-key", "say --api-key-file FILE: every user of a machine can read its command lines"),
-    _flag("--ssl-keyfile", _NO_TLS),
-    _flag("--ssl-certfile", _NO_TLS),
+    _flag("--ssl-keyfile --ssl-certfile", "Baton's HTTP has no TLS; put a proxy in front (docs/security.md)"),
     _flag("--root-path", "a proxy in front can add a path"),
     _flag("--h11-max-incomplete-event-size", "--max-header-bytes limits the headers, --max-body-bytes the body"),
     _flag("--load-balance-method --policy", "--pairing says how workers are chosen for a request"),
@@ -137,8 +127,7 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--chat-template-content-format", "a template gets the content of a message as one string", "auto", "string"),
     _flag("--return-tokens-as-token-ids", "a request asks for token ids with the field `return_token_ids`"),
     _flag("--max-logprobs", "Baton gives no logprobs yet"),
-    _flag("--enable-auto-tool-choice", "Baton reads no tool calls yet"),
-    _flag("--tool-call-parser", "Baton reads no tool calls yet"),
+    _flag("--enable-auto-tool-choice --tool-call-parser", "Baton reads no tool calls yet"),
     _flag("--reasoning-parser", "Baton does not separate reasoning from the answer yet"),
     # logs and figures
     _taken("--enable-metrics", "/metrics is always there"),

@@ -69,25 +69,24 @@ def _read(path: Path) -> str:
         return ""
 
 
-def check_device(device: str, root: Path = Path("/")) -> None:
-    """Raises ConfigError if `device` is cuda and no GPU driver is here. Workers find out whether a driver works."""
-    if device.startswith("cuda") and not has_gpu_driver(root):
-        raise ConfigError(
-            f"--device: got {device!r}, but this machine shows no GPU (no /dev/nvidia*, no /proc/driver/nvidia);"
-            " expected cpu, or auto",
-            param="device",
-        )
-
-
 def count_gpus(device: str, root: Path = Path("/")) -> int:
-    """The number of GPUs that workers will see; 0 without a GPU driver and for `--device cpu`.
+    """The number of GPUs that workers will see; 0 without a GPU driver and for `--device cpu`. ConfigError if `device`
+    is cuda and this machine has no GPU driver. Workers find out whether a driver works.
 
     torch counts, because workers use torch: it reads CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG names), and without CUDA
     support it sees none. It runs in a separate process: importing it takes seconds and hundreds of megabytes. Raises
     ConfigError if torch does not answer.
     """
-    if device == "cpu" or not has_gpu_driver(root):
+    if device == "cpu":
         return 0
+    if not any(next(root.glob(sign), None) for sign in _GPU_SIGNS):
+        if device == "auto":
+            return 0
+        raise ConfigError(
+            f"--device: got {device!r}, but this machine shows no GPU (no /dev/nvidia*, no /proc/driver/nvidia);"
+            " expected cpu, or auto",
+            param="device",
+        )
 
     environment = os.environ | thread_environment(1)
     try:
@@ -106,11 +105,6 @@ def count_gpus(device: str, root: Path = Path("/")) -> int:
         why = brief((done.stderr or done.stdout).strip().rpartition("\n")[2])
         raise ConfigError(f"--gpus: torch cannot count the GPUs: {why}", param="gpus")
     return int(done.stdout)
-
-
-def has_gpu_driver(root: Path = Path("/")) -> bool:
-    """Whether this machine has a GPU driver. The driver may still not work."""
-    return any(next(root.glob(sign), None) for sign in _GPU_SIGNS)
 
 
 def check_port_free(host: str, port: int) -> None:

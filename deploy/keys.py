@@ -26,11 +26,8 @@ _VERBS = "new", "list", "revoke"
 
 def keys(words: Sequence[str], usage: str) -> list[str]:
     """Runs `baton keys WORDS`; returns the lines to print. Raises ConfigError for wrong words."""
-    verb, folder, names = (
-        (words[0] if words else ""),
-        Path(words[1]).expanduser() if len(words) > 1 else None,
-        words[2:],
-    )
+    verb, names = words[0] if words else "", words[2:]
+    folder = Path(words[1]).expanduser() if len(words) > 1 else None
 
     if verb not in _VERBS:
         got = f"got {brief(verb)}, expected" if words else "expected"

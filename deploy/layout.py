@@ -59,9 +59,8 @@ def serve_plan(
     gpus: Sequence[int] = (),
 ) -> Plan:
     """Gateway and workers of `baton serve`. Workers share `cpus`, if they are pinned, and `gpus`; `cores` bounds their
-    threads. Raises ConfigError if the numbers of workers cannot serve."""
+    threads."""
     counts = {role: config[role] for role in ("prefill", "decode", "unified")}
-    check_counts(counts["prefill"], counts["decode"], counts["unified"])
     num_workers = sum(counts.values())
     gateway = gateway_spec(_gateway_settings(config, model, served_model_name))
     names = [(Role(role), f"{role}-{index}") for role, count in counts.items() for index in range(count)]

@@ -9,16 +9,14 @@ import json
 import os
 import signal
 import subprocess
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from deploy.layout import ProcessSpec
+from deploy.model_folder import PROJECT
 from runtime.process_life import LAUNCHER_PID
 
-TAIL_LINES = 30
 MAX_LINE_BYTES = 64 * 1024
 _READ_BYTES = 64 * 1024
 
@@ -65,11 +63,21 @@ class LineReader:
 
 class ChildProcess:
     """A running or ended process of Baton. Start it from the main thread, because it ends with the thread that starts
-    it. Raises OSError if the system cannot start it; then all its resources are released."""
+    it. Raises OSError if the system cannot start it; then all its resources are released.
 
-    def __init__(self, spec: ProcessSpec, project: Path) -> None:
-        self.spec = spec
+    The launcher notes in it what the process has told. `now` is the time of its start."""
+
+    def __init__(self, spec: ProcessSpec, now: float, *, is_restart: bool = False) -> None:
         self.name = spec.name
+        self.is_restart = is_restart  # its progress is not shown
+        self.heard_at = now  # the last status event, or else the start
+        self.is_beating = False  # it has sent an "alive" event: from then on its silence means that it hangs
+        self.ready: Mapping[str, Any] | None = None  # the fields of its "ready" event
+        self.failed: Mapping[str, Any] | None = None  # the fields of its "failed" event
+        self.last_line = ""  # of its log, or a malformed status event
+        self.killed_because = ""
+        self.is_reported = False  # its end has been reported
+
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as its_ends:
             status_read, status_write = _pipe(undo, its_ends)
             log_read, log_write = _pipe(undo, its_ends)
@@ -81,7 +89,7 @@ class ChildProcess:
                     stdout=log_write,
                     stderr=log_write,
                     pass_fds=(status_write,),
-                    env=child_environment(spec, project),
+                    env=child_environment(spec),
                     process_group=0,
                 )
                 undo.callback(_end, self._popen)
@@ -92,7 +100,6 @@ class ChildProcess:
             undo.pop_all()
 
         self._group_killed = False
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
 
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors to poll: one is readable when `events`, `log_lines` or `exit_code` may have changed."""
@@ -104,12 +111,12 @@ class ChildProcess:
         return tuple(fd for fd in (self._status.fd, self._log.fd) if fd >= 0)
 
     def events(self) -> list[StatusEvent]:
-        """The new status events. A malformed line goes to `tail`."""
+        """The new status events. A malformed line becomes `last_line`."""
         found = []
         for line in self._status.read():
             event = parse_status(line)
             if event is None:
-                self.tail.append(f"malformed status: {line[:200]}")
+                self.last_line = f"malformed status: {line[:200]}"
             else:
                 found.append(event)
         return found
@@ -117,7 +124,7 @@ class ChildProcess:
     def log_lines(self) -> list[str]:
         """The lines that the process wrote to stdout or stderr since the last call."""
         lines = self._log.read()
-        self.tail.extend(line for line in lines if line.strip())
+        self.last_line = next((line for line in reversed(lines) if line.strip()), self.last_line)
         return lines
 
     def exit_code(self) -> int | None:
@@ -175,12 +182,12 @@ def pinned_to(cpus: Iterable[int] | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def child_environment(spec: ProcessSpec, project: Path) -> dict[str, str]:
-    """The launcher's environment, with `project` first in PYTHONPATH and the variables of `spec`."""
+def child_environment(spec: ProcessSpec) -> dict[str, str]:
+    """The launcher's environment, with PROJECT first in PYTHONPATH and the variables of `spec`."""
     path = os.environ.get("PYTHONPATH", "")
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(project), *([path] if path else [])]),
+        "PYTHONPATH": os.pathsep.join([str(PROJECT), *([path] if path else [])]),
         "PYTHONUNBUFFERED": "1",
         LAUNCHER_PID: str(os.getpid()),
         **spec.environment,

@@ -13,12 +13,11 @@ from typing import Any
 
 from deploy.console import Console
 from deploy.cpus import read_cpus
-from deploy.endings import count_left, describe_loss, gpu_flags, replacement, worker_flags
+from deploy.endings import describe_loss, gpu_flags, replacement, worker_flags
 from deploy.gpus import describe_gpus, read_gpu, read_gpus
 from deploy.host import (
     address_facing,
     available_cpus,
-    check_device,
     check_port_free,
     count_cores,
     count_gpus,
@@ -38,7 +37,6 @@ from deploy.layout import (
     worker_plan,
 )
 from deploy.model_folder import (
-    PROJECT,
     check_capacity,
     check_context_length,
     find_model,
@@ -79,7 +77,6 @@ def serve(config: Config, console: Console) -> int:
     tokenizer = find_texts(config, model)
     name = first_name(config, model)
     cpus = read_cpus(config["cpus"], available_cpus())
-    check_device(config["device"])
     gpus = read_gpus(config["gpus"], config["device"], count_gpus(config["device"]))
     plan = serve_plan(config, model, name, count_cores(), cpus, gpus)
 
@@ -201,7 +198,7 @@ def run_plan(
             return "Everything stops"
         return describe_loss(
             roles[name],
-            count_left(roles, given_up),
+            [role for worker, role in roles.items() if worker not in given_up],
             lambda role: replacement(role, control, flags, len(roles), gpu_flags(settings_of[name])),
         )
 
@@ -246,7 +243,6 @@ def worker(config: Config, console: Console) -> int:
 
     endpoint = config["gateway"]
     split_endpoint(endpoint, "--gateway", min_port=1)
-    check_device(config["device"])
     model = find_model(config["model"])
     check_lengths(config, model, console)
     check_keys(config, for_gateway=False)
@@ -280,7 +276,7 @@ def run(start: Start, console: Console, needed: str, rules: Rules, tell: GivenUp
     """Calls `start`, prints its lines, and supervises the processes until a signal (exit status 0) or until the process
     `needed` is given up (exit status 1)."""
     clock = MonotonicClock()
-    with StopSignal() as stop, Launcher(console, stop, clock, PROJECT) as launcher:
+    with StopSignal() as stop, Launcher(console, stop, clock) as launcher:
         try:
             up = start(launcher)
             console.serving(up.lines)

@@ -4,12 +4,11 @@ supervision.py decides, launcher.py acts.
 """
 
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 from deploy import supervision
 from deploy.console import Console
 from deploy.endings import Ended, describe_end, describe_restart
-from deploy.launcher import SILENCE_S
+from deploy.launcher import SILENCE_S, Launcher
 from deploy.layout import ProcessSpec
 from deploy.options import Rules
 from deploy.supervision import Cause, Life, State, cause_of, is_due
@@ -21,44 +20,12 @@ PAUSED_S = 3.0  # between two turns: this process was paused, so the silence of 
 GivenUp = Callable[[str, Collection[str]], str]  # (name, all names given up) -> a sentence for the user
 
 
-class Processes(Protocol):
-    """The part of the Launcher that a supervisor uses."""
-
-    def turn(self, timeout_s: float) -> list[Ended]:
-        """Waits for events; returns the processes that ended since the last turn."""
-        ...
-
-    def start_again(self, spec: ProcessSpec) -> None:
-        """Starts an ended process again. Raises OSError if the system cannot start it now."""
-        ...
-
-    def is_ready(self, name: str) -> bool:
-        """Whether the process has reported ready."""
-        ...
-
-    def is_beating(self, name: str) -> bool:
-        """Whether the process has sent an "alive" event."""
-        ...
-
-    def silence_s(self, name: str) -> float:
-        """Seconds since its last status event."""
-        ...
-
-    def forgive_silence(self) -> None:
-        """Counts the silence of every process from now on."""
-        ...
-
-    def kill(self, name: str, because: str) -> None:
-        """Kills the process; `turn` reports its end."""
-        ...
-
-
 class Supervisor:
     """Supervises started processes. `tell` returns the sentence for a process that is given up."""
 
     def __init__(
         self,
-        launcher: Processes,
+        launcher: Launcher,
         specs: Collection[ProcessSpec],
         rules: Rules,
         clock: Clock,

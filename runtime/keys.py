@@ -57,7 +57,9 @@ def read_keys(folder: str | Path, *, for_gateway: bool = False) -> Keys:
     for path in (place, place / GATEWAY):
         _refuse_others(path, _WRITE, "change")
 
-    public, secret = _read_pair(place / OWN)
+    public, secret = _read(place / OWN)
+    if not is_key(secret):
+        raise _wrong(place / OWN, "it holds no secret key")
     found = Keys(place, public, secret, read_public(place / GATEWAY))
 
     if not allowed_in(place):
@@ -89,13 +91,6 @@ def is_key(text: str) -> bool:
         return len(text) == KEY_CHARS and len(z85.decode(text)) == 32
     except (ValueError, KeyError, struct.error):  # wrong length or characters, or too large a number
         return False
-
-
-def _read_pair(path: Path) -> tuple[str, str]:
-    public, secret = _read(path)
-    if not is_key(secret):
-        raise _wrong(path, "it holds no secret key")
-    return public, secret
 
 
 def _read(path: Path) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from protocol.brief import brief, brief_name
 from protocol.errors import ConfigError
 from runtime.nearest_name import nearest_name
-from runtime.options import LIST_MARK, PREFIX, Option, Value, option_name, variable_of
+from runtime.options import PREFIX, Option, Value, as_shown, option_name, variable_of
 
 Made = TypeVar("Made")
 
@@ -40,15 +40,17 @@ class Setting:
 
     @property
     def where(self) -> str:
-        """The place for an error message."""
-        return _where(self.option, self.origin, self.place)
+        """The place for an error message: `--max-model-len (here --context-length)`, `BATON_PORT`, `port in
+        baton.toml`."""
+        if self.origin is Origin.FILE:
+            return f"{self.option.name} in {self.place}"
+        is_alias = self.origin is Origin.FLAG and self.place != self.option.flag
+        return f"{self.place} (here {self.option.flag})" if is_alias else self.place
 
     @property
     def text(self) -> str:
         """The value as text for a flag."""
-        if isinstance(self.value, tuple):
-            return LIST_MARK.join(self.value)
-        return str(self.value).lower() if isinstance(self.value, bool) else str(self.value)
+        return str(self.value).lower() if isinstance(self.value, bool) else as_shown(self.value)
 
 
 @dataclass(frozen=True)
@@ -153,16 +155,9 @@ def _setting(
     else:
         return Setting(option, option.default, Origin.DEFAULT)
 
-    where = _where(option, origin, place)
+    where = Setting(option, None, origin, place).where
     value = option.from_toml(text, where) if origin is Origin.FILE else option.from_text(text, where)
     return Setting(option, value, origin, place, text if value in option.synonyms.values() else "")
-
-
-def _where(option: Option, origin: Origin, place: str) -> str:
-    """`--max-model-len (here --context-length)`, `BATON_PORT`, `port in baton.toml`."""
-    if origin is Origin.FILE:
-        return f"{option.name} in {place}"
-    return f"{place} (here {option.flag})" if origin is Origin.FLAG and place != option.flag else place
 
 
 def _refuse_unknown_variables(known: Sequence[Option], environment: Mapping[str, str], others: Iterable[str]) -> None:

@@ -208,6 +208,13 @@ def variable_of(name: str) -> str:
     return PREFIX + name.replace("-", "_").upper()
 
 
+def as_shown(value: Value) -> str:
+    """A value as the help and `baton config` show it: a switch is `on` or `off`."""
+    if isinstance(value, tuple):
+        return LIST_MARK.join(value)
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
 def listed(text: str) -> list[str]:
     """The items of a list as written, without the spaces around them."""
     return [each.strip() for each in text.split(LIST_MARK)] if text else []

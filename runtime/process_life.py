@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import sys
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn, Self
 
 LAUNCHER_PID = "BATON_LAUNCHER_PID"
@@ -128,9 +128,7 @@ class StopSignal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 

@@ -115,6 +115,19 @@ def test_no_other_distribution_owns_one_of_our_names() -> None:
     assert foreign_owners(packages_distributions()) == {}
 
 
+def test_a_wheel_has_the_files_that_are_not_python() -> None:
+    """Those that setuptools would copy beside the modules."""
+    script = (
+        "from setuptools import Distribution; found = Distribution(); found.parse_config_files()\n"
+        "build = found.get_command_obj('build_py'); build.ensure_finalized()\n"
+        "print(*(f'{room}/{name}' for room, _, _, names in build.data_files for name in names))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    kept = {name(path) for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in {".c", ".json", ".yml"}}
+    assert "deploy/observability/grafana.json" in kept
+    assert (done.returncode, set(done.stdout.split())) == (0, kept), done.stderr
+
+
 # ---- files ----
 
 

@@ -123,6 +123,14 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch
         assert f"  baton {name:<7}  {what}\n" in text
 
 
+@pytest.mark.parametrize("command", ["serve", "worker", "demo"])
+def test_help_says_how_one_gpu_is_named(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = " ".join(helped(capsys, monkeypatch, command, "--help").split())
+    assert "auto, cpu, cuda, cuda:N (default: auto)" in told
+
+
 def test_help_has_groups_defaults_and_examples(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

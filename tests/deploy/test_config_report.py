@@ -6,7 +6,7 @@ from rich.console import Console
 
 from deploy.cli import find_config, main
 from deploy.command_line import CommandLine, parse
-from deploy.config_report import as_json, print_table
+from deploy.config_report import as_json, print_table, show
 
 
 def test_the_table_tells_value_and_origin() -> None:
@@ -19,7 +19,17 @@ def test_the_table_tells_value_and_origin() -> None:
     assert "context-length 64 flag --max-model-len" in rows
     assert "device cpu environment BATON_DEVICE" in rows
     assert "model (the bundled model) default" in rows
-    assert "disable-overlap-schedule false default" in rows
+    assert "disable-overlap-schedule off default" in rows
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway", "worker"])
+def test_the_help_has_the_defaults_that_the_table_shows(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([command, "--help"], "1")
+    told = "".join(capsys.readouterr().out.split())  # where its lines are folded is of no account
+    defaults = [each for each in find_config(CommandLine(command, {}), {}).settings.values() if each.value is not None]
+    missing = [each.option.name for each in defaults if f"(default:{show(each)})" not in told]
+    assert defaults and missing == []
 
 
 def test_json_has_every_option() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from deploy.cli import find_config
 from deploy.command_line import CommandLine, parse
-from deploy.endings import Ended, count_left, describe_end, describe_loss, gpu_flags, replacement, worker_flags
+from deploy.endings import Ended, describe_end, describe_loss, gpu_flags, replacement, worker_flags
 from deploy.layout import serve_plan
 
 INFO = "2026-01-31T12:00:00.000Z info decode-0 ready kv_pages=5"
@@ -50,11 +50,6 @@ def test_a_loss_says_how_to_mend_it() -> None:
 
     assert describe_loss("decode", ["prefill"], start).endswith(" Start another: start decode")
     assert describe_loss("decode", [], start).endswith(" Start another: start prefill and: start decode")
-
-
-def test_the_roles_that_are_left() -> None:
-    roles = {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"}
-    assert count_left(roles, {"decode-0"}) == ["prefill", "decode"]
 
 
 def test_the_command_starts_such_a_worker() -> None:

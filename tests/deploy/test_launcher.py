@@ -97,9 +97,9 @@ def child_named(serve: Serve, name: str) -> psutil.Process:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
+def launcher() -> Iterator[Launcher]:
     """One in this very process."""
-    with StopSignal() as stop, Launcher(PlainConsole(with_logs=False), stop, VirtualClock(), tmp_path) as found:
+    with StopSignal() as stop, Launcher(PlainConsole(with_logs=False), stop, VirtualClock()) as found:
         yield found
 
 
@@ -142,10 +142,10 @@ def test_what_a_process_has_started_ends_with_it(launcher: Launcher, tmp_path: P
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
 
 
-def test_another_start_begins_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_start_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing that was said, heard or done of a process is believed of the one in its place."""
     clock = VirtualClock()
-    with StopSignal() as stop, Launcher(PlainConsole(with_logs=False), stop, clock, tmp_path) as launcher:
+    with StopSignal() as stop, Launcher(PlainConsole(with_logs=False), stop, clock) as launcher:
         said = """echo '{"event": "alive"}' >&$1; echo '{"event": "failed", "error": "why", "code": "c"}' >&$1; """
         launcher.start([shell(said + READY + "sleep 1000")])
         assert launcher.is_ready("x") and launcher.is_beating("x")
@@ -160,6 +160,25 @@ def test_another_start_begins_anew(tmp_path: Path, capsys: pytest.CaptureFixture
         assert launcher.silence_s("x") == 0.0
         assert end_of(launcher) == Ended("x", 7, "", was_ready=False)
         assert capsys.readouterr().err == ""
+
+
+class HurriedClock(VirtualClock):
+    """Ten seconds pass at each look, once it `hurries`."""
+
+    hurries = False
+
+    def now(self) -> float:
+        self.advance(10.0 if self.hurries else 0.0)
+        return super().now()
+
+
+def test_a_silent_start_fails_though_another_process_beats() -> None:
+    clock = HurriedClock()
+    with StopSignal() as stop, Launcher(PlainConsole(with_logs=False), stop, clock) as launcher:
+        launcher.start([ProcessSpec("beats", ("bash", "-c", READY + """yes '{"event": "alive"}' >&$1"""), {})])
+        clock.hurries = True
+        with pytest.raises(StartFailed, match=r"^x: no progress for 600 s while starting$"):
+            launcher.start([shell("sleep 1000")])
 
 
 def test_the_last_words_are_heard_however_much_came_before(launcher: Launcher, tmp_path: Path) -> None:

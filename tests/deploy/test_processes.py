@@ -61,13 +61,13 @@ def test_a_child_finds_the_project_and_says_its_last_words(tmp_path: Path, monke
     )
     spec = ProcessSpec("x", (sys.executable, "-P", "-c", program), {"MARK": "here"})
     project = Path(__file__).resolve().parents[2]
-    child = ChildProcess(spec, project)
+    child = ChildProcess(spec, 0.0)
     assert select.select([child.exit_fd], [], [], 60.0)[0]
     assert child.exit_code() == 3
     assert child.exit_fd not in child.descriptors()
     assert child.log_lines() == [f"here {project / 'protocol'}"]
     assert child.events() == [StatusEvent("ready", {})]
-    assert list(child.tail)[-1] == "malformed status: rubbish"
+    assert child.last_line == "malformed status: rubbish"
     child.close()
     assert child.descriptors() == ()
 
@@ -77,13 +77,13 @@ def test_what_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch, 
     sleeper = (sys.executable, "-c", "import select; select.select([], [], [])")
     before = num_open_files()
     with pytest.raises(FileNotFoundError):
-        ChildProcess(ProcessSpec("x", (str(tmp_path / "none"),), {}), tmp_path)
+        ChildProcess(ProcessSpec("x", (str(tmp_path / "none"),), {}), 0.0)
 
     def full(_pid: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(os, "pidfd_open", full)
     with pytest.raises(OSError, match="Too many open files"):
-        ChildProcess(ProcessSpec("x", sleeper, {}), tmp_path)
+        ChildProcess(ProcessSpec("x", sleeper, {}), 0.0)
     assert num_open_files() == before
     assert [child for child in psutil.Process().children() if sleeper[2] in command_line(child)] == []

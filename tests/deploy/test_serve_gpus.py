@@ -20,7 +20,6 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "dev/nvidia0").write_text("")
     monkeypatch.setattr("deploy.host._ASK_TORCH", "print(2)")
     monkeypatch.setattr("deploy.serve.count_gpus", lambda device: count_gpus(device, tmp_path))
-    monkeypatch.setattr("deploy.serve.check_device", lambda device: None)
     monkeypatch.delenv("BATON_GPUS", raising=False)
     monkeypatch.delenv("BATON_DEVICE", raising=False)
 

@@ -1,11 +1,13 @@
 """The supervisor with processes that exist on paper only, in time that moves only when told."""
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
 from deploy.console import PlainConsole
 from deploy.endings import Ended
+from deploy.launcher import Launcher
 from deploy.layout import ProcessSpec
 from deploy.options import Rules
 from deploy.supervisor import Supervisor
@@ -64,7 +66,7 @@ class Stage:
         self.clock = VirtualClock(100.0)
         self.processes = PaperProcesses(self.clock)
         self.supervisor = Supervisor(
-            self.processes,
+            cast(Launcher, self.processes),
             [ProcessSpec(name, (), {}) for name in NAMES],
             rules,
             self.clock,
