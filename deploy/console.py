@@ -171,14 +171,11 @@ class LiveConsole:
             auto_refresh=False,
         )
         self._rows: dict[str, TaskID] = {}
-        self._live = False
         self._serving = False
 
     def starting(self, name: str) -> None:
         """See Console."""
-        if not self._live:
-            self._progress.start()
-            self._live = True
+        self._progress.start()
         self._rows[name] = self._progress.add_task("starting", total=None, process=name)
 
     def loading(self, name: str, details: Mapping[str, Any]) -> None:
@@ -223,12 +220,9 @@ class LiveConsole:
 
     def refresh(self) -> None:
         """See Console."""
-        if self._live:
-            self._progress.refresh()
+        self._progress.refresh()
 
     def close(self) -> None:
         """See Console."""
-        if self._live:
-            self._progress.refresh()
+        if self._progress.live.is_started:
             self._progress.stop()
-            self._live = False

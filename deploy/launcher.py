@@ -48,7 +48,7 @@ class Launcher:
         self._quiet = False
 
     def start(self, specs: Iterable[ProcessSpec]) -> dict[str, Mapping[str, Any]]:
-        """Starts processes; returns the fields of their ready events by name. Raises StartFailed or Stopped."""
+        """Starts processes; returns their ready events by name. Raises StartFailed or Stopped."""
         children = []
         for spec in specs:
             self._console.starting(spec.name)
@@ -158,16 +158,16 @@ class Launcher:
 
         for event in child.events():
             child.heard_at = self._clock.now()
-            if event.event == "ready":
-                child.ready = event.fields
+            if event["event"] == "ready":
+                child.ready = event
                 if not child.is_restart:
-                    self._console.ready(child.name, event.fields)
-            elif event.event == "alive":
+                    self._console.ready(child.name, event)
+            elif event["event"] == "alive":
                 child.is_beating = True
-            elif event.event == "failed":
-                child.failed = event.fields
+            elif event["event"] == "failed":
+                child.failed = event
             elif not child.is_restart:
-                self._console.loading(child.name, event.fields)
+                self._console.loading(child.name, event)
 
     def _drain(self, child: ChildProcess) -> None:
         """Reads until the pipes are closed or empty: a process outside the group may hold them open."""

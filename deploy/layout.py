@@ -36,6 +36,10 @@ class ProcessSpec:
     environment: Mapping[str, str]
     cpus: tuple[int, ...] | None = None  # cores it may run on; None: the launcher's cores
 
+    def with_settings(self, settings: Settings) -> "ProcessSpec":
+        """The same process with other settings."""
+        return replace(self, command=(*self.command[:-1], settings.to_json()))
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -62,7 +66,6 @@ def serve_plan(
     threads."""
     counts = {role: config[role] for role in ("prefill", "decode", "unified")}
     num_workers = sum(counts.values())
-    gateway = gateway_spec(_gateway_settings(config, model, served_model_name))
     names = [(Role(role), f"{role}-{index}") for role, count in counts.items() for index in range(count)]
 
     pins: Sequence[tuple[int, ...] | None] = [None] * num_workers if cpus is None else share_cpus(cpus, num_workers)
@@ -79,6 +82,7 @@ def serve_plan(
     )
 
     pin_of = {settings.worker_id: pin for settings, pin in zip(workers, pins, strict=True)}
+    gateway = gateway_plan(config, model, served_model_name)
     return Plan(gateway, workers, lambda settings: worker_spec(settings, pin_of[settings.worker_id]))
 
 
@@ -98,8 +102,16 @@ def check_counts(prefill: int, decode: int, unified: int) -> None:
 
 
 def gateway_plan(config: Config, model: Path, served_model_name: str) -> ProcessSpec:
-    """The process of `baton gateway`."""
-    return gateway_spec(_gateway_settings(config, model, served_model_name))
+    """The process of the gateway, with `baton gateway` as with `baton serve`."""
+    names = dict.fromkeys((served_model_name, *(config["served-model-name"] or ())))
+    settings = config.make(
+        GatewaySettings,
+        model=str(model),
+        served_model_name=tuple(names),
+        model_as_typed=config["model"],
+        limits=config.make(HttpLimits),
+    )
+    return gateway_spec(settings)
 
 
 def worker_plan(
@@ -160,8 +172,7 @@ def _ucx_environment(settings: WorkerSettings) -> dict[str, str]:
 def at_addresses(gateway: ProcessSpec, http: str, control: str) -> ProcessSpec:
     """The specification to restart the gateway at the same addresses, which clients and workers use."""
     settings = GatewaySettings.from_json(gateway.command[-1])
-    settings = replace(settings, port=urlsplit(http).port or settings.port, control=control)
-    return replace(gateway, command=(*gateway.command[:-1], settings.to_json()))
+    return gateway.with_settings(replace(settings, port=urlsplit(http).port or settings.port, control=control))
 
 
 def as_large(worker: ProcessSpec, kv_pages: int) -> ProcessSpec:
@@ -170,24 +181,12 @@ def as_large(worker: ProcessSpec, kv_pages: int) -> ProcessSpec:
     settings = WorkerSettings.from_json(worker.command[-1])
     num_tokens = kv_pages * settings.page_size
     most = num_tokens if settings.max_total_tokens is None else min(num_tokens, settings.max_total_tokens)
-    settings = replace(settings, max_total_tokens=most, workers_on_host=1, workers_on_gpu=1)
-    return replace(worker, command=(*worker.command[:-1], settings.to_json()))
+    return worker.with_settings(replace(settings, max_total_tokens=most, workers_on_host=1, workers_on_gpu=1))
 
 
 def _python(room: str, settings: Settings) -> tuple[str, ...]:
     # -P: do not import a folder of the working directory that has the name of one of our packages
     return (sys.executable, "-P", "-m", room, "--settings", settings.to_json())
-
-
-def _gateway_settings(config: Config, model: Path, served_model_name: str) -> GatewaySettings:
-    names = dict.fromkeys((served_model_name, *(config["served-model-name"] or ())))
-    return config.make(
-        GatewaySettings,
-        model=str(model),
-        served_model_name=tuple(names),
-        model_as_typed=config["model"],
-        limits=config.make(HttpLimits),
-    )
 
 
 def _worker_settings(

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from deploy.layout import ProcessSpec
@@ -19,14 +18,6 @@ from runtime.process_life import LAUNCHER_PID
 
 MAX_LINE_BYTES = 64 * 1024
 _READ_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True)
-class StatusEvent:
-    """One line of a status pipe: "loading", "ready", "alive" or "failed", with its fields."""
-
-    event: str
-    fields: Mapping[str, Any]
 
 
 class LineReader:
@@ -72,8 +63,8 @@ class ChildProcess:
         self.is_restart = is_restart  # its progress is not shown
         self.heard_at = now  # the last status event, or else the start
         self.is_beating = False  # it has sent an "alive" event: from then on its silence means that it hangs
-        self.ready: Mapping[str, Any] | None = None  # the fields of its "ready" event
-        self.failed: Mapping[str, Any] | None = None  # the fields of its "failed" event
+        self.ready: Mapping[str, Any] | None = None  # its "ready" event
+        self.failed: Mapping[str, Any] | None = None  # its "failed" event
         self.last_line = ""  # of its log, or a malformed status event
         self.killed_because = ""
         self.is_reported = False  # its end has been reported
@@ -92,7 +83,8 @@ class ChildProcess:
                     env=child_environment(spec),
                     process_group=0,
                 )
-                undo.callback(_end, self._popen)
+                undo.callback(self._popen.wait)
+                undo.callback(self._popen.kill)  # the last to be given, so the first to be called
 
             self.pid = self._popen.pid
             self.exit_fd = os.pidfd_open(self.pid)  # readable once the process has ended
@@ -110,8 +102,8 @@ class ChildProcess:
         """The open descriptors that `events` and `log_lines` read."""
         return tuple(fd for fd in (self._status.fd, self._log.fd) if fd >= 0)
 
-    def events(self) -> list[StatusEvent]:
-        """The new status events. A malformed line becomes `last_line`."""
+    def events(self) -> list[dict[str, Any]]:
+        """The new status events: objects, whose "event" StatusPipe names. A malformed line becomes `last_line`."""
         found = []
         for line in self._status.read():
             event = parse_status(line)
@@ -163,11 +155,6 @@ def _pipe(undo: contextlib.ExitStack, its_ends: contextlib.ExitStack) -> tuple[i
     return read_fd, write_fd
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait()
-
-
 @contextlib.contextmanager
 def pinned_to(cpus: Iterable[int] | None) -> Iterator[None]:
     """Pins processes that this thread starts in the context to `cpus`, from their start. None changes nothing."""
@@ -194,15 +181,13 @@ def child_environment(spec: ProcessSpec) -> dict[str, str]:
     }
 
 
-def parse_status(line: str) -> StatusEvent | None:
-    """The event in a status line; None if the line is malformed."""
+def parse_status(line: str) -> dict[str, Any] | None:
+    """The object in a status line; None if it is no object with an "event"."""
     try:
         found = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("event"), str):
-        return None
-    return StatusEvent(found.pop("event"), found)
+    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
 
 
 def describe_exit(code: int) -> str:

@@ -7,7 +7,6 @@ answers 503 to requests that need that worker. If it gives up the gateway or a s
 import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +57,7 @@ from runtime.keys import read_keys
 from runtime.layered_config import Config
 from runtime.process_life import StopSignal
 
-
-@dataclass(frozen=True)
-class Up:
-    """The started processes: the specifications to restart them, and the lines to print."""
-
-    specs: Sequence[ProcessSpec]
-    lines: list[str]
-
-
+Up = tuple[Sequence[ProcessSpec], list[str]]  # what is started again, if it ends; the lines to print
 Start = Callable[[Launcher], Up]
 
 
@@ -191,7 +182,7 @@ def run_plan(
             api_key_file=api_key_file,
         )
         workers = [as_large(spec, int(ready[spec.name]["kv_pages"])) for spec in plan.workers(control)]
-        return Up([at_addresses(plan.gateway, http, control), *workers], lines)
+        return [at_addresses(plan.gateway, http, control), *workers], lines
 
     def tell(name: str, given_up: Collection[str]) -> str:
         if name not in roles:
@@ -230,7 +221,7 @@ def gateway(config: Config, console: Console) -> int:
         named = None if config["model"] is None else str(model)
         trust = "--trust-network" if config["trust-network"] else ""
         trust = trust if config["keys"] is None else "--keys DIR"
-        return Up([at_addresses(spec, http, control)], gateway_lines(http, control, named, trust))
+        return [at_addresses(spec, http, control)], gateway_lines(http, control, named, trust)
 
     return run(start, console, spec.name, config.make(Rules))
 
@@ -267,7 +258,7 @@ def worker(config: Config, console: Console) -> int:
 
     def start(launcher: Launcher) -> Up:
         ready = launcher.start([spec])[spec.name]
-        return Up([as_large(spec, int(ready["kv_pages"]))], worker_lines(worker_id, endpoint))
+        return [as_large(spec, int(ready["kv_pages"]))], worker_lines(worker_id, endpoint)
 
     return run(start, console, worker_id, config.make(Rules))
 
@@ -278,9 +269,14 @@ def run(start: Start, console: Console, needed: str, rules: Rules, tell: GivenUp
     clock = MonotonicClock()
     with StopSignal() as stop, Launcher(console, stop, clock) as launcher:
         try:
-            up = start(launcher)
-            console.serving(up.lines)
-            return watch(Supervisor(launcher, up.specs, rules, clock, console, tell), stop, console, needed)
+            specs, lines = start(launcher)
+            console.serving(lines)
+            supervisor = Supervisor(launcher, specs, rules, clock, console, tell)
+            while not stop.is_set():
+                supervisor.turn()
+                if needed in supervisor.given_up:
+                    return 1
+            raise Stopped
         except StartFailed as error:
             console.close()
             launcher.stop()  # first, so that the reason is the last line
@@ -290,13 +286,3 @@ def run(start: Start, console: Console, needed: str, rules: Rules, tell: GivenUp
             console.close()
             console.note("stopping")
             return 0
-
-
-def watch(supervisor: Supervisor, stop: StopSignal, console: Console, needed: str) -> int:
-    """Supervises until a signal (0) or until the process `needed` is given up (1)."""
-    while not stop.is_set():
-        supervisor.turn()
-        if needed in supervisor.given_up:
-            return 1
-    console.note("stopping")
-    return 0

@@ -6,6 +6,7 @@ queue.
 
 import os
 import socket as sockets
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -223,10 +224,8 @@ class Wake:
 
     def clear(self) -> None:
         """Makes the descriptor unreadable until the next `set`."""
-        try:
+        with suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        except BlockingIOError:
-            return
 
     def close(self) -> None:
         """Closes the descriptor."""

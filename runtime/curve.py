@@ -86,9 +86,7 @@ class Curve(Security):
         """See Security."""
         self._set_pair(socket)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
-        socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # otherwise, without the thread, any process would be accepted
-        self._watch(socket, _FAILURES)
+        self._ask_for(socket, _DOMAIN, _FAILURES)
         return MARK + self._keys.public
 
     def guard_by_secret(self, socket: Socket) -> str:
@@ -97,12 +95,13 @@ class Curve(Security):
         secret = secrets.token_hex(16)
         self._doorkeeper.secrets.add(secret)
         socket.setsockopt(zmq.PLAIN_SERVER, 1)
-        socket.setsockopt(zmq.ZAP_DOMAIN, _DATA_DOMAIN.encode())
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._watch(socket, _FAILURES | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        self._ask_for(socket, _DATA_DOMAIN, _FAILURES | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
         return PLAIN_MARK + secret
 
-    def _watch(self, socket: Socket, events: int) -> None:
+    def _ask_for(self, socket: Socket, domain: str, events: int) -> None:
+        """Makes libzmq ask the thread about each connection, in `domain`, and counts the `events` of handshakes."""
+        socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # otherwise, without the thread, any process would be accepted
         address = f"inproc://failed-handshakes-{id(self)}-{len(self._failures)}"
         socket.monitor(address, events)
         failures = self._context.socket(zmq.PAIR)

@@ -58,11 +58,7 @@ def start_log(process: str, level: str = "info", stream: TextIO | None = None) -
     """Sends the logs of this process and of libraries to `stream` (default stderr). `process` names it in each line."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(LineFormatter(process))
-    root = logging.getLogger()
-    for old in list(root.handlers):
-        root.removeHandler(old)
-    root.addHandler(handler)
-    root.setLevel(logging.WARNING)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)  # of libraries: warnings and worse
     logging.getLogger(_ROOT).setLevel(level.upper())
     logging.captureWarnings(True)
 

@@ -4,7 +4,7 @@ Baton's packages have plain names, and packages such as `scheduler` exist on the
 Baton could be imported in its place or overwrite its files. Every process checks this first.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,11 +37,9 @@ def misplaced(origins: Mapping[str, str | None], root: Path) -> dict[str, str | 
     }
 
 
-def foreign_owners(
-    owners: Mapping[str, Sequence[str]], ours: str = DISTRIBUTION, rooms: Iterable[str] = ROOMS
-) -> dict[str, tuple[str, ...]]:
+def foreign_owners(owners: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     """The rooms that another installed distribution also claims. `owners` maps a package name to its distributions."""
-    claimed = {room: tuple(sorted(set(owners.get(room, ())) - {ours})) for room in rooms}
+    claimed = {room: tuple(sorted(set(owners.get(room, ())) - {DISTRIBUTION})) for room in ROOMS}
     return {room: names for room, names in claimed.items() if names}
 
 
