@@ -10,19 +10,19 @@ from pathlib import Path
 from protocol.brief import brief
 from protocol.errors import ConfigError
 from runtime.address import listen, split_endpoint
+from runtime.cgroups import OF_THIS_PROCESS, ROOT, groups_of, read_if_there
 from runtime.process_life import thread_environment
 
-_CGROUP = Path("/sys/fs/cgroup")
 _ASK_TORCH = "import torch; print(torch.cuda.device_count())"
 _ASK_TORCH_S = 120.0
 # files of drivers that torch calls cuda: NVIDIA, NVIDIA boards, Windows hosts, AMD
 _GPU_SIGNS = ("dev/nvidia*", "proc/driver/nvidia", "dev/nvhost-*", "dev/nvmap", "dev/dxg", "dev/kfd")
 
 
-def count_cores(proc: Path = Path("/proc/self/cgroup"), root: Path = _CGROUP) -> int:
+def count_cores(listing: Path = OF_THIS_PROCESS, root: Path = ROOT) -> int:
     """Cores that this process may use: its affinity, cut by the cgroup's CPU quota (rounded up). At least 1."""
     cores = len(os.sched_getaffinity(0))
-    quota = cpu_quota(proc, root)
+    quota = cpu_quota(listing, root)
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
@@ -31,42 +31,23 @@ def available_cpus() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-def cpu_quota(proc: Path, root: Path) -> float | None:
+def cpu_quota(listing: Path, root: Path) -> float | None:
     """The smallest CPU quota from this process's cgroup up to the root, in cores; None without one.
 
     Version 2: `cpu.max` holds "quota period" or "max period". Version 1: two files below the cpu controller.
     """
-    quotas: list[float] = []
-    for line in _read(proc).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            quotas += [_quota(*_read(folder / "cpu.max").split()) for folder in _upwards(root, path)]
-        elif "cpu" in controllers.split(","):
-            for name in (controllers, "cpu"):
-                for folder in _upwards(root / name, path):
-                    texts = [_read(folder / f"cpu.cfs_{each}_us").strip() for each in ("quota", "period")]
-                    quotas.append(_quota(*texts))
-
-    finite = [quota for quota in quotas if math.isfinite(quota)]
-    return min(finite, default=None)
+    quotas = []
+    for group, is_v2 in groups_of("cpu", listing, root):
+        names = ("cpu.max",) if is_v2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        quotas.append(_quota(" ".join(read_if_there(group / name) for name in names)))
+    return min((quota for quota in quotas if math.isfinite(quota)), default=None)
 
 
-def _upwards(root: Path, path: str) -> list[Path]:
-    start = root / path.lstrip("/")
-    return [folder for folder in (start, *start.parents) if folder == root or root in folder.parents]
-
-
-def _quota(quota: str = "", period: str = "") -> float:
+def _quota(text: str) -> float:
+    quota, period, *_ = (*text.split(), "", "")
     if quota.isdigit() and period.isdigit() and int(period) > 0:
         return int(quota) / int(period)
     return math.inf  # "max", "-1", or no such file
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def count_gpus(device: str, root: Path = Path("/")) -> int:

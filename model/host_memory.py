@@ -9,11 +9,15 @@ from typing import Final
 
 import torch
 
+from runtime.cgroups import ROOT, groups_of, read_if_there
+
 _PROC: Final = Path("/proc")
-_CGROUPS: Final = Path("/sys/fs/cgroup")
+# files of a group: limit, usage, and the name of its page cache in memory.stat
+_NAMES_V2: Final = "memory.max", "memory.current", "inactive_file"
+_NAMES_V1: Final = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 
 
-def available_bytes(device: torch.device, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+def available_bytes(device: torch.device, *, proc: Path = _PROC, cgroups: Path = ROOT) -> int:
     """Bytes that can be allocated on `device` now without swapping or killing other processes."""
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
@@ -41,28 +45,10 @@ def _mem_available(proc: Path) -> int:
 def _cgroup_rooms(proc: Path, cgroups: Path) -> Iterator[int]:
     """Bytes left under each limit of this process's cgroup and its parents; no limit if cgroups cannot be read."""
     yield 1 << 62
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return
-
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            names = ("memory.max", "memory.current", "inactive_file")
-            root = cgroups
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            root = cgroups / "memory"
-        else:
-            continue
-
-        # Inside a container the path may be the host's. The mounted root is then the container's own group.
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts), -1, -1):
-            room = _room(root.joinpath(*parts[:depth]), *names)
-            if room is not None:
-                yield room
+    for group, is_v2 in groups_of("memory", proc / "self" / "cgroup", cgroups):
+        room = _room(group, *(_NAMES_V2 if is_v2 else _NAMES_V1))
+        if room is not None:
+            yield room
 
 
 def _room(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:
@@ -78,8 +64,5 @@ def _room(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int
 
 
 def _stat(path: Path, name: str) -> int:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return 0
+    lines = read_if_there(path).splitlines()
     return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
