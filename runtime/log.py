@@ -5,7 +5,6 @@ Secrets and clients' texts never reach a log: values of fields with such names a
 
 import json
 import logging
-import sys
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -43,10 +42,10 @@ class EventLog:
 
     def exception(self, event: str, **fields: Any) -> None:
         """Like `error`, with the traceback. Call it inside an except clause."""
-        self._logger.error(event, extra={_FIELDS: fields}, exc_info=sys.exc_info())
+        self._write(logging.ERROR, event, fields, with_traceback=True)
 
-    def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
-        self._logger.log(level, event, extra={_FIELDS: fields})
+    def _write(self, level: int, event: str, fields: dict[str, Any], *, with_traceback: bool = False) -> None:
+        self._logger.log(level, event, extra={_FIELDS: fields}, exc_info=with_traceback)
 
 
 def get_log(name: str) -> EventLog:
@@ -56,7 +55,7 @@ def get_log(name: str) -> EventLog:
 
 def start_log(process: str, level: str = "info", stream: TextIO | None = None) -> None:
     """Sends the logs of this process and of libraries to `stream` (default stderr). `process` names it in each line."""
-    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(process))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)  # of libraries: warnings and worse
     logging.getLogger(_ROOT).setLevel(level.upper())

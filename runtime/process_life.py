@@ -9,7 +9,6 @@ The `baton` command is the launcher.
 import ctypes
 import json
 import os
-import select
 import signal
 import sys
 from types import FrameType
@@ -109,12 +108,6 @@ class StopSignal:
                 pass
         except BlockingIOError:
             return
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits at most `timeout_s` for a signal. Returns whether one has come."""
-        if not self.is_set():
-            select.select([self.fd], [], [], timeout_s)
-        return self.is_set()
 
     def close(self) -> None:
         """Restores the former handlers."""

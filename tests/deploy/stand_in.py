@@ -4,6 +4,7 @@ python stand_in.py BEHAVIOUR --settings JSON --status-fd N, where BEHAVIOUR is o
 """
 
 import os
+import select
 import sys
 from pathlib import Path
 
@@ -17,10 +18,14 @@ from runtime.settings import GatewaySettings, WorkerSettings
 LOG = get_log("stand_in")
 
 
+def wait_for(stop: StopSignal) -> None:
+    select.select([stop.fd], [], [])
+
+
 def gateway(status: StatusPipe, settings: GatewaySettings) -> int:
     with StopSignal() as stop:
         status.ready(http=f"http://127.0.0.1:{settings.port or 54321}", control="tcp://127.0.0.1:40123")
-        stop.wait()
+        wait_for(stop)
     return 0
 
 
@@ -30,7 +35,7 @@ def worker(status: StatusPipe, settings: WorkerSettings) -> int:
             status.loading("weights", done=done, total=3)
         LOG.info("registered", gateway=settings.gateway, threads=os.environ["OMP_NUM_THREADS"])
         status.ready(kv_pages=100)
-        stop.wait()
+        wait_for(stop)
     LOG.info("leaving")
     return 0
 
@@ -54,7 +59,8 @@ def ignores_stop(status: StatusPipe, settings: WorkerSettings) -> int:
     with StopSignal() as stop:
         status.ready(kv_pages=1)
         while True:
-            stop.wait()
+            wait_for(stop)
+            stop.clear_wakeup()
 
 
 if __name__ == "__main__":
