@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
@@ -17,42 +17,6 @@ from rich.text import Text
 _LEVELS = {"warning": "yellow", "error": "red", "debug": "dim"}
 _ALSO_LOGGED = ("KV memory", "joining the gateway")
 _LOG_LINE = re.compile(r"^\S+Z (?P<level>[a-z]+) (?P<process>\S+) ")
-
-
-class Console(Protocol):
-    """Shows the life of processes by name."""
-
-    def starting(self, name: str) -> None:
-        """The process has been started."""
-
-    def loading(self, name: str, details: Mapping[str, Any]) -> None:
-        """The process is loading `details["what"]`; `done` and `total` are optional and give its progress."""
-
-    def ready(self, name: str, details: Mapping[str, Any]) -> None:
-        """The process serves."""
-
-    def log_line(self, name: str, line: str) -> None:
-        """The process wrote a line."""
-
-    def trouble(self, sentence: str) -> None:
-        """Shows an error."""
-
-    def note(self, sentence: str) -> None:
-        """Shows a remark."""
-
-    def serving(self, lines: list[str]) -> None:
-        """Ends the progress display and prints `lines` on stdout, once all processes serve."""
-
-    def refresh(self) -> None:
-        """Redraws the live display."""
-
-    def close(self) -> None:
-        """Ends any live display."""
-
-
-def make_console(log_level: str = "info") -> Console:
-    """A live display if stderr is a terminal, else plain lines. `log_level` is the level of the processes' logs."""
-    return LiveConsole() if sys.stderr.isatty() else PlainConsole(with_logs=log_level in ("debug", "info"))
 
 
 def log_level_of(line: str) -> str:
@@ -93,9 +57,9 @@ def stamped(level: str, sentence: str) -> str:
     return f"{at}Z {level} baton {sentence}"
 
 
-class PlainConsole:
-    """One line per event, for files and pipes. A loading step is shown once, not for every percent. With
-    `with_logs`, events that the processes log as well are not shown."""
+class Console:
+    """Shows the life of processes by name: one line per event, for files and pipes. A loading step is shown once, not
+    for every percent. With `with_logs`, events that the processes log as well are not shown."""
 
     def __init__(self, *, with_logs: bool) -> None:
         self._with_logs = with_logs
@@ -103,11 +67,11 @@ class PlainConsole:
         self._serving = False
 
     def starting(self, name: str) -> None:
-        """See Console."""
+        """The process has been started."""
         self._say(f"baton: {name}: starting")
 
     def loading(self, name: str, details: Mapping[str, Any]) -> None:
-        """See Console."""
+        """The process is loading `details["what"]`; `done` and `total` are optional and give its progress."""
         text = describe_loading({"what": details.get("what", "")})
         if self._with_logs and details.get("what") in _ALSO_LOGGED:
             return
@@ -116,32 +80,32 @@ class PlainConsole:
             self._say(f"baton: {name}: {text}")
 
     def ready(self, name: str, details: Mapping[str, Any]) -> None:
-        """See Console."""
+        """The process serves."""
         if not self._with_logs:
             self._say(f"baton: {name}: {describe_ready(details)}")
 
     def log_line(self, name: str, line: str) -> None:
-        """See Console."""
+        """The process wrote a line."""
         self._say(with_name(name, line))
 
     def trouble(self, sentence: str) -> None:
-        """See Console."""
+        """Shows an error."""
         self._say(stamped("error", sentence) if self._serving else f"baton: error: {sentence}")
 
     def note(self, sentence: str) -> None:
-        """See Console."""
+        """Shows a remark."""
         self._say(stamped("info", sentence) if self._serving else f"baton: {sentence}")
 
     def serving(self, lines: list[str]) -> None:
-        """See Console."""
+        """Ends the progress display and prints `lines` on stdout, once all processes serve."""
         self._serving = True
         print("\n".join(lines), flush=True)
 
     def refresh(self) -> None:
-        """See Console."""
+        """Redraws the live display."""
 
     def close(self) -> None:
-        """See Console."""
+        """Ends any live display."""
 
     @staticmethod
     def _say(line: str) -> None:
@@ -156,10 +120,11 @@ class _Seconds(ProgressColumn):
         return Text(f"{seconds:5.1f} s", style="dim")
 
 
-class LiveConsole:
-    """A row per process with a spinner and a bar; logs scroll above it."""
+class LiveConsole(Console):
+    """For a terminal: a row per process with a spinner and a bar; logs scroll above it."""
 
     def __init__(self) -> None:
+        super().__init__(with_logs=True)
         self._out = RichConsole(stderr=True, highlight=False, soft_wrap=True)
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓[/green]"),
@@ -171,7 +136,6 @@ class LiveConsole:
             auto_refresh=False,
         )
         self._rows: dict[str, TaskID] = {}
-        self._serving = False
 
     def starting(self, name: str) -> None:
         """See Console."""
@@ -226,3 +190,8 @@ class LiveConsole:
         """See Console."""
         if self._progress.live.is_started:
             self._progress.stop()
+
+
+def make_console(log_level: str = "info") -> Console:
+    """A live display if stderr is a terminal, else plain lines. `log_level` is the level of the processes' logs."""
+    return LiveConsole() if sys.stderr.isatty() else Console(with_logs=log_level in ("debug", "info"))

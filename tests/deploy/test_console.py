@@ -2,7 +2,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from deploy.console import Console, LiveConsole, PlainConsole, describe_loading, describe_ready, log_level_of, with_name
+from deploy.console import Console, LiveConsole, describe_loading, describe_ready, log_level_of, with_name
 
 
 def test_our_log_lines_carry_their_name_already() -> None:
@@ -28,7 +28,7 @@ def test_ready_shows_what_matters() -> None:
 
 
 def test_plain_lines_for_files_and_pipes(capsys: pytest.CaptureFixture[str]) -> None:
-    console = PlainConsole(with_logs=False)
+    console = Console(with_logs=False)
     console.starting("decode-0")
     console.loading("decode-0", {"what": "weights", "done": 0, "total": 2})
     console.loading("decode-0", {"what": "weights", "done": 1, "total": 2})
@@ -45,7 +45,7 @@ def test_plain_lines_for_files_and_pipes(capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
-@pytest.mark.parametrize("console", [PlainConsole(with_logs=True), LiveConsole()], ids=["plain", "live"])
+@pytest.mark.parametrize("console", [Console(with_logs=True), LiveConsole()], ids=["plain", "live"])
 def test_while_serving_what_baton_says_is_a_log_line_with_its_time(
     console: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,7 +60,7 @@ def test_while_serving_what_baton_says_is_a_log_line_with_its_time(
 
 
 def test_what_the_logs_tell_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    console = PlainConsole(with_logs=True)
+    console = Console(with_logs=True)
     console.loading("decode-0", {"what": "weights"})
     console.loading("decode-0", {"what": "KV memory"})
     console.loading("decode-0", {"what": "joining the gateway"})

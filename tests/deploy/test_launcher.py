@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.console import PlainConsole
+from deploy.console import Console
 from deploy.endings import Ended
 from deploy.launcher import Launcher, StartFailed
 from deploy.layout import ProcessSpec
@@ -99,7 +99,7 @@ def child_named(serve: Serve, name: str) -> psutil.Process:
 @pytest.fixture
 def launcher() -> Iterator[Launcher]:
     """One in this very process."""
-    with StopSignal() as stop, Launcher(PlainConsole(with_logs=False), stop, VirtualClock()) as found:
+    with StopSignal() as stop, Launcher(Console(with_logs=False), stop, VirtualClock()) as found:
         yield found
 
 
@@ -145,7 +145,7 @@ def test_what_a_process_has_started_ends_with_it(launcher: Launcher, tmp_path: P
 def test_another_start_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing that was said, heard or done of a process is believed of the one in its place."""
     clock = VirtualClock()
-    with StopSignal() as stop, Launcher(PlainConsole(with_logs=False), stop, clock) as launcher:
+    with StopSignal() as stop, Launcher(Console(with_logs=False), stop, clock) as launcher:
         said = """echo '{"event": "alive"}' >&$1; echo '{"event": "failed", "error": "why", "code": "c"}' >&$1; """
         launcher.start([shell(said + READY + "sleep 1000")])
         assert launcher.is_ready("x") and launcher.is_beating("x")
@@ -174,7 +174,7 @@ class HurriedClock(VirtualClock):
 
 def test_a_silent_start_fails_though_another_process_beats() -> None:
     clock = HurriedClock()
-    with StopSignal() as stop, Launcher(PlainConsole(with_logs=False), stop, clock) as launcher:
+    with StopSignal() as stop, Launcher(Console(with_logs=False), stop, clock) as launcher:
         launcher.start([ProcessSpec("beats", ("bash", "-c", READY + """yes '{"event": "alive"}' >&$1"""), {})])
         clock.hurries = True
         with pytest.raises(StartFailed, match=r"^x: no progress for 600 s while starting$"):

@@ -7,7 +7,7 @@ import pytest
 
 from deploy import serve
 from deploy.cli import main
-from deploy.console import PlainConsole
+from deploy.console import Console
 from deploy.host import count_gpus
 from runtime.settings import WorkerSettings
 
@@ -87,7 +87,7 @@ def test_workers_get_their_gpus_and_the_log_says_so(
         return 0
 
     monkeypatch.setattr(serve, "run", run)
-    monkeypatch.setattr("deploy.cli.make_console", lambda _: PlainConsole(with_logs=True))
+    monkeypatch.setattr("deploy.cli.make_console", lambda _: Console(with_logs=True))
     assert main(typed.split()) == 0
     assert [WorkerSettings.from_json(each).device for each in started] == devices
     assert [line for line in capsys.readouterr().err.splitlines() if "GPU" in line] == [

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from deploy.console import PlainConsole
+from deploy.console import Console
 from deploy.endings import Ended
 from deploy.launcher import Launcher
 from deploy.layout import ProcessSpec
@@ -70,7 +70,7 @@ class Stage:
             [ProcessSpec(name, (), {}) for name in NAMES],
             rules,
             self.clock,
-            PlainConsole(with_logs=True),
+            Console(with_logs=True),
             lambda name, given_up: f"{name} of {len(given_up)} is missed",
         )
 
