@@ -72,7 +72,6 @@ def serve(config: Config, console: Console) -> int:
     plan = serve_plan(config, model, name, count_cores(), cpus, gpus)
 
     check_keys(config, for_gateway=True)
-    check_api_keys(config)
     check_lengths(config, model, console)
     check_port_free(config["host"], config["port"])
 
@@ -97,12 +96,15 @@ def find_texts(config: Config, model: Path) -> Path:
 
 
 def check_keys(config: Config, *, for_gateway: bool) -> None:
-    """Checks the folder of --keys, if given, before any process starts. Raises ConfigError."""
+    """Checks the folder of --keys and, for a gateway, the file of --api-key-file, if given, before any process starts.
+    Raises ConfigError."""
     folder = config.path("keys")
     if folder is not None:
         read_keys(folder, for_gateway=for_gateway)
     elif "encrypt-data" in config.settings and config["encrypt-data"]:
         raise ConfigError("--encrypt-data needs --keys DIR: `baton keys new` makes one", param="encrypt-data")
+    if for_gateway and (file := config.path("api-key-file")) is not None:
+        read_api_keys(file)
 
 
 def first_name(config: Config, model: Path) -> str:
@@ -118,13 +120,6 @@ def first_name(config: Config, model: Path) -> str:
                     param="served-model-name",
                 )
     return (*names, model_name(model))[0]
-
-
-def check_api_keys(config: Config) -> None:
-    """Checks the file of --api-key-file, if given, before any process starts. Raises ConfigError."""
-    path = config.path("api-key-file")
-    if path is not None:
-        read_api_keys(path)
 
 
 def check_exposed(config: Config, host: str, name: str) -> None:
@@ -207,7 +202,6 @@ def gateway(config: Config, console: Console) -> int:
     model = find_model(config["model"])
     find_texts(config, model)
     check_keys(config, for_gateway=True)
-    check_api_keys(config)
     check_exposed(config, split_endpoint(config["control"], "--control")[0], "--control")
     check_context_length(model, config["context-length"])
     name = first_name(config, model)

@@ -17,7 +17,7 @@ from deploy.layout import (
     worker_plan,
 )
 from deploy.options import OPTIONS, options_for
-from deploy.serve import check_api_keys, check_exposed, first_name
+from deploy.serve import check_exposed, check_keys, first_name
 from model.kv_sizing import KvBudget, KvSize, choose_kv_size
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
@@ -46,9 +46,9 @@ def test_keys_do_not_make_nixl_safe_where_others_reach_it() -> None:
 
 
 def test_the_file_of_keys_is_read_before_anything_starts(tmp_path: Path) -> None:
-    check_api_keys(config("gateway"))
+    check_keys(config("gateway"), for_gateway=True)
     with pytest.raises(ConfigError, match=r"--api-key-file .*No such file"):
-        check_api_keys(config("gateway", api_key_file=str(tmp_path / "none")))
+        check_keys(config("gateway", api_key_file=str(tmp_path / "none")), for_gateway=True)
 
 
 def test_one_prefill_and_one_decode_by_default() -> None:
