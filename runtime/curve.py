@@ -69,8 +69,7 @@ class Curve(Security):
         self._context = context
         self._refusals = Refusals(log, "connection refused")
         self._refusals.counts.update({UNKNOWN_KEY: 0, NO_HANDSHAKE: 0})  # two threads count, each its own kind
-        self._allowed = AllowList(keys.folder)
-        self._doorkeeper = _Doorkeeper(context, self._allowed, self._refusals)
+        self._doorkeeper = _Doorkeeper(context, keys.folder, self._refusals)
         self._doorkeeper.configure_curve_callback(_DOMAIN, self._doorkeeper)
         self._doorkeeper.start()
         self._failures: list[Socket] = []  # one monitor for each guarded socket: reports failed handshakes
@@ -118,9 +117,9 @@ class Curve(Security):
                 f"address {endpoint!r} names no key, so its socket does not encrypt; expected one that does"
                 " (--keys; for KV, --encrypt-data at both ends)"
             )
-        if key != self._keys.gateway and self._allowed.name_of(key) is None:
+        if key != self._keys.gateway and owner_of(key, self._keys.folder)[0] is None:
             raise WireError(
-                f"address {endpoint!r} names the key {brief(key)}, which is not among {self._allowed.folder}"
+                f"address {endpoint!r} names the key {brief(key)}, which is not among {self._keys.folder / ALLOWED}"
             )
         self._set_pair(socket)
         socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
@@ -169,30 +168,22 @@ class AsPeersAsk(Security):
         return (self._curve if split_address(address)[1] else OPEN).unlock(socket, address)
 
 
-class AllowList:
-    """The keys that may connect. The files are read at each question, so changes count at once. If one file is no key,
-    or other users may change it, the list is empty."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / ALLOWED
-        self._keys_folder = folder
-        self.trouble = ""  # why the list is empty
-
-    def name_of(self, key: str) -> str | None:
-        """The name of the key's owner; None for a stranger's key."""
-        try:
-            names, self.trouble = allowed_in(self._keys_folder), ""
-        except (OSError, ConfigError) as error:
-            names, self.trouble = {}, str(error)
-        return names.get(key)
+def owner_of(key: str, folder: Path) -> tuple[str | None, str]:
+    """The name of the key's owner; None and why for a key that may not connect. The files are read at each question, so
+    changes count at once. If one file is no key, or other users may change it, nobody may connect."""
+    try:
+        name = allowed_in(folder).get(key)
+    except (OSError, ConfigError) as error:
+        return None, str(error)
+    return name, "" if name is not None else "not allowed"
 
 
 class _Doorkeeper(ThreadAuthenticator):
     """Answers libzmq, in its own thread, whether the key of a new connection is on the list."""
 
-    def __init__(self, context: "zmq.Context[Any]", allowed: AllowList, refusals: Refusals) -> None:
+    def __init__(self, context: "zmq.Context[Any]", folder: Path, refusals: Refusals) -> None:
         super().__init__(context)
-        self._list = allowed
+        self._folder = folder
         self._refusals = refusals
         self.secrets: set[str] = set()  # of data sockets
         self._asking = ""  # the address of the connection that is being checked
@@ -218,10 +209,10 @@ class _Doorkeeper(ThreadAuthenticator):
     def callback(self, domain: str, key: bytes) -> bool:
         """Called by pyzmq to check a key."""
         text = key.decode("ascii")
-        if self._list.name_of(text) is not None:
-            return True
-        self._refusals.note(UNKNOWN_KEY, address=self._asking, public_key=text, why=self._list.trouble or "not allowed")
-        return False
+        name, why = owner_of(text, self._folder)
+        if name is None:
+            self._refusals.note(UNKNOWN_KEY, address=self._asking, public_key=text, why=why)
+        return name is not None
 
 
 def without_secret(address: str) -> str:

@@ -16,10 +16,10 @@ from runtime.bus import bind_on_host
 from runtime.curve import (
     OPEN,
     PLAIN_MARK,
-    AllowList,
     AsPeersAsk,
     Curve,
     open_security,
+    owner_of,
     security_of_data,
     split_address,
     without_secret,
@@ -165,30 +165,30 @@ def test_without_its_thread_a_guarded_socket_takes_nobody_and_still_closes(
 
 
 def test_an_unreadable_list_admits_nobody_until_it_is_mended(net: Net) -> None:
-    allowed = AllowList(net.folder / "a")
+    folder = net.folder / "a"
     key = read_keys(net.folder / "b").public
-    assert allowed.name_of(key) == "b" and allowed.name_of(KEY) is None and not allowed.trouble
+    assert owner_of(key, folder) == ("b", "") and owner_of(KEY, folder) == (None, "not allowed")
     (net.folder / "a/allowed/half.key").write_text("# to be conti")
-    assert allowed.name_of(key) is None and "half.key': it is no key file" in allowed.trouble
+    name, why = owner_of(key, folder)
+    assert name is None and "half.key': it is no key file" in why
     (net.folder / "a/allowed/half.key").unlink()
-    assert allowed.name_of(key) == "b" and not allowed.trouble
+    assert owner_of(key, folder) == ("b", "")
     (net.folder / "a/allowed/b.key").chmod(0o606)
-    assert allowed.name_of(key) is None and "b.key': others may change it (mode 606)" in allowed.trouble
+    name, why = owner_of(key, folder)
+    assert name is None and "b.key': others may change it (mode 606)" in why
     (net.folder / "a/allowed/b.key").chmod(0o644)
-    assert allowed.name_of(key) == "b" and not allowed.trouble
+    assert owner_of(key, folder) == ("b", "")
     shutil.rmtree(net.folder / "a/allowed")
-    assert allowed.name_of(key) is None and "No such file" in allowed.trouble
+    name, why = owner_of(key, folder)
+    assert name is None and "No such file" in why
 
 
 def test_a_file_that_was_written_over_admits_the_new_key_and_not_the_old_one(net: Net, tmp_path: Path) -> None:
     new(tmp_path / "later", ["b"])
-    allowed, keys = (
-        AllowList(net.folder / "a"),
-        [read_keys(folder / "b").public for folder in (net.folder, tmp_path / "later")],
-    )
-    assert [allowed.name_of(key) for key in keys] == ["b", None]
+    keys = [read_keys(folder / "b").public for folder in (net.folder, tmp_path / "later")]
+    assert [owner_of(key, net.folder / "a")[0] for key in keys] == ["b", None]
     shutil.copyfile(tmp_path / "later/b/allowed/b.key", net.folder / "a/allowed/b.key")
-    assert [allowed.name_of(key) for key in keys] == [None, "b"]
+    assert [owner_of(key, net.folder / "a")[0] for key in keys] == [None, "b"]
 
 
 def test_only_who_is_known_is_dialled(net: Net, tmp_path: Path) -> None:
