@@ -4,11 +4,8 @@ A thin loop around membership.py and dispatch.py, which decide. Each member's me
 """
 
 import asyncio
-import secrets
 from collections import Counter
-from collections.abc import Mapping
 from operator import attrgetter
-from types import MappingProxyType
 
 from gateway.control_socket import ControlSocket
 from gateway.dispatch import FOREIGN, INVALID, Dispatch
@@ -36,7 +33,7 @@ from runtime.clock import Clock
 from runtime.log import get_log
 from runtime.refusals import Refusals
 from runtime.session import Envelope, Session, SessionLost, open_envelope
-from runtime.settings import GatewaySettings, Pairing
+from runtime.settings import Pairing
 
 TICK_S = 0.25
 DROPPED = "has dropped its connection"
@@ -53,11 +50,8 @@ class Control:
         clock: Clock,
         pairing: Pairing,
         rules: RetryRules,
-        launch_deadline_s: float = GatewaySettings.launch_deadline_s,
-        tokenizer: str = "",
-        facts: Mapping[str, str] = MappingProxyType({}),
+        membership: Membership,
     ) -> None:
-        """`tokenizer`, `facts`: see Membership."""
         self._socket = socket
         self._clock = clock
 
@@ -68,8 +62,8 @@ class Control:
         self._sessions: dict[bytes, Session] = {}  # of members, by the routing id of their sockets
         self.joined = Counter({str(role): 0 for role in Role})  # workers that became members, by role
 
-        self.membership = Membership(secrets.randbits(62), launch_deadline_s, tokenizer, facts)
-        self.dispatch = Dispatch(self.membership, clock, pairing, rules, self._send, self._lose, self.refusals)
+        self.membership = membership
+        self.dispatch = Dispatch(membership, clock, pairing, rules, self._send, self._lose, self.refusals)
 
     def start(self) -> None:
         """Begins to receive messages. Call it on the running loop."""

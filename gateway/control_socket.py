@@ -7,7 +7,6 @@ import zmq
 
 from protocol.errors import AddressInUse, ConfigError
 from protocol.messages_gateway import TO_GATEWAY
-from runtime.address import split_endpoint
 from runtime.curve import open_security
 from runtime.keys import Keys
 from runtime.log import get_log
@@ -26,7 +25,6 @@ class ControlSocket:
     key may connect. Call `start` on the running loop."""
 
     def __init__(self, endpoint: str, keys: Keys | None = None) -> None:
-        split_endpoint(endpoint, "control")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[bytes, bytes], None] | None = None
         self._is_scheduled = False

@@ -5,10 +5,8 @@ A body passes json_body, schemas and translate; generation and answering make th
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -22,11 +20,11 @@ from gateway.fault_guard import FaultGuard
 from gateway.generation import Generation
 from gateway.http_errors import error_response, status_response
 from gateway.json_body import check_content, parse_json, read_body
-from gateway.limits import Limits, check_list
+from gateway.limits import check_list
 from gateway.openapi import body_of, generation_responses
 from gateway.plain_requests import PlainRequests
 from gateway.request_id import HEADER, RequestIdMiddleware, request_id_of
-from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, check_counts, parse
+from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse
 from gateway.service import Service
 from gateway.sse import ChunkWriter, ResponseHead
 from gateway.status_routes import add_status
@@ -39,7 +37,7 @@ from runtime.log import get_log
 LONG_BODY_BYTES = 16 * 1024  # a longer body is parsed and tokenised in a thread, one at a time
 HUGE_BODY_BYTES = 256 * 1024  # a longer body is tokenised apart, so that shorter ones do not wait for it
 MAX_PATH_SHOWN = 200  # characters
-R = TypeVar("R", bound=GenerationRequest)
+AnyRequest = CompletionRequest | ChatRequest
 log = get_log("gateway.http")
 
 
@@ -106,7 +104,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     )
     async def completions(request: Request) -> Response:
         """Continues a prompt: text, token ids, or a list of either."""
-        return await _generation(service, request, CompletionRequest, service.translator.completion_prompts)
+        return await _generation(service, request, CompletionRequest)
 
     @app.post(
         "/v1/chat/completions",
@@ -116,14 +114,10 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     )
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
-        return await _generation(
-            service, request, ChatRequest, lambda parsed, limits: [service.translator.chat_prompt(parsed, limits)]
-        )
+        return await _generation(service, request, ChatRequest)
 
 
-async def _generation(
-    service: Service, request: Request, kind: type[R], tokenise: Callable[[R, Limits], list[list[int]]]
-) -> Response:
+async def _generation(service: Service, request: Request, kind: type[AnyRequest]) -> Response:
     """Answers a request if there is room for it. Its bytes count until they are tokens."""
     received_at = service.clock.now()
     check_content(request)
@@ -137,7 +131,7 @@ async def _generation(
 
         service.names.check(parsed.model)
         with service.admission.entering(parsed.num_choices * parsed.num_prompts):
-            prepare = partial(_prepared, service, parsed, tokenise)
+            prepare = partial(_prepared, service, parsed)
             if is_long:
                 async with service.one_huge_text if num_bytes > HUGE_BODY_BYTES else service.one_long_text:
                     rules, prompts = await asyncio.to_thread(prepare)
@@ -147,13 +141,13 @@ async def _generation(
     return await _answer(service, request, parsed, generation)
 
 
-async def _parsed(kind: type[R], raw: bytes, service: Service) -> R:
+async def _parsed(kind: type[AnyRequest], raw: bytes, service: Service) -> AnyRequest:
     """Parses a long body in a thread, so that other clients' tokens do not wait for it."""
     async with service.one_long_body:
         return await asyncio.to_thread(_checked, kind, raw, service)
 
 
-def _checked(kind: type[R], raw: bytes, service: Service) -> R:
+def _checked(kind: type[AnyRequest], raw: bytes, service: Service) -> AnyRequest:
     """All checks of a request that need no tokens."""
     body = parse_json(raw)
     if isinstance(body, dict):
@@ -164,19 +158,20 @@ def _checked(kind: type[R], raw: bytes, service: Service) -> R:
     return parsed
 
 
-def _prepared(
-    service: Service, parsed: R, tokenise: Callable[[R, Limits], list[list[int]]]
-) -> tuple[TextRules, list[Prompt]]:
+def _prepared(service: Service, parsed: AnyRequest) -> tuple[TextRules, list[Prompt]]:
     """The rules for the answer's text, and the prompts for the workers."""
     translator, limits = service.translator, service.limits
-    token_ids = tokenise(parsed, limits)
+    if isinstance(parsed, ChatRequest):
+        token_ids = [translator.chat_prompt(parsed, limits)]
+    else:
+        token_ids = translator.completion_prompts(parsed, limits)
     return translator.text_rules(parsed), translator.prompts(parsed, token_ids, limits)
 
 
 async def _started(
     service: Service,
     request: Request,
-    parsed: GenerationRequest,
+    parsed: AnyRequest,
     rules: TextRules,
     prompts: list[Prompt],
     received_at: float,
@@ -190,7 +185,7 @@ async def _started(
     return generation
 
 
-async def _answer(service: Service, request: Request, parsed: GenerationRequest, generation: Generation) -> Response:
+async def _answer(service: Service, request: Request, parsed: AnyRequest, generation: Generation) -> Response:
     """The response, streamed or whole."""
     created, is_chat = int(datetime.now(UTC).timestamp()), isinstance(parsed, ChatRequest)
     head = ResponseHead(generation.response_id, created, service.names.first, is_chat, parsed.return_token_ids is True)

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from http import HTTPStatus
 from types import SimpleNamespace
 
-import orjson
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.http_errors import RETRY_AFTER_S, status_object
+from gateway.http_errors import status_response
 from gateway.request_id import HEADER, new_request_id
 from runtime.log import get_log
 
@@ -50,11 +49,8 @@ def hang_up(transport: asyncio.Transport, flow: FlowControl, loop: asyncio.Abstr
 
 def raw_refusal(status: int, message: str) -> bytes:
     """A whole error response, for a request that reaches no application. The log has its id."""
-    request_id, body = new_request_id(), orjson.dumps(status_object(status, message))
+    request_id = new_request_id()
     log.debug("connection refused", x_request_id=request_id, status=status)
-    retry = f"retry-after: {RETRY_AFTER_S[status]}\r\n" if status in RETRY_AFTER_S else ""
-    head = (
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n{HEADER}: {request_id}\r\n{retry}connection: close\r\n\r\n"
-    )
-    return head.encode("ascii") + body
+    response = status_response(status, message, {HEADER: request_id, "connection": "close"})
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+    return head + b"".join(b"%s: %s\r\n" % header for header in response.raw_headers) + b"\r\n" + bytes(response.body)

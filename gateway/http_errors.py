@@ -42,20 +42,15 @@ def error_object(error: BatonError) -> dict[str, Any]:
     return _object(error.message, kind, error.param, error.code)
 
 
-def status_object(status: int, message: str) -> dict[str, Any]:
-    """The body for a fault in HTTP itself: an unknown path, a wrong method, a body that is too large."""
-    kind, code = FAULTS[status]
-    return _object(message, kind, None, code)
-
-
 def error_response(error: BatonError) -> Response:
     """The whole response for one of Baton's own errors."""
     return json_response(error_object(error), status_of(error))
 
 
 def status_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The whole response for a fault in HTTP itself."""
-    response = json_response(status_object(status, message), status)
+    """The whole response for a fault in HTTP itself: an unknown path, a wrong method, a body that is too large."""
+    kind, code = FAULTS[status]
+    response = json_response(_object(message, kind, None, code), status)
     response.headers.update(headers or {})
     return response
 

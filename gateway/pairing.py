@@ -58,6 +58,11 @@ class Pair:
     decode: Member
     prefill: Member | None
 
+    @property
+    def workers(self) -> tuple[Member, ...]:
+        """One or two."""
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
 
 class Loads(dict[WorkerKey, Load]):
     """The load of each worker, from the requests in flight. A worker without load is absent."""
@@ -137,24 +142,17 @@ def least_loaded(
     """The least loaded prefill and decode workers, or the least loaded unified worker if that has less load than
     both. Equals take turns."""
 
-    def lightest(workers: Sequence[Member]) -> tuple[float, Member]:
+    def share(member: Member) -> float:
+        return weight(member, loads.get(member.key, Load()))
+
+    def lightest(workers: Sequence[Member]) -> Member:
         start = turn % len(workers)
-        rotated = [*workers[start:], *workers[:start]]
-        weighed = [(weight(member, loads.get(member.key, Load())), member) for member in rotated]
-        return min(weighed, key=lambda each: each[0])
+        return min((*workers[start:], *workers[:start]), key=share)
 
-    alone = lightest(unified) if unified else None
-    if not (prefills and decodes):
-        assert alone is not None, "the caller checked that some worker can serve"
-        return Pair(alone[1], None)
-
-    prefill_weight, prefill = lightest(prefills)
-    decode_weight, decode = lightest(decodes)
-
-    pair_weight = max(prefill_weight, decode_weight)
-    if alone is not None and (alone[0] < pair_weight or (alone[0] == pair_weight and turn % 2)):
-        return Pair(alone[1], None)
-    return Pair(decode, prefill)
+    options = [Pair(lightest(decodes), lightest(prefills))] if prefills and decodes else []
+    if unified:
+        options.insert(0 if turn % 2 else 1, Pair(lightest(unified), None))  # among equals the first is taken
+    return min(options, key=lambda pair: max(share(member) for member in pair.workers))
 
 
 def weight(member: Member, load: Load) -> float:

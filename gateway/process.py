@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from gateway.control_socket import ControlSocket
 from gateway.http_app import build_app
 from gateway.http_protocol import BoundedHttp
 from gateway.limits import Limits
+from gateway.membership import Membership
 from gateway.metrics import Metrics
 from gateway.model_folder import model_facts, read_model_folder
 from gateway.model_names import ModelNames
@@ -110,16 +112,11 @@ class Gateway:
         if not facts:
             log.warning("config.json names no architecture: workers are not compared with it", model=settings.model)
 
+        tokenizer_sum = "" if settings.tokenizer is not None else tokenizer_digest(folder.path)
+        membership = Membership(secrets.randbits(62), settings.launch_deadline_s, tokenizer_sum, facts)
+        rules = RetryRules(settings.max_attempts, settings.retry_wait_s)
         self._control_socket = ControlSocket(settings.control, keys)
-        self.control = Control(
-            self._control_socket,
-            clock,
-            settings.pairing,
-            RetryRules(settings.max_attempts, settings.retry_wait_s),
-            settings.launch_deadline_s,
-            "" if settings.tokenizer is not None else tokenizer_digest(folder.path),
-            facts,
-        )
+        self.control = Control(self._control_socket, clock, settings.pairing, rules, membership)
 
         try:
             self._http_socket = listen(settings.host, settings.port, BACKLOG)
@@ -130,7 +127,7 @@ class Gateway:
 
         names = ModelNames(settings.served_model_name, settings.model_as_typed)
         requests = self.control.dispatch.requests
-        metrics = Metrics(names.first, lambda: self.control.membership.members, lambda: len(requests))
+        metrics = Metrics(names.first, lambda: membership.members, lambda: len(requests))
         add_control(metrics.registry, self.control, self._control_socket.refused)
 
         self.service = Service(

@@ -10,7 +10,7 @@ import zmq
 
 from gateway.control import TICK_S, Control
 from gateway.control_socket import ControlSocket
-from gateway.membership import LOST_AFTER_S
+from gateway.membership import LOST_AFTER_S, Membership
 from gateway.retry import RetryRules
 from tests.explore_handoff.sockets import SimulatedRouter
 from tests.explore_handoff.workers import GATEWAY_ENDPOINT, Surroundings
@@ -53,8 +53,8 @@ class GatewayProcess:
         self._router.bind(GATEWAY_ENDPOINT)
         rules = RetryRules(max_attempts=3, wait_s=4.0)
         socket = cast(ControlSocket, RoutedMessages(self._router))
-        self.control = Control(socket, world.agenda.clock, world.scenario.pairing, rules, LAUNCH_DEADLINE_S)
-        self.control.membership.gateway_instance = number
+        membership = Membership(number, LAUNCH_DEADLINE_S)
+        self.control = Control(socket, world.agenda.clock, world.scenario.pairing, rules, membership)
         self._last_look = world.agenda.now
         self._is_turning = False
         world.agenda.after(TICK_S, self._tick)

@@ -14,6 +14,7 @@ from gateway.control import Control
 from gateway.control_socket import ControlSocket
 from gateway.detokenizer import NoText
 from gateway.generation import Generation
+from gateway.membership import Membership
 from gateway.metrics import Metrics
 from gateway.retry import RetryRules
 from gateway.sse import ChunkWriter, ResponseHead
@@ -53,7 +54,8 @@ class Call:
 
     def __init__(self) -> None:
         self.wire = Wire()
-        self.control = Control(cast(ControlSocket, self.wire), MonotonicClock(), "least_loaded", RetryRules(1, 0.0))
+        socket, rules = cast(ControlSocket, self.wire), RetryRules(1, 0.0)
+        self.control = Control(socket, MonotonicClock(), "least_loaded", rules, Membership(7))
         joined = register("u", 1, Role.UNIFIED)
         self._identity = f"u#{joined.address.instance}".encode()
         self.say(joined)

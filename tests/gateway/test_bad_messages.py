@@ -10,7 +10,7 @@ import pytest
 
 from gateway.control import Control
 from gateway.control_socket import ControlSocket
-from gateway.membership import WorkerKey
+from gateway.membership import Membership, WorkerKey
 from gateway.requests import Delivery
 from gateway.retry import RetryRules
 from gateway.translate import Prompt
@@ -64,7 +64,9 @@ class Bench:
         self._ends = WorkerEnds()
         self.got: list[int] = []
         self.finish: FinishReason | None = None
-        self.control = Control(cast(ControlSocket, self), VirtualClock(), "round_robin", RetryRules(3, 4.0))
+        self.control = Control(
+            cast(ControlSocket, self), VirtualClock(), "round_robin", RetryRules(3, 4.0), Membership(7)
+        )
         for key, role in ((PREFILL, Role.PREFILL), (DECODE, Role.DECODE), (OTHER, Role.DECODE)):
             self.say(key.identity, register(key, role))
         self.control.dispatch.assign("r1", Prompt((1, 2, 3), SamplingParams(len(OUTPUTS)), 1), self)

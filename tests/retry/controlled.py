@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from gateway.control import Control
 from gateway.control_socket import ControlSocket
-from gateway.membership import LOST_AFTER_S, WorkerKey
+from gateway.membership import LOST_AFTER_S, Membership, WorkerKey
 from gateway.requests import Delivery
 from gateway.retry import RetryRules
 from gateway.translate import Prompt
@@ -91,7 +91,7 @@ class Controlled(Cluster):
         self._silent: set[bytes] = set()  # dead, and the gateway's sends to them do not fail
         self._ends = WorkerEnds()
         socket = cast(ControlSocket, Wires(self._ends, self._take))
-        self.control = Control(socket, self.clock, "round_robin", RetryRules(max_attempts, 4.0))
+        self.control = Control(socket, self.clock, "round_robin", RetryRules(max_attempts, 4.0), Membership(7))
         self._keys = {id(self._worker(instance)): self._key(instance) for instance in self.addresses}
         for instance in list(self.addresses):
             self.join(instance)
