@@ -107,11 +107,8 @@ def trial(attention: VarlenAttention, layout: KvLayout, num_heads: int, device: 
     cpu = CpuAttention()
     expected_THD = cpu.attend(q_THD, kv_layer, cpu.plan(inp, layout))
 
-    moved: dict[str, Any] = {
-        name: value.to(device) if isinstance(value, Tensor) else value for name, value in vars(inp).items()
-    }
     try:
-        plan = attention.plan(ModelInput(**moved), layout)
+        plan = attention.plan(inp.mapped(lambda each: each.to(device)), layout)
         out_THD = attention.attend(q_THD.to(device), kv_layer.to(device), plan).cpu()
     except (RuntimeError, ValueError, TypeError) as error:
         return f"torch's varlen attention refuses pages of {layout.page_size} {layout.dtype} tokens here: {error}"

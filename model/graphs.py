@@ -59,17 +59,7 @@ class Lanes:
 
     def first(self, count: int) -> ModelInput:
         """The first `count` lanes, in the same memory."""
-        inp = self.input
-        return replace(
-            inp,
-            input_ids_T=inp.input_ids_T[:count],
-            positions_T=inp.positions_T[:count],
-            slots_T=inp.slots_T[:count],
-            page_table_BP=inp.page_table_BP[:count],
-            seq_lens_B=inp.seq_lens_B[:count],
-            num_decodes=count,
-            logit_indices_L=inp.logit_indices_L[:count],
-        )
+        return replace(self.input.mapped(lambda lanes: lanes[:count]), num_decodes=count)
 
     def fill(self, decodes: ModelInput, count: int) -> None:
         """Copies `decodes` into the first lanes and pads up to `count`.

@@ -3,8 +3,11 @@
 Shapes: T tokens, B requests, P pages of the longest context in the batch, L rows of wanted logits.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -26,3 +29,18 @@ class ModelInput:
     num_decodes: int
     max_decode_seq_len: int  # host upper bound of the decodes' seq_lens; 0 without decodes
     logit_indices_L: Tensor  # into T; L may be 0, entries may repeat
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors, by their fields."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "ModelInput":
+        """The same input with `change` applied to every tensor."""
+        changed: dict[str, Any] = {name: change(value) for name, value in self.tensors.items()}
+        return replace(self, **changed)
+
+
+def int64_column(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """The values as an int64 tensor on `device`. The host does not wait for the copy."""
+    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)

@@ -8,7 +8,7 @@ Shapes: L rows, N of them that use a mask, E token ids, V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ _CACHED: Final = 2**18  # logits that stay in a CPU's cache
 _DIGITS: Final = ((22, 2**10), (11, 2**11), (0, 2**11))  # of a 32-bit key, highest first: (shift, number of values)
 
 
-@dataclass(frozen=True)
-class Banned:
+class Banned(NamedTuple):
     """Tokens that N rows may not draw yet."""
 
     rows_N: Tensor  # int64
@@ -31,12 +30,8 @@ class Banned:
     until_N: Tensor  # int64; a row's ban holds while its position is lower
 
 
-@dataclass(frozen=True)
-class SamplingInput:
-    """Sampling parameters of L rows. Tensors are on the model's device.
-
-    `top_k_N`, `top_p_N` and `min_p_N` are the rows (int64) that use that mask; None: no row does.
-    """
+class ParamColumns(NamedTuple):
+    """Sampling parameters of L rows, on the model's device."""
 
     temperature_L: Tensor  # float32; 0: greedy
     top_k_L: Tensor  # int64; 0: off
@@ -44,20 +39,34 @@ class SamplingInput:
     min_p_L: Tensor  # float32; 0: off
     seed_L: Tensor  # int64
     choice_L: Tensor  # int64
-    position_L: Tensor  # int64: tokens before the sampled one, prompt included
-    all_greedy: bool
+
+
+class AskingRows(NamedTuple):
+    """The rows (int64, on the device) that use each mask; None: no row does.
+
+    The host knows them, so the sampler need not search for them on the device.
+    """
+
     top_k_N: Tensor | None
     top_p_N: Tensor | None
     min_p_N: Tensor | None
+    all_greedy: bool
+
+
+@dataclass(frozen=True)
+class SamplingInput:
+    """What L rows are sampled with. Tensors are on the model's device."""
+
+    params: ParamColumns
+    asking: AskingRows
+    position_L: Tensor  # int64: tokens before the sampled one, prompt included
     banned: Banned | None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All its tensors."""
-        columns = (self.temperature_L, self.top_k_L, self.top_p_L, self.min_p_L, self.seed_L, self.choice_L)
-        asked = [rows_N for rows_N in (self.top_k_N, self.top_p_N, self.min_p_N) if rows_N is not None]
-        banned = () if self.banned is None else (self.banned.rows_N, self.banned.ids_NE, self.banned.until_N)
-        return (*columns, self.position_L, *asked, *banned)
+        found = (*self.params, *self.asking, *(self.banned or ()), self.position_L)
+        return tuple(each for each in found if isinstance(each, Tensor))
 
 
 @torch.no_grad()
@@ -75,13 +84,13 @@ def sample(logits_LV: Tensor, s: SamplingInput) -> Tensor:
     greedy_L = logits_LV.argmax(dim=-1)
     largest_L = logits_LV.gather(1, greedy_L[:, None])[:, 0]  # NaN if the row has one
     has_none_L = largest_L - largest_L != 0  # not finite; isfinite() takes ten times as long
-    if s.all_greedy:
+    if s.asking.all_greedy:
         return greedy_L.masked_fill_(has_none_L, NOT_A_TOKEN)
 
-    is_greedy_L = s.temperature_L < GREEDY_BELOW
-    scaled_LV = logits_LV / torch.where(is_greedy_L, 1.0, s.temperature_L)[:, None]
+    is_greedy_L = s.params.temperature_L < GREEDY_BELOW
+    scaled_LV = logits_LV / torch.where(is_greedy_L, 1.0, s.params.temperature_L)[:, None]
     masked_LV = mask_logits(scaled_LV, s)
-    uniform_L = uniform(s.seed_L, s.choice_L, s.position_L)
+    uniform_L = uniform(s.params.seed_L, s.params.choice_L, s.position_L)
     tokens_L = torch.where(is_greedy_L, greedy_L, _draw(masked_LV, uniform_L))
     return tokens_L.masked_fill_(has_none_L, NOT_A_TOKEN)
 
@@ -89,9 +98,9 @@ def sample(logits_LV: Tensor, s: SamplingInput) -> Tensor:
 def mask_logits(scaled_LV: Tensor, s: SamplingInput) -> Tensor:
     """Temperature-scaled logits with -inf where top-k, top-p or min-p excludes a token. `scaled_LV` is changed."""
     for mask, rows_N, column_L in (
-        (_mask_top_k, s.top_k_N, s.top_k_L),
-        (_mask_top_p, s.top_p_N, s.top_p_L),
-        (_mask_min_p, s.min_p_N, s.min_p_L),
+        (_mask_top_k, s.asking.top_k_N, s.params.top_k_L),
+        (_mask_top_p, s.asking.top_p_N, s.params.top_p_L),
+        (_mask_min_p, s.asking.min_p_N, s.params.min_p_L),
     ):
         if rows_N is not None:
             _mask_rows(scaled_LV, mask, rows_N, column_L)

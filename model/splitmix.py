@@ -14,7 +14,7 @@ _SECOND: Final = 0x94D049BB133111EB
 
 
 def signed(value: int) -> int:
-    """The int64 with the same 64 bits as the non-negative `value`."""
+    """The int64 with the low 64 bits of `value`."""
     value &= _WRAP
     return value - (1 << 64) if value >> 63 else value
 

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model.inputs import ModelInput
+from model.inputs import ModelInput, int64_column
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import Runner
@@ -25,7 +25,6 @@ from protocol.request import SamplingParams
 from runtime.clock import Clock
 from scheduler.forward_batch import ForwardBatch, LaunchPlan
 from scheduler.future_map import FutureMap
-from scheduler.keep_alive import KeepAliveRing
 from scheduler.page_allocator import PageAllocator
 from scheduler.req import Req
 from scheduler.request_check import request_fault
@@ -102,9 +101,8 @@ class Engine:
         self._forward_clock = forward_clock
         self._debug = debug
 
-        self._keep_alive = KeepAliveRing()
         self._newest_ticket = 0
-        self._copies: deque[tuple[int, Event]] = deque()
+        self._copies: deque[tuple[int, Event, list[Tensor]]] = deque()  # (ticket, it is done, what it reads)
         self._copy_error: Exception | None = None
 
     def warm_up(self) -> None:
@@ -162,7 +160,7 @@ class Engine:
         if not in_twin or not isinstance(self.kv, MirroredKv):
             self.copy_pages(sources, targets)
             return None
-        self._enqueue(self._staging, self.kv.stage_in, self._column(in_twin))
+        self._enqueue(self._staging, self.kv.stage_in, in_twin)
         self._copy_pages(self._staging, sources, targets)
         return self._copies[-1][1]
 
@@ -172,21 +170,19 @@ class Engine:
 
     def _copy_pages(self, stream: Stream, sources: Sequence[int], targets: Sequence[int]) -> None:
         if sources:
-            self._enqueue(stream, self.kv.copy_pages, self._column(sources), self._column(targets))
+            self._enqueue(stream, self.kv.copy_pages, sources, targets)
 
-    def _column(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
-
-    def _enqueue(self, stream: Stream, copy: Callable[..., None], *tensors: Tensor) -> None:
+    def _enqueue(self, stream: Stream, copy: Callable[..., None], *pages: Sequence[int]) -> None:
         """Enqueues a copy with its own ticket, so that its pages are not reused before it is done.
 
-        A copy on the staging stream may only touch pages that no launch uses yet.
+        A copy on the staging stream may only touch pages that no launch uses yet. The tensors of page numbers live
+        until it is done, as a launch's tensors do in `in_flight`.
         """
+        tensors = [int64_column(each, self.device) for each in pages]
         self._newest_ticket += 1
         stream.wait(self._schedule.record())
         stream.launch([partial(self._copy, copy)], *tensors)
-        self._keep_alive.hold(self._newest_ticket, tensors)
-        self._copies.append((self._newest_ticket, stream.record()))
+        self._copies.append((self._newest_ticket, stream.record(), tensors))
 
     def _copy(self, copy: Callable[..., None], *tensors: Tensor) -> None:
         """Runs within a stream. A failure ends the worker: nobody can tell which requests' KV is incomplete."""
@@ -208,12 +204,11 @@ class Engine:
         self._newest_ticket += 1
         self.num_launches += 1
         written = self._pages_written(plan)
-        launch = Launch(self._newest_ticket, plan, batch, self._column(written) if written else None)
+        launch = Launch(self._newest_ticket, plan, batch, int64_column(written, self.device) if written else None)
         self._forward.wait(self._schedule.record())
         self._forward.launch([self._resolve, self._compute, self._sample], launch)
         launch.copy_done = self._forward.record()
 
-        self._keep_alive.hold(launch.ticket, batch)
         if plan.running is not None:
             self.future_map.set_input_ids_sentinel(plan.running)
         self.in_flight.append(launch)
@@ -260,7 +255,6 @@ class Engine:
         oldest = [self.in_flight[0].ticket] if self.in_flight else []
         oldest += [self._copies[0][0]] if self._copies else []
         completed = min(oldest) - 1 if oldest else self._newest_ticket
-        self._keep_alive.release(completed)
         return self.retired.collect(completed)
 
     def close(self) -> None:

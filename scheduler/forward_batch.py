@@ -5,14 +5,15 @@ changed by the time the launch runs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.inputs import ModelInput
+from model.inputs import ModelInput, int64_column
 from model.sampler import SamplingInput
 from protocol.kv_layout import pages_for
 from scheduler.req import Req
@@ -69,10 +70,9 @@ class ForwardBatch:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors that the forward reads. They were made on the schedule stream."""
-        inp, sampling = self.input, self.sampling
-        found = (inp.input_ids_T, inp.positions_T, inp.slots_T, inp.page_table_BP, inp.seq_lens_B, inp.logit_indices_L)
         relay = (self.stash_rows_L, self.stash_owners_L, self.decode_owners_B)
-        return (*found, *relay, *(() if sampling is None else sampling.tensors))
+        sampling = () if self.sampling is None else self.sampling.tensors
+        return (*self.input.tensors.values(), *relay, *sampling)
 
     @staticmethod
     def init_new(plan: LaunchPlan, rows: RowPool, page_size: int, device: torch.device) -> "ForwardBatch":
@@ -86,7 +86,7 @@ class ForwardBatch:
 
         if chunks:
             inputs.append(_extend_input(chunks, rows, page_size, device))
-            stash_rows.append(_column([req.row for req in samples], device))
+            stash_rows.append(int64_column([req.row for req in samples], device))
             stash_owners.append(owners_of(samples, device))
 
         if running is not None:
@@ -97,9 +97,9 @@ class ForwardBatch:
             stash_owners.append(members.owners_B)
             samples += members.reqs
 
-        decode_owners_B = _column([], device) if running is None else members.owners_B
+        decode_owners_B = int64_column([], device) if running is None else members.owners_B
         if not plan.relay:
-            stash_rows, stash_owners = [_column([], device)], [_column([], device)]
+            stash_rows, stash_owners = [int64_column([], device)], [int64_column([], device)]
         return ForwardBatch(
             input=inputs[0] if len(inputs) == 1 else _joined(*inputs),
             has_sentinels=running is not None,
@@ -109,10 +109,6 @@ class ForwardBatch:
             stash_owners_L=stash_owners[0] if len(stash_owners) == 1 else torch.cat(stash_owners),
             decode_owners_B=decode_owners_B,
         )
-
-
-def _column(values: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def _extend_input(chunks: Sequence[ExtendChunk], rows: RowPool, page_size: int, device: torch.device) -> ModelInput:
@@ -135,18 +131,18 @@ def _extend_input(chunks: Sequence[ExtendChunk], rows: RowPool, page_size: int, 
 
     seq_lens = tuple(chunk.end for chunk in chunks)
     num_pages = pages_for(max(seq_lens, default=0), page_size)
-    rows_E = _column([chunk.req.row for chunk in chunks], device)
+    rows_E = int64_column([chunk.req.row for chunk in chunks], device)
     return ModelInput(
-        input_ids_T=_column(ids, device),
+        input_ids_T=int64_column(ids, device),
         positions_T=joined(positions),
         slots_T=joined(slots),
         page_table_BP=rows.req_to_page[:, :num_pages].index_select(0, rows_E),
-        seq_lens_B=_column(seq_lens, device),
+        seq_lens_B=int64_column(seq_lens, device),
         extend_lens=tuple(chunk.end - chunk.start for chunk in chunks),
         extend_seq_lens=seq_lens,
         num_decodes=0,
         max_decode_seq_len=0,
-        logit_indices_L=_column(logits, device),
+        logit_indices_L=int64_column(logits, device),
     )
 
 
@@ -175,21 +171,15 @@ def _decode_input(
 
 def _joined(extends: ModelInput, decodes: ModelInput) -> ModelInput:
     """Joins prompt chunks and decodes into one forward. The narrower page table is padded with page 0."""
-    tables = (extends.page_table_BP, decodes.page_table_BP)
-    width = max(table.shape[1] for table in tables)
-    num_extend_tokens = extends.input_ids_T.shape[0]
-    return ModelInput(
-        input_ids_T=torch.cat((extends.input_ids_T, decodes.input_ids_T)),
-        positions_T=torch.cat((extends.positions_T, decodes.positions_T)),
-        slots_T=torch.cat((extends.slots_T, decodes.slots_T)),
-        page_table_BP=torch.cat([F.pad(table, (0, width - table.shape[1])) for table in tables]),
-        seq_lens_B=torch.cat((extends.seq_lens_B, decodes.seq_lens_B)),
-        extend_lens=extends.extend_lens,
-        extend_seq_lens=extends.extend_seq_lens,
-        num_decodes=decodes.num_decodes,
-        max_decode_seq_len=decodes.max_decode_seq_len,
-        logit_indices_L=torch.cat((extends.logit_indices_L, decodes.logit_indices_L + num_extend_tokens)),
+    width = max(extends.page_table_BP.shape[1], decodes.page_table_BP.shape[1])
+    extends, decodes = (
+        replace(each, page_table_BP=F.pad(each.page_table_BP, (0, width - each.page_table_BP.shape[1])))
+        for each in (extends, decodes)
     )
+    decodes = replace(decodes, logit_indices_L=decodes.logit_indices_L + extends.input_ids_T.shape[0])
+    seconds = decodes.tensors
+    tensors: dict[str, Any] = {name: torch.cat((first, seconds[name])) for name, first in extends.tensors.items()}
+    return replace(decodes, extend_lens=extends.extend_lens, extend_seq_lens=extends.extend_seq_lens, **tensors)
 
 
 def _sampling(
@@ -203,7 +193,7 @@ def _sampling(
 
     columns = SamplingColumns.of(firsts, device)
     ends = [chunk.end for chunk in chunks for _ in chunk.samples]
-    position_L = _column(ends, device)
+    position_L = int64_column(ends, device)
     if running is None:
         return columns.input(firsts, position_L)
 

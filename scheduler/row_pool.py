@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model.inputs import int64_column
 from scheduler.req import Req
 
 OWNER_SHIFT: Final = 32  # bits; a token is smaller than 2**32, and a row is handed out fewer than 2**31 times
@@ -62,5 +63,4 @@ class RowPool:
 
 def owners_of(reqs: Sequence[Req], device: torch.device) -> Tensor:
     """(N,) int64: the generations of the requests' rows, shifted by OWNER_SHIFT to leave room for a token."""
-    shifted = [req.row_generation << OWNER_SHIFT for req in reqs]
-    return torch.tensor(shifted, dtype=torch.int64).to(device, non_blocking=True)
+    return int64_column([req.row_generation << OWNER_SHIFT for req in reqs], device)

@@ -10,36 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.sampler import Banned, SamplingInput
+from model.inputs import int64_column
+from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput
+from model.splitmix import signed
 from scheduler.req import Req
 
 _NO_ID = -1  # bans nothing
 _MAX_ID = 2**31  # no vocabulary is larger
-
-
-@dataclass(frozen=True)
-class AskingRows:
-    """The rows that use each filter. The host knows them, so the sampler need not search for them on the device."""
-
-    all_greedy: bool
-    top_k_N: Tensor | None  # int64 rows on the device; None when no row uses the filter
-    top_p_N: Tensor | None
-    min_p_N: Tensor | None
-
-    @staticmethod
-    def of(reqs: Sequence[Req], device: torch.device) -> "AskingRows":
-        """The rows of `reqs`, in their order."""
-        params = [req.sampling for req in reqs]
-
-        def rows(asks: list[bool]) -> Tensor | None:
-            return _int64([row for row, is_asking in enumerate(asks) if is_asking], device) if any(asks) else None
-
-        return AskingRows(
-            all_greedy=all(p.temperature == 0 for p in params),
-            top_k_N=rows([p.top_k > 0 for p in params]),
-            top_p_N=rows([p.top_p < 1 for p in params]),
-            min_p_N=rows([p.min_p > 0 for p in params]),
-        )
 
 
 @dataclass(frozen=True)
@@ -56,55 +33,45 @@ class Endings:
         if not rows:
             return Endings((), None)
 
-        lists: dict[int, int] = {}  # id of a SamplingParams -> index of its list
-        found: list[list[int]] = []
-        for row in rows:
-            params = reqs[row].sampling
-            if id(params) not in lists:
-                lists[id(params)] = len(found)
-                found.append([token for token in params.ending_ids if 0 <= token < _MAX_ID])
-
+        shared = {id(reqs[row].sampling): reqs[row].sampling for row in rows}
+        found = [[token for token in each.ending_ids if 0 <= token < _MAX_ID] for each in shared.values()]
         longest = max(map(len, found))
         filled = [ids + [_NO_ID] * (longest - len(ids)) for ids in found]
-        ids_NE = _int64(filled, device).view(len(found), longest)
-        which_N = _int64([lists[id(reqs[row].sampling)] for row in rows], device)
+
+        place_of = {params_id: place for place, params_id in enumerate(shared)}
+        which_N = int64_column([place_of[id(reqs[row].sampling)] for row in rows], device)
+        ids_NE = int64_column(filled, device).index_select(0, which_N)
         until = [reqs[row].prompt_len - reqs[row].num_replayed + reqs[row].sampling.min_tokens for row in rows]
-        return Endings(
-            tuple(rows), Banned(_int64(rows, device), ids_NE.index_select(0, which_N), _int64(until, device))
-        )
+        return Endings(tuple(rows), Banned(int64_column(rows, device), ids_NE, int64_column(until, device)))
 
     def take(self, keep: Sequence[int]) -> "Endings":
         """Endings of the rows `keep`."""
         if self.banned is None:
             return self
         place_of = {row: place for place, row in enumerate(self.rows)}
-        kept = [(row, place_of[old]) for row, old in enumerate(keep) if old in place_of]
+        kept = {row: place_of[old] for row, old in enumerate(keep) if old in place_of}
         if not kept:
             return Endings((), None)
         device = self.banned.rows_N.device
-        index_N = _int64([place for _, place in kept], device)
-        rows = tuple(row for row, _ in kept)
+        index_N = int64_column(list(kept.values()), device)
         ids_NE, until_N = self.banned.ids_NE.index_select(0, index_N), self.banned.until_N.index_select(0, index_N)
-        return Endings(rows, Banned(_int64(rows, device), ids_NE, until_N))
+        return Endings(tuple(kept), Banned(int64_column(list(kept), device), ids_NE, until_N))
 
     def concat(self, other: "Endings", num_rows: int) -> "Endings":
         """Endings of this batch of `num_rows` rows followed by the other's rows."""
         if other.banned is None:
             return self
         rows = self.rows + tuple(row + num_rows for row in other.rows)
-        others = Banned(other.banned.rows_N + num_rows, other.banned.ids_NE, other.banned.until_N)
+        others = other.banned._replace(rows_N=other.banned.rows_N + num_rows)
         if self.banned is None:
             return Endings(rows, others)
 
-        mine = self.banned
-        width = max(mine.ids_NE.shape[1], others.ids_NE.shape[1])
-        ids = [F.pad(each.ids_NE, (0, width - each.ids_NE.shape[1]), value=_NO_ID) for each in (mine, others)]
-        banned = Banned(
-            torch.cat((mine.rows_N, others.rows_N)),
-            torch.cat(ids),
-            torch.cat((mine.until_N, others.until_N)),
-        )
-        return Endings(rows, banned)
+        width = max(self.banned.ids_NE.shape[1], others.ids_NE.shape[1])
+        both = [
+            each._replace(ids_NE=F.pad(each.ids_NE, (0, width - each.ids_NE.shape[1]), value=_NO_ID))
+            for each in (self.banned, others)
+        ]
+        return Endings(rows, Banned(*map(torch.cat, zip(*both, strict=True))))
 
     def for_launch(self, reqs: Sequence[Req]) -> Banned | None:
         """The bans of the next launch; None once every row is past min_tokens."""
@@ -115,73 +82,56 @@ class Endings:
 class SamplingColumns:
     """B rows. Tensors are replaced, never written in place."""
 
+    params: ParamColumns
     asking: AskingRows
     endings: Endings
-    temperature_B: Tensor
-    top_k_B: Tensor
-    top_p_B: Tensor
-    min_p_B: Tensor
-    seed_B: Tensor
-    choice_B: Tensor
 
     @staticmethod
     def of(reqs: Sequence[Req], device: torch.device) -> "SamplingColumns":
         """Columns for `reqs`, in their order."""
-        params = [req.sampling for req in reqs]
+        sampling = [req.sampling for req in reqs]
 
-        def column(values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32).to(device, non_blocking=True)
 
-        return SamplingColumns(
-            asking=AskingRows.of(reqs, device),
-            endings=Endings.of(reqs, device),
-            temperature_B=column([p.temperature for p in params], torch.float32),
-            top_k_B=column([p.top_k for p in params], torch.int64),
-            top_p_B=column([p.top_p for p in params], torch.float32),
-            min_p_B=column([p.min_p for p in params], torch.float32),
-            seed_B=column([_as_int64(p.seed) for p in params], torch.int64),
-            choice_B=column([req.choice for req in reqs], torch.int64),
+        params = ParamColumns(
+            temperature_L=column([each.temperature for each in sampling]),
+            top_k_L=int64_column([each.top_k for each in sampling], device),
+            top_p_L=column([each.top_p for each in sampling]),
+            min_p_L=column([each.min_p for each in sampling]),
+            seed_L=int64_column([signed(each.seed) for each in sampling], device),
+            choice_L=int64_column([req.choice for req in reqs], device),
         )
-
-    def _columns(self) -> tuple[Tensor, ...]:
-        return (self.temperature_B, self.top_k_B, self.top_p_B, self.min_p_B, self.seed_B, self.choice_B)
+        return SamplingColumns(params, asking_rows(reqs, device), Endings.of(reqs, device))
 
     def take(self, keep: Sequence[int], reqs: Sequence[Req]) -> "SamplingColumns":
         """The rows `keep`, whose requests are `reqs`."""
-        device = self.seed_B.device
-        keep_N = _int64(keep, device)
-        columns = (column.index_select(0, keep_N) for column in self._columns())
-        return SamplingColumns(AskingRows.of(reqs, device), self.endings.take(keep), *columns)
+        device = self.params.seed_L.device
+        keep_N = int64_column(keep, device)
+        params = ParamColumns(*(column.index_select(0, keep_N) for column in self.params))
+        return SamplingColumns(params, asking_rows(reqs, device), self.endings.take(keep))
 
     def concat(self, other: "SamplingColumns", reqs: Sequence[Req]) -> "SamplingColumns":
         """These rows, then the other's; `reqs` are the requests of both."""
-        columns = (torch.cat(pair) for pair in zip(self._columns(), other._columns(), strict=True))
-        endings = self.endings.concat(other.endings, self.seed_B.shape[0])
-        return SamplingColumns(AskingRows.of(reqs, self.seed_B.device), endings, *columns)
+        params = ParamColumns(*map(torch.cat, zip(self.params, other.params, strict=True)))
+        num_rows, device = self.params.seed_L.shape[0], self.params.seed_L.device
+        return SamplingColumns(params, asking_rows(reqs, device), self.endings.concat(other.endings, num_rows))
 
     def input(self, reqs: Sequence[Req], position_B: Tensor) -> SamplingInput:
         """The sampler's input to draw the token at `position_B` of each row. `reqs` are the rows' requests."""
-        return SamplingInput(
-            temperature_L=self.temperature_B,
-            top_k_L=self.top_k_B,
-            top_p_L=self.top_p_B,
-            min_p_L=self.min_p_B,
-            seed_L=self.seed_B,
-            choice_L=self.choice_B,
-            position_L=position_B,
-            all_greedy=self.asking.all_greedy,
-            top_k_N=self.asking.top_k_N,
-            top_p_N=self.asking.top_p_N,
-            min_p_N=self.asking.min_p_N,
-            banned=self.endings.for_launch(reqs),
-        )
+        return SamplingInput(self.params, self.asking, position_B, self.endings.for_launch(reqs))
 
 
-def _int64(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+def asking_rows(reqs: Sequence[Req], device: torch.device) -> AskingRows:
+    """The rows of `reqs`, in their order, that use each mask."""
+    params = [req.sampling for req in reqs]
 
+    def rows(asks: list[bool]) -> Tensor | None:
+        return int64_column([row for row, is_asking in enumerate(asks) if is_asking], device) if any(asks) else None
 
-def _as_int64(seed: int) -> int:
-    """A 64-bit seed as the signed integer with the same bits."""
-    bits = seed & (2**64 - 1)
-    return bits - 2**64 if bits >= 2**63 else bits
+    return AskingRows(
+        rows([p.top_k > 0 for p in params]),
+        rows([p.top_p < 1 for p in params]),
+        rows([p.min_p > 0 for p in params]),
+        all_greedy=all(p.temperature == 0 for p in params),
+    )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model.inputs import int64_column
 from scheduler.req import Req
 from scheduler.row_pool import RowPool, owners_of
 from scheduler.sampling_columns import SamplingColumns
@@ -61,15 +62,12 @@ class ScheduleBatch:
     def _build(reqs: Sequence[Req], seq_lens: list[int], input_ids: list[int], device: torch.device) -> "ScheduleBatch":
         assert all(req.row > 0 for req in reqs), "a request decodes only with a row"
 
-        def column(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
-
         return ScheduleBatch(
             reqs=list(reqs),
-            rows_B=column([req.row for req in reqs]),
-            seq_lens_B=column(seq_lens),
+            rows_B=int64_column([req.row for req in reqs], device),
+            seq_lens_B=int64_column(seq_lens, device),
             seq_lens_cpu=np.array(seq_lens, dtype=np.int64),
-            input_ids_B=column(input_ids),
+            input_ids_B=int64_column(input_ids, device),
             sampling=SamplingColumns.of(reqs, device),
         )
 
@@ -98,7 +96,7 @@ class ScheduleBatch:
         """Keeps the requests at the indices `keep`, in that order."""
         if len(keep) == len(self.reqs):
             return
-        keep_N = torch.tensor(keep, dtype=torch.int64).to(self.rows_B.device, non_blocking=True)
+        keep_N = int64_column(keep, self.rows_B.device)
         self._members = None
         self.reqs = [self.reqs[index] for index in keep]
         self.rows_B = self.rows_B.index_select(0, keep_N)

@@ -25,7 +25,7 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """An ordered queue of device work."""
+    """An ordered queue of device work. What it copies to the host is, by default, host memory already."""
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
         """Enqueues each of `segments`, to be called with `used`: tensors, or objects with a `tensors` property.
@@ -42,21 +42,21 @@ class Stream(Protocol):
         """Makes later segments run after `event`."""
         ...
 
-    def synchronize(self) -> None:
-        """Blocks until everything launched has completed."""
-        ...
-
     def mark(self) -> Event:
         """Called within a segment: an event that is done when the segment's work so far has completed."""
         ...
 
     def to_host(self, source: Tensor) -> Tensor:
-        """Called within a segment: a host tensor that holds `source` once an event after the segment is done."""
-        ...
+        """Called within a segment: a host tensor that holds `source` once an event after the segment is done.
+
+        It is a copy, so that later launches cannot change it.
+        """
+        return source.clone()
 
     def read_host(self, tensor: Tensor) -> list[int]:
         """The values of a tensor made by `to_host`, after its event is done. The host reads results only this way."""
-        ...
+        values: list[int] = tensor.tolist()
+        return values
 
     def close(self) -> None:
         """Finishes the launched work and releases the stream."""

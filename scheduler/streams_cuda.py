@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scheduler.streams import Event, Segment, tensors_of
+from scheduler.streams import Event, Segment, Stream, tensors_of
 
 
 class CudaEvent:
@@ -28,7 +28,7 @@ class CudaEvent:
         self.event.synchronize()
 
 
-class CudaStream:
+class CudaStream(Stream):
     """Enqueues segments by running them on the calling thread with the stream current."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -59,10 +59,6 @@ class CudaStream:
         else:
             event.synchronize()
 
-    def synchronize(self) -> None:
-        """Blocks until the device has run everything launched."""
-        self._stream.synchronize()
-
     def mark(self) -> Event:
         """An event after the kernels that the segment has queued so far."""
         return CudaEvent(self._stream)
@@ -72,11 +68,6 @@ class CudaStream:
         target = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
         target.copy_(source, non_blocking=True)
         return target
-
-    def read_host(self, tensor: Tensor) -> list[int]:
-        """The values of a pinned tensor whose event is done."""
-        values: list[int] = tensor.tolist()
-        return values
 
     def close(self) -> None:
         """Waits for the device."""

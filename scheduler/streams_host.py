@@ -9,9 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from scheduler.streams import Event, Segment
+from scheduler.streams import Event, Segment, Stream
 
 FORWARD_NICENESS = 5  # the loop's short turns go before a long forward
 _NICEST = 19
@@ -25,26 +23,19 @@ class _Now:
         return
 
 
-class HostEvent:
-    """Done once the worker thread has reached it."""
-
-    def __init__(self) -> None:
-        self._reached = threading.Event()
+class HostEvent(threading.Event):
+    """Done once the stream's thread has set it."""
 
     def done(self) -> bool:
         """Whether the thread has reached the point."""
-        return self._reached.is_set()
+        return self.is_set()
 
     def synchronize(self) -> None:
         """Blocks until the thread has reached the point."""
-        self._reached.wait()
-
-    def reach(self) -> None:
-        """Called by the stream only."""
-        self._reached.set()
+        self.wait()
 
 
-class HostStream:
+class HostStream(Stream):
     """One thread that runs segments in order. It calls `on_event` whenever it reaches an event.
 
     `niceness` lets the threads that move messages and KV go first on a shared core.
@@ -74,7 +65,7 @@ class HostStream:
         event = HostEvent()
 
         def reach() -> None:
-            event.reach()
+            event.set()
             if self._on_event is not None:
                 self._on_event()
 
@@ -86,26 +77,11 @@ class HostStream:
         if not event.done():
             self._queue.put(event.synchronize)
 
-    def synchronize(self) -> None:
-        """Blocks until the queue is empty."""
-        event = HostEvent()
-        self._queue.put(event.reach)
-        event.synchronize()
-
     def mark(self) -> Event:
         """An event that is done: everything before it has run. Calls `on_event`."""
         if self._on_event is not None:
             self._on_event()
         return _Now()
-
-    def to_host(self, source: Tensor) -> Tensor:
-        """A copy, so that later launches cannot change it."""
-        return source.clone()
-
-    def read_host(self, tensor: Tensor) -> list[int]:
-        """The values of `tensor`."""
-        values: list[int] = tensor.tolist()
-        return values
 
     def close(self) -> None:
         """Finishes the launched work and ends the thread."""
@@ -117,7 +93,7 @@ class HostStream:
             segment()
 
 
-class InlineStream:
+class InlineStream(Stream):
     """Runs each segment at once, on the caller's thread."""
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
@@ -133,21 +109,9 @@ class InlineStream:
         """Blocks until `event` is done."""
         event.synchronize()
 
-    def synchronize(self) -> None:
-        """Nothing is ever pending."""
-
     def mark(self) -> Event:
         """Everything before is done."""
         return _Now()
-
-    def to_host(self, source: Tensor) -> Tensor:
-        """A copy of `source`."""
-        return source.clone()
-
-    def read_host(self, tensor: Tensor) -> list[int]:
-        """The values of `tensor`."""
-        values: list[int] = tensor.tolist()
-        return values
 
     def close(self) -> None:
         """Nothing to release."""

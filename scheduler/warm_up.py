@@ -40,7 +40,7 @@ def warm_up(runner: Runner, kv: PagedKv, forward: Stream, *, max_requests: int, 
             errors.append(error)
 
     forward.launch([run])
-    forward.synchronize()
+    forward.record().synchronize()
     if errors:
         raise InternalError(f"the first forward has failed: {errors[0]}") from errors[0]
 

@@ -125,7 +125,7 @@ def timed(ways: Sequence[Decoder], plan: Plan) -> dict[bool, Times]:
             way = ways[index]
             steps[index].append(way.decoding.run(plan.steps))
             hosts[index].append(way.decoding.host_s / plan.steps)
-            way.stream.synchronize()
+            way.stream.record().synchronize()
             forwards[way.graphs].append(median(way.stream.replay(plan.steps)))
 
     found = {}

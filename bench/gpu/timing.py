@@ -91,7 +91,7 @@ class ReplayedCudaStream(CudaStream):
         for event in events[1:]:
             super().launch(segments, *used)
             event.record(self._own)
-        self.synchronize()
+        self.record().synchronize()
         return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(events)]
 
     def idle(self) -> None:

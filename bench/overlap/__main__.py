@@ -74,7 +74,7 @@ def measure(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: Kind
         for turn in range(plan.rounds):
             for index in (0, 1) if turn % 2 == 0 else (1, 0):
                 steps[index].append(sides[index].run(plan.steps))
-                streams[index].synchronize()
+                streams[index].record().synchronize()
                 forwards.append(median(streams[index].replay(plan.steps)))
     finally:
         for side in sides:

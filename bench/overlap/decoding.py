@@ -86,7 +86,7 @@ class ReplayedStream(HostStream):
             times.append(self._clock.now() - start)
 
         super().launch([run] * count)
-        self.synchronize()
+        self.record().synchronize()
         return times
 
     def idle(self) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 from model.fake import FakeRunner
-from model.sampler import Banned, SamplingInput, sample
+from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, sample
 from model.splitmix import mix_int
 from protocol.request import FinishReason, SamplingParams, finish_reason
 from tests.decode.driving import VOCAB
@@ -55,16 +55,20 @@ def _hash(token: int, position: int, layer: int) -> int:
 def _row(params: SamplingParams, choice: int, position: int, banned: tuple[int, ...]) -> SamplingInput:
     first = torch.tensor([0])
     return SamplingInput(
-        temperature_L=torch.tensor([params.temperature]),
-        top_k_L=torch.tensor([params.top_k]),
-        top_p_L=torch.tensor([params.top_p]),
-        min_p_L=torch.tensor([params.min_p]),
-        seed_L=torch.tensor([params.seed]),
-        choice_L=torch.tensor([choice]),
+        ParamColumns(
+            temperature_L=torch.tensor([params.temperature]),
+            top_k_L=torch.tensor([params.top_k]),
+            top_p_L=torch.tensor([params.top_p]),
+            min_p_L=torch.tensor([params.min_p]),
+            seed_L=torch.tensor([params.seed]),
+            choice_L=torch.tensor([choice]),
+        ),
+        AskingRows(
+            top_k_N=first if params.top_k > 0 else None,
+            top_p_N=first if params.top_p < 1 else None,
+            min_p_N=first if params.min_p > 0 else None,
+            all_greedy=params.temperature == 0,
+        ),
         position_L=torch.tensor([position]),
-        all_greedy=params.temperature == 0,
-        top_k_N=first if params.top_k > 0 else None,
-        top_p_N=first if params.top_p < 1 else None,
-        min_p_N=first if params.min_p > 0 else None,
         banned=Banned(first, torch.tensor([banned]), torch.tensor([position + 1])) if banned else None,
     )

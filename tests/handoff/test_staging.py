@@ -47,7 +47,7 @@ def test_a_request_is_decoded_when_its_kv_is_on_the_device_and_others_go_on_mean
     before = len(cluster.answers["running", 0].ids)
     cluster.run(lambda: len(cluster.answers["running", 0].ids) > before + 20)
     assert [len(cluster.answers["staged", choice].ids) for choice in range(choices)] == [1] * choices  # of prefill
-    stream.synchronize()
+    stream.record().synchronize()
     cluster.run()
     cluster.check()
     for choice in range(choices):
@@ -64,13 +64,13 @@ def test_pages_of_a_request_that_has_left_are_not_reused_while_they_are_staged()
     free = engine.pages.num_free
     cluster.assign("left", PROMPT, greedy(12), n=2)
     cluster.run(lambda: bool(stream.queue))
-    engine._forward.synchronize()
+    engine._forward.record().synchronize()
     steps(cluster)
     assert not engine.in_flight and cluster.decodes[200].busy  # so that its loop looks again soon
     cluster.cancel("left")
     steps(cluster)
     assert engine.pages.num_free < free and not cluster.decodes[200].stats().running
-    stream.synchronize()
+    stream.record().synchronize()
     steps(cluster)
     assert engine.pages.num_free == free
     cluster.check()
@@ -85,7 +85,7 @@ def test_a_choice_that_leaves_while_its_kv_is_staged_takes_nothing_from_the_othe
     cluster.run(lambda: bool(stream.queue))
     cluster.cancel("r", 0)
     steps(cluster)
-    stream.synchronize()
+    stream.record().synchronize()
     cluster.run()
     cluster.check()
     for choice in (1, 2):
@@ -101,7 +101,7 @@ def test_prefill_sends_a_layer_when_it_is_in_host_memory() -> None:
     cluster.run(lambda: bool(stream.queue))
     steps(cluster)
     assert cluster.prefills[100].engine.in_flight and cluster.prefills[100].stats().counters.get("frames", 0) == 0
-    stream.synchronize()
+    stream.record().synchronize()
     cluster.run()
     cluster.check()
     assert cluster.answers["r", 0].ids == runner.expected_tokens(PROMPT, 12)
@@ -130,7 +130,7 @@ def test_each_layer_is_staged_behind_the_forward_that_writes_it(monkeypatch: pyt
     monkeypatch.setattr(stream, "launch", launched)
     cluster.assign("r", PROMPT, greedy(12))
     cluster.run(lambda: bool(engine.in_flight) and bool(engine.in_flight[0].layers))
-    engine._forward.synchronize()
+    engine._forward.record().synchronize()
     num_layers = engine.kv.layout.num_layers
     assert [name for name, _ in calls] == ["written", "waits", "staged"] * num_layers
     assert all(calls[at][1] is calls[at + 1][1] for at in range(0, len(calls), 3))
@@ -138,7 +138,7 @@ def test_each_layer_is_staged_behind_the_forward_that_writes_it(monkeypatch: pyt
     # The forward stream uses the page numbers: their memory is not given away before it is done.
     launch_of = engine.in_flight[0]
     assert any(each is launch_of.written_pages_N for each in launch_of.tensors)
-    stream.synchronize()
+    stream.record().synchronize()
     cluster.run()
     cluster.check()
     cluster.close()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from model.sampler import Banned, SamplingInput, mask_logits, sample, uniform
+from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, mask_logits, sample, uniform
 from model.splitmix import mix, mix_int, signed
 
 Row = dict[str, Any]
@@ -48,17 +48,21 @@ def sampling(*rows: Row) -> SamplingInput:
         return is_asking.nonzero()[:, 0] if is_asking.any() else None
 
     return SamplingInput(
-        temperature_L=temperature,
-        top_k_L=top_k,
-        top_p_L=top_p,
-        min_p_L=min_p,
-        seed_L=column("seed", 0, torch.int64),
-        choice_L=column("choice", 0, torch.int64),
+        ParamColumns(
+            temperature_L=temperature,
+            top_k_L=top_k,
+            top_p_L=top_p,
+            min_p_L=min_p,
+            seed_L=column("seed", 0, torch.int64),
+            choice_L=column("choice", 0, torch.int64),
+        ),
+        AskingRows(
+            top_k_N=asking(top_k > 0),
+            top_p_N=asking(top_p < 1),
+            min_p_N=asking(min_p > 0),
+            all_greedy=bool((temperature == 0).all()),
+        ),
         position_L=position,
-        all_greedy=bool((temperature == 0).all()),
-        top_k_N=asking(top_k > 0),
-        top_p_N=asking(top_p < 1),
-        min_p_N=asking(min_p > 0),
         banned=_banned({index: row["banned"] for index, row in enumerate(rows) if row.get("banned")}, position),
     )
 
@@ -224,9 +228,16 @@ def test_nothing_waits_for_the_device() -> None:
         {}, {"top_k": 5, "top_p": 0.8, "min_p": 0.1}, {"temperature": 0.0, "banned": (3, 5)}, {"top_p": 0.5}
     )
     assert batch.banned is not None
-    away: dict[str, Any] = {n: value.to("meta") for n, value in vars(batch).items() if isinstance(value, Tensor)}
-    banned = Banned(*(value.to("meta") for value in vars(batch.banned).values()))
-    tokens = sample(torch.empty(4, 61, device="meta"), replace(batch, **away, banned=banned))
+    asking: dict[str, Any] = {
+        name: rows_N.to("meta") for name, rows_N in batch.asking._asdict().items() if isinstance(rows_N, Tensor)
+    }
+    away = SamplingInput(
+        ParamColumns(*(value.to("meta") for value in batch.params)),
+        batch.asking._replace(**asking),
+        batch.position_L.to("meta"),
+        Banned(*(value.to("meta") for value in batch.banned)),
+    )
+    tokens = sample(torch.empty(4, 61, device="meta"), away)
     assert (tokens.shape, tokens.dtype, tokens.device.type) == ((4,), torch.int64, "meta")
     with Operations() as operations:
         sample(random_logits(4, 61, 0), batch)
@@ -273,7 +284,7 @@ def test_seed_choice_and_position_each_change_the_noise() -> None:
     others = [{**base, name: base[name] + 1} for name in base]
     swapped = {"seed": 5, "choice": 9, "position": 1}
     s = sampling(base, *others, swapped, base)
-    noise = uniform(s.seed_L, s.choice_L, s.position_L).tolist()
+    noise = uniform(s.params.seed_L, s.params.choice_L, s.position_L).tolist()
     assert noise[0] == noise[-1] and len(set(noise)) == 5
     logits = random_logits(1, 1000, 0).expand(64, -1) / 10
     tokens = sample(logits, sampling(*[{"seed": seed} for seed in range(64)]))
@@ -283,7 +294,7 @@ def test_seed_choice_and_position_each_change_the_noise() -> None:
 @given(int64s, int64s, int64s)
 def test_noise_is_in_range_and_the_same_as_in_plain_integers(seed: int, choice: int, position: int) -> None:
     s = sampling({"seed": seed, "choice": choice, "position": position})
-    noise = float(uniform(s.seed_L, s.choice_L, s.position_L)[0])
+    noise = float(uniform(s.params.seed_L, s.params.choice_L, s.position_L)[0])
     wrap = (1 << 64) - 1
     mixed = mix_int(mix_int(mix_int(seed & wrap) ^ (choice & wrap)) ^ (position & wrap))
     assert noise == (mixed >> 11) * 2.0**-53 and 0 <= noise < 1

@@ -182,7 +182,7 @@ def test_a_copy_runs_behind_the_launches_before_it_and_ahead_of_the_next() -> No
     assert engine.pages.num_free == free  # the copy has not run: its pages are not reused
     written = engine.kv.layer(0)[source].clone()
     assert written.abs().sum() > 0
-    stream.synchronize()
+    stream.record().synchronize()
     assert torch.equal(engine.kv.layer(0)[target], written)
     assert seen == [float(written.sum())]
     engine.collect()
@@ -254,6 +254,6 @@ def test_a_failed_copy_ends_the_worker_instead_of_leaving_kv_incomplete(monkeypa
     monkeypatch.setattr(engine.kv, "copy_pages", broken)
     engine.copy_pages([1], [2])
     engine.collect()
-    stream.synchronize()
+    stream.record().synchronize()
     with pytest.raises(RuntimeError, match="copy of KV pages has failed"):
         engine.collect()

@@ -81,7 +81,7 @@ def test_n_choices_read_the_same_logits(pool: Pool) -> None:
     batch = pool.launch(LaunchPlan((ExtendChunk(a, 2, 6, choices),), None))
     assert batch.input.logit_indices_L.tolist() == [3, 3, 3]
     assert batch.samples == choices
-    assert sampling_of(batch).choice_L.tolist() == [0, 1, 2]
+    assert sampling_of(batch).params.choice_L.tolist() == [0, 1, 2]
     assert sampling_of(batch).position_L.tolist() == [6, 6, 6]
     assert batch.stash_rows_L.tolist() == [req.row for req in choices]
 
@@ -127,9 +127,12 @@ def test_mixed(pool: Pool) -> None:
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Every tensor of a dataclass, in it or in a part of it."""
+    """Every tensor of a dataclass or a tuple, in it or in a part of it."""
     if isinstance(value, torch.Tensor):
         yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from tensors_in(part)
     elif is_dataclass(value) and not isinstance(value, Req):
         for each in fields(value):
             yield from tensors_in(getattr(value, each.name))

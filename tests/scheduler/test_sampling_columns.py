@@ -9,7 +9,7 @@ from model.sampler import Banned
 from protocol.request import SamplingParams
 from scheduler.forward_batch import LaunchPlan
 from scheduler.req import Req
-from scheduler.sampling_columns import AskingRows, Endings, SamplingColumns
+from scheduler.sampling_columns import Endings, SamplingColumns, asking_rows
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams_host import InlineStream
 from tests.scheduler.building import CPU, admitted, make_engine, make_req
@@ -37,7 +37,7 @@ def bound(banned: Banned | None) -> dict[int, tuple[set[int], int]]:
 )
 def test_a_64_bit_seed_keeps_its_bits(seed: int, expected: int) -> None:
     columns = SamplingColumns.of([make_req(sampling=SamplingParams(4, seed=seed))], CPU)
-    assert (columns.seed_B.tolist(), columns.seed_B.dtype) == ([expected], torch.int64)
+    assert (columns.params.seed_L.tolist(), columns.params.seed_L.dtype) == ([expected], torch.int64)
 
 
 def test_columns_follow_take_and_concat() -> None:
@@ -49,10 +49,10 @@ def test_columns_follow_take_and_concat() -> None:
         req.choice = choice
     all_four = SamplingColumns.of(reqs[:1], CPU).concat(SamplingColumns.of(reqs[1:], CPU), reqs)
     both = all_four.take([3, 1], [reqs[3], reqs[1]])
-    assert both.temperature_B.tolist() == [1.5, 0.5]
-    assert both.top_k_B.tolist() == both.seed_B.tolist() == both.choice_B.tolist() == [3, 1]
-    assert both.top_p_B.tolist() == [1 - 3 / 8, 1 - 1 / 8]
-    assert both.min_p_B.tolist() == [3 / 16, 1 / 16]
+    assert both.params.temperature_L.tolist() == [1.5, 0.5]
+    assert both.params.top_k_L.tolist() == both.params.seed_L.tolist() == both.params.choice_L.tolist() == [3, 1]
+    assert both.params.top_p_L.tolist() == [1 - 3 / 8, 1 - 1 / 8]
+    assert both.params.min_p_L.tolist() == [3 / 16, 1 / 16]
 
 
 @pytest.mark.parametrize("field,value", [("top_k", 3), ("top_p", 0.9), ("min_p", 0.1)])
@@ -60,19 +60,19 @@ def test_the_rows_that_ask_are_named(field: str, value: float) -> None:
     plain = make_req(sampling=SamplingParams(4))
     asks = make_req(sampling=SamplingParams(4, **{field: value}))  # type: ignore[arg-type]
     names = ["top_k_N", "top_p_N", "min_p_N"]
-    nobody, two = (vars(AskingRows.of(reqs, CPU)) for reqs in ([plain, plain], [plain, asks, plain, asks]))
+    nobody, two = (asking_rows(reqs, CPU)._asdict() for reqs in ([plain, plain], [plain, asks, plain, asks]))
     assert [nobody[name] for name in names] == [None, None, None]
     found = {name: two[name].tolist() for name in names if two[name] is not None}
     assert found == {f"{field}_N": [1, 3]}
     columns = SamplingColumns.of([plain, asks], CPU).take([1], [asks])
-    rows_N = getattr(columns.input([asks], torch.tensor([4])), f"{field}_N")
+    rows_N = getattr(columns.input([asks], torch.tensor([4])).asking, f"{field}_N")
     assert rows_N.tolist() == [0]
 
 
 def test_all_greedy_needs_all() -> None:
     cold, hot = (make_req(sampling=SamplingParams(4, temperature=t)) for t in (0.0, 0.7))
-    assert AskingRows.of([cold, cold], CPU).all_greedy
-    assert not AskingRows.of([cold, hot], CPU).all_greedy
+    assert asking_rows([cold, cold], CPU).all_greedy
+    assert not asking_rows([cold, hot], CPU).all_greedy
 
 
 def test_endings_are_banned_until_min_tokens_is_launched() -> None:
@@ -104,7 +104,7 @@ def test_the_samplers_input_carries_the_positions() -> None:
     columns, position = SamplingColumns.of(reqs, CPU), torch.tensor([7, 9])
     got = columns.input(reqs, position)
     assert got.position_L.tolist() == [7, 9]
-    assert got.choice_L.tolist() == [0, 1]
+    assert got.params.choice_L.tolist() == [0, 1]
     assert got.banned is columns.endings.banned
 
 

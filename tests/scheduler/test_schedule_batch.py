@@ -32,9 +32,9 @@ def tensors(batch: ScheduleBatch) -> list[torch.Tensor]:
         batch.seq_lens_B,
         torch.from_numpy(batch.seq_lens_cpu),
         batch.input_ids_B,
-        columns.seed_B,
-        columns.temperature_B,
-        columns.choice_B,
+        columns.params.seed_L,
+        columns.params.temperature_L,
+        columns.params.choice_L,
     ]
 
 
@@ -132,7 +132,7 @@ def test_mirrors_stay_equal_whatever_happens(operations: list[tuple[str, int]]) 
             next_row += argument
         batch.check_mirrors()
         assert batch.seq_lens_cpu.tolist() == [lengths[req.row] for req in batch.reqs]
-        assert batch.sampling.seed_B.shape == (len(batch),)
+        assert batch.sampling.params.seed_L.shape == (len(batch),)
 
 
 def test_broken_mirrors_are_noticed() -> None:

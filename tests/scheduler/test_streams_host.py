@@ -19,7 +19,7 @@ def test_segments_run_in_order_on_one_other_thread() -> None:
     seen: list[tuple[int, int]] = []
     for index in range(50):
         stream.launch([lambda index=index: seen.append((index, threading.get_ident()))])
-    stream.synchronize()
+    stream.record().synchronize()
     assert [index for index, _ in seen] == list(range(50))
     assert {ident for _, ident in seen} != {threading.get_ident()} and len({ident for _, ident in seen}) == 1
     stream.close()
@@ -78,7 +78,7 @@ def test_waiting_for_what_is_done_costs_nothing() -> None:
     event.synchronize()
     stream.wait(event)
     stream.wait(InlineStream().record())
-    stream.synchronize()
+    stream.record().synchronize()
     assert event.done()
     stream.close()
 
@@ -88,10 +88,9 @@ def test_events_and_marks_wake_the_polling_loop() -> None:
     stream = HostStream("test", on_event=lambda: calls.append("wake"))
     stream.launch([lambda: calls.append("marked") if stream.mark().done() else None])
     event = stream.record()
-    stream.synchronize()
+    stream.close()
     assert event.done()
     assert calls == ["wake", "marked", "wake"]
-    stream.close()
 
 
 def test_an_event_is_done_before_the_loop_is_woken() -> None:
@@ -101,9 +100,8 @@ def test_an_event_is_done_before_the_loop_is_woken() -> None:
     stream.launch([gated(gate)])
     event = stream.record()
     gate.set()
-    stream.synchronize()
-    assert seen == [True]
     stream.close()
+    assert seen == [True]
 
 
 def test_close_finishes_what_was_launched() -> None:
@@ -134,5 +132,5 @@ def test_inline_runs_at_once() -> None:
     host.launch([lambda: ran.append(0)])
     stream.wait(host.record())
     assert ran[-1] == 0
-    stream.synchronize()
+    stream.record().synchronize()
     host.close()

@@ -71,7 +71,7 @@ def test_graphs_are_captured_for_the_largest_batch_and_serve_the_launches() -> N
     plan, tokens = LaunchPlan(chunks, None), []
     for _ in range(4):
         launch = engine.launch(plan)
-        forward.synchronize()
+        forward.record().synchronize()
         assert engine.take_completed() is launch and launch.error is None
         tokens.append([token for _, token in engine.tokens(launch)])
         plan = LaunchPlan((), plan.running or ScheduleBatch.launched(reqs, CPU))
