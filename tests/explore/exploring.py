@@ -1,6 +1,7 @@
 """Many seeds under every strategy, in order; the first that fails is told with its trace and how to run it again."""
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from functools import partial
 from multiprocessing import get_context
 from traceback import format_exception
 
+from runtime.process_life import die_with_parent
 from tests.doubles.strategies import Strategy
 from tests.doubles.streams_simulated import ScheduleViolation
 from tests.explore.run import Run
@@ -48,10 +50,16 @@ def explore(seeds: range, strategies: Sequence[Strategy], num_jobs: int, detect:
         for seed in seeds:
             yield explore_seed(seed, strategies, detect)
         return
-    with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn"), initializer=_be_quiet) as pool:
+    with ProcessPoolExecutor(num_jobs, get_context("spawn"), _begin_worker, (os.getpid(),)) as pool:
         for start in range(seeds.start, seeds.stop, 200):  # a night's worth is not queued at once
             part = range(start, min(start + 200, seeds.stop))
             yield from pool.map(partial(explore_seed, strategies=tuple(strategies), detect=detect), part, chunksize=5)
+
+
+def _begin_worker(parent_pid: int) -> None:
+    """In each process of the pool: it ends with its parent, however that ends."""
+    die_with_parent(parent_pid)
+    _be_quiet()
 
 
 def _be_quiet() -> None:

@@ -1,5 +1,6 @@
 """Many seeds, in order; what became of each, and the story of the one that fails."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -8,6 +9,7 @@ from multiprocessing import get_context
 
 import torch
 
+from runtime.process_life import die_with_parent
 from tests.explore_handoff.scenario import Scenario
 from tests.explore_handoff.world import Violation, World
 
@@ -44,7 +46,13 @@ def explore(seeds: range, num_jobs: int) -> Iterator[Explored]:
     if num_jobs == 1:
         yield from map(explore_seed, seeds)
         return
-    with ProcessPoolExecutor(num_jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with ProcessPoolExecutor(num_jobs, get_context("spawn"), _begin_worker, (os.getpid(),)) as pool:
         for start in range(seeds.start, seeds.stop, 200):  # a night's worth is not queued at once
             part = range(start, min(start + 200, seeds.stop))
             yield from pool.map(explore_seed, part, chunksize=5)
+
+
+def _begin_worker(parent_pid: int) -> None:
+    """In each process of the pool: one thread of its own, and it ends with its parent, however that ends."""
+    die_with_parent(parent_pid)
+    torch.set_num_threads(1)
