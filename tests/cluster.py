@@ -1,7 +1,7 @@
-"""A whole deployment in one process: real cores and state machines, an in-process network, no gateway process.
+"""A whole deployment in one process: the real cores and state machines on an in-process network.
 
-The cluster plays the gateway's part: it assigns, collects tokens by (attempt, seq), and cancels. What it does not know:
-sockets, HTTP, text.
+There is no gateway process. The cluster does the gateway's work: it assigns requests, collects tokens by
+(attempt, seq), and cancels. It has no sockets, no HTTP and no text.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
-"""What transformers generates, once per test process: a tiny checkpoint per architecture, prompts, continuations.
+"""The tokens that transformers generates from a tiny checkpoint per architecture, computed once per test process.
 
-The seeds are chosen so that the two best logits of every step lie well apart: equality of greedy tokens is then a
-matter of being right, not of luck with rounding. What it does not know: Baton.
+The seeds are chosen so that the two best logits of every step are far apart. So equal greedy tokens mean that Baton is
+right, and do not depend on luck with rounding.
 """
 
 import random

@@ -1,7 +1,7 @@
-"""Senders and receivers of one process: frames queue up and land at the receiver's poll. Deterministic, for tests.
+"""Senders and receivers of one process: frames queue up and land when the receiver polls. Deterministic, for tests.
 
-As on a real wire, a frame in the queue is still a view of its source pages, so that a page given back too early shows.
-A fault rule sees every frame and decides what the network makes of it. What it does not know: frames' contents.
+A frame in the queue is still a view of its source pages, as on a real wire. So a test sees a page that was given back
+too early. A fault rule sees every frame and decides what the network does with it.
 """
 
 from collections import deque

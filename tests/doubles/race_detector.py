@@ -1,10 +1,10 @@
-"""Who reads and writes which elements of which tensor, and whether anything orders them: data races, by observation.
+"""Finds data races: it observes who reads and writes which elements of each tensor, and whether anything orders them.
 
-Every torch operation is seen (a TorchDispatchMode); each belongs to an actor: a simulated stream, or the scheduler
-thread with its schedule stream. Actors have vector clocks: what each knows to have happened. Waits, and events that the
-host has seen done, pass knowledge on; a launch itself passes on what the host has seen, but no tensor work of its own.
-What it does not know: schedules, tokens, and what is read by no operation (tolist, numpy), unless told (`touch`,
-`touch_bytes`).
+It sees every torch operation (a TorchDispatchMode). Each operation belongs to an actor: a simulated stream, or the
+scheduler thread with its schedule stream. Actors have vector clocks, which hold the events that an actor knows of.
+A wait passes knowledge on, and so does an event that the host has seen done. A launch passes on what the host has seen,
+but none of the host's own tensor work. Reads without an operation (tolist, numpy) are seen only if they are reported:
+`touch`, `touch_bytes`.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""When simulated streams run what is queued: strategies, and the decisions that each of them takes from a seed.
+"""Strategies decide when simulated streams run what is queued. Each takes its decisions from a seed.
 
-Waits are kept by the streams themselves; everything else is decided here. What it does not know: what is queued.
+The streams themselves keep to the declared waits. A strategy decides everything else, without seeing the queued items.
 """
 
 import random

@@ -1,12 +1,12 @@
-"""Streams without a device: one thread, and a seed that decides when each queued thing runs, within the declared waits.
+"""Streams without a device: one thread, and a seed that decides when each queued item runs, within the declared waits.
 
     host        launch, record, wait ----> queues of items: Segment, Mark, Copy, Wait
     simulation  runs the head of a queue whenever its strategy says so: after any call of the host, or when it waits
 
-A CPU runs in order and a GPU almost always does, so a missing wait, a reused row or a changed tensor shows nowhere;
-here it changes tokens every time. What a launch uses is held weakly: what nobody else keeps is gone when it runs. Work
-of the schedule stream is as late as nobody waits for it: until then a launch reads poison. What it does not know:
-batches, workers, which tokens are right.
+A CPU runs in order, and a GPU almost always does. So a missing wait, a reused row or a changed tensor shows on neither;
+here it changes tokens every time. A launch holds its tensors weakly: a tensor that nobody else keeps is gone when the
+launch runs. Work of the schedule stream counts as done only when a stream waits for it. Until then a launch reads
+poison.
 """
 
 import random

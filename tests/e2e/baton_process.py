@@ -1,7 +1,6 @@
-"""`baton` as a user starts it: real processes, real sockets. It waits for the ready line, and leaves no process behind,
-also where the tests are interrupted or killed.
+"""Starts `baton` as a user does: real processes, real sockets. It waits for the ready line.
 
-What it does not know: what the model should say.
+No process is left behind, even if the tests are interrupted or killed.
 """
 
 import json

@@ -1,7 +1,7 @@
 """A random deployment and the load on it: topology, sizes, arrivals, departures, launches that fail.
 
-Everything follows from the seed. Pools are tight, so that rows and pages are reused at once, and what was freed last is
-used first. What it does not know: when device work runs (run.py).
+Everything follows from the seed. Pools are small, so rows and pages are reused at once, and the one freed last is used
+first. run.py decides when device work runs.
 """
 
 import random

@@ -1,7 +1,4 @@
-"""What will happen, in the order of virtual time; two things of one moment happen in the order in which they were set.
-
-What it does not know: what happens.
-"""
+"""Future events in the order of virtual time. Events of the same moment run in the order in which they were set."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush

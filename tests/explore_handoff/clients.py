@@ -1,7 +1,4 @@
-"""What a client of one request gets, checked as it comes: each token right, once and in order, nothing after the end.
-
-What it does not know: workers.
-"""
+"""Checks the answer of one request as it arrives: each token is right, once and in order, and none follows the end."""
 
 from dataclasses import dataclass, field
 

@@ -1,8 +1,8 @@
-"""A worker's forward stream in virtual time: launches run one after the other, each for a while, each late within it.
+"""A worker's forward stream in virtual time: launches run one after the other, and each takes some time.
 
     queued ... begins ... [segments run somewhere here] ... layer marks, one by one ... ends
 
-A launch may hang: then nothing behind it ever runs. What it does not know: what the segments compute.
+A launch may hang; then no later launch ever runs.
 """
 
 import random

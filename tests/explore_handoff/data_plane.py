@@ -1,9 +1,9 @@
-"""Frames between processes: what a transfer backend is, with a network that may do all that its kind may do.
+"""Frames between processes: a transfer backend on a network that may do everything that its kind of network may do.
 
     send -> queued (a view of page memory) -> departs: read for the last time -> arrives at the inbox -> lands
 
-`ordered` is a backend of one connection to each peer; of several, frames overtake one another. Frames may be lost,
-come twice, or come damaged. What it does not know: what frames carry.
+An `ordered` backend has one connection to each peer. With several connections, frames overtake one another. Frames may
+be lost, repeated or damaged.
 """
 
 import mmap

@@ -1,7 +1,6 @@
-"""What is done to a world, each kind by its name. Whom it hits is drawn at the moment; where nobody fits, nothing
-happens. What really happened is counted by the story.
+"""The faults of a world, by name. A fault picks its victim at random when it happens; without a victim nothing happens.
 
-What it does not know: when, or how often.
+The story counts the faults that really happened. scenario.py decides when they happen, and how often.
 """
 
 import random

@@ -1,7 +1,4 @@
-"""The gateway process in virtual time: the product's Control on a simulated socket, with its regular looks.
-
-What it does not know: HTTP, clients, what goes wrong.
-"""
+"""The gateway process in virtual time: the product's Control on a simulated socket, called at regular intervals."""
 
 from collections.abc import Callable
 from typing import cast

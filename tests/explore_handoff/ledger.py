@@ -1,7 +1,7 @@
-"""What must be true of every process after each of its turns, and of all of them at rest.
+"""Rules that hold for every process after each of its turns, and for all processes at rest.
 
-Pages: free + held + in quarantine = all, none in two hands, none reserved without an owner. The sides of a transfer
-agree with their requests. What it does not know: tokens (clients.py), bytes (memory.py).
+Pages: free + held + in quarantine = all; no page has two holders, and no page is reserved without an owner. The two
+ends of a transfer agree with their requests. clients.py checks tokens, memory.py checks bytes.
 """
 
 from collections.abc import Iterator, Sequence

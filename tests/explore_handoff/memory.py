@@ -1,7 +1,6 @@
-"""Page memory as the two ends of a transfer see it, with what must be true whenever they touch it.
+"""Page memory as the two ends of a transfer see it, with rules that each read and write must keep.
 
-A sender shows only pages that are still its own, until the wire has read them. A receiver writes only into pages that
-are reserved. What it does not know: transfers.
+A sender shows only pages that it still owns, until the wire has read them. A receiver writes only into reserved pages.
 """
 
 from collections import Counter

@@ -1,10 +1,9 @@
-"""Connections between processes, as TCP under ZMQ gives them: in order, late, and sometimes gone with all that was on
-the way.
+"""Connections between processes, as TCP under ZMQ gives them: in order, late, sometimes lost with what is in flight.
 
     dealer --> (unsent while there is no connection) --> connection --> router's inbox --> its process wakes
 
-A partition holds everything back; a cut loses what is on the way, and each end notices in its own time; what is sent
-until then is lost too. Who dials again replaces the old connection. What it does not know: what messages mean.
+A partition holds everything back. A cut loses the messages in flight. Each end notices the cut at its own time, and
+messages sent until then are lost too. When a dealer connects again, the new connection replaces the old one.
 """
 
 import random

@@ -1,6 +1,7 @@
-"""What happens in one world, from its seed: the deployment, the requests, who leaves, and what goes wrong when.
+"""The plan of one world, made from its seed: the deployment, the requests, the clients that leave, and the faults with
+their times.
 
-Pools, windows and credits are small, so that they matter. What it does not know: how any of it is done.
+Pools, windows and credits are small, so that the requests compete for them.
 """
 
 import random

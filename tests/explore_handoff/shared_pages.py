@@ -1,7 +1,7 @@
-"""Decode's pages as prefill workers map and write them: seats, and what must be true of each write.
+"""Decode's pages as prefill workers map and write them: seats, and the rules of each write.
 
-A seat is free again when its holder lets go or its process is gone, and not before. Whoever writes must hold a seat,
-and writes only into pages that are reserved for a job of its own, or in quarantine. What it does not know: frames.
+A seat is free again when its holder lets go of it or the holder's process is gone, and not before. A writer must hold a
+seat. It writes only into pages in quarantine, or pages reserved for one of its own jobs.
 """
 
 from collections.abc import Callable, Sequence

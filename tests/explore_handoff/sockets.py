@@ -1,6 +1,6 @@
-"""What the product's Dealer and Router take for ZMQ: a context and its DEALER and ROUTER sockets, on the network.
+"""Replaces ZMQ for the product's Dealer and Router: a context with DEALER and ROUTER sockets on the simulated network.
 
-Only what they use is here. What it does not know: messages, the data plane.
+It has only the calls that these two classes use.
 """
 
 import struct

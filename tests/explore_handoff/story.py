@@ -1,6 +1,6 @@
-"""What happened, as lines for a person: who sent what to whom, what became of it, which rule broke.
+"""The story of a world, as lines for a person: each message with sender, receiver and fate, and the broken rule.
 
-Lines are kept as they come and written out only for a seed that fails. What it does not know: any rule.
+Lines are collected as they come, and formatted only for a seed that fails.
 """
 
 from collections import Counter, deque

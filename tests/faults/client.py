@@ -1,7 +1,4 @@
-"""One client of a fault test: streams an answer in a thread and says what it got.
-
-What it does not know: which fault there was, what is allowed to happen.
-"""
+"""One client of a fault test: it streams an answer in a thread and reports what it got."""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -1,7 +1,4 @@
-"""A deployment whose processes carry phase hooks: arm a fault, see its proof, see what became of every process.
-
-What it does not know: which faults there are, what a request should get.
-"""
+"""A deployment whose processes carry phase hooks: arm a fault, see the proof that it fired, see each process's fate."""
 
 import contextlib
 import json

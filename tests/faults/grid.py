@@ -1,6 +1,6 @@
-"""The crash grid: every process x every fault x every phase of a request's life, and what may come of it.
+"""The crash grid: every process x every fault x every phase of a request's life, with the outcomes that are allowed.
 
-What it does not know: how faults are fired and what becomes of processes (deployment.py).
+deployment.py fires the faults and watches the processes.
 """
 
 import os

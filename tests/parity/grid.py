@@ -1,4 +1,4 @@
-"""The parity grid and a pairwise subset of it. What it does not know: how a combination is run."""
+"""The parity grid and a pairwise subset of it."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import astuple, dataclass

@@ -1,7 +1,4 @@
-"""`baton serve` with the model of hashes, whose workers reach one another and the gateway through proxies.
-
-What it does not know: which faults there are, what a request should get.
-"""
+"""`baton serve` with the model of hashes. Its workers reach one another and the gateway through proxies."""
 
 import re
 from collections.abc import Callable, Sequence

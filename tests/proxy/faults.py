@@ -1,7 +1,4 @@
-"""What a proxy does to messages: turns a bit, passes them on twice, keeps them back. Each counts what it did.
-
-What it does not know: sockets, what should come of it.
-"""
+"""The faults that a proxy applies to messages: turn a bit, repeat a message, hold it back. Each counts its uses."""
 
 import random
 from collections import Counter, deque

@@ -1,6 +1,6 @@
 """A worker that serves the model of hashes with large KV, 8 KiB a token: python -P large_worker.py ROOM --settings ...
 
-What it does not know: anything else; it is as any other worker.
+In everything else it is like any other worker.
 """
 
 import runpy

@@ -1,9 +1,9 @@
-"""A TCP proxy between the workers' sockets that cuts connections at a byte, and alters, doubles or keeps back messages.
+"""A TCP proxy between the workers' sockets. It cuts connections at a byte, and alters, repeats or holds back messages.
 
     worker --connects--> Gate (one for each address that workers dial) --Flow--> the worker that listens there
 
-All of it runs on one thread of its own; what tests call may be called from any other. What it does not know: which
-faults there are (faults.py), how workers come to dial a gate (deployment.py).
+It runs on one thread of its own. Tests may call it from any other thread. faults.py has the faults; deployment.py makes
+the workers dial a gate.
 """
 
 import asyncio

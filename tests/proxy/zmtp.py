@@ -1,8 +1,8 @@
-"""ZMTP 3, as far as a proxy must know it: where greetings, commands and messages end in a stream of bytes.
+"""ZMTP 3, as far as a proxy needs it: where greetings, commands and messages end in a stream of bytes.
 
     greeting (64 bytes), then frames: a byte of flags, a length of 1 or 8 bytes, the body
 
-What it does not know: sockets, what a message means, encryption.
+Encrypted connections are not parsed.
 """
 
 from collections.abc import Sequence

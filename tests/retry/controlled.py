@@ -1,7 +1,6 @@
-"""A deployment in one process with the gateway's own membership, pairing and retry: only sockets and text are missing.
+"""A deployment in one process with the gateway's own membership, pairing and retry. Only sockets and text are missing.
 
-Workers can be killed between any two events; what they had not sent by then is lost. What it does not know: what a test
-expects.
+A test can kill workers between any two events. Messages that a worker had not sent by then are lost.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,11 +1,11 @@
-"""Phase hooks: with this folder on PYTHONPATH every Python process runs this before anything else.
+"""Phase hooks: with this folder on PYTHONPATH every Python process runs this file before anything else.
 
-It wraps the functions where a phase of a request's life begins. When the phase that is armed begins for the request
-that is marked, it writes a proof and sends the signal, or holds the process until the test lets go.
+It wraps the functions where a phase of a request's life begins. When the armed phase begins for the marked request, the
+hook writes a proof. Then it sends the signal, or holds the process until the test lets go.
 
     test --armed.json--> hook --renames it to fired.json (one process wins)--> proof.json --> signal | wait for go
 
-What it does not know: what should follow. It imports nothing of the project by itself.
+It imports nothing of the project by itself.
 """
 
 import importlib.abc
