@@ -10,9 +10,8 @@ from collections import OrderedDict
 from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
 from runtime.deadlines import Deadlines
-from scheduler.choice_pages import allocate_choices
 from scheduler.engine import Engine
-from scheduler.page_allocator import PageState
+from scheduler.page_allocator import PageState, allocate_choices
 from transfer.landing.frame_receiver import FrameReceiver
 
 ASK_AGAIN_S = 5.0  # between two CancelJobs to a prefill worker that has not answered JobStopped

@@ -39,14 +39,13 @@ from protocol.messages_handoff import (
 )
 from protocol.request import FinishReason
 from runtime.clock import Clock
-from scheduler.choice_pages import partial_page_copies
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import LaunchPlan
 from scheduler.overlap_loop import OverlapLoop
+from scheduler.page_allocator import partial_page_copies
 from scheduler.req import Req
 from scheduler.request_check import first_tokens_fault
-from scheduler.running import Running
-from scheduler.schedule_batch import ScheduleBatch
+from scheduler.schedule_batch import Running, ScheduleBatch
 from transfer.landing.events import CreditReturned, Delivered, FirstFrame, LastInDoubt, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
 from worker.outbox import Outbox

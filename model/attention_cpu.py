@@ -17,7 +17,7 @@ from torch import Tensor
 
 from model.cpu_kernels import CpuKernels
 from model.inputs import ModelInput
-from model.paged_kv import torch_dtype
+from model.paged_kv import TORCH_DTYPES
 from protocol.kv_layout import KvLayout
 
 QUERY_BLOCK: Final = 512  # rows that attend together in a chunk with a prefix
@@ -83,7 +83,7 @@ class CpuAttention:
 
     def plan(self, inp: ModelInput, layout: KvLayout) -> CpuPlan:
         """Pages, groups and masks. `inp` is in host memory, so its lengths can be read."""
-        dtype = self.query_dtype or torch_dtype(layout.dtype)
+        dtype = self.query_dtype or TORCH_DTYPES[layout.dtype]
         extends = []
         start = 0
         for index, (length, seq_len) in enumerate(zip(inp.extend_lens, inp.extend_seq_lens, strict=True)):

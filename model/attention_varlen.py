@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.attention_cpu import CpuAttention
 from model.inputs import ModelInput
-from model.paged_kv import torch_dtype
+from model.paged_kv import TORCH_DTYPES
 from protocol.kv_layout import KvLayout
 
 NEEDED: Final = frozenset({"block_table", "seqused_k", "enable_gqa", "window_size"})
@@ -120,7 +120,7 @@ def trial(attention: VarlenAttention, layout: KvLayout, num_heads: int, device: 
 def _trial_batch(layout: KvLayout, num_heads: int) -> tuple[ModelInput, Tensor, Tensor]:
     """A chunk of 3 tokens after 2 of prefix, and a decode at 7 tokens, on shuffled pages."""
     generator = torch.Generator().manual_seed(0)
-    dtype = torch_dtype(layout.dtype)
+    dtype = TORCH_DTYPES[layout.dtype]
     width = layout.num_pages(7)
     shape = (2 * width + 1, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
     kv_layer = torch.randn(shape, generator=generator).to(dtype)

@@ -21,7 +21,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from model.paged_kv import PagedKv, torch_dtype
+from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import Rotation, Rows
 
 SOURCE: Final = Path(__file__).with_suffix(".c")
@@ -134,7 +134,7 @@ def load_kernels(
     activations: torch.dtype, pages: str, *, num_heads: int, num_kv_heads: int, head_dim: int, eps: float
 ) -> CpuKernels:
     """The kernels for a model, built if they are not in the cache. Raises NoKernels."""
-    defines = SERVED.get((activations, torch_dtype(pages)))
+    defines = SERVED.get((activations, TORCH_DTYPES[pages]))
     if defines is None:
         raise NoKernels(f"there are none for {activations} with pages of {pages}")
 

@@ -13,12 +13,8 @@ from torch import Tensor
 from protocol.kv_layout import KvLayout
 from runtime.shared_memory import SharedMemory
 
+# By the name in a KvLayout or config.
 TORCH_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype that a KvLayout or config names."""
-    return TORCH_DTYPES[name]
 
 
 class PagedKv:
@@ -31,7 +27,7 @@ class PagedKv:
         self.num_pages = num_pages
         self.device = torch.device(device)
         shape = (layout.num_layers, num_pages, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
-        dtype = torch_dtype(layout.dtype)
+        dtype = TORCH_DTYPES[layout.dtype]
 
         self._bytes: memoryview | None = None
         self._shared: SharedMemory | None = None

@@ -19,7 +19,7 @@ from model.host_memory import available_bytes
 from model.inputs import ModelInput
 from model.kv_sizing import PACKED_SHARE, WIDENED_SHARE, worth_packing
 from model.layers import has_fast_bfloat16
-from model.paged_kv import PagedKv, torch_dtype
+from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import TorchPasses
 from model.transformer import Decoder, load_decoder
 from model.weight_digests import full_digests, sampled_digests
@@ -125,7 +125,7 @@ class ModelRunner:
         own_bytes, share = (2 * weight_bytes, WIDENED_SHARE) if widen else (weight_bytes, PACKED_SHARE)
         packed = can and worth_packing(own_bytes, available_bytes(on), workers_on_host, share)
         widened = widen and packed
-        compute = torch.float32 if widened else torch_dtype(name)
+        compute = torch.float32 if widened else TORCH_DTYPES[name]
 
         kernels = _kernels(config, compute, name) if cpu_kernels and on.type == "cpu" else None
         passes = kernels or TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)

@@ -30,9 +30,8 @@ from protocol.messages_handoff import (
 )
 from runtime.clock import Clock
 from runtime.deadlines import Deadlines
-from scheduler.chunk_plan import plan_chunks
 from scheduler.engine import Engine, Launch
-from scheduler.forward_batch import ExtendChunk, LaunchPlan
+from scheduler.forward_batch import ExtendChunk, LaunchPlan, plan_chunks
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.req import Req
 from scheduler.request_check import replay_fault, transfer_fault

@@ -5,17 +5,24 @@
 
 With overlap the depth is 2: a batch is chosen before the results of the launch in flight are known. Without overlap it
 is 1. A step never blocks; the process loop polls sockets between steps.
+
+A worker should end when its launches fail, but not if one request explains the failures:
+
+    no failure --failed--> 1 --failed--> 2 --failed--> 3 or more, no request in all of them: broken
+         ^------------------- a launch succeeds ------------------'
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from model.sampler import NOT_A_TOKEN
 from protocol.errors import BatonError, InternalError, LaunchFailed, as_baton_error
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import LaunchPlan
-from scheduler.launch_failures import LaunchFailures
 from scheduler.req import Req
+
+TOO_MANY: Final = 3  # launches that fail in a row
 
 
 class RoleSteps(Protocol):
@@ -101,3 +108,28 @@ class OverlapLoop:
         self._failures = self._failures.failed((req.request_id, req.attempt) for req in reqs)
         self._last_error = as_baton_error(error).message
         self._role.failed(reqs, LaunchFailed(self._last_error))
+
+
+@dataclass(frozen=True)
+class LaunchFailures:
+    """The launches that have failed since the last success. An attempt is (request id, attempt number)."""
+
+    count: int = 0
+    common: frozenset[str] = frozenset()  # ids of the requests that were in all of these launches
+    newest: frozenset[tuple[str, int]] = frozenset()  # the attempts of the last one
+
+    def failed(self, attempts: Iterable[tuple[str, int]]) -> "LaunchFailures":
+        """The failures after a launch with these attempts has failed.
+
+        A launch does not count if all its attempts failed with the last one: it was in flight already.
+        """
+        now = frozenset(attempts)
+        if now <= self.newest:
+            return self
+        ids = frozenset(request_id for request_id, _ in now)
+        return LaunchFailures(self.count + 1, self.common & ids if self.count else ids, now)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether TOO_MANY launches have failed in a row and no request was in all of them."""
+        return self.count >= TOO_MANY and not self.common

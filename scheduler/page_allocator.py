@@ -4,11 +4,16 @@
                           RESERVED --own--> OWNED
 
 Page 0 is padding and is never handed out. The retire queue decides when a quarantined page may be reused.
+Pages of the n choices of one prompt:
+
+    choice 0   [full prompt pages][partial page][output pages]
+    choice c   [same, shared     ][a copy of it ][own output pages]
 """
 
 from collections.abc import Sequence
 from enum import IntEnum
 
+from protocol.kv_layout import full_pages, pages_for, pages_for_choices
 from protocol.messages_gateway import KvPages
 
 
@@ -105,3 +110,32 @@ class PageAllocator:
         self._state[page] = new
         self._count[old] -= 1
         self._count[new] += 1
+
+
+def allocate_choices(
+    pages: PageAllocator, prompt_len: int, num_tokens: int, num_choices: int, page_size: int, state: PageState
+) -> list[list[int]] | None:
+    """Each choice's pages in order, or None when too few are free. A choice holds one reference to each page."""
+    total = pages_for(num_tokens, page_size)
+    shared = min(full_pages(prompt_len, page_size), total)
+    fresh = pages.allocate(pages_for_choices(prompt_len, num_tokens, num_choices, page_size), state)
+    if fresh is None:
+        return None
+
+    first, rest = fresh[:total], fresh[total:]
+    choices = [first]
+    for choice in range(num_choices - 1):
+        pages.share(first[:shared])
+        own = total - shared
+        choices.append(first[:shared] + rest[choice * own : (choice + 1) * own])
+    return choices
+
+
+def partial_page_copies(
+    first: Sequence[int], others: Sequence[Sequence[int]], prompt_len: int, page_size: int
+) -> tuple[list[int], list[int]]:
+    """(sources, targets): the page copies that give each of `others` its own partial prompt page."""
+    index = full_pages(prompt_len, page_size)
+    if index == pages_for(prompt_len, page_size):
+        return [], []
+    return [first[index]] * len(others), [pages[index] for pages in others]

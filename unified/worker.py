@@ -13,16 +13,13 @@ from protocol.errors import BadRequest, BatonError
 from protocol.messages_gateway import Assign, CancelRequest, Stamp, ToWorker, WorkerStats
 from protocol.request import FinishReason
 from runtime.clock import Clock
-from scheduler.choice_pages import allocate_choices, partial_page_copies
-from scheduler.chunk_plan import plan_chunks
 from scheduler.engine import Engine, Launch
-from scheduler.forward_batch import ExtendChunk, LaunchPlan
+from scheduler.forward_batch import ExtendChunk, LaunchPlan, plan_chunks
 from scheduler.overlap_loop import OverlapLoop
-from scheduler.page_allocator import PageState
+from scheduler.page_allocator import PageState, allocate_choices, partial_page_copies
 from scheduler.req import Req
 from scheduler.request_check import replay_fault
-from scheduler.running import Running
-from scheduler.schedule_batch import ScheduleBatch
+from scheduler.schedule_batch import Running, ScheduleBatch
 from worker.outbox import Outbox
 from worker.phase_times import PhaseTimes
 from worker.token_stream import TokenStream

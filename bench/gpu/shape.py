@@ -17,7 +17,7 @@ from model.attention import choose_attention
 from model.checkpoint import Checkpoint
 from model.graphs import Capture, CudaCapture, GraphedRunner, Run
 from model.inputs import ModelInput
-from model.paged_kv import PagedKv, torch_dtype
+from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import TorchPasses
 from model.runner import ModelRunner
 from model.transformer import load_decoder
@@ -77,7 +77,7 @@ def random_runner(fields: Mapping[str, Any], device: str, page_size: int) -> Mod
     config, where = config_of(fields), torch.device(device)
     torch.manual_seed(0)
     passes = TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
-    compute = torch_dtype(DTYPE)
+    compute = TORCH_DTYPES[DTYPE]
     weights = RandomWeights()
     decoder = load_decoder(weights, config, passes, to_dtype=compute, to_device=where)
     _made(where)
@@ -114,7 +114,7 @@ def layer_weights(config: ModelConfig) -> int:
 def decode_bytes(config: ModelConfig, layout: KvLayout, batch: int, context: int) -> int:
     """The bytes that a decode step must read: each weight once (of the embedding one row each), each request's KV."""
     weights = config.num_layers * layer_weights(config) + config.vocab_size * config.hidden_size
-    item_bytes = torch_dtype(layout.dtype).itemsize
+    item_bytes = TORCH_DTYPES[layout.dtype].itemsize
     kv = batch * context * 2 * layout.token_bytes * layout.num_layers
     return (weights + batch * config.hidden_size) * item_bytes + kv
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.messages_gateway import Role
-from scheduler.launch_failures import TOO_MANY
+from scheduler.overlap_loop import TOO_MANY
 from scheduler.schedule_batch import ScheduleBatch
 from tests.explore_handoff.exploring import explore_seed
 from tests.explore_handoff.faults import KINDS

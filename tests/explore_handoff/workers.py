@@ -25,7 +25,7 @@ from protocol.messages_gateway import Register, Role, WorkerAddress
 from runtime.bus import Dealer, Router
 from runtime.process_life import StopSignal
 from scheduler.engine import Engine
-from scheduler.launch_failures import TOO_MANY
+from scheduler.overlap_loop import TOO_MANY
 from scheduler.streams_host import InlineStream
 from tests.decode.driving import VOCAB
 from tests.explore_handoff.agenda import Agenda

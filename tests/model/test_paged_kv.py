@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from model.paged_kv import PagedKv, torch_dtype
+from model.paged_kv import TORCH_DTYPES, PagedKv
 from protocol.kv_layout import ITEM_BYTES, KvLayout
 
 
 @pytest.mark.parametrize("dtype", list(ITEM_BYTES))
 def test_bytes_and_tensors_are_the_same_memory(dtype: str) -> None:
     kv = PagedKv(KvLayout(2, 3, 4, 5, dtype), 6)
-    assert kv.layer(1).shape == (6, 2, 5, 3, 4) and kv.layer(1).dtype == torch_dtype(dtype)
+    assert kv.layer(1).shape == (6, 2, 5, 3, 4) and kv.layer(1).dtype == TORCH_DTYPES[dtype]
     assert not kv.layer(0).any() and not kv.layer(1).any()
     kv.layer(1)[3] = torch.arange(2 * 5 * 3 * 4).view(2, 5, 3, 4)
     view = kv.page_bytes_view(1, 3, 1)

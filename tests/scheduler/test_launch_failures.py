@@ -6,7 +6,7 @@ import pytest
 
 from model.fake import FakeRunner
 from model.inputs import ModelInput
-from scheduler.launch_failures import LaunchFailures
+from scheduler.overlap_loop import LaunchFailures
 from tests.decode.driving import VOCAB, greedy, make_cluster, prompt_of
 
 A, B, C = ("a", 0), ("b", 0), ("c", 0)

@@ -8,8 +8,7 @@ from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import ExtendChunk, ForwardBatch, LaunchPlan
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.req import Req
-from scheduler.running import Running
-from scheduler.schedule_batch import ScheduleBatch
+from scheduler.schedule_batch import Running, ScheduleBatch
 from tests.scheduler.building import CPU, ManualStream, admitted, greedy, make_engine
 from tests.scheduler.test_engine import FailAt
 
