@@ -41,10 +41,6 @@ class KvSize:
     num_pages: int
     limited_by: str
 
-    def num_tokens(self, layout: KvLayout) -> int:
-        """Tokens that fit."""
-        return layout.pool_tokens(self.num_pages)
-
 
 def choose_kv_size(
     layout: KvLayout,
@@ -75,10 +71,7 @@ def choose_kv_size(
     page_bytes = layout.pool_bytes(1)
     budget = min(budgets, key=lambda each: each.usable_bytes)
     usable = budget.usable_bytes
-    limits = [
-        (usable // page_bytes - 1, "memory"),
-        (demand, "demand"),
-    ]
+    limits = [(usable // page_bytes - 1, "memory"), (demand, "demand")]
     if max_total_tokens is not None:
         limits.append((layout.num_pages(max_total_tokens), "max_total_tokens"))
 

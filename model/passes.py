@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.paged_kv import PagedKv
-from model.rope import rotate, rotation
+from model.rope import rotate
 
 Rows = tuple[Tensor, Tensor]  # where each token's K and V go: PagedKv.token_rows
 Rotation = tuple[Tensor, Tensor]  # cos and sin of every token's angles, float32; for `place` of the same passes
@@ -64,7 +64,9 @@ class TorchPasses:
 
     def rotation(self, positions_T: Tensor, inv_freq_F: Tensor) -> Rotation:
         """(T, 1, D) each, the sine signed; see Passes."""
-        return rotation(positions_T, inv_freq_F)
+        angles_T1F = positions_T.to(torch.float32)[:, None, None] * inv_freq_F
+        cos_T1F, sin_T1F = angles_T1F.cos(), angles_T1F.sin()
+        return torch.cat((cos_T1F, cos_T1F), dim=-1), torch.cat((-sin_T1F, sin_T1F), dim=-1)
 
     def place(
         self,

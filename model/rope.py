@@ -28,13 +28,6 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     return (1 - blend_F) * inv_freq_F / rope.factor + blend_F * inv_freq_F
 
 
-def rotation(positions_T: Tensor, inv_freq_F: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and signed sin of every token's angles, each (T, 1, D) float32. Made once per forward for every layer."""
-    angles_T1F = positions_T.to(torch.float32)[:, None, None] * inv_freq_F
-    cos_T1F, sin_T1F = angles_T1F.cos(), angles_T1F.sin()
-    return torch.cat((cos_T1F, cos_T1F), dim=-1), torch.cat((-sin_T1F, sin_T1F), dim=-1)
-
-
 def rotate(x_TND: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
     """`x_TND` rotated by its position. Computed in float32, returned in x's dtype. Pairs are (d, d + D/2)."""
     x_float = x_TND.float()

@@ -132,7 +132,6 @@ class Engine:
     def admit(self, req: Req, pages: list[int]) -> None:
         """Gives `req` a row whose table names `pages`; the caller has checked that a row is free."""
         row = self.rows.allocate(pages)
-        assert row is not None, "the caller checks rows.num_free"
         req.row, req.row_generation, req.pages = row, self.rows.generation(row), pages
 
     def release(self, req: Req, is_read: IsRead | None = None) -> None:

@@ -36,10 +36,9 @@ class RowPool:
         """Rows that can be handed out now."""
         return len(self._free)
 
-    def allocate(self, pages: Sequence[int]) -> int | None:
-        """A row whose table names `pages`, or None when all are in use."""
-        if not self._free:
-            return None
+    def allocate(self, pages: Sequence[int]) -> int:
+        """A row whose table names `pages`. The caller has checked that one is free."""
+        assert self._free, "the caller checks num_free"
         row = self._free.pop()
         assert row > 0 and not self._in_use[row]
         self._in_use[row] = True

@@ -231,7 +231,7 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
     log.info(
         "KV memory",
         pages=size.num_pages - 1,
-        tokens=size.num_tokens(layout),
+        tokens=layout.pool_tokens(size.num_pages),
         limited_by=size.limited_by,
         device=str(runner.device),
         shared_by=sharers(runner.device, settings),

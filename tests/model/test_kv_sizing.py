@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.fake import FakeRunner
 from model.kv_sizing import SAFETY_SHARE, KvBudget, activation_bytes, choose_kv_size
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
+from tests.doubles.hash_model import FakeRunner
 
 LAYOUT = KvLayout(num_layers=4, num_kv_heads=2, head_dim=32, page_size=16, dtype="float32")
 PAGE = LAYOUT.page_bytes * 4
@@ -109,4 +109,4 @@ def test_activations_grow_with_what_is_computed() -> None:
 def test_a_tiny_model_takes_no_more_than_it_can_use() -> None:
     layout = FakeRunner().kv_layout(16)
     got = choose_kv_size(layout, KvBudget(64 * GIB, 2, 0, 0), context_length=4096, max_running_requests=3)
-    assert got.limited_by == "demand" and got.num_tokens(layout) == 3 * 4096
+    assert got.limited_by == "demand" and layout.pool_tokens(got.num_pages) == 3 * 4096
