@@ -1,12 +1,11 @@
 """A model whose next token is a hash of the KV that it reads: a wrong, missing or reordered page changes the text.
 
 Each token writes numbers derived from (token, position, layer) into every layer's K and V. The next token is a hash of
-these numbers, read through the page table, over the whole context in every layer. `expected_tokens` computes the same
-without pages.
+these numbers, read through the page table, over the whole context in every layer.
 Shapes: T tokens, L wanted rows, N tokens of all the contexts read, W = 2 * heads * head_dim numbers of a token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from model.splitmix import mix, mix_int, shift_right, signed
+from model.splitmix import mix, shift_right, signed
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from runtime.model_config import ModelConfig
@@ -94,30 +93,6 @@ class FakeRunner:
         tokens_L = shift_right(mix(hash_L), 1) % self.vocab_size
         logits_LV = torch.zeros(hash_L.shape[0], self.vocab_size, device=hash_L.device)
         return logits_LV.scatter_(1, tokens_L[:, None], 100.0)
-
-    def expected_tokens(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """The greedy continuation of `prompt`, computed without KV or batches."""
-        return list(self._continuation(prompt, num_tokens))
-
-    def _continuation(self, prompt: Sequence[int], num_tokens: int) -> Iterator[int]:
-        total = 0
-        tokens = list(prompt)
-        done = 0
-        for _ in range(num_tokens):
-            for position in range(done, len(tokens)):
-                for layer in range(self.num_layers):
-                    total += self._expected_hash(tokens[position], position, layer)
-            done = len(tokens)
-            tokens.append((mix_int(total & _WRAP) >> 1) % self.vocab_size)
-            yield tokens[-1]
-
-    def _expected_hash(self, token: int, position: int, layer: int) -> int:
-        print_ = mix_int(mix_int(mix_int(token) ^ position) ^ layer)
-        total = 0
-        for index in range(2 * self.num_kv_heads * self.head_dim):
-            multiplier = _MULTIPLIERS[index % 4] + 2 * index
-            total += (((print_ * multiplier) & _WRAP) >> (64 - _VALUE_BITS)) * multiplier
-        return mix_int(mix_int((total & _WRAP) ^ position) ^ layer)
 
     def _write(self, kv_layer: Tensor, inp: ModelInput, layer: int) -> None:
         page_size = kv_layer.shape[2]

@@ -1,4 +1,4 @@
-"""The mixing step of splitmix64 (Steele, Lea, Flood 2014), on int64 tensors and on integers, equal bit for bit.
+"""The mixing step of splitmix64 (Steele, Lea, Flood 2014), on int64 tensors.
 
 int64 tensors wrap on overflow on every device, so the numbers are the same everywhere.
 """
@@ -30,11 +30,3 @@ def mix(x: Tensor) -> Tensor:
     x = (x ^ shift_right(x, 30)) * signed(_FIRST)
     x = (x ^ shift_right(x, 27)) * signed(_SECOND)
     return x ^ shift_right(x, 31)
-
-
-def mix_int(x: int) -> int:
-    """One step on the low 64 bits of `x`; the result is non-negative."""
-    x = (x + _GAMMA) & _WRAP
-    x = ((x ^ (x >> 30)) * _FIRST) & _WRAP
-    x = ((x ^ (x >> 27)) * _SECOND) & _WRAP
-    return x ^ (x >> 31)

@@ -6,12 +6,12 @@ from functools import cache
 from typing import Any
 
 from decode.request_states import DecodeState
-from model.fake import FakeRunner
 from prefill.job_states import JobState
 from protocol.messages_gateway import FirstToken, ToGateway, Tokens
 from protocol.request import FinishReason, SamplingParams, finish_reason
 from tests.cluster import Cluster
 from tests.doubles.clock import VirtualClock
+from tests.doubles.hash_model import FakeRunner
 
 VOCAB = 211
 

@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from decode.request_states import DecodeState
-from model.fake import FakeRunner
 from model.inputs import ModelInput
 from prefill.job_states import JobState
 from tests.cluster import Cluster
@@ -23,6 +22,7 @@ from tests.decode.driving import (
     prompt_of,
 )
 from tests.doubles.backend_inproc import InprocNetwork
+from tests.doubles.hash_model import FakeRunner
 
 # DELIVERED lasts for part of one step of either worker: nothing can arrive in it.
 STATES = [

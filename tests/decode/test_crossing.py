@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from model.fake import FakeRunner
 from model.inputs import ModelInput
 from protocol.messages_gateway import FirstToken, RequestFailed, Tokens
 from protocol.messages_handoff import (
@@ -26,6 +25,7 @@ from protocol.messages_handoff import (
 )
 from tests.cluster import Cluster, Worker
 from tests.decode.driving import VOCAB, expect_exact, expect_prefix, expect_rest, greedy, prompt_of
+from tests.doubles.hash_model import FakeRunner
 
 DELAY = 3  # turns
 PARAMS = greedy(12)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from decode.request_states import DecodeState
-from model.fake import FakeRunner
 from protocol.request import FinishReason, SamplingParams
 from tests.decode.driving import (
     VOCAB,
@@ -19,6 +18,7 @@ from tests.decode.driving import (
     prompt_of,
     reference,
 )
+from tests.doubles.hash_model import FakeRunner
 
 PROMPT = prompt_of("ends", 18)
 KNOWN = FakeRunner(vocab_size=VOCAB).expected_tokens(PROMPT, 12)

@@ -6,7 +6,6 @@ import pytest
 
 from decode.request_states import DecodeState
 from decode.worker import DOUBT_S, HANDOVER_DEADLINE_S
-from model.fake import FakeRunner
 from model.inputs import ModelInput
 from protocol.frame import HEADER_BYTES, unpack_header
 from tests.cluster import Cluster
@@ -25,6 +24,7 @@ from tests.decode.driving import (
 )
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
 from tests.doubles.clock import VirtualClock
+from tests.doubles.hash_model import FakeRunner
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from decode.request_states import DecodeState
-from model.fake import FakeRunner
 from prefill.job_states import JobState
 from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import Assign, PeerLost
@@ -24,6 +23,7 @@ from tests.decode.driving import (
     prompt_of,
 )
 from tests.decode.test_cancel import slow_network
+from tests.doubles.hash_model import FakeRunner
 
 PARAMS = greedy(15)
 PROMPT = prompt_of("r", 61)

@@ -6,7 +6,6 @@ from decode.prefill_peers import HELLO_DEADLINE_S
 from decode.request_states import DecodeState
 from decode.reservations import ASK_AGAIN_S
 from decode.worker import HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN
-from model.fake import FakeRunner
 from prefill.job_states import JobState
 from prefill.worker import DELIVERY_DEADLINE_S
 from protocol.messages_handoff import JobFailed, KvDelivered
@@ -26,6 +25,7 @@ from tests.decode.driving import (
 from tests.decode.test_cancel import slow_network
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.clock import VirtualClock
+from tests.doubles.hash_model import FakeRunner
 
 PARAMS = greedy(9)
 PROMPT = prompt_of("r", 30)

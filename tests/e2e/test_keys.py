@@ -13,8 +13,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from deploy.keys import new
-from model.fake import FakeRunner
 from runtime.keys import Keys, read_keys
+from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from model.fake import FakeRunner
+from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
 from tests.processes import command_line
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from model.fake import FakeRunner
+from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import PATIENCE_S, BatonProcess, read_event
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from model.fake import FakeRunner
+from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
 
 pytestmark = pytest.mark.slow

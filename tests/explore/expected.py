@@ -5,11 +5,10 @@ from functools import cache
 
 import torch
 
-from model.fake import FakeRunner
 from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, sample
-from model.splitmix import mix_int
 from protocol.request import FinishReason, SamplingParams, finish_reason
 from tests.decode.driving import VOCAB
+from tests.doubles.hash_model import FakeRunner, mix_int
 
 FAKE = FakeRunner(vocab_size=VOCAB, context_length=256)
 
@@ -49,7 +48,7 @@ class _Model:
 
 @cache
 def _hash(token: int, position: int, layer: int) -> int:
-    return FAKE._expected_hash(token, position, layer)
+    return FAKE.expected_hash(token, position, layer)
 
 
 def _row(params: SamplingParams, choice: int, position: int, banned: tuple[int, ...]) -> SamplingInput:

@@ -10,13 +10,13 @@ from typing import Protocol
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from model.fake import FakeRunner
 from model.inputs import ModelInput
 from scheduler.engine import Engine
 from scheduler.forward_batch import ForwardBatch, LaunchPlan
 from scheduler.streams import Stream
 from tests.decode.driving import VOCAB, expect_rest, make_cluster
 from tests.doubles.clock import VirtualClock
+from tests.doubles.hash_model import FakeRunner
 from tests.doubles.race_detector import RaceDetector
 from tests.doubles.strategies import Decisions, Strategy
 from tests.doubles.streams_simulated import ScheduleViolation, Simulation

@@ -14,7 +14,6 @@ import torch
 
 from decode.prefill_link import PrefillLink
 from decode.worker import DecodeWorker
-from model.fake import FakeRunner
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from prefill.decode_link import DecodeLink
@@ -28,6 +27,7 @@ from scheduler.engine import Engine
 from scheduler.overlap_loop import TOO_MANY
 from scheduler.streams_host import InlineStream
 from tests.decode.driving import VOCAB
+from tests.doubles.hash_model import FakeRunner
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.compute import TimedStream
 from tests.explore_handoff.data_plane import DataPlane, SimulatedArrivals, SimulatedWire

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from model.fake import FakeRunner
 from runtime.clock import MonotonicClock
+from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
 from tests.faults.client import Client
 from tests.processes import command_line, python_path

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.fake import FakeRunner
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from protocol.errors import WireError
@@ -22,6 +21,7 @@ from protocol.request import SamplingParams
 from runtime.ending import is_ending
 from tests.checkpoints import make_checkpoint
 from tests.cluster import Cluster
+from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import PROJECT, BatonProcess
 from transfer.backends.cuda_ipc import at_device
 from transfer.in_place.device_pools import DeviceReader

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from model.fake import FakeRunner
 from protocol.request import SamplingParams
 from tests.cluster import Cluster
 from tests.doubles.backend_inproc import InprocNetwork
+from tests.doubles.hash_model import FakeRunner
 from tests.doubles.held_copies import HeldCopies
 from transfer.in_place.device_moves import word_bytes
 

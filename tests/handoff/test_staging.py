@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from model.fake import FakeRunner
 from protocol.request import SamplingParams
 from scheduler.streams import Event
 from tests.cluster import Cluster
+from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import ManualStream
 
 PROMPT = list(range(1, 40))

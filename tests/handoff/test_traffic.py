@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.fake import FakeRunner
 from model.inputs import ModelInput
 from protocol.kv_layout import pages_for_choices
 from protocol.messages_gateway import FirstToken, ToGateway, Tokens
 from protocol.request import SamplingParams, finish_reason
 from tests.cluster import Cluster
+from tests.doubles.hash_model import FakeRunner
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.fake import FakeRunner
 from model.inputs import ModelInput
+from tests.doubles.hash_model import FakeRunner
 from tests.model.driving import Lanes, random_prompt
 
 

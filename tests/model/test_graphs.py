@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.fake import FakeRunner
 from model.graphs import GraphedRunner, Run, bucket_sizes
 from model.graphs import Lanes as GraphLanes
 from model.inputs import ModelInput
 from model.kv_sizing import graph_bytes
 from model.runner import ModelRunner, Runner
 from tests.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
+from tests.doubles.hash_model import FakeRunner
 from tests.model.driving import Lane, Lanes, random_prompt
 
 MAX_PAGES = 40

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, mask_logits, sample, uniform
-from model.splitmix import mix, mix_int, signed
+from model.splitmix import mix, signed
+from tests.doubles.hash_model import mix_int
 
 Row = dict[str, Any]
 int64s = st.integers(-(2**63), 2**63 - 1)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from model.fake import FakeRunner
 from model.runner import ModelRunner, Runner
 from protocol.messages_gateway import FirstToken, ToGateway, Tokens
 from protocol.request import SamplingParams
 from tests.cluster import Cluster
+from tests.doubles.hash_model import FakeRunner
 from tests.parity.grid import TOPOLOGIES
 from tests.reference import reference
 

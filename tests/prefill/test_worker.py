@@ -6,7 +6,6 @@ from typing import cast
 
 import pytest
 
-from model.fake import FakeRunner
 from prefill.worker import JOB_TOKENS, PrefillWorker
 from protocol.fingerprint import Fingerprint, pack_weights
 from protocol.kv_layout import KvLayout
@@ -27,6 +26,7 @@ from protocol.messages_handoff import (
 from protocol.request import SamplingParams
 from scheduler.engine import Engine
 from tests.doubles.clock import VirtualClock
+from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import ManualStream, greedy, make_engine
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import Target

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from model.fake import FakeRunner
+from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
 from tests.faults.client import Client
 from tests.faults.deployment import wait_until

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from model.fake import FakeRunner
+from tests.doubles.hash_model import FakeRunner
 from tests.faults.client import Client
 from tests.faults.deployment import pause, state_of, wait_until
 from tests.proxy import large_worker

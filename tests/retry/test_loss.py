@@ -7,12 +7,12 @@ import pytest
 
 from decode.request_states import DecodeState
 from decode.worker import DecodeWorker
-from model.fake import FakeRunner
 from prefill.job_states import JobState
 from prefill.worker import PrefillWorker
 from protocol.messages_gateway import RequestFailed, Tokens
 from tests.cluster import Worker
 from tests.decode.driving import VOCAB, greedy, prompt_of, reference
+from tests.doubles.hash_model import FakeRunner
 from tests.retry.controlled import Controlled, Loss
 from unified.worker import UnifiedWorker
 

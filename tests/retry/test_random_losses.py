@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.fake import FakeRunner
 from model.runner import ModelRunner
 from protocol.frame import HEADER_BYTES
 from protocol.request import SamplingParams
@@ -16,6 +15,7 @@ from tests.cluster import Worker
 from tests.decode.driving import VOCAB, greedy, prompt_of
 from tests.decode.driving import reference as fake_reference
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.hash_model import FakeRunner
 from tests.reference import reference
 from tests.retry.controlled import Controlled, Loss
 

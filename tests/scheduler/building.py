@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.fake import FakeRunner
 from model.paged_kv import PagedKv
 from protocol.request import SamplingParams
 from runtime.clock import Clock
@@ -16,6 +15,7 @@ from scheduler.engine import Engine
 from scheduler.req import Req
 from scheduler.streams import Event, Segment, Stream
 from scheduler.streams_host import InlineStream
+from tests.doubles.hash_model import FakeRunner
 
 CPU = torch.device("cpu")
 

@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.fake import FakeRunner
 from model.inputs import ModelInput
 from protocol.errors import InternalError
 from scheduler.engine import Engine, Launch
@@ -11,6 +10,7 @@ from scheduler.forward_batch import ExtendChunk, LaunchPlan
 from scheduler.req import Req
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams_host import HostStream
+from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import CPU, ManualStream, admitted, greedy, make_engine
 
 

@@ -25,7 +25,6 @@ class Pool:
         req = make_req(tuple(range(1000 * self.count, 1000 * self.count + prompt_len)), greedy(20), choice)
         req.pages = [100 * self.count + i for i in range(-(-(prompt_len + 20) // self.page_size))]
         row = self.rows.allocate(req.pages)
-        assert row is not None
         req.row, req.row_generation, req.outputs = row, self.rows.generation(row), list(outputs)
         return req
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from model.fake import FakeRunner
 from model.inputs import ModelInput
 from scheduler.overlap_loop import LaunchFailures
 from tests.decode.driving import VOCAB, greedy, make_cluster, prompt_of
+from tests.doubles.hash_model import FakeRunner
 
 A, B, C = ("a", 0), ("b", 0), ("c", 0)
 A_AGAIN = ("a", 1)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.fake import FakeRunner
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from protocol.request import SamplingParams
 from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of
+from tests.doubles.hash_model import FakeRunner
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.fake import FakeRunner
 from model.inputs import ModelInput
 from protocol.request import SamplingParams
 from scheduler.future_map import FutureMap
 from tests.cluster import Cluster
 from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of, reference
+from tests.doubles.hash_model import FakeRunner
 from tests.doubles.strategies import Strategy
 from tests.doubles.streams_simulated import Simulation
 from tests.explore.exploring import STRATEGIES

@@ -2,13 +2,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from model.fake import FakeRunner
 from protocol.request import FinishReason
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import ExtendChunk, ForwardBatch, LaunchPlan
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.req import Req
 from scheduler.schedule_batch import Running, ScheduleBatch
+from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import CPU, ManualStream, admitted, greedy, make_engine
 from tests.scheduler.test_engine import FailAt
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from model.fake import FakeRunner
 from model.graphs import GraphedRunner
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
@@ -17,6 +16,7 @@ from scheduler.forward_batch import ExtendChunk, LaunchPlan
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams import Event, Segment, Stream
 from scheduler.streams_host import InlineStream
+from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import CPU, admitted, make_engine
 from worker.boot import load_runner, open_streams
 

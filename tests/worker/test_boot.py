@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from deploy.keys import new
-from model.fake import FakeRunner
 from model.graphs import GraphedRunner
 from model.kv_sizing import graph_bytes
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
+from tests.doubles.hash_model import FakeRunner
 from worker.boot import has_twin, load_runner, memory_budgets, read_trust
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from bench.overlap.decoding import Decoding, Plan, engine_of
-from model.fake import FakeRunner
 from scheduler.streams import Segment
 from scheduler.streams_host import InlineStream
 from tests.doubles.clock import VirtualClock
+from tests.doubles.hash_model import FakeRunner
 
 FORWARD_S, HOST_S = 0.25, 0.0625
 
