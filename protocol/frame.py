@@ -135,19 +135,6 @@ def unpack_header(raw: bytes | memoryview) -> FrameHeader:
     return FrameHeader(*fields, *[kind])
 
 
-def verify_length(header: FrameHeader, *parts: bytes | memoryview) -> None:
-    """WireError unless the payload is as long as `header` says."""
-    length = sum(len(part) for part in parts)
-    if length != header.payload_bytes:
-        raise WireError(f"frame payload of {length} bytes, its header says {header.payload_bytes}")
-
-
-def verify(header: FrameHeader, *parts: bytes | memoryview) -> None:
-    """WireError unless length and checksum of the payload match `header`. Each part is contiguous bytes."""
-    verify_length(header, *parts)
-    verify_checksum(header, parts)
-
-
 def verify_checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> None:
     """WireError unless the payload's checksum matches `header`. The caller has checked its length."""
     got = checksum(header, parts)

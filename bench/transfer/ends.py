@@ -33,10 +33,11 @@ from runtime.clock import MonotonicClock
 from runtime.curve import open_security
 from runtime.keys import Keys, read_keys
 from runtime.log import get_log
+from runtime.settings import TransferBackend
 from transfer.backends.table import open_receiver, open_sender
-from transfer.landing.arrivals import Pollable
 from transfer.landing.events import CreditReturned, Delivered, FrameRejected, TransferFailed
 from transfer.sending.transfer import Target
+from transfer.wire import Pollable
 
 HOST = "127.0.0.1"
 PREFILL, DECODE = 11, 22  # instances
@@ -73,7 +74,7 @@ class End(Protocol):
 class PrefillEnd:
     """A FrameSender and the ROUTER that decode dials."""
 
-    def __init__(self, backend: str, memory: HostPages, blocks: Blocks, encrypted: bool = False) -> None:
+    def __init__(self, backend: TransferBackend, memory: HostPages, blocks: Blocks, encrypted: bool = False) -> None:
         self._memory = memory
         self._blocks = blocks
         self._pages = blocks.pages(memory.layout, seed=1)
@@ -145,7 +146,7 @@ class PrefillEnd:
 class DecodeEnd:
     """A FrameReceiver and the DEALER to prefill."""
 
-    def __init__(self, backend: str, memory: HostPages, blocks: Blocks, encrypted: bool = False) -> None:
+    def __init__(self, backend: TransferBackend, memory: HostPages, blocks: Blocks, encrypted: bool = False) -> None:
         self._memory = memory
         self._blocks = blocks
         self._pages = blocks.pages(memory.layout, seed=2)

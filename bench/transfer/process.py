@@ -23,12 +23,13 @@ from bench.transfer.ends import DecodeEnd, End, PrefillEnd
 from bench.transfer.limits import CopyEnd, NoEnd, SocketReceiveEnd, SocketSendEnd
 from bench.transfer.nixl_alone import NixlExportEnd, NixlReadEnd
 from protocol import frame
+from runtime.settings import TransferBackend
 from transfer.backends.nixl.agent import is_installed
 
 MakeEnd = Callable[[HostPages, Blocks], End]
 
 
-def _backend(name: str) -> tuple[MakeEnd, MakeEnd]:
+def _backend(name: TransferBackend) -> tuple[MakeEnd, MakeEnd]:
     return partial(PrefillEnd, name), partial(DecodeEnd, name)
 
 

@@ -18,12 +18,11 @@ from transfer.in_place.device_pools import AtDevice, DevicePages, DevicePool, De
 from transfer.in_place.pools import IN_PLACE, ON_DEVICE, Pools
 from transfer.in_place.seats import PoolOwner, SeatFile
 from transfer.in_place.writers import Writers
-from transfer.landing.arrivals import Pollable
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import SharedPages
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES
-from transfer.sending.wire import Part
+from transfer.wire import Part, Pollable
 
 SCHEME = "inproc-network:"
 
@@ -188,6 +187,12 @@ class _InprocArrivals:
 
     def pollables(self) -> list[Pollable]:
         return []
+
+    def meet(self, instance: int, export: bytes) -> None:
+        """See wire.Arrivals."""
+
+    def lose(self, instance: int) -> None:
+        """See wire.Arrivals."""
 
     def close(self) -> None:
         self._network.unbind(self.address)

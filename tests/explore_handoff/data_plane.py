@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 
 from protocol.errors import WireError
 from tests.explore_handoff.network import REDIAL_S, Host, Network
-from transfer.landing.arrivals import Pollable
-from transfer.sending.wire import Part
+from transfer.wire import Part, Pollable
 
 SCHEME = "frames://"
 DEPART_S = 0.0005
@@ -199,7 +198,7 @@ class DataPlane:
 
 
 class SimulatedWire:
-    """See transfer.sending.wire.Wire. `held` names what a frame shows, as a check that it is still the sender's."""
+    """See transfer.wire.Wire. `held` names what a frame shows, as a check that it is still the sender's."""
 
     def __init__(self, plane: DataPlane, owner: Host, held: Callable[[], Callable[[], None]]) -> None:
         self._plane = plane
@@ -241,7 +240,7 @@ class SimulatedWire:
 
 
 class SimulatedArrivals:
-    """See transfer.landing.arrivals.Arrivals."""
+    """See transfer.wire.Arrivals."""
 
     backend = "simulated"
 
@@ -269,6 +268,12 @@ class SimulatedArrivals:
     def pollables(self) -> list[Pollable]:
         """Its process is woken."""
         return []
+
+    def meet(self, instance: int, export: bytes) -> None:
+        """See Arrivals."""
+
+    def lose(self, instance: int) -> None:
+        """See Arrivals."""
 
     def close(self) -> None:
         """Its process ends; see DataPlane.end_of."""

@@ -20,7 +20,7 @@ from protocol.frame import (
     seal,
     seal_sum,
     unpack_header,
-    verify,
+    verify_checksum,
 )
 from protocol.messages_gateway import Stamp
 
@@ -68,8 +68,8 @@ def test_parts_count_as_joined(payload: bytes, cuts: list[int]) -> None:
     sealed = seal(HEADER, *parts)
     assert sealed == seal(HEADER, payload)
     assert sealed.payload_bytes == len(payload)
-    verify(sealed, payload)
-    verify(sealed, *parts)
+    verify_checksum(sealed, [payload])
+    verify_checksum(sealed, parts)
 
 
 def test_any_turned_bit_is_noticed() -> None:
@@ -79,14 +79,14 @@ def test_any_turned_bit_is_noticed() -> None:
         damaged = bytearray(raw)
         damaged[position // 8] ^= 1 << position % 8
         with pytest.raises(WireError):
-            verify(unpack_header(bytes(damaged[:HEADER_BYTES])), bytes(damaged[HEADER_BYTES:]))
+            verify_checksum(unpack_header(bytes(damaged[:HEADER_BYTES])), [bytes(damaged[HEADER_BYTES:])])
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(FrameHeader)])
 def test_any_other_field_value_is_noticed(field: str) -> None:
     sealed = seal(HEADER, b"payload")
     with pytest.raises(WireError):
-        verify(replace(sealed, **{field: getattr(sealed, field) ^ 1}), b"payload")
+        verify_checksum(replace(sealed, **{field: getattr(sealed, field) ^ 1}), [b"payload"])
 
 
 @pytest.mark.parametrize("size", [0, 1, HEADER_BYTES - 1, HEADER_BYTES + 1])
@@ -123,12 +123,6 @@ def test_a_sum_of_a_device_is_sealed_with_its_header(device_sum: int, other: int
         if field.name not in ("checksum", "check"):
             changed = replace(HEADER, **{field.name: getattr(HEADER, field.name) ^ 1})
             assert seal_sum(changed, device_sum).checksum != sealed.checksum
-
-
-def test_payload_of_another_length_is_refused_by_length() -> None:
-    sealed = seal(HEADER, b"payload")
-    with pytest.raises(WireError, match="payload of 6 bytes, its header says 7"):
-        verify(sealed, b"payloa")
 
 
 @given(st.lists(U64, max_size=6).flatmap(lambda sums: st.tuples(st.just(sums), st.permutations(sums))))

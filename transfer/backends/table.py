@@ -1,12 +1,13 @@
 """Opens a backend by its name in --transfer-backend.
 
-`device`: KV memory in which a device computes, if there is one. auto and cuda_ipc write there.
+`device`: KV memory in which a device computes, if there is one. auto and cuda_ipc write there. auto is, for each pair,
+cuda_ipc if possible, else shm, else zmq.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, get_args
+from typing import Any
 
 import zmq
 
@@ -17,7 +18,7 @@ from runtime.log import get_log
 from runtime.settings import TransferBackend
 from transfer.backends.nixl.backend import nixl_receiver, nixl_sender
 from transfer.backends.shm import MappedPool
-from transfer.backends.zmq import ZmqWire, zmq_arrivals, zmq_receiver, zmq_sender
+from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.in_place.device_pools import AtDevice, DevicePages, DevicePool, DeviceReader
 from transfer.in_place.pools import IN_PLACE, ON_DEVICE, Pools, Way
 from transfer.in_place.seats import PoolOwner, SeatFile
@@ -26,20 +27,19 @@ from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import SharedPages
 from transfer.sending.frame_sender import FrameSender
 
-BACKENDS: Final = get_args(TransferBackend)  # auto: for each pair cuda_ipc if possible, else shm, else zmq
 log = get_log("transfer")
 
 
 def open_sender(
-    backend: str,
+    backend: TransferBackend,
     memory: SharedPages,
     instance: int,
     context: zmq.Context[Any],
     security: Security = OPEN,
     device: DevicePages | None = None,
 ) -> FrameSender:
-    """The sender of a prefill worker. The caller ends `context` after close(). ConfigError for a wrong backend."""
-    _check(backend)
+    """The sender of a prefill worker. The caller ends `context` after close(). ConfigError if the
+    backend cannot be used."""
     if backend == "ray":
         with _optional("ray"):
             from transfer.backends.ray.backend import ray_sender  # noqa: PLC0415 - the import takes a second
@@ -53,34 +53,34 @@ def open_sender(
     if backend in ("auto", "shm"):
         ways[IN_PLACE] = MappedPool
     pools = Pools(ways, required="" if backend == "auto" else backend)
-    return zmq_sender(memory, instance, context, pools=pools, security=security)
+    return FrameSender(memory, instance, ZmqWire(context, security), pools=pools)
 
 
 def open_receiver(
-    backend: str,
+    backend: TransferBackend,
     memory: SharedPages,
     host: str,
     context: zmq.Context[Any],
     security: Security = OPEN,
     device: DevicePages | None = None,
 ) -> FrameReceiver:
-    """The receiver of a decode worker that peers reach at `host`. ConfigError for a wrong backend or host."""
-    _check(backend)
+    """The receiver of a decode worker that peers reach at `host`. ConfigError if the backend
+    cannot be used or `host` is not this machine's."""
     if backend == "ray":
         with _optional("ray"):
             from transfer.backends.ray.backend import ray_receiver  # noqa: PLC0415 - as above
         return ray_receiver(memory, context)
     if backend == "nixl":
-        return nixl_receiver(memory, zmq_arrivals(memory, host, context, security))
+        return nixl_receiver(memory, ZmqArrivals(memory, host, context, security))
     if backend == "zmq":
-        return zmq_receiver(memory, host, context, None, security)
+        return FrameReceiver(memory, ZmqArrivals(memory, host, context, security))
 
     at_device = open_device(device, backend)
     handle = None if at_device is None else _handle_of(at_device, backend)
     seats = PoolOwner(SeatFile(memory.num_pages) if backend == "cuda_ipc" else memory, handle)
     writers = Writers(seats, required="" if backend == "auto" else backend)
     reader = None if at_device is None or handle is None else DeviceReader(at_device.pages, at_device.copies)
-    return FrameReceiver(memory, zmq_arrivals(memory, host, context, security), writers, reader)
+    return FrameReceiver(memory, ZmqArrivals(memory, host, context, security), writers, reader)
 
 
 def open_device(device: DevicePages | None, backend: str) -> AtDevice | None:
@@ -124,8 +124,3 @@ def _optional(extra: str) -> Iterator[None]:
             f"transfer_backend is {extra}, but {error};"
             f" in Baton's folder: .venv/bin/pip install -c constraints.txt -e '.[{extra}]'"
         ) from error
-
-
-def _check(backend: str) -> None:
-    if backend not in BACKENDS:
-        raise ConfigError(f"transfer_backend: got {backend!r}, expected one of {', '.join(BACKENDS)}")

@@ -14,15 +14,9 @@ from protocol.errors import WireError
 from runtime.bus import bind_on_host
 from runtime.curve import OPEN, Security, without_secret
 from runtime.link_watch import LinkWatch
-from transfer.in_place.pools import Pools
-from transfer.in_place.writers import Writers
-from transfer.landing.arrivals import Pollable
-from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import PageMemory
 from transfer.plan.frames import FRAME_BYTES
-from transfer.sending.frame_sender import FrameSender
-from transfer.sending.transfer import WINDOW_BYTES
-from transfer.sending.wire import Part, Reading
+from transfer.wire import Part, Pollable, Reading
 
 RECEIVE_FRAMES = 1024  # per connection; beyond it TCP slows the sender
 SCHEME = "tcp://"
@@ -30,36 +24,8 @@ NOT_NOW: Final = int(zmq.NOBLOCK)  # never wait
 MORE_FOLLOWS: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
-def zmq_sender(
-    memory: PageMemory,
-    instance: int,
-    context: zmq.Context[Any],
-    window: int = WINDOW_BYTES,
-    pools: Pools | None = None,
-    security: Security = OPEN,
-) -> FrameSender:
-    """A FrameSender over `context`. The caller owns `context` and ends it after close()."""
-    return FrameSender(memory, instance, ZmqWire(context, security), window, pools)
-
-
-def zmq_receiver(
-    memory: PageMemory,
-    host: str,
-    context: zmq.Context[Any],
-    writers: Writers | None = None,
-    security: Security = OPEN,
-) -> FrameReceiver:
-    """A FrameReceiver bound on `host`, where peers reach this machine. ConfigError if `host` is not its address."""
-    return FrameReceiver(memory, zmq_arrivals(memory, host, context, security), writers)
-
-
-def zmq_arrivals(memory: PageMemory, host: str, context: zmq.Context[Any], security: Security = OPEN) -> "ZmqArrivals":
-    """The arrivals of a receiver for `memory`. ConfigError as zmq_receiver."""
-    return ZmqArrivals(host, context, max(FRAME_BYTES, memory.layout.page_bytes), security)
-
-
 class ZmqWire:
-    """See transfer.sending.wire.Wire."""
+    """See transfer.wire.Wire. The caller owns `context` and ends it after close()."""
 
     def __init__(self, context: zmq.Context[Any], security: Security = OPEN) -> None:
         self._context = context
@@ -116,17 +82,18 @@ class ZmqWire:
 
 
 class ZmqArrivals:
-    """See transfer.landing.arrivals.Arrivals."""
+    """See transfer.wire.Arrivals."""
 
     backend = "zmq"
     is_ordered = True  # one connection from each sender; if it breaks, the sender gives up its transfers
 
-    def __init__(self, host: str, context: zmq.Context[Any], max_part_bytes: int, security: Security = OPEN) -> None:
-        """Binds on `host`. A peer that sends a larger part is disconnected."""
+    def __init__(self, memory: PageMemory, host: str, context: zmq.Context[Any], security: Security = OPEN) -> None:
+        """Binds on `host`, where peers reach this machine; ConfigError if it is not its address. A peer that sends more
+        than a frame of `memory` is disconnected. The caller owns `context` and ends it after close()."""
         self._pull = context.socket(zmq.PULL)
         self._pull.setsockopt(zmq.LINGER, 0)
         self._pull.setsockopt(zmq.RCVHWM, RECEIVE_FRAMES)
-        self._pull.setsockopt(zmq.MAXMSGSIZE, max_part_bytes)
+        self._pull.setsockopt(zmq.MAXMSGSIZE, max(FRAME_BYTES, memory.layout.page_bytes))
         self._pull.setsockopt(zmq.TCP_KEEPALIVE, 1)
         self.address = bind_on_host(self._pull, host, security)
 
@@ -143,6 +110,12 @@ class ZmqArrivals:
 
     def pollables(self) -> list[Pollable]:
         return [self._pull]
+
+    def meet(self, instance: int, export: bytes) -> None:
+        """Nothing is read from prefill."""
+
+    def lose(self, instance: int) -> None:
+        """See meet."""
 
     def close(self) -> None:
         self._pull.close(0)

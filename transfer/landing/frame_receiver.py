@@ -18,7 +18,6 @@ from runtime.refusals import Refusals
 from transfer.in_place.device_moves import Moving
 from transfer.in_place.device_pools import DeviceReader
 from transfer.in_place.writers import Writers
-from transfer.landing.arrivals import Arrivals, Pollable, Sources
 from transfer.landing.events import (
     FATAL,
     CreditReturned,
@@ -32,6 +31,7 @@ from transfer.landing.events import (
 )
 from transfer.landing.transfer import OPEN, ReceiveState, ReceiveTransfer
 from transfer.memory import PageMemory
+from transfer.wire import Arrivals, Pollable
 
 POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll: about 2 ms of copying
 POLL_FRAMES = 256  # the most frames of one poll, whatever their size
@@ -58,15 +58,12 @@ class FrameReceiver:
         arrivals: Arrivals,
         writers: Writers | None = None,
         reader: DeviceReader | None = None,
-        sources: Sources | None = None,
     ) -> None:
-        """Without `writers` no peer writes in place, without `reader` none on the device. Without `sources` no peer's
-        pages are read."""
+        """Without `writers` no peer writes in place, without `reader` none on the device."""
         self._memory = memory
         self._layout = memory.layout
         self._arrivals = arrivals
         self._writers = Writers() if writers is None else writers
-        self._sources = sources
         self._reader = reader
 
         self._checking: deque[_Checking] = deque()
@@ -97,14 +94,12 @@ class FrameReceiver:
 
     def meet(self, instance: int, export: bytes) -> None:
         """That worker accepts jobs and exports these bytes. WireError if its KV cannot be read."""
-        if self._sources is not None:
-            self._sources.meet(instance, export)
+        self._arrivals.meet(instance, export)
 
     def lose(self, instance: int) -> None:
         """That worker is lost or starts anew. Nothing is read from it any more, and its offer is void. Idempotent."""
         self._writers.lose(instance)
-        if self._sources is not None:
-            self._sources.lose(instance)
+        self._arrivals.lose(instance)
 
     def backend(self, instance: int, in_place: bool) -> str:
         """The name of the backend that brings KV from that worker, in place or not."""

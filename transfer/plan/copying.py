@@ -92,21 +92,15 @@ class Copy:
     """Moves between two layers. The same for every layer."""
 
     def __init__(self, moves: Moves, source_page_bytes: int, target_page_bytes: int) -> None:
-        self.moves = moves
-        self.sources = Runs(moves.source_starts, moves.sizes, source_page_bytes)
-        self.targets = Runs(moves.target_starts, moves.sizes, target_page_bytes)
+        self.sources = Runs(moves.source_starts_M, moves.sizes_M, source_page_bytes)
+        self.targets = Runs(moves.target_starts_M, moves.sizes_M, target_page_bytes)
 
     @cached_property
     def _pieces(self) -> list[tuple[int, int, int]]:
         return [
-            (source + at, target + at, min(PIECE_BYTES, size - at))
-            for source, target, size in zip(
-                self.moves.source_starts.tolist(),
-                self.moves.target_starts.tolist(),
-                self.moves.sizes.tolist(),
-                strict=True,
-            )
-            for at in range(0, size, PIECE_BYTES)
+            (source + at, target + at, min(PIECE_BYTES, end - source - at))
+            for (source, end), (target, _) in zip(self.sources.spans, self.targets.spans, strict=True)
+            for at in range(0, end - source, PIECE_BYTES)
         ]
 
     @cached_property
@@ -154,7 +148,7 @@ class Copy:
 def whole_pages(pages: Sequence[int], page_bytes: int) -> Runs:
     """Pages in this order. Neighbours become one run."""
     moves = page_moves(pages, range(len(pages)), page_bytes)
-    return Runs(moves.source_starts, moves.sizes, page_bytes)
+    return Runs(moves.source_starts_M, moves.sizes_M, page_bytes)
 
 
 def _rows_of(starts: Ints64, sizes: Ints64, unit: int) -> Ints64:

@@ -1,16 +1,13 @@
 """Which bytes of a sender's pages go where in a receiver's, when the two cut the same KV differently. Pure.
 
     shard   the heads that one rank holds of a layer, in pages of its own size
-    part    the heads that one sender rank sends to one receiver rank
     move    a run of bytes that lies in one piece on both sides
 
-Each byte of each receiver comes from exactly one sender. If there are more ranks than KV heads, neighbours hold copies
-of one head, and the copies take turns in sending it.
+Moves of one payload never touch the same byte twice.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +15,6 @@ import numpy.typing as npt
 from protocol.kv_layout import ITEM_BYTES, KvLayout
 
 Ints64 = npt.NDArray[np.int64]  # suffixes: P pieces of tokens that lie in one page on both sides, N of K and V, M moves
-
-
-@dataclass(frozen=True)
-class Part:
-    """Heads `heads` of the model go from one rank to another."""
-
-    sender_rank: int
-    receiver_rank: int
-    heads: range
 
 
 @dataclass(frozen=True)
@@ -57,66 +45,19 @@ class Shard:
         return starts_2P
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """`num_bytes` from `source_start` on belong at `target_start`. Both count from page 0 of a layer."""
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """Many moves, as three columns: bytes from `source_starts_M` on belong at `target_starts_M`. Both count from page 0
+    of a layer."""
 
-    source_start: int
-    target_start: int
-    num_bytes: int
-
-
-class Moves(Sequence[Move]):
-    """Many moves, as three columns."""
-
-    def __init__(self, source_starts: Ints64, target_starts: Ints64, sizes: Ints64) -> None:
-        self.source_starts = source_starts
-        self.target_starts = target_starts
-        self.sizes = sizes
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    @overload
-    def __getitem__(self, index: int) -> Move: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Moves": ...
-
-    def __getitem__(self, index: int | slice) -> "Move | Moves":
-        if isinstance(index, slice):
-            return Moves(self.source_starts[index], self.target_starts[index], self.sizes[index])
-        return Move(int(self.source_starts[index]), int(self.target_starts[index]), int(self.sizes[index]))
+    source_starts_M: Ints64
+    target_starts_M: Ints64
+    sizes_M: Ints64
 
 
 def head_bytes(layout: KvLayout) -> int:
     """Bytes of K (or of V) of one head of one token."""
     return layout.head_dim * ITEM_BYTES[layout.dtype]
-
-
-def heads_of_rank(num_kv_heads: int, tp_size: int, rank: int) -> range:
-    """The KV heads of a rank. With more ranks than heads, several neighbours hold the same head."""
-    assert num_kv_heads % tp_size == 0 or tp_size % num_kv_heads == 0, (num_kv_heads, tp_size)
-    assert 0 <= rank < tp_size, (rank, tp_size)
-    count = max(1, num_kv_heads // tp_size)
-    first = rank * num_kv_heads // tp_size
-    return range(first, first + count)
-
-
-def parts_of(num_kv_heads: int, sender_tp: int, receiver_tp: int, layer: int) -> list[Part]:
-    """Which rank sends which heads to which, in `layer`. Copies of a head take turns by receiver and layer."""
-    width = max(1, num_kv_heads // sender_tp)  # heads of one sender
-    copies = max(1, sender_tp // num_kv_heads)  # senders that hold the same head
-    takers = max(1, receiver_tp // num_kv_heads)  # receivers that want the same head
-
-    parts: list[Part] = []
-    for receiver in range(receiver_tp):
-        wanted = heads_of_rank(num_kv_heads, receiver_tp, receiver)
-        turn = (layer * takers + receiver % takers) % copies
-        for group in range(wanted.start // width, -(-wanted.stop // width)):
-            heads = range(max(wanted.start, group * width), min(wanted.stop, (group + 1) * width))
-            parts.append(Part(group * copies + turn, receiver, heads))
-    return parts
 
 
 def moves_of(source: Shard, target: Shard, heads: range, tokens: range) -> Moves:

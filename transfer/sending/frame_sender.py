@@ -21,7 +21,7 @@ from transfer.in_place.pools import Pool, Pools
 from transfer.memory import PageMemory
 from transfer.plan.frames import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame
 from transfer.sending.transfer import DEVICE_WINDOW_BYTES, WINDOW_BYTES, Frame, PeerQueue, SendTransfer, Target
-from transfer.sending.wire import Part, Reading, Wire
+from transfer.wire import Part, Reading, Wire
 
 GATHER_BELOW = 64 * 1024  # bytes: runs that are shorter on average are gathered
 

@@ -15,7 +15,7 @@ from tests.transfer.backends.test_zmq import ZmqNetwork, ended
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.shm import MappedPool
-from transfer.backends.zmq import zmq_receiver, zmq_sender
+from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.in_place.pools import IN_PLACE, Pools
 from transfer.in_place.seats import PoolOwner
 from transfer.in_place.writers import Writers
@@ -30,10 +30,11 @@ class ShmNetwork(ZmqNetwork):
     """Headers over sockets, KV through memory."""
 
     def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
-        return zmq_sender(memory, instance, self.context, window, Pools({IN_PLACE: MappedPool}, "shm"))
+        return FrameSender(memory, instance, ZmqWire(self.context), window, Pools({IN_PLACE: MappedPool}, "shm"))
 
     def receiver(self, memory: SharedPages) -> FrameReceiver:
-        return zmq_receiver(memory, "127.0.0.1", self.context, Writers(PoolOwner(memory), required="shm"))
+        writers = Writers(PoolOwner(memory), required="shm")
+        return FrameReceiver(memory, ZmqArrivals(memory, "127.0.0.1", self.context), writers)
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_pages_of_memory_that_is_not_mapped_are_refused(pair: Pair) -> None:
 def test_a_frame_with_a_payload_lands_nowhere(network: ShmNetwork, pair: Pair) -> None:
     """Where decode expects KV in place, what comes as a frame is refused."""
     pair.open(1, [1], [3], 4)
-    other = zmq_sender(pair.source, PREFILL, network.context)
+    other = FrameSender(pair.source, PREFILL, ZmqWire(network.context))
     transfer = Target(pair.peer, 1, 0)
     other.open(transfer, [1], 4)
     other.layer_ready(transfer, 0, 4)

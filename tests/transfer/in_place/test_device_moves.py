@@ -6,6 +6,7 @@ import torch
 from protocol.kv_layout import KvLayout
 from tests.doubles.device_on_host import HostCopies, total_of
 from tests.transfer.in_place.device_cases import CASES, Case
+from tests.transfer.plan.moves import listed
 from transfer.in_place.device_moves import FIRST, SECOND, STEP, WRAP, units_to_read, units_to_write, word_bytes
 from transfer.plan.copying import Copy, Runs
 from transfer.plan.reslice import Shard, moves_of
@@ -59,7 +60,7 @@ def test_units_move_what_moves_move(case: Case) -> None:
     source, want = (case.memory(side).view(torch.uint8) for side in (0, 1))
     shards = [Shard(case.layout(side), case.pages(side)) for side in (0, 1)]
     moved = []
-    for move in moves_of(shards[0], shards[1], range(case.heads), range(case.num_tokens)):
+    for move in listed(moves_of(shards[0], shards[1], range(case.heads), range(case.num_tokens))):
         run = source[move.source_start : move.source_start + move.num_bytes]
         want[move.target_start : move.target_start + move.num_bytes] = run
         moved.append(run)
@@ -78,7 +79,7 @@ def test_who_reads_what_was_written_finds_the_same_sum(case: Case) -> None:
     read = HostCopies().begin(
         target,
         None,
-        units_to_read(Runs(landing.target_starts, landing.sizes, case.layout(1).page_bytes), case.layout(1)),
+        units_to_read(Runs(landing.target_starts_M, landing.sizes_M, case.layout(1).page_bytes), case.layout(1)),
     )
     assert read.total == sent.total
 

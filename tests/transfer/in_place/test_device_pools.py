@@ -24,7 +24,7 @@ from transfer.in_place.pools import IN_PLACE, ON_DEVICE, Pools
 from transfer.in_place.seats import PoolOwner, SeatFile
 from transfer.landing.events import Delivered, Rejection, TransferFailed
 from transfer.plan.frames import FRAME_BYTES
-from transfer.sending.wire import Part
+from transfer.wire import Part
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, pack_header, seal
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.landing.arrivals import Pollable
 from transfer.landing.events import (
     FATAL,
     CreditReturned,
@@ -23,6 +22,7 @@ from transfer.landing.events import (
     TransferFailed,
 )
 from transfer.landing.frame_receiver import POLL_FRAMES, FrameReceiver
+from transfer.wire import Pollable
 
 SENDER, NUM_TOKENS, PAGES = 77, 6, [5, 2]
 
@@ -42,6 +42,12 @@ class Queue:
 
     def pollables(self) -> list[Pollable]:
         return []
+
+    def meet(self, instance: int, export: bytes) -> None:
+        """See wire.Arrivals."""
+
+    def lose(self, instance: int) -> None:
+        """See wire.Arrivals."""
 
     def close(self) -> None:
         self.frames.clear()

@@ -9,7 +9,6 @@ from tests.transfer.memory import LAYOUT
 from transfer.landing.events import Rejection
 from transfer.landing.transfer import RECEIVE_MOVES, ReceiveState, ReceiveTransfer
 from transfer.plan.copying import Copy
-from transfer.plan.reslice import Move
 
 NUM_TOKENS, PAGES = 6, (5, 2)  # a full page and half of another
 BLANK = FrameHeader(0, 77, 4, 1, 0, 0, 2, NUM_TOKENS, 2 * LAYOUT.page_bytes)
@@ -57,7 +56,8 @@ def test_delivered_when_all_is_there_in_any_order(order: tuple[FrameHeader, ...]
 def test_a_landing_names_the_receivers_own_pages() -> None:
     copy = reserved().accept(FRAMES[1])
     assert isinstance(copy, Copy)
-    assert list(copy.moves) == [Move(0, 1280, 256), Move(256, 512, 64), Move(384, 640, 64)]
+    assert copy.sources.spans == [(0, 256), (256, 320), (384, 448)]
+    assert copy.targets.spans == [(1280, 1536), (512, 576), (640, 704)]
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.kv_layout import KvLayout
+from tests.transfer.plan.moves import Move, listed
 from transfer.plan import copying
 from transfer.plan.copying import Copy, Runs, whole_pages
-from transfer.plan.reslice import Move, Moves, Shard, moves_of
+from transfer.plan.reslice import Moves, Shard, moves_of
 
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=2, head_dim=2, page_size=4, dtype="float16")  # 64 bytes a page
 NUM_PAGES = 9
 
 
 def plan(*moves: Move) -> Moves:
-    columns = zip(*((move.source_start, move.target_start, move.num_bytes) for move in moves), strict=True)
+    columns = zip(*moves, strict=True)
     return Moves(*(np.array(column, np.int64) for column in columns))
 
 
@@ -50,13 +51,13 @@ def test_every_byte_goes_where_its_move_says(
     @given(page_moves())
     def check(moves: Moves) -> None:
         source, target, expected = memory(1), memory(2), memory(2)
-        for move in moves:
+        for move in listed(moves):
             run = source[move.source_start : move.source_start + move.num_bytes]
             expected[move.target_start : move.target_start + move.num_bytes] = run
         copy = Copy(moves, LAYOUT.page_bytes, LAYOUT.page_bytes)
         seen = b"".join(bytes(piece) for piece in copy.pieces(source, target))
         assert target == expected
-        assert seen == payload_of([(move.source_start, move.num_bytes) for move in moves], source)
+        assert seen == payload_of([(move.source_start, move.num_bytes) for move in listed(moves)], source)
         assert b"".join(bytes(piece) for piece in copy.targets.read(target)) == seen
         again = memory(2)
         copy.run(source, again)

@@ -18,13 +18,12 @@ from runtime.ticker import Ticker
 from transfer.backends.nixl.agent import Agent, address_of
 from transfer.backends.nixl.notice import Region, is_notice, pack_notice, unpack_notice
 from transfer.backends.nixl.source import Source, note_of
-from transfer.landing.arrivals import Arrivals, Pollable
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import SharedPages
 from transfer.plan.frames import FRAME_BYTES
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES
-from transfer.sending.wire import Part, Reading, Wire
+from transfer.wire import Arrivals, Part, Pollable, Reading, Wire
 
 SCHEME = "nixl+"
 TICK_S = 0.0005  # while frames are read or wait to be read: reads have no descriptor to poll
@@ -42,8 +41,7 @@ def nixl_sender(
 
 def nixl_receiver(memory: SharedPages, arrivals: Arrivals) -> FrameReceiver:
     """A FrameReceiver that gets notices from `arrivals`."""
-    fetching = NixlArrivals(arrivals, max(FRAME_BYTES, memory.layout.page_bytes))
-    return FrameReceiver(memory, fetching, sources=fetching)
+    return FrameReceiver(memory, NixlArrivals(arrivals, max(FRAME_BYTES, memory.layout.page_bytes)))
 
 
 class Pin:
@@ -57,7 +55,7 @@ class Pin:
 
     @property
     def done(self) -> bool:
-        """See transfer.sending.wire.Reading."""
+        """See transfer.wire.Reading."""
         return self._wire.is_through(self)
 
 
@@ -122,7 +120,7 @@ class NixlWire:
 
 
 class NixlArrivals:
-    """Decode's side. See arrivals.Arrivals and Sources. `arrivals` brings notices and small frames."""
+    """Decode's side. See wire.Arrivals. `arrivals` brings notices and small frames."""
 
     backend = "nixl"
     is_ordered = False  # a frame that carries its payload overtakes one that is being read
@@ -139,7 +137,7 @@ class NixlArrivals:
         self.address = SCHEME + arrivals.address
 
     def meet(self, instance: int, export: bytes) -> None:
-        """See Sources."""
+        """See Arrivals."""
         known = self._sources.get(instance)
         if known is not None and known.export == export:
             return
@@ -149,7 +147,7 @@ class NixlArrivals:
         self._sources[instance] = Source(self._agent, instance, export, self._max_frame_bytes)
 
     def lose(self, instance: int) -> None:
-        """See Sources."""
+        """See Arrivals."""
         if (source := self._sources.pop(instance, None)) is not None:
             self._left.append(source)
             self._clear_up()

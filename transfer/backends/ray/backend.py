@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import uuid
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,8 +24,7 @@ from protocol.errors import ConfigError, WireError
 from runtime.address import MAX_PORT, is_loopback
 from transfer.backends.ray.parcel_wire import SCHEME, ParcelWire
 from transfer.backends.ray.porter import Parcel, Porter
-from transfer.backends.zmq import zmq_arrivals
-from transfer.landing.arrivals import Arrivals, Pollable
+from transfer.backends.zmq import ZmqArrivals
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import PageMemory
 from transfer.sending.frame_sender import FrameSender
@@ -48,7 +46,7 @@ def ray_sender(memory: PageMemory, instance: int, window: int = WINDOW_BYTES) ->
 def ray_receiver(memory: PageMemory, context: zmq.Context[Any]) -> FrameReceiver:
     """A FrameReceiver with a porter on this host. ConfigError if no Ray cluster is reached or no porter starts."""
     join_cluster()
-    return FrameReceiver(memory, RayArrivals(zmq_arrivals(memory, LOOPBACK, context)))
+    return FrameReceiver(memory, RayArrivals(memory, context))
 
 
 def join_cluster() -> None:
@@ -105,15 +103,15 @@ class RayPorter:
         return future
 
 
-class RayArrivals:
-    """See arrivals.Arrivals. The porter is made here and hands frames on through `frames`, a socket within the host."""
+class RayArrivals(ZmqArrivals):
+    """See wire.Arrivals. The porter is made here and hands frames on by a socket within the host."""
 
     backend = "ray"
     is_ordered = False  # calls that Ray repeats may arrive after later ones
 
-    def __init__(self, frames: Arrivals) -> None:
-        """Takes charge of `frames`. ConfigError if the porter does not start."""
-        self._frames = frames
+    def __init__(self, memory: PageMemory, context: zmq.Context[Any]) -> None:
+        """ConfigError if the porter does not start."""
+        super().__init__(memory, LOOPBACK, context)
         name = f"porter-{uuid.uuid4().hex}"
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         made = ray.remote(Porter).options(
@@ -126,19 +124,13 @@ class RayArrivals:
         )
 
         try:
-            self._porter = made.remote(self._frames.address)
+            self._porter = made.remote(self.address)
             ray.get(self._porter.is_ready.remote(), timeout=PORTER_START_S)
         except RayError as error:
-            self._frames.close()
+            super().close()
             raise ConfigError(f"transfer_backend is ray, but Ray starts no actor on this host: {error}") from error
         self.address = f"{PORTERS}{name}"
 
-    def receive(self) -> Sequence[memoryview] | None:
-        return self._frames.receive()
-
-    def pollables(self) -> list[Pollable]:
-        return self._frames.pollables()
-
     def close(self) -> None:
         ray.kill(self._porter)
-        self._frames.close()
+        super().close()

@@ -20,7 +20,7 @@ from protocol.errors import WireError
 from runtime.log import get_log
 from runtime.refusals import Refusals
 from transfer.backends.ray.porter import Parcel
-from transfer.sending.wire import Part
+from transfer.wire import Part
 
 PARCEL_BYTES = 8 * 1024 * 1024  # of one call; a larger frame goes alone
 MAX_CALLS = 2  # calls that run at one porter: it hands on the first while the second arrives
@@ -37,20 +37,16 @@ class PorterHandle(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Transit:
-    """Whether a frame's parts may still be read."""
+    """A frame on its way to a porter."""
 
-    def __init__(self) -> None:
-        self.done = False
-
-
-@dataclass(frozen=True)
-class _Waiting:
     parts: Sequence[Part]
-    transit: Transit
+    done: bool = False  # whether its parts will not be read again
 
     @property
     def num_bytes(self) -> int:
+        """Of all parts."""
         return sum(map(len, self.parts))
 
 
@@ -58,13 +54,13 @@ class _Waiting:
 class _Peer:
     instance: int
     endpoint: str
-    waiting: deque[_Waiting] = field(default_factory=deque)
+    waiting: deque[Transit] = field(default_factory=deque)
     porter: PorterHandle | None = None  # only the thread uses it; found before the first parcel
     num_calls: int = 0  # that run
 
 
 class ParcelWire:
-    """See transfer.sending.wire.Wire. `find` returns the porter of an endpoint or raises WireError. It may block."""
+    """See transfer.wire.Wire. `find` returns the porter of an endpoint or raises WireError. It may block."""
 
     def __init__(self, find: Callable[[str], PorterHandle]) -> None:
         self._find = find
@@ -84,9 +80,9 @@ class ParcelWire:
 
     def send(self, instance: int, parts: Sequence[Part]) -> Transit:
         """See Wire."""
-        peer, transit = self._peers[instance], Transit()
+        peer, transit = self._peers[instance], Transit(parts)
         with self._lock:
-            peer.waiting.append(_Waiting(parts, transit))
+            peer.waiting.append(transit)
         self._turns.put(peer)
         return transit
 
@@ -98,11 +94,11 @@ class ParcelWire:
         return sorted(broken)
 
     def disconnect(self, instance: int) -> None:
-        """See Wire. Frames that the thread holds are still read; their transit then tells so."""
+        """See Wire. Frames that the thread holds are still read; `done` then tells so."""
         peer = self._peers.pop(instance)
         with self._lock:
             for frame in peer.waiting:
-                frame.transit.done = True
+                frame.done = True
             peer.waiting.clear()
             self._broken.discard(instance)
 
@@ -120,8 +116,8 @@ class ParcelWire:
             if frames := self._gather(peer):
                 self._give(peer, frames)
 
-    def _gather(self, peer: _Peer) -> list[_Waiting]:
-        frames: list[_Waiting] = []
+    def _gather(self, peer: _Peer) -> list[Transit]:
+        frames: list[Transit] = []
         num_bytes = 0
         with self._lock:
             if peer.num_calls >= MAX_CALLS:
@@ -132,7 +128,7 @@ class ParcelWire:
             peer.num_calls += bool(frames)
         return frames
 
-    def _give(self, peer: _Peer, frames: list[_Waiting]) -> None:
+    def _give(self, peer: _Peer, frames: list[Transit]) -> None:
         parcel = [[np.frombuffer(part, np.uint8) for part in frame.parts] for frame in frames]
         try:
             if peer.porter is None:
@@ -143,7 +139,7 @@ class ParcelWire:
         finally:
             del parcel  # views of page memory
             for frame in frames:
-                frame.transit.done = True
+                frame.done = True
 
     def _ended(self, peer: _Peer, error: BaseException | None) -> None:
         """A call has ended; with an error, its parcel is lost. Any thread."""

@@ -20,7 +20,7 @@ from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.nixl.backend import PIN_S, SCHEME, NixlWire, nixl_receiver, nixl_sender, regions_of
 from transfer.backends.nixl.notice import Region, pack_notice
-from transfer.backends.zmq import ZmqWire, zmq_arrivals
+from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.landing.events import Delivered, FrameRejected, Rejection, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import SharedPages
@@ -42,7 +42,7 @@ class NixlNetwork:
         return nixl_sender(memory, instance, ZmqWire(self.context), window, gather_below=0)
 
     def receiver(self, memory: SharedPages) -> FrameReceiver:
-        return nixl_receiver(memory, zmq_arrivals(memory, "127.0.0.1", self.context))
+        return nixl_receiver(memory, ZmqArrivals(memory, "127.0.0.1", self.context))
 
 
 @pytest.fixture

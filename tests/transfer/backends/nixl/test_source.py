@@ -1,6 +1,8 @@
 """Frames of one prefill worker, by an agent whose reads are over when the test says so."""
 
 import ctypes
+import random
+from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
@@ -10,7 +12,7 @@ from protocol.errors import WireError
 from protocol.frame import FrameHeader, pack_header, seal
 from transfer.backends.nixl.agent import Agent
 from transfer.backends.nixl.notice import Notice, Region
-from transfer.backends.nixl.source import RING_FRAMES, Source, note_of
+from transfer.backends.nixl.source import RING_FRAMES, Ring, Source, note_of
 
 SIZE = 1000  # of the largest frame
 
@@ -131,3 +133,35 @@ def test_a_ring_that_is_still_written_is_kept(source: Source, agent: FakeAgent) 
     agent.reads[0].end(b"\x01")
     assert source.close()
     assert agent.said[-2:] == ["forget peer", "unregister"]
+
+
+# ---- the ring ----
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_never_overlap_and_there_is_room_again_once_they_are_back(seed: int) -> None:
+    rng = random.Random(seed)
+    ring, taken, refused = Ring(100), deque[range](), 0
+    for _ in range(400):
+        size = rng.randint(1, rng.choice((10, 100)))
+        start = ring.take(size)
+        if start is None:
+            refused += 1
+            assert taken, "an empty ring takes everything"
+            ring.give_back()
+            taken.popleft()
+        else:
+            part = range(start, start + size)
+            assert part.start >= 0 and part.stop <= 100
+            assert all(part.stop <= other.start or other.stop <= part.start for other in taken)
+            taken.append(part)
+    assert refused > 10
+
+
+def test_it_can_be_filled_to_the_last_byte() -> None:
+    ring = Ring(10)
+    assert [ring.take(4), ring.take(6), ring.take(1)] == [0, 4, None]
+    ring.give_back()
+    assert [ring.take(5), ring.take(4), ring.take(1)] == [None, 0, None]
+    ring.give_back()
+    assert ring.take(6) == 4

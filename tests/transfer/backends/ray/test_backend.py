@@ -26,13 +26,12 @@ from tests.transfer.backends.ray.ray_workers import DecodeEnd, PrefillEnd
 from tests.transfer.contract import DECODE, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.ray.backend import RayArrivals, RayPorter, join_cluster, ray_receiver, ray_sender
-from transfer.backends.zmq import zmq_arrivals
-from transfer.landing.arrivals import Pollable
 from transfer.landing.events import Delivered, FirstFrame
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import PageMemory, SharedPages
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES, Target
+from transfer.wire import Pollable
 
 pytestmark = pytest.mark.slow
 PAGE_1M = KvLayout(num_layers=1, num_kv_heads=8, head_dim=128, page_size=128, dtype="float32")
@@ -51,7 +50,7 @@ class SharedArrivals:
     is_ordered = False
 
     def __init__(self, context: "zmq.Context[Any]") -> None:
-        self.inner = RayArrivals(zmq_arrivals(HostMemory(LAYOUT, 2, seed=0), "127.0.0.1", context))
+        self.inner = RayArrivals(HostMemory(LAYOUT, 2, seed=0), context)
         self.address = self.inner.address
 
     def receive(self) -> Sequence[memoryview] | None:
@@ -59,6 +58,12 @@ class SharedArrivals:
 
     def pollables(self) -> list[Pollable]:
         return self.inner.pollables()
+
+    def meet(self, instance: int, export: bytes) -> None:
+        """See wire.Arrivals."""
+
+    def lose(self, instance: int) -> None:
+        """See wire.Arrivals."""
 
     def close(self) -> None:
         """Leaves nothing of this receiver to the next."""

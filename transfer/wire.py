@@ -1,0 +1,82 @@
+"""What a backend gives: to the sender a wire, which accepts frames and tells when it has read them; to the receiver the
+frames that arrive."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import zmq
+
+Part = bytes | memoryview
+Pollable = zmq.Socket[Any] | int  # something to wait for: a socket or a descriptor
+
+
+class Reading(Protocol):
+    """A frame that was given to a wire."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the wire will not read the frame's parts again."""
+        ...
+
+
+class Wire(Protocol):
+    """Ordered connections to peers, by instance. Nothing blocks."""
+
+    def connect(self, instance: int, endpoint: str) -> None:
+        """Dials. WireError if `endpoint` is no address."""
+        ...
+
+    def send(self, instance: int, parts: Sequence[Part]) -> Reading | None:
+        """Takes one frame. It may read the parts later, without a copy. None if it cannot take a frame now."""
+        ...
+
+    def broken(self) -> Sequence[int]:
+        """Peers to which a connection was lost since the last call, perhaps with frames on the way."""
+        ...
+
+    def disconnect(self, instance: int) -> None:
+        """Forgets the peer and all that was not yet sent to it."""
+        ...
+
+    def close(self) -> None:
+        """Forgets every peer. Idempotent."""
+        ...
+
+
+class Arrivals(Protocol):
+    """Frames as they arrive, each a list of parts with the header first."""
+
+    @property
+    def address(self) -> str:
+        """The address that peers dial."""
+        ...
+
+    def receive(self) -> Sequence[memoryview] | None:
+        """The next frame, or None if there is none now. Never blocks."""
+        ...
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        ...
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether frames of one transfer arrive in the order in which they were sent."""
+        ...
+
+    def pollables(self) -> list[Pollable]:
+        """What becomes readable when a frame arrives."""
+        ...
+
+    def close(self) -> None:
+        """Accepts no more frames. Idempotent."""
+        ...
+
+    def meet(self, instance: int, export: bytes) -> None:
+        """That prefill worker accepts jobs and exports these bytes. WireError if its KV cannot be read."""
+        ...
+
+    def lose(self, instance: int) -> None:
+        """Reads nothing more from that prefill worker. Idempotent."""
+        ...
