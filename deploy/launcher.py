@@ -19,7 +19,7 @@ from runtime.process_life import EXIT_CONFIG, StopSignal
 
 SILENCE_S = 600.0  # a start that sends no status event for this long has failed
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
-LAST_WORDS_S = 3.0  # from a process's status "failed" to its end
+LAST_WORDS_S = 30.0  # from a process's status "failed" to its end
 _TURN_S = 0.1
 
 

@@ -29,7 +29,6 @@ from protocol.messages_gateway import (
 )
 from runtime.settings import GatewaySettings
 
-LOST_AFTER_S = 2.0  # of silence
 MOST_LOSSES = 10_000  # losses that are remembered; without a bound, a worker that joins and leaves would fill memory
 
 
@@ -101,14 +100,16 @@ class Loss:
 
 
 class Membership:
-    """The workers of one gateway. `now` is in seconds of one clock. A launch that runs for `launch_deadline_s` will
-    never end, so its worker is lost even if it sends heartbeats. `tokenizer`: the digest of the gateway's
-    tokenizer.json. `facts`: Fingerprint's facts of its config.json. Empty values are not compared."""
+    """The workers of one gateway. `now` is in seconds of one clock. A worker that is silent for `silence_limit_s` is
+    lost. A launch that runs for `launch_deadline_s` will never end, so its worker is lost even if it sends heartbeats.
+    `tokenizer`: the digest of the gateway's tokenizer.json. `facts`: Fingerprint's facts of its config.json. Empty
+    values are not compared."""
 
     def __init__(
         self,
         gateway_instance: int,
         launch_deadline_s: float = GatewaySettings.launch_deadline_s,
+        silence_limit_s: float = GatewaySettings.silence_limit_s,
         tokenizer: str = "",
         facts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -116,6 +117,7 @@ class Membership:
         self.tokenizer = tokenizer
         self.facts = facts
         self._launch_deadline_s = launch_deadline_s
+        self._silence_limit_s = silence_limit_s
 
         self._members: dict[str, Member] = {}  # by worker id
         self.losses: dict[WorkerKey, Loss] = {}  # the last MOST_LOSSES, oldest first
@@ -189,7 +191,7 @@ class Membership:
         return self._lose(member, f"worker {key.worker_id!r} {why}") if member is not None else Change()
 
     def expire(self, now: float) -> Change:
-        """Declares workers lost that were silent for LOST_AFTER_S or hang in a launch."""
+        """Declares workers lost that were silent for too long or hang in a launch."""
         outgoing: list[tuple[WorkerKey, ToWorker]] = []
         lost: list[Member] = []
         for member in self.members:
@@ -203,7 +205,7 @@ class Membership:
 
     def _hopeless(self, member: Member, now: float) -> str | None:
         silence = now - member.last_seen
-        if silence >= LOST_AFTER_S:
+        if silence >= self._silence_limit_s:
             return f"was silent for {silence:.1f} s"
         if member.launch_age_s >= self._launch_deadline_s:
             return f"made no progress in a launch for {member.launch_age_s:.1f} s"

@@ -113,7 +113,9 @@ class Gateway:
             log.warning("config.json names no architecture: workers are not compared with it", model=settings.model)
 
         tokenizer_sum = "" if settings.tokenizer is not None else tokenizer_digest(folder.path)
-        membership = Membership(secrets.randbits(62), settings.launch_deadline_s, tokenizer_sum, facts)
+        membership = Membership(
+            secrets.randbits(62), settings.launch_deadline_s, settings.silence_limit_s, tokenizer_sum, facts
+        )
         rules = RetryRules(settings.max_attempts, settings.retry_wait_s)
         self._control_socket = ControlSocket(settings.control, keys)
         self.control = Control(self._control_socket, clock, settings.pairing, rules, membership)

@@ -7,8 +7,9 @@ import zmq
 
 from gateway.control import TICK_S, Control
 from gateway.control_socket import ControlSocket
-from gateway.membership import LOST_AFTER_S, Membership
+from gateway.membership import Membership
 from gateway.retry import RetryRules
+from runtime.settings import GatewaySettings
 from tests.explore_handoff.sockets import SimulatedRouter
 from tests.explore_handoff.workers import GATEWAY_ENDPOINT, Surroundings
 
@@ -97,7 +98,7 @@ class GatewayProcess:
         if self.is_paused:
             self.world.agenda.at(self.paused_until, self._tick)
             return
-        is_punctual, self._last_look = now - self._last_look < LOST_AFTER_S / 2, now
+        is_punctual, self._last_look = now - self._last_look < GatewaySettings.silence_limit_s / 2, now
         self.control.look(is_punctual=is_punctual)
         self._on_turn()
         self.world.agenda.after(TICK_S, self._tick)

@@ -90,6 +90,7 @@ class FakeWorker:
         self.received: list[ToWorker] = []
         self.welcomed = asyncio.Event()
         self.silent = False
+        self.stats = STATS  # of the next heartbeats
         self.loses: Callable[[ToGateway], bool] = lambda message: False  # what is lost on the way
         self.num_lost = 0
         self._session = Session(1)
@@ -175,7 +176,7 @@ class FakeWorker:
         while True:
             await asyncio.sleep(0.2)
             if not self.silent:
-                await self.send(Heartbeat(self.worker_id, self.instance, STATS))
+                await self.send(Heartbeat(self.worker_id, self.instance, self.stats))
 
     async def _receive(self) -> None:
         while True:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.membership import LOST_AFTER_S, MOST_LOSSES, Change, Membership, WorkerKey
+from gateway.membership import MOST_LOSSES, Change, Membership, WorkerKey
 from protocol.fingerprint import Fingerprint, pack_weights
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
@@ -18,6 +18,7 @@ from protocol.messages_gateway import (
     WorkerAddress,
     WorkerStats,
 )
+from runtime.settings import GatewaySettings
 
 LAYOUT = KvLayout(2, 1, 4, 16, "float32")
 MODEL = pack_weights("model-a", {"w": bytes(7) + b"\x01"})
@@ -129,12 +130,19 @@ def test_the_only_worker_may_be_replaced_by_another_model(table: Membership) -> 
     assert messages(change) == [Welcome(77)]
 
 
+def test_the_limit_of_silence_is_an_option() -> None:
+    table = Membership(77, silence_limit_s=60)
+    table.register(register("d", 2), 0.0)
+    assert table.expire(59.9) == Change()
+    assert [member.key for member in table.expire(60).lost] == [WorkerKey("d", 2)]
+
+
 def test_silence_ends_membership_for_ever(table: Membership) -> None:
     table.register(register("p", 1, Role.PREFILL), 0.0)
     table.register(register("d", 2), 0.0)
     table.heartbeat(Heartbeat("p", 1, STATS, 0.5), 1.5)
-    assert table.expire(LOST_AFTER_S - 0.01) == Change()
-    change = table.expire(LOST_AFTER_S)
+    assert table.expire(GatewaySettings.silence_limit_s - 0.01) == Change()
+    change = table.expire(GatewaySettings.silence_limit_s)
     assert [member.key for member in change.lost] == [WorkerKey("d", 2)]
     assert list(change.outgoing) == [(WorkerKey("p", 1), PeerLost("d", 2))]
     assert table.missing is not None
@@ -170,7 +178,7 @@ def test_a_new_instance_takes_over_when_the_old_one_is_lost(table: Membership) -
         "worker id 'd' is taken by a live decode worker (pid 41 on host); pid 42 may join when that one is gone"
     )
     assert table.register(register("d", 3, pid=42), 1.5) == Change()  # said once
-    assert [member.key.instance for member in table.expire(LOST_AFTER_S).lost] == [2]
+    assert [member.key.instance for member in table.expire(GatewaySettings.silence_limit_s).lost] == [2]
     assert messages(table.register(register("d", 3, pid=42), 2.5)) == [Welcome(77)]
     assert isinstance(messages(table.heartbeat(Heartbeat("d", 2, STATS), 2.6))[0], Refused)
     assert table.find(WorkerKey("d", 3)) is not None

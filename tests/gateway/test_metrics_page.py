@@ -52,8 +52,7 @@ async def page(setting: Setting) -> list[str]:
     await leaving
     second = setting.workers[-1]
     await second.send(Heartbeat("somebody-else", 1, STATS))
-    stats = replace(STATS, counters=COUNTERS, times=TIMES)
-    await second.send(Heartbeat(second.worker_id, second.instance, stats))
+    second.stats = replace(STATS, counters=COUNTERS, times=TIMES)
     async with asyncio.timeout(PATIENCE_S):
         while "baton_kv_transfer_frames_total{" not in (text := (await setting.client.get("/metrics")).text):  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -1,8 +1,5 @@
 """The Triton kernel: in Triton's interpreter where there is no GPU, compiled where there is one."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import torch
 from model.attention import AttentionBackend
 from protocol.kv_layout import KvLayout
 from tests.compiled import cubin_bytes
+from tests.interpreting import check_interpreted
 from tests.model.attention_contract import CASES, ContractCase, check_alone_or_together, check_case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,18 +25,7 @@ REAL_SIZES = tuple(
 @pytest.mark.parametrize("half", ["contract", "not contract"])
 def test_interpreted_cases(half: str) -> None:
     """A process of its own: Triton reads TRITON_INTERPRET once, when anything first imports it."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [*command, "-k", half, "tests/model/interpreted_attention_triton.py"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+    check_interpreted("tests/model/interpreted_attention_triton.py", "-k", half)
 
 
 def make_on_the_device(num_heads: int, layout: KvLayout) -> AttentionBackend:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.proxy.deployment import RUNNER, SMALL, Proxied
+from tests.proxy.deployment import PATIENT, RUNNER, Proxied
 
 CONTEXT = 4096
 Lend = Callable[..., Proxied]
@@ -19,7 +19,7 @@ def lend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lend]:
     (model / "config.json").write_text(json.dumps(config))
     there: dict[tuple[object, ...], Proxied] = {}
 
-    def borrow(prefill: int, decode: int, backend: str, flags: str = SMALL, worker: str = "") -> Proxied:
+    def borrow(prefill: int, decode: int, backend: str, flags: str = PATIENT, worker: str = "") -> Proxied:
         key = (prefill, decode, backend, flags, worker)
         if key not in there:
             more = ("--transfer-backend", backend, *flags.split())

@@ -14,6 +14,7 @@ from tests.proxy.relay import Relay
 RUNNER = FakeRunner()
 POOL_TOKENS = 1200
 SMALL = f"--page-size 4 --chunked-prefill-size 48 --max-total-tokens {POOL_TOKENS}"
+PATIENT = f"{SMALL} --silence-limit 60"  # a busy machine's heartbeats come late
 Expected = Callable[[list[int], int], list[int]]  # of a prompt, so many tokens
 SAMPLE = re.compile(r"^baton_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.client import Client
 from tests.faults.deployment import state_of, wait_until
 from tests.proxy.conftest import Lend
-from tests.proxy.deployment import POOL_TOKENS, Proxied
+from tests.proxy.deployment import POOL_TOKENS, SMALL, Proxied
 from tests.proxy.faults import Holds
 from tests.proxy.proxy import Gate, Way, unchanged
 
@@ -57,7 +57,7 @@ def decodes(client: Client) -> bool:
 @pytest.mark.parametrize("num_decode", [pytest.param(2, marks=pytest.mark.slow), 1])
 def test_a_prefill_worker_that_wakes(num_decode: int, lend: Lend) -> None:
     """Its frames come to a decode worker that has given their pages to others."""
-    deployment = lend(2, num_decode, "zmq")
+    deployment = lend(2, num_decode, "zmq", SMALL)
     deployment.settle()
     before, unknown = deployment.rejected(), deployment.rejected("unknown_reservation")
     first = Client(deployment.baton.url, PROMPT, MAX_TOKENS)
@@ -83,7 +83,7 @@ def test_a_prefill_worker_that_wakes(num_decode: int, lend: Lend) -> None:
 def test_a_decode_worker_that_wakes(lend: Lend) -> None:
     """Its frames come when it counts no more; what it says is dropped. Then they come to the process that follows it,
     as to one that has got its port."""
-    deployment = lend(1, 2, "zmq")
+    deployment = lend(1, 2, "zmq", SMALL)
     first = Client(deployment.baton.url, PROMPT, MAX_TOKENS)
     gate, holds = hold_frames(deployment, first)
     (pid,) = [each["pid"] for each in deployment.baton.workers() if f"data {each['id']}" == gate.name]

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from gateway.control import Control
 from gateway.control_socket import ControlSocket
-from gateway.membership import LOST_AFTER_S, Membership, WorkerKey
+from gateway.membership import Membership, WorkerKey
 from gateway.requests import Delivery
 from gateway.retry import RetryRules
 from gateway.translate import Prompt
@@ -26,6 +26,7 @@ from protocol.messages_gateway import (
     ToWorker,
 )
 from protocol.request import FinishReason, SamplingParams
+from runtime.settings import GatewaySettings
 from tests.cluster import Cluster, Worker
 from tests.doubles.clock import VirtualClock
 from tests.gateway.worker_ends import WorkerEnds
@@ -144,7 +145,7 @@ class Controlled(Cluster):
             self.control.look()
         else:
             self._silent.add(key.identity)
-            self.wait(LOST_AFTER_S + 0.1)
+            self.wait(GatewaySettings.silence_limit_s + 0.1)
         assert self.control.membership.find(key) is None, "the loss is known"
 
     def hang(self, worker: Worker, launch_age_s: float) -> None:
