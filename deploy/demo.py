@@ -7,6 +7,7 @@ import http.client
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,30 +154,25 @@ def printable(text: str) -> str:
 
 
 def completion_chunks(url: str, body: dict[str, Any], api_key: str = "") -> Iterator[dict[str, Any]]:
-    """The JSON chunks of a streamed completion, without `[DONE]`. An HTTP error is one chunk with `error`."""
+    """The JSON chunks of a streamed completion, without `[DONE]`. Raises DemoFailed for an HTTP error."""
     where = urlsplit(url)
-    connection = http.client.HTTPConnection(where.hostname or "127.0.0.1", where.port, timeout=_TIMEOUT_S)
-    try:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-        connection.request("POST", "/v1/completions", json.dumps(body).encode(), headers)
-        response = connection.getresponse()
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    with closing(http.client.HTTPConnection(where.hostname or "127.0.0.1", where.port, timeout=_TIMEOUT_S)) as server:
+        server.request("POST", "/v1/completions", json.dumps(body).encode(), headers)
+        response = server.getresponse()
         if response.status != 200:
-            yield _error_chunk(response.status, response.read())
-            return
+            raise DemoFailed(f"HTTP {response.status}: {_error_message(response.read())}")
 
         for line in response:
             text = line.decode().strip()
             if text.startswith("data: ") and text != "data: [DONE]":
                 found: dict[str, Any] = json.loads(text.removeprefix("data: "))
                 yield found
-    finally:
-        connection.close()
 
 
-def _error_chunk(status: int, raw: bytes) -> dict[str, Any]:
+def _error_message(raw: bytes) -> str:
     text = raw.decode(errors="replace")
     try:
-        message = json.loads(text)["error"]["message"]
+        return str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        message = text[:300]
-    return {"error": {"message": f"HTTP {status}: {message}"}}
+        return text[:300]

@@ -27,13 +27,6 @@ class State(StrEnum):
     GIVEN_UP = "given up"
 
 
-class Cause(StrEnum):
-    """Why a process ended: decides whether a restart makes sense."""
-
-    FAILED = "failed"  # it crashed, was killed, was lost by the gateway, or left without being told to
-    HOPELESS = "hopeless"  # another start would end the same way
-
-
 @dataclass(frozen=True)
 class Life:
     """One process through its starts. `since` and `start_at` are seconds of one clock."""
@@ -45,13 +38,10 @@ class Life:
     start_at: float = 0.0  # when to start the ended process again
 
 
-def cause_of(code: int, *, was_ready: bool, failure_code: str = "") -> Cause:
-    """Why a process ended with exit status `code`, or minus the signal. `failure_code` is the code of the error that it
-    reported, or empty."""
-    if was_ready:
-        return Cause.FAILED
-    is_hopeless = code == EXIT_REFUSED or (code == EXIT_CONFIG and failure_code not in _PASSING)
-    return Cause.HOPELESS if is_hopeless else Cause.FAILED
+def is_hopeless(code: int, *, was_ready: bool, failure_code: str = "") -> bool:
+    """Whether another start of a process would end the same way: this one ended with exit status `code`, or minus the
+    signal. `failure_code` is the code of the error that it reported, or empty."""
+    return not was_ready and (code == EXIT_REFUSED or (code == EXIT_CONFIG and failure_code not in _PASSING))
 
 
 def wait_before_restart_s(failures: int) -> float:
@@ -67,12 +57,12 @@ def ready(life: Life, now: float) -> Life:
     return replace(life, state=State.RUNNING, since=now)
 
 
-def ended(life: Life, cause: Cause, max_restarts: int, now: float) -> Life:
+def ended(life: Life, max_restarts: int, now: float, *, hopeless: bool = False) -> Life:
     """The process has ended. It is GIVEN_UP, or BACKING_OFF until its next start, which may be now."""
     assert life.state in (State.STARTING, State.RUNNING), f"ended while {life.state}"
     served_well = life.state is State.RUNNING and now - life.since >= FORGIVEN_AFTER_S
     failures = 1 + (0 if served_well else life.failures)
-    if cause is Cause.HOPELESS or max_restarts == 0 or failures > max_restarts:
+    if hopeless or max_restarts == 0 or failures > max_restarts:
         return replace(life, state=State.GIVEN_UP, since=now, failures=failures)
     start_at = now + wait_before_restart_s(failures)
     return replace(life, state=State.BACKING_OFF, since=now, failures=failures, start_at=start_at)

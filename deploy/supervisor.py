@@ -11,7 +11,7 @@ from deploy.endings import Ended, describe_end, describe_restart
 from deploy.launcher import SILENCE_S, Launcher
 from deploy.layout import ProcessSpec
 from deploy.options import Rules
-from deploy.supervision import Cause, Life, State, cause_of, is_due
+from deploy.supervision import Life, State, is_due, is_hopeless
 from runtime.clock import Clock
 
 TURN_S = 1.0
@@ -79,8 +79,8 @@ class Supervisor:
 
     def _bury(self, ended: Ended, now: float) -> None:
         name = ended.name
-        cause = cause_of(ended.code, was_ready=ended.was_ready, failure_code=ended.failure_code)
-        life = supervision.ended(self._lives[name], cause, self._rules.max_restarts, now)
+        hopeless = is_hopeless(ended.code, was_ready=ended.was_ready, failure_code=ended.failure_code)
+        life = supervision.ended(self._lives[name], self._rules.max_restarts, now, hopeless=hopeless)
         self._lives[name] = life
         self._ended_at.setdefault(name, now)
         self._say(name, life, describe_end(ended))
@@ -96,7 +96,7 @@ class Supervisor:
         try:
             self._launcher.start_again(self._specs[name])
         except OSError as error:  # out of memory or descriptors: a later start may succeed
-            life = supervision.ended(life, Cause.FAILED, self._rules.max_restarts, now)
+            life = supervision.ended(life, self._rules.max_restarts, now)
             self._lives[name] = life
             self._say(name, life, f"{name} cannot be started: {error}")
 

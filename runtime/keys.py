@@ -60,7 +60,7 @@ def read_keys(folder: str | Path, *, for_gateway: bool = False) -> Keys:
     public, secret = _read(place / OWN)
     if not is_key(secret):
         raise _wrong(place / OWN, "it holds no secret key")
-    found = Keys(place, public, secret, read_public(place / GATEWAY))
+    found = Keys(place, public, secret, _read(place / GATEWAY)[0])
 
     if not allowed_in(place):
         raise _wrong(place / ALLOWED, "it holds no key, so nobody could connect")
@@ -77,12 +77,7 @@ def allowed_in(folder: Path) -> dict[str, str]:
     files = sorted(place.glob("*.key"))
     for path in (place, *files):
         _refuse_others(path, _WRITE, "change")
-    return {read_public(path): path.stem for path in files}
-
-
-def read_public(path: Path) -> str:
-    """The public key in a certificate."""
-    return _read(path)[0]
+    return {_read(path)[0]: path.stem for path in files}
 
 
 def is_key(text: str) -> bool:
@@ -94,6 +89,7 @@ def is_key(text: str) -> bool:
 
 
 def _read(path: Path) -> tuple[str, str]:
+    """The public and the secret key in a certificate; the secret key is "" in a public one."""
     try:
         public, secret = load_certificate(path)
         texts = public.decode("ascii"), (secret or b"").decode("ascii")
