@@ -33,20 +33,16 @@ def read_api_keys(path: str | Path) -> tuple[str, ...]:
 def _text(place: Path) -> str:
     try:
         found = place.stat()
-        is_file, mode, num_bytes = stat.S_ISREG(found.st_mode), stat.S_IMODE(found.st_mode), found.st_size
-        raw = place.read_bytes() if is_file and num_bytes <= MAX_BYTES else b""
+        if not stat.S_ISREG(found.st_mode):
+            raise _wrong(place, "it is no file")
+        if found.st_mode & _BY_OTHERS:
+            mode = f"mode {stat.S_IMODE(found.st_mode):o}"
+            raise _wrong(place, f"others may read or change it ({mode}); say `chmod 600`")
+        if found.st_size > MAX_BYTES:
+            raise _wrong(place, f"it has {found.st_size} bytes, expected at most {MAX_BYTES}")
+        return place.read_text(encoding="ascii")
     except OSError as error:
         raise _wrong(place, error.strerror or "it cannot be read") from error
-
-    if not is_file:
-        raise _wrong(place, "it is no file")
-    if mode & _BY_OTHERS:
-        raise _wrong(place, f"others may read or change it (mode {mode:o}); say `chmod 600`")
-    if num_bytes > MAX_BYTES:
-        raise _wrong(place, f"it has {num_bytes} bytes, expected at most {MAX_BYTES}")
-
-    try:
-        return raw.decode("ascii")
     except UnicodeDecodeError as error:
         raise _wrong(place, f"byte {error.start} is no ASCII; keys are printable ASCII") from error
 
