@@ -136,28 +136,21 @@ def resolve(
     if file is not None:
         _refuse_unknown_keys(known, file)
 
-    return Config({option.name: _setting(option, flags, environment, file, spelled or {}) for option in options})
+    def setting(option: Option) -> Setting:
+        if option.name in flags:
+            origin, place, text = Origin.FLAG, (spelled or {}).get(option.name, option.flag), flags[option.name]
+        elif environment.get(option.variable):  # an empty variable counts as not set
+            origin, place, text = Origin.ENVIRONMENT, option.variable, environment[option.variable]
+        elif file is not None and option.name in file.keys and option.in_file:
+            origin, place, text = Origin.FILE, file.path, file.keys[option.name]
+        else:
+            return Setting(option, option.default, Origin.DEFAULT)
 
+        where = Setting(option, None, origin, place).where
+        value = option.from_toml(text, where) if origin is Origin.FILE else option.from_text(text, where)
+        return Setting(option, value, origin, place, text if value in option.synonyms.values() else "")
 
-def _setting(
-    option: Option,
-    flags: Mapping[str, str],
-    environment: Mapping[str, str],
-    file: ConfigFile | None,
-    spelled: Mapping[str, str],
-) -> Setting:
-    if option.name in flags:
-        origin, place, text = Origin.FLAG, spelled.get(option.name, option.flag), flags[option.name]
-    elif environment.get(option.variable):  # an empty variable counts as not set
-        origin, place, text = Origin.ENVIRONMENT, option.variable, environment[option.variable]
-    elif file is not None and option.name in file.keys and option.in_file:
-        origin, place, text = Origin.FILE, file.path, file.keys[option.name]
-    else:
-        return Setting(option, option.default, Origin.DEFAULT)
-
-    where = Setting(option, None, origin, place).where
-    value = option.from_toml(text, where) if origin is Origin.FILE else option.from_text(text, where)
-    return Setting(option, value, origin, place, text if value in option.synonyms.values() else "")
+    return Config({option.name: setting(option) for option in options})
 
 
 def _refuse_unknown_variables(known: Sequence[Option], environment: Mapping[str, str], others: Iterable[str]) -> None:
