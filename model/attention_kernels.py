@@ -1,6 +1,7 @@
 """The Triton kernels of attention_triton.py.
 
-Page numbers and offsets into KV are int64: a layer may have more than 2^31 numbers.
+Page numbers and offsets into KV are int64: a layer may have more than 2^31 numbers. A page is contiguous: the K of its
+tokens, then their V, each `TOKEN_SIZE` = K * D numbers.
 Shapes: H query heads, K kv heads, G = H / K, D head_dim, M rows of a tile, N tokens of a kv step, S splits that are
 combined at once.
 """
@@ -20,9 +21,7 @@ def _attend_context(
     begin: tl.tensor,
     end: tl.tensor,
     scale: tl.tensor,
-    page_stride: tl.tensor,
-    side_stride: tl.tensor,
-    token_stride: tl.tensor,
+    TOKEN_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -40,11 +39,11 @@ def _attend_context(
         token_N = start + tl.arange(0, STEP)
         is_token_N = token_N < end
         page_N = tl.load(pages_ptr + token_N // PAGE_SIZE, mask=is_token_N, other=0)
-        k_offsets_N = page_N * page_stride + (token_N % PAGE_SIZE) * token_stride + kv_head * HEAD_DIM
+        k_offsets_N = (page_N * 2 * PAGE_SIZE + token_N % PAGE_SIZE) * TOKEN_SIZE + kv_head * HEAD_DIM
         kv_mask_ND = is_token_N[:, None] & is_dim_D[None, :]
         k_pointers_ND = kv_ptr + k_offsets_N[:, None] + dim_D[None, :]
         k_ND = tl.load(k_pointers_ND, mask=kv_mask_ND, other=0.0)
-        v_ND = tl.load(k_pointers_ND + side_stride, mask=kv_mask_ND, other=0.0)
+        v_ND = tl.load(k_pointers_ND + PAGE_SIZE * TOKEN_SIZE, mask=kv_mask_ND, other=0.0)
 
         scores_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee") * scale
         is_seen_MN = (token_N[None, :] <= position_M[:, None]) & is_token_N[None, :]
@@ -71,9 +70,6 @@ def _attend_tile(
     page_table_ptr: tl.tensor,
     scale: tl.tensor,
     table_stride: tl.tensor,
-    page_stride: tl.tensor,
-    side_stride: tl.tensor,
-    token_stride: tl.tensor,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -101,8 +97,8 @@ def _attend_tile(
     pages_ptr = page_table_ptr + request * table_stride
     end = first_position + num_tokens  # the context of the tile's last token
     _largest_M, total_M, sum_MD = _attended(
-        q_MD, position_M, kv_ptr, pages_ptr, kv_head, 0, end, scale, page_stride, side_stride, token_stride,
-        HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM,
+        q_MD, position_M, kv_ptr, pages_ptr, kv_head, 0, end, scale,
+        HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM,
     )  # fmt: skip
 
     # Every real row has token 0 in its context, so its total is at least one weight.
@@ -149,9 +145,6 @@ def _attend_splits(
     first_request: tl.tensor,
     first_token: tl.tensor,
     table_stride: tl.tensor,
-    page_stride: tl.tensor,
-    side_stride: tl.tensor,
-    token_stride: tl.tensor,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -181,8 +174,8 @@ def _attend_splits(
         position_M = tl.zeros((ROWS,), tl.int64) + context - 1
         pages_ptr = page_table_ptr + (first_request + row).to(tl.int64) * table_stride
         largest_M, total_M, sum_MD = _attended(
-            q_MD, position_M, kv_ptr, pages_ptr, kv_head, begin, end, scale, page_stride, side_stride, token_stride,
-            HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM,
+            q_MD, position_M, kv_ptr, pages_ptr, kv_head, begin, end, scale,
+            HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM,
         )  # fmt: skip
 
         heads_M = split * HEADS + head_M

@@ -107,6 +107,7 @@ class TritonAttention:
 
     def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: TritonPlan) -> Tensor:
         """(T, H, D): softmax(q k / sqrt(D)) v over each token's own context."""
+        assert kv_layer.is_contiguous(), "pages of one layer, one after the other"
         q_THD = q_THD.contiguous()
         out_THD = torch.empty_like(q_THD)
         if plan.tiles is not None:
@@ -125,7 +126,6 @@ class TritonAttention:
             plan.page_table_BP,
             head_dim**-0.5,
             plan.page_table_BP.stride(0),
-            *kv_layer.stride()[:3],
             HEADS=num_heads,
             GROUPS=self.groups,
             HEAD_DIM=head_dim,
@@ -155,7 +155,6 @@ class TritonAttention:
             decodes.first_request,
             decodes.first_token,
             plan.page_table_BP.stride(0),
-            *kv_layer.stride()[:3],
             HEADS=num_heads,
             GROUPS=self.groups,
             HEAD_DIM=head_dim,

@@ -61,7 +61,6 @@ def test_numbers_that_change_while_serving_need_no_other_kernel() -> None:
         assert {each.name for each in kernel.params if each.do_not_specialize} == varying & named
 
 
-STRIDES = ("table_stride", "page_stride", "side_stride", "token_stride")
 SHAPE = {"HEADS": 32, "HEAD_DIM": 128, "PADDED_DIM": 128}
 ATTENDS = {**SHAPE, "GROUPS": 4, "PAGE_SIZE": 16}
 
@@ -72,7 +71,7 @@ def test_chunks_compile_for_a_gpu_that_is_not_there(dtype: str, rows: int, step:
     pytest.importorskip("triton")
     from model.attention_kernels import tiles_kernel  # noqa: PLC0415 - an optional package
 
-    types = dict.fromkeys(STRIDES, "i32") | dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}")
+    types = {"table_stride": "i32"} | dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}")
     types |= dict.fromkeys(("tiles_ptr", "page_table_ptr"), "*i64") | {"scale": "fp32"}
     assert cubin_bytes(tiles_kernel, types, {**ATTENDS, "ROWS": rows, "STEP": step}) > 1000
 
@@ -83,7 +82,7 @@ def test_decodes_compile_for_a_gpu_that_is_not_there(dtype: str, step: int) -> N
     pytest.importorskip("triton")
     from model import attention_kernels as kernels  # noqa: PLC0415 - an optional package
 
-    integers = ("num_decodes", "first_request", "first_token", *STRIDES)
+    integers = ("num_decodes", "first_request", "first_token", "table_stride")
     types = dict.fromkeys(integers, "i32") | dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}")
     types |= dict.fromkeys(("seq_lens_ptr", "starts_ptr", "page_table_ptr"), "*i64") | {"rows_ptr": "*i32"}
     types |= dict.fromkeys(("sums_ptr", "scales_ptr"), "*fp32") | {"scale": "fp32"}
