@@ -22,11 +22,9 @@ _TRIAL_TOLERANCE: Final = 0.05  # of values of unit size, in half precision
 
 
 def find_kernel() -> Callable[..., Any] | None:
-    """torch's varlen_attn if it exists and takes block tables, else None."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - absent before torch 2.10
-    except ImportError:
-        return None
+    """torch's varlen_attn if it takes block tables, else None."""
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - slow to import, and seldom asked for
+
     kernel: Callable[..., Any] = varlen_attn
     return kernel if reads_block_tables(kernel) else None
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import Rotation, Rows
+from runtime.model_config import ModelConfig
 
 SOURCE: Final = Path(__file__).with_suffix(".c")
 SERVED: Final = {  # (type of activations, type of pages) -> macros of cpu_kernels.c
@@ -130,15 +131,13 @@ class CpuKernels:
         )  # fmt: skip
 
 
-def load_kernels(
-    activations: torch.dtype, pages: str, *, num_heads: int, num_kv_heads: int, head_dim: int, eps: float
-) -> CpuKernels:
-    """The kernels for a model, built if they are not in the cache. Raises NoKernels."""
+def load_kernels(config: ModelConfig, activations: torch.dtype, pages: str) -> CpuKernels:
+    """The kernels for a model, built if they are not in the cache. `pages` is the dtype of KV. Raises NoKernels."""
     defines = SERVED.get((activations, TORCH_DTYPES[pages]))
     if defines is None:
         raise NoKernels(f"there are none for {activations} with pages of {pages}")
 
-    path = built_library([*defines, f"-DHEAD_DIM={head_dim}"])
+    path = built_library([*defines, f"-DHEAD_DIM={config.head_dim}"])
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -147,7 +146,7 @@ def load_kernels(
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
-    return CpuKernels(library, num_heads, num_kv_heads, head_dim, eps)
+    return CpuKernels(library, config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
 
 
 def built_library(defines: list[str]) -> Path:

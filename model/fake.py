@@ -39,7 +39,8 @@ class FakeRunner:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     dtype: str = "float32"
-    mapped_weight_bytes: int = 0
+    mapped_weight_bytes: int = 0  # it has no weights
+    private_weight_bytes: int = 0
 
     @property
     def config(self) -> ModelConfig:
@@ -60,11 +61,6 @@ class FakeRunner:
             checkpoint_dtype="float32",
             eos_token_ids=self.eos_token_ids,
         )
-
-    @property
-    def private_weight_bytes(self) -> int:
-        """0: it has no weights."""
-        return 0
 
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens). Always float32."""

@@ -175,14 +175,7 @@ def _kv_layout(config: ModelConfig, page_size: int, dtype: str) -> KvLayout:
 
 def _kernels(config: ModelConfig, compute: torch.dtype, pages: str) -> CpuKernels | None:
     try:
-        return load_kernels(
-            compute,
-            pages,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            eps=config.rms_norm_eps,
-        )
+        return load_kernels(config, compute, pages)
     except NoKernels as error:
         log.warning("without CPU kernels: slower", why=str(error))
         return None

@@ -10,11 +10,9 @@ from typing import Final
 import xxhash
 
 from model.checkpoint import Checkpoint
-from protocol.fingerprint import MAX_TENSORS
 
 BLOCK_BYTES: Final = 4096
-BLOCKS_PER_TENSOR: Final = 8
-MAX_SAMPLED_BYTES: Final = MAX_TENSORS * BLOCKS_PER_TENSOR * BLOCK_BYTES  # of one checkpoint: 64 MiB
+BLOCKS_PER_TENSOR: Final = 8  # so at most 64 MiB of one checkpoint, which has MAX_TENSORS at most
 
 
 def sampled_digests(checkpoint: Checkpoint) -> dict[str, bytes]:

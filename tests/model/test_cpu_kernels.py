@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from torch import Tensor
 from model import cpu_kernels
 from model.attention_cpu import CpuAttention
 from model.cpu_kernels import CpuKernels, NoKernels, built_library, cache_folder, find_compiler, load_kernels
+from model.fake import FakeRunner
 from model.paged_kv import PagedKv
 from model.passes import TorchPasses
 from model.rope import inverse_frequencies
 from model.runner import ModelRunner
 from protocol.kv_layout import KvLayout
+from runtime.model_config import ModelConfig
 from runtime.rope_config import RopeConfig
 from tests.checkpoints import make_checkpoint
 from tests.model.attention_cases import Case, make_case
@@ -32,9 +35,14 @@ def kernels_for(
     dtype: str = "float32", heads: tuple[int, int] = (4, 2), head_dim: int = 16, pages: str | None = None
 ) -> CpuKernels:
     activations = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    return load_kernels(config_of(heads, head_dim), activations, pages or dtype)
+
+
+def config_of(heads: tuple[int, int], head_dim: int) -> ModelConfig:
+    """A config with these sizes, of which the kernels read no others."""
     num_heads, num_kv_heads = heads
-    return load_kernels(
-        activations, pages or dtype, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, eps=EPS
+    return replace(
+        FakeRunner().config, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rms_norm_eps=EPS
     )
 
 
@@ -336,7 +344,7 @@ def test_a_library_that_cannot_be_loaded(own_cache: Path) -> None:
 
 def test_types_without_kernels() -> None:
     with pytest.raises(NoKernels, match=r"none for torch.float16 with pages of float16"):
-        load_kernels(torch.float16, "float16", num_heads=4, num_kv_heads=2, head_dim=16, eps=EPS)
+        load_kernels(config_of((4, 2), 16), torch.float16, "float16")
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from model.runner import ModelRunner
 from model.weight_digests import (
     BLOCK_BYTES,
     BLOCKS_PER_TENSOR,
-    MAX_SAMPLED_BYTES,
     full_digests,
     sample_places,
     sampled_digests,
@@ -101,7 +100,7 @@ def test_places_are_bounded_distinct_and_within_the_tensor(num_bytes: int) -> No
 def test_the_whole_sample_is_bounded() -> None:
     rng = random.Random(1)
     most = sum(end - start for i in range(MAX_TENSORS) for start, end in sample_places(str(i), rng.randrange(2**40)))
-    assert most <= MAX_SAMPLED_BYTES == 64 * 1024 * 1024
+    assert most <= MAX_TENSORS * BLOCKS_PER_TENSOR * BLOCK_BYTES == 64 * 1024 * 1024
 
 
 def test_every_byte_counts_in_a_full_hash(tmp_path: Path) -> None:

@@ -103,8 +103,7 @@ def test_memory_is_divided_among_those_who_share_it(
 
 def test_the_weights_of_the_others_on_the_host_are_still_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.boot.available_bytes", lambda _: 1 << 30)
-    monkeypatch.setattr(FakeRunner, "private_weight_bytes", 1000)
-    (budget,) = memory_budgets(FakeRunner(), settings(Role.UNIFIED, workers_on_host=5), 64)
+    (budget,) = memory_budgets(FakeRunner(private_weight_bytes=1000), settings(Role.UNIFIED, workers_on_host=5), 64)
     assert budget.weight_bytes == 4000
 
 
