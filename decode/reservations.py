@@ -122,13 +122,13 @@ class Reservations:
 
     def _reserve(self, request: DecodeRequest, peer: PrefillPeer) -> bool:
         assign, engine = request.assign, self._engine
-        if request.kv_tokens:
+        if request.gets_kv:
             if engine.rows.num_free < assign.num_choices:
                 return False
             choices = allocate_choices(
                 engine.pages,
                 request.prompt_len,
-                request.kv_tokens,
+                assign.num_tokens,
                 assign.num_choices,
                 engine.page_size,
                 PageState.RESERVED,
@@ -153,11 +153,3 @@ class Reservations:
 
         self._reserved[request.reservation] = request
         return True
-
-
-def first_reservation(instance: int) -> int:
-    """The first reservation number of one process.
-
-    A later process may get the same port, and a sender may send it frames of the first. So its numbers differ.
-    """
-    return (instance % 2**31 << 32) + 1

@@ -8,11 +8,10 @@ From Assign on it alone decides whether a request goes on or fails. request_stat
 from collections.abc import Sequence
 from functools import partial
 
-from decode.assign_check import assign_fault
 from decode.prefill_peers import HELLO_DEADLINE_S, PrefillPeers
 from decode.request import DecodeRequest
 from decode.request_states import DecodeState
-from decode.reservations import Reservations, first_reservation
+from decode.reservations import Reservations
 from decode.staged import Staged
 from protocol.errors import (
     BadRequest,
@@ -48,6 +47,7 @@ from scheduler.request_check import first_tokens_fault
 from scheduler.schedule_batch import Running, ScheduleBatch
 from transfer.landing.events import CreditReturned, Delivered, FirstFrame, LastInDoubt, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
+from worker.assigned import assign_fault
 from worker.outbox import Outbox
 from worker.phase_times import PhaseTimes
 from worker.token_stream import TokenStream
@@ -69,14 +69,13 @@ class DecodeWorker:
         clock: Clock,
         *,
         overlap: bool,
-        reservations_from: int | None = None,
+        reservations_from: int,
     ) -> None:
-        """Reservations are numbered from `reservations_from` on; by default from `first_reservation` on."""
+        """Reservations are numbered from `reservations_from` on."""
         self.outbox = Outbox()
-        self._phases = PhaseTimes()
+        self._phases = PhaseTimes(clock, address.worker_id)
         self.engine = engine
         self._receiver = receiver
-        self._address = address
         self._clock = clock
         self._loop = OverlapLoop(engine, self, overlap)
         self._peers = PrefillPeers(address, engine.kv.layout, fingerprint, receiver)
@@ -84,8 +83,7 @@ class DecodeWorker:
         self._staged = Staged()
         self._requests: dict[tuple[str, int], DecodeRequest] = {}
         self._reservations = Reservations(engine, receiver, self._peers)
-        own = first_reservation(address.instance)
-        self._next_reservation = own if reservations_from is None else reservations_from
+        self._next_reservation = reservations_from
         self._tokens = TokenStream()
 
     # ---- messages ----
@@ -200,20 +198,22 @@ class DecodeWorker:
     # ---- from Assign to PrefillJob ----
 
     def _on_assign(self, assign: Assign) -> None:
-        key = (assign.request_id, assign.attempt)
-        if key in self._requests:
+        if assign.key in self._requests:
             return
-        reason = assign_fault(assign, self.engine)
+        num_tokens = assign.num_tokens if assign.num_left > 1 else 0  # prefill draws a single output, without decode
+        reason = assign_fault(assign, self.engine) or self.engine.never_fits(
+            len(assign.prompt_ids), num_tokens, assign.num_choices
+        )
         if assign.prefill is None or reason is not None:
             reason = reason or "prefill: got none, expected the address of a prefill worker"
-            self.outbox.fail(key, BadRequest(reason))
+            self.outbox.fail(assign.key, BadRequest(reason))
             return
 
-        request = DecodeRequest.of(assign, assign.prefill, self._next_reservation)
+        request = DecodeRequest(assign, assign.prefill, self._next_reservation)
         self._next_reservation += 1
-        self._requests[key] = request
+        self._requests[assign.key] = request
         self._reservations.queue(request)
-        self._stamp(request, "queued at decode")
+        self._phases.stamp(request, "queued at decode")
         self._greet(assign.prefill)
         if (peer := self._peers.get(assign.prefill.instance)) is not None and peer.refusal:
             self._fail(request, LayoutMismatch(peer.refusal))
@@ -231,7 +231,7 @@ class DecodeWorker:
             request.deadline = self._clock.now() + handover_s
             request.late = f"no KV from {request.prefill.worker_id} in {handover_s:.0f} s"
             self._reservations.watch(request)
-            self._stamp(request, "reserved, job sent")
+            self._phases.stamp(request, "reserved, job sent")
             self.outbox.prefill.append((request.prefill, request.job))
 
     # ---- from the first frame to the running batch ----
@@ -256,7 +256,7 @@ class DecodeWorker:
             if self._peers.get(request.prefill.instance) is None:
                 self._greet(request.prefill)  # forgotten with an old gateway; it releases its old seat for the new one
             else:
-                self.outbox.prefill.append((request.prefill, CancelJob(*request.key, request.reservation)))
+                self.outbox.prefill.append((request.prefill, CancelJob(request.reservation)))
 
         for peer in self._peers.silent(now):
             self._peers.lose(peer.address.instance)  # the next request greets it again
@@ -268,7 +268,7 @@ class DecodeWorker:
     ) -> None:
         if isinstance(event, FirstFrame):
             request.move(DecodeState.RECEIVING)
-            self._stamp(request, "first frame landed")
+            self._phases.stamp(request, "first frame landed")
         elif isinstance(event, TransferFailed):
             self._fail(request, KvNotDelivered(f"KV transfer failed: {event.reason}"))
         elif isinstance(event, LastInDoubt):
@@ -283,9 +283,9 @@ class DecodeWorker:
     def _on_delivered(self, request: DecodeRequest, first_tokens: tuple[int, ...], on_device: bool) -> None:
         """Acknowledges complete KV, owns its pages, and starts the copies to the choices and to the device."""
         request.move(DecodeState.DELIVERED)
-        self._stamp(request, "KV delivered")
+        self._phases.stamp(request, "KV delivered")
         self._reservations.close(request)
-        self.outbox.prefill.append((request.prefill, KvDelivered(*request.key, request.reservation)))
+        self.outbox.prefill.append((request.prefill, KvDelivered(request.reservation)))
         self.engine.pages.own(list(dict.fromkeys(page for req in request.reqs for page in req.pages)))
 
         first, *others = request.reqs
@@ -307,7 +307,7 @@ class DecodeWorker:
         if going_on:
             request.move(DecodeState.RUNNING)
             self._running.join(ScheduleBatch.prebuilt(going_on, self.engine.device))
-            self._stamp(request, "ready to decode")
+            self._phases.stamp(request, "ready to decode")
 
     def _on_finished_early(self, request: DecodeRequest, message: JobFinishedEarly) -> None:
         if fault := first_tokens_fault(message.first_tokens, len(request.reqs), self.engine.vocab_size):
@@ -334,14 +334,14 @@ class DecodeWorker:
     def _take_token(self, request: DecodeRequest, req: Req, token: int) -> None:
         seq = self._tokens.add(req, token)
         if seq == req.num_replayed + 1:
-            self._stamp(request, "first decode")
+            self._phases.stamp(request, "first decode")
         if req.finish is not None:
             self._close_choice(request, req)
 
     def _close_choice(self, request: DecodeRequest, req: Req) -> None:
         self.engine.release(req)
         if all(other.finish is not None for other in request.reqs):
-            self._stamp(request, "decode done")
+            self._phases.stamp(request, "decode done")
             self._tokens.close(req.request_id, request.stamps)
             request.move(DecodeState.FINISHED)
             del self._requests[request.key]
@@ -384,13 +384,8 @@ class DecodeWorker:
         """Ends a request that does not finish: stops the transfer, tells prefill, gives everything back once."""
         request.move(state)
         if self._reservations.close(request) and cancel_job:
-            self.outbox.prefill.append((request.prefill, CancelJob(*request.key, request.reservation)))
+            self.outbox.prefill.append((request.prefill, CancelJob(request.reservation)))
         for req in request.reqs:
             req.finish = req.finish or FinishReason.CANCELLED
             self.engine.release(req, partial(self._receiver.may_be_written, request.reservation))
         del self._requests[request.key]
-
-    def _stamp(self, request: DecodeRequest, name: str) -> None:
-        now = self._clock.now()
-        self._phases.note(request, name, now)
-        request.stamp(name, now, self._address.worker_id)

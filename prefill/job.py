@@ -1,50 +1,32 @@
-"""One job on a prefill worker: its PrefillJob message and its progress."""
+"""One job on a prefill worker: the request, its transfer and its progress."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prefill.job_states import MOVES, JobState
-from protocol.errors import BatonError
-from protocol.messages_gateway import ChoiceTokens, FirstToken, Stamp, WorkerAddress
-from protocol.messages_handoff import JobFailed, JobFinishedEarly, PrefillJob
+from protocol.messages_gateway import ChoiceTokens, FirstToken
+from protocol.messages_handoff import JobFinishedEarly
 from runtime.state_table import advance
 from scheduler.req import Req
 from transfer.sending.transfer import Target
+from worker.assigned import Assigned
 
 
 @dataclass(eq=False)
-class Job:
-    """`prompt` holds the row, pages and progress. `choices` are drawn from its last logits and hold no memory."""
+class Job(Assigned):
+    """The choices are drawn from the prompt's last logits. Only the first one holds memory, as `prompt`."""
 
-    message: PrefillJob
-    peer: WorkerAddress
-    prompt: Req
-    choices: tuple[Req, ...]
+    target: Target
     state: JobState = JobState.WAITING
-    credit_returned: bool = False
-    deadline: float = float("inf")  # for KvDelivered, in seconds of the worker's clock
-    stamps: list[Stamp] = field(default_factory=list)
-
-    @staticmethod
-    def of(message: PrefillJob, peer: WorkerAddress) -> "Job":
-        """A new job."""
-
-        def req(choice: int) -> Req:
-            return Req(
-                message.request_id, message.attempt, choice, message.prompt_ids, message.sampling, message.num_replayed
-            )
-
-        first = message.first_choice
-        return Job(message, peer, req(first), tuple(req(first + index) for index in range(message.num_choices)))
 
     @property
-    def target(self) -> Target:
-        """The name of its transfer."""
-        return Target(self.peer, self.message.reservation, self.message.attempt, self.message.pages)
+    def prompt(self) -> Req:
+        """Holds the row, the pages and the progress of the prompt."""
+        return self.reqs[0]
 
     @property
     def sends_kv(self) -> bool:
         """Whether decode needs the KV. It does not if the first token is the only one."""
-        return self.message.sampling.max_tokens - self.message.num_replayed > 1
+        return self.assign.num_left > 1
 
     @property
     def first_token(self) -> FirstToken:
@@ -58,37 +40,16 @@ class Job:
                 token_ids=(req.outputs[-1],),
                 finish=req.finish or "",
             )
-            for req in self.choices
+            for req in self.reqs
         )
         return FirstToken(choices, tuple(self.stamps))
 
     @property
     def finished_early(self) -> JobFinishedEarly:
         """The message that the first token has ended every choice."""
-        return JobFinishedEarly(
-            request_id=self.message.request_id,
-            attempt=self.message.attempt,
-            reservation=self.message.reservation,
-            first_tokens=tuple(req.outputs[-1] for req in self.choices),
-            stamps=tuple(self.stamps),
-        )
+        first_tokens = tuple(req.outputs[-1] for req in self.reqs)
+        return JobFinishedEarly(self.target.reservation, first_tokens, tuple(self.stamps))
 
     def move(self, state: JobState) -> None:
         """Advances the state machine."""
         self.state = advance(MOVES, self.state, state)
-
-    def stamp(self, name: str, now: float, worker_id: str) -> None:
-        """Adds a stamp if the client asked for a time line."""
-        if self.message.timeline:
-            self.stamps.append(Stamp(name, now, worker_id))
-
-
-def job_failed(message: PrefillJob, error: BatonError) -> JobFailed:
-    """The answer to a job that prefill cannot finish."""
-    return JobFailed(
-        request_id=message.request_id,
-        attempt=message.attempt,
-        reservation=message.reservation,
-        code=error.code,
-        message=error.message,
-    )

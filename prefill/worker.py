@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prefill.job import Job, job_failed
+from prefill.job import Job
 from prefill.job_states import JobState
 from protocol.errors import BadRequest, BatonError, KvNotDelivered, LayoutMismatch, WireError
 from protocol.fingerprint import Fingerprint, difference
@@ -23,6 +23,7 @@ from protocol.messages_handoff import (
     HelloAccepted,
     HelloRefused,
     JobCredit,
+    JobFailed,
     JobStopped,
     KvDelivered,
     PrefillJob,
@@ -34,8 +35,9 @@ from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import ExtendChunk, LaunchPlan, plan_chunks
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.req import Req
-from scheduler.request_check import replay_fault, transfer_fault
 from transfer.sending.frame_sender import FrameSender
+from transfer.sending.transfer import Target
+from worker.assigned import assign_fault
 from worker.outbox import Outbox
 from worker.phase_times import PhaseTimes
 
@@ -69,7 +71,7 @@ class PrefillWorker:
         chunk_size: int,
     ) -> None:
         self.outbox = Outbox()
-        self._phases = PhaseTimes()
+        self._phases = PhaseTimes(clock, address.worker_id)
         self.engine = engine
         self._sender = sender
         self._address = address
@@ -81,7 +83,7 @@ class PrefillWorker:
         self._peers: dict[int, _Peer] = {}
         self._lost: deque[int] = deque(maxlen=LOST_REMEMBERED)  # instances
         self._jobs: dict[tuple[int, int], Job] = {}  # by (decode instance, reservation)
-        self._job_of: dict[Req, Job] = {}  # by the prompt's and the choices' Req
+        self._job_of: dict[Req, Job] = {}  # by the choices' Req
         self._waiting: OrderedDict[Job, None] = OrderedDict()
         self._computing: list[Job] = []  # no more than there are rows
         self._late: Deadlines[Job] = Deadlines()
@@ -169,7 +171,7 @@ class PrefillWorker:
         """Stamps the prompts whose first chunk has been enqueued."""
         for chunk in launch.plan.chunks:
             if chunk.start == 0:
-                self._stamp(self._job_of[chunk.req], "prefill start")
+                self._phases.stamp(self._job_of[chunk.req], "prefill start")
 
     def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
         """Ships the last layers, sends first tokens to the gateway, and finishes transfers of computed prompts."""
@@ -179,7 +181,7 @@ class PrefillWorker:
             if (job := self._job_of.get(req)) is not None and job.state is JobState.COMPUTING:
                 firsts.setdefault(job, []).append(token)
         for job, first_tokens in firsts.items():
-            self._stamp(job, "prompt computed", launch.computed_at)
+            self._phases.stamp(job, "prompt computed", launch.computed_at)
             self._on_first_tokens(job, first_tokens)
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
@@ -230,39 +232,30 @@ class PrefillWorker:
         peer = self._peers.get(instance)
         if peer is None:
             return  # a stranger: no state is created for it
-        length = len(message.prompt_ids)
-        reason = (
-            self.engine.fault(message.prompt_ids, message.sampling, message.num_choices)
-            or replay_fault(
-                message.prompt_ids, message.sampling, message.num_choices, message.first_choice, message.num_replayed
-            )
-            or transfer_fault(message.attempt, message.reservation)
-            or self.engine.never_fits(length, length, 1)
-        )
+        assign, length = message.assign, len(message.assign.prompt_ids)
+        reason = assign_fault(assign, self.engine, message.reservation) or self.engine.never_fits(length, length, 1)
         if reason is not None:
-            self.outbox.decode.append((instance, job_failed(message, BadRequest(reason))))
-            self.outbox.decode.append((instance, JobCredit(message.reservation)))
+            self.outbox.decode.append((instance, JobFailed(message.reservation, BadRequest.code, reason)))
             return
         if message.reservation <= peer.newest:
             return  # a repeat: its job may have ended, and other requests may own its pages
 
         peer.newest = message.reservation
-        job = Job.of(message, peer.hello.address)
+        job = Job(assign, Target(peer.hello.address, message.reservation, assign.attempt, message.pages))
         job.prompt.stays_on_device = bool(message.pages) and peer.device_writer > 0
         self._jobs[instance, message.reservation] = job
-        self._job_of.update(dict.fromkeys((job.prompt, *job.choices), job))
+        self._job_of.update(dict.fromkeys(job.reqs, job))
         self._waiting[job] = None
-        self._stamp(job, "job received")
+        self._phases.stamp(job, "job received")
 
     def _on_end(self, instance: int, message: CancelJob | KvDelivered) -> None:
         job = self._jobs.get((instance, message.reservation))
         if isinstance(message, CancelJob):
             if job is not None:
                 self._end(job, JobState.CANCELLED)
-            stopped = JobStopped(message.request_id, message.attempt, message.reservation)
-            self.outbox.decode.append((instance, stopped))
+            self.outbox.decode.append((instance, JobStopped(message.reservation)))
         elif job is not None and job.state is JobState.SENDING:
-            self._phases.note(job, "KV acknowledged", self._clock.now())
+            self._phases.stamp(job, "KV acknowledged")
             self._sender.delivered(job.target)
             self._end(job, JobState.DELIVERED)
 
@@ -276,12 +269,6 @@ class PrefillWorker:
 
     def _queued(self) -> list[Job]:
         return [*self._waiting, *self._computing]
-
-    def _stamp(self, job: Job, name: str, at: float | None = None) -> None:
-        """Adds a stamp for `at`, or for now."""
-        moment = self._clock.now() if at is None else at
-        self._phases.note(job, name, moment)
-        job.stamp(name, moment, self._address.worker_id)
 
     def _admit(self) -> None:
         """Admits jobs, oldest first. A prompt that does not fit yet holds the later ones back."""
@@ -304,7 +291,7 @@ class PrefillWorker:
     def _chunk(self, job: Job, size: int) -> ExtendChunk:
         start = job.prompt.num_computed
         end = start + size
-        return ExtendChunk(job.prompt, start, end, job.choices if end == job.prompt.prompt_len else ())
+        return ExtendChunk(job.prompt, start, end, job.reqs if end == job.prompt.prompt_len else ())
 
     def _ship_layers(self, launch: Launch) -> None:
         while launch.layers and launch.layers[0][1].done():
@@ -315,53 +302,47 @@ class PrefillWorker:
                     self._sender.layer_ready(job.target, layer, chunk.end)
 
     def _on_first_tokens(self, job: Job, first_tokens: list[int]) -> None:
-        for req, token in zip(job.choices, first_tokens, strict=True):
+        for req, token in zip(job.reqs, first_tokens, strict=True):
             req.append(token)
         self._computing.remove(job)
-        self._return_credit(job)
-        self._stamp(job, "first token")
+        self._phases.stamp(job, "first token")
 
         self.outbox.gateway.append(job.first_token)
-        if all(req.finish is not None for req in job.choices):
-            self.outbox.decode.append((job.peer.instance, job.finished_early))
+        if all(req.finish is not None for req in job.reqs):
+            self.outbox.decode.append((job.target.peer.instance, job.finished_early))
             self._end(job, JobState.DELIVERED)
         else:
+            self.outbox.decode.append((job.target.peer.instance, JobCredit(job.target.reservation)))
             self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps))
             job.move(JobState.SENDING)
-            job.deadline = self._clock.now() + DELIVERY_DEADLINE_S
-            self._late.set(job, job.deadline)
+            self._late.set(job, self._clock.now() + DELIVERY_DEADLINE_S)
 
     def _fail_broken(self) -> None:
         for target in self._sender.broken():
             job = self._jobs[target.peer.instance, target.reservation]
-            self._fail(job, KvNotDelivered(f"the connection to {job.peer.worker_id} that carries KV was lost"))
+            self._fail(job, KvNotDelivered(f"the connection to {target.peer.worker_id} that carries KV was lost"))
 
     def _fail_late(self, now: float) -> None:
         for job in self._late.due(now):
-            self._fail(job, KvNotDelivered(f"no KvDelivered from {job.peer.worker_id} in {DELIVERY_DEADLINE_S:.0f} s"))
+            who = job.target.peer.worker_id
+            self._fail(job, KvNotDelivered(f"no KvDelivered from {who} in {DELIVERY_DEADLINE_S:.0f} s"))
 
     def _fail(self, job: Job, error: BatonError) -> None:
-        self.outbox.decode.append((job.peer.instance, job_failed(job.message, error)))
+        failed = JobFailed(job.target.reservation, error.code, error.message)
+        self.outbox.decode.append((job.target.peer.instance, failed))
         self._end(job, JobState.FAILED)
 
     def _end(self, job: Job, state: JobState) -> None:
         """Ends a job in every case. Its pages are reused once the transport has stopped reading them."""
         job.move(state)
         self._sender.cancel(job.target)  # does nothing after delivery
-        self._return_credit(job)
         self._late.drop(job)
         self._waiting.pop(job, None)
         if job in self._computing:
             self._computing.remove(job)
 
-        del self._jobs[job.peer.instance, job.message.reservation]
-        for req in (job.prompt, *job.choices):
-            del self._job_of[req]
-
         target = job.target
+        del self._jobs[target.peer.instance, target.reservation]
+        for req in job.reqs:
+            del self._job_of[req]
         self.engine.release(job.prompt, lambda: self._sender.is_reading(target))
-
-    def _return_credit(self, job: Job) -> None:
-        if not job.credit_returned:
-            job.credit_returned = True
-            self.outbox.decode.append((job.peer.instance, JobCredit(job.message.reservation)))

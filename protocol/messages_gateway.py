@@ -229,6 +229,21 @@ class Assign(Message):
     first_choice: Count = 0
     num_replayed: Count = 0
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """(request_id, attempt), its name on a worker."""
+        return self.request_id, self.attempt
+
+    @property
+    def num_left(self) -> int:
+        """Outputs that each choice may still get."""
+        return self.sampling.max_tokens - self.num_replayed
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of KV that each choice may need: all but the last output, which no forward reads."""
+        return len(self.prompt_ids) + self.num_left - 1
+
 
 @dataclass(frozen=True)
 class CancelRequest(Message):

@@ -1,6 +1,7 @@
 """Messages between a decode worker and a prefill worker. KV itself travels as frames (frame.py).
 
 Prefill binds a ROUTER socket and decode dials it. One ordered connection, so a cancel cannot overtake its job.
+A job is named by its reservation at decode, a number that is never used again.
 """
 
 from dataclasses import dataclass
@@ -8,9 +9,8 @@ from dataclasses import dataclass
 from protocol.codec import Boundary
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.message import Blob, Count, Flag, Id, Instance, Int, Ints, IpcHandle, Message, Positive, Text
-from protocol.messages_gateway import Stamps, WorkerAddress
-from protocol.request import SamplingParams
+from protocol.message import Blob, Count, Flag, Instance, Int, Ints, IpcHandle, Message, Positive, Text
+from protocol.messages_gateway import Assign, Stamps, WorkerAddress
 
 # ---- decode to prefill ----
 
@@ -53,18 +53,11 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class PrefillJob(Message):
-    """Compute this prompt. Send the first tokens to the gateway, and the KV to decode's data address under
-    `reservation`, or write it into `pages` if there are any. `first_choice` and `num_replayed` are as in Assign."""
+    """Compute the prompt of `assign`. Send the first tokens to the gateway, and the KV to decode's data address under
+    `reservation`, or write it into `pages` if there are any."""
 
-    request_id: Id
-    attempt: Int
+    assign: Assign
     reservation: Int
-    prompt_ids: Ints
-    sampling: SamplingParams
-    num_choices: Int
-    timeline: Flag = False
-    first_choice: Count = 0
-    num_replayed: Count = 0
     pages: Ints = ()  # decode's pages in prompt order, to be written in place; empty: KV goes as frames
 
 
@@ -73,8 +66,6 @@ class CancelJob(Message):
     """Drop the job in any state. Its pages become free once the transport has released them. Prefill always answers
     JobStopped."""
 
-    request_id: Id
-    attempt: Int
     reservation: Int
 
 
@@ -82,8 +73,6 @@ class CancelJob(Message):
 class KvDelivered(Message):
     """Every frame has landed and the digest agrees. Prefill frees the job's pages."""
 
-    request_id: Id
-    attempt: Int
     reservation: Int
 
 
@@ -123,7 +112,7 @@ class HelloRefused(Message):
 
 @dataclass(frozen=True)
 class JobCredit(Message):
-    """The job's prompt was computed or dropped. It no longer counts among the queued prompt tokens."""
+    """The job's prompt was computed. It no longer counts among the queued prompt tokens, as if the job had ended."""
 
     reservation: Int
 
@@ -133,8 +122,6 @@ class JobStopped(Message):
     """Answers CancelJob, also for an unknown job: prefill writes and sends no more KV of it. JobFailed and
     JobFinishedEarly promise the same."""
 
-    request_id: Id
-    attempt: Int
     reservation: Int
 
 
@@ -142,8 +129,6 @@ class JobStopped(Message):
 class JobFailed(Message):
     """Prefill cannot finish the job. Decode fails the request."""
 
-    request_id: Id
-    attempt: Int
     reservation: Int
     code: Text
     message: Text
@@ -153,8 +138,6 @@ class JobFailed(Message):
 class JobFinishedEarly(Message):
     """The first token ends every choice, so no KV follows. Decode releases the reservation and closes the request."""
 
-    request_id: Id
-    attempt: Int
     reservation: Int
     first_tokens: Ints  # by choice
     stamps: Stamps = ()

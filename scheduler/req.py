@@ -64,11 +64,3 @@ class Req:
         assert self.finish is None, "a finished choice takes no token"
         self.outputs.append(token)
         self.finish = finish_reason(self.sampling, len(self.outputs), token)
-
-
-def kv_tokens(prompt_len: int, num_left: int) -> int:
-    """Tokens whose KV decode needs if `num_left` outputs are to be drawn: all but the last one.
-
-    0 if there is one output, which prefill draws.
-    """
-    return 0 if num_left == 1 else prompt_len + num_left - 1

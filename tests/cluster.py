@@ -139,7 +139,15 @@ class Cluster:
         e = self._engine(self._decode_page_size)
         receiver = self.network.receiver(e.kv)
         address = WorkerAddress(worker_id, instance, data=receiver.address)
-        worker = DecodeWorker(e, receiver, address, self._fingerprint, self._clock, overlap=self._overlap)
+        worker = DecodeWorker(
+            e,
+            receiver,
+            address,
+            self._fingerprint,
+            self._clock,
+            overlap=self._overlap,
+            reservations_from=(instance << 32) + 1,
+        )
         self.addresses[instance] = address
         self.decodes[instance] = worker
         return worker

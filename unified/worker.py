@@ -7,10 +7,9 @@ It is the baseline for disaggregation.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from protocol.errors import BadRequest, BatonError
-from protocol.messages_gateway import Assign, CancelRequest, Stamp, ToWorker, WorkerStats
+from protocol.messages_gateway import Assign, CancelRequest, ToWorker, WorkerStats
 from protocol.request import FinishReason
 from runtime.clock import Clock
 from scheduler.engine import Engine, Launch
@@ -18,48 +17,29 @@ from scheduler.forward_batch import ExtendChunk, LaunchPlan, plan_chunks
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.page_allocator import PageState, allocate_choices, partial_page_copies
 from scheduler.req import Req
-from scheduler.request_check import replay_fault
 from scheduler.schedule_batch import Running, ScheduleBatch
+from worker.assigned import Assigned, assign_fault
 from worker.outbox import Outbox
 from worker.phase_times import PhaseTimes
 from worker.token_stream import TokenStream
 
 
-@dataclass(eq=False)
-class UnifiedRequest:
-    """A request and its choices. The prompt is computed in the row and pages of the first choice."""
-
-    assign: Assign
-    reqs: tuple[Req, ...]
-    stamps: list[Stamp] = field(default_factory=list)
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """(request_id, attempt)."""
-        return self.assign.request_id, self.assign.attempt
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of KV that each choice may need."""
-        assign = self.assign
-        return len(assign.prompt_ids) + assign.sampling.max_tokens - assign.num_replayed - 1
-
-
 class UnifiedWorker:
-    """The core of one unified process: messages in, steps, messages out."""
+    """The core of one unified process: messages in, steps, messages out.
+
+    A prompt is computed in the row and pages of its request's first choice.
+    """
 
     def __init__(self, engine: Engine, worker_id: str, clock: Clock, *, overlap: bool, chunk_size: int) -> None:
         self.outbox = Outbox()
-        self._phases = PhaseTimes()
+        self._phases = PhaseTimes(clock, worker_id)
         self.engine = engine
-        self._worker_id = worker_id
-        self._clock = clock
         self._chunk_size = chunk_size
         self._loop = OverlapLoop(engine, self, overlap)
         self._running = Running()
-        self._requests: dict[tuple[str, int], UnifiedRequest] = {}
-        self._waiting: OrderedDict[UnifiedRequest, None] = OrderedDict()
-        self._computing: list[UnifiedRequest] = []  # no more than there are rows
+        self._requests: dict[tuple[str, int], Assigned] = {}
+        self._waiting: OrderedDict[Assigned, None] = OrderedDict()
+        self._computing: list[Assigned] = []  # no more than there are rows
         self._tokens = TokenStream()
 
     # ---- messages ----
@@ -127,7 +107,7 @@ class UnifiedWorker:
         for chunk in launch.plan.chunks:
             request = self._requests[chunk.req.request_id, chunk.req.attempt]
             if chunk.start == 0:
-                self._stamp(request, "prefill start")
+                self._phases.stamp(request, "prefill start")
             if chunk.samples:
                 self._computing.remove(request)
                 self._fork(request)
@@ -147,27 +127,18 @@ class UnifiedWorker:
     # ---- requests ----
 
     def _on_assign(self, assign: Assign) -> None:
-        if (assign.request_id, assign.attempt) in self._requests:
+        if assign.key in self._requests:
             return
-        prompt, sampling, n = assign.prompt_ids, assign.sampling, assign.num_choices
-        num_tokens = len(prompt) + sampling.max_tokens - assign.num_replayed - 1
-        reason = (
-            self.engine.fault(prompt, sampling, n)
-            or replay_fault(prompt, sampling, n, assign.first_choice, assign.num_replayed)
-            or self.engine.never_fits(len(prompt), num_tokens, n)
+        reason = assign_fault(assign, self.engine) or self.engine.never_fits(
+            len(assign.prompt_ids), assign.num_tokens, assign.num_choices
         )
         if reason is not None:
-            self.outbox.fail((assign.request_id, assign.attempt), BadRequest(reason))
+            self.outbox.fail(assign.key, BadRequest(reason))
             return
 
-        reqs = tuple(
-            Req(assign.request_id, assign.attempt, assign.first_choice + index, prompt, sampling, assign.num_replayed)
-            for index in range(assign.num_choices)
-        )
-        request = UnifiedRequest(assign, reqs)
-        self._requests[request.key] = request
+        request = self._requests[assign.key] = Assigned(assign)
         self._waiting[request] = None
-        self._stamp(request, "queued")
+        self._phases.stamp(request, "queued")
 
     def _admit(self) -> None:
         """Admits requests, oldest first. A request that does not fit yet holds the later ones back."""
@@ -177,8 +148,8 @@ class UnifiedWorker:
                 return
             choices = allocate_choices(
                 self.engine.pages,
-                len(request.assign.prompt_ids),
-                request.num_tokens,
+                request.prompt_len,
+                request.assign.num_tokens,
                 len(request.reqs),
                 self.engine.page_size,
                 PageState.OWNED,
@@ -194,13 +165,13 @@ class UnifiedWorker:
                     self.engine.release(req)
             self._computing.append(request)
 
-    def _chunk(self, request: UnifiedRequest, size: int) -> ExtendChunk:
+    def _chunk(self, request: Assigned, size: int) -> ExtendChunk:
         prompt = request.reqs[0]
         start, end = prompt.num_computed, prompt.num_computed + size
         going_on = tuple(req for req in request.reqs if req.finish is None)
         return ExtendChunk(prompt, start, end, going_on if end == prompt.prompt_len else ())
 
-    def _fork(self, request: UnifiedRequest) -> None:
+    def _fork(self, request: Assigned) -> None:
         """Copies the prompt's partial page to the other choices, and lets all choices join the running batch."""
         first, *others = request.reqs
         forks = [req for req in others if req.finish is None]
@@ -215,14 +186,14 @@ class UnifiedWorker:
         if going_on:
             self._running.join(ScheduleBatch.launched(going_on, self.engine.device))
 
-    def _take_token(self, request: UnifiedRequest, req: Req, token: int) -> None:
+    def _take_token(self, request: Assigned, req: Req, token: int) -> None:
         num_before = self._tokens.add(req, token) - req.num_replayed
         if num_before < 2:
-            self._stamp(request, ("first token", "first decode")[num_before])
+            self._phases.stamp(request, ("first token", "first decode")[num_before])
         if req.finish is not None:
             self.engine.release(req)
             if all(other.finish is not None for other in request.reqs):
-                self._stamp(request, "decode done")
+                self._phases.stamp(request, "decode done")
                 self._tokens.close(req.request_id, request.stamps)
                 del self._requests[request.key]
 
@@ -242,11 +213,11 @@ class UnifiedWorker:
             if not is_prompt:  # the other choices still need the prompt's row and pages
                 self.engine.release(req)
 
-    def _fail(self, request: UnifiedRequest, error: BatonError) -> None:
+    def _fail(self, request: Assigned, error: BatonError) -> None:
         self.outbox.fail(request.key, error)
         self._end(request)
 
-    def _end(self, request: UnifiedRequest) -> None:
+    def _end(self, request: Assigned) -> None:
         """Ends a request that does not finish. Gives everything back once."""
         self._waiting.pop(request, None)
         if request in self._computing:
@@ -255,9 +226,3 @@ class UnifiedWorker:
             req.finish = req.finish or FinishReason.CANCELLED
             self.engine.release(req)
         del self._requests[request.key]
-
-    def _stamp(self, request: UnifiedRequest, name: str) -> None:
-        now = self._clock.now()
-        self._phases.note(request, name, now)
-        if request.assign.timeline:
-            request.stamps.append(Stamp(name, now, self._worker_id))

@@ -1,10 +1,14 @@
-"""How long requests spend in each phase of one worker, counted in buckets for `/metrics`. A stamp ends each phase."""
+"""Stamps the moments of requests, and counts in buckets for `/metrics` how long they spend in each phase of one worker.
+
+A stamp ends each phase.
+"""
 
 from bisect import bisect_left
 from collections import defaultdict
-from weakref import WeakKeyDictionary
 
-from protocol.messages_gateway import TIME_EDGES_S, TimeSpread
+from protocol.messages_gateway import TIME_EDGES_S, Stamp, TimeSpread
+from runtime.clock import Clock
+from worker.assigned import Assigned
 
 PHASES = {  # the stamp that ends a phase: its name, and the stamps that may begin it
     "reserved, job sent": ("queue_time", ("queued at decode",)),
@@ -18,19 +22,23 @@ PHASES = {  # the stamp that ends a phase: its name, and the stamps that may beg
 class PhaseTimes:
     """Takes every stamp of every request, even if its client asks for no time line."""
 
-    def __init__(self) -> None:
-        self._stamps: WeakKeyDictionary[object, dict[str, float]] = WeakKeyDictionary()
+    def __init__(self, clock: Clock, worker_id: str) -> None:
+        self._clock = clock
+        self._worker_id = worker_id
         self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(TIME_EDGES_S) + 1))
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
-    def note(self, owner: object, stamp: str, now: float) -> None:
-        """Counts a stamp. `owner` is the request's object, the same at each stamp; `now` is in seconds."""
-        stamps = self._stamps.setdefault(owner, {})
-        stamps[stamp] = now
-        phase, begins = PHASES.get(stamp, ("", ()))
-        for since in [stamps[begin] for begin in begins if begin in stamps]:
-            self._counts[phase][bisect_left(TIME_EDGES_S, now - since)] += 1
-            self._seconds[phase] += now - since
+    def stamp(self, request: Assigned, name: str, at: float | None = None) -> None:
+        """Stamps `request` with the moment `at`, in seconds of the clock, or with now."""
+        moment = self._clock.now() if at is None else at
+        request.moments[name] = moment
+        if request.assign.timeline:
+            request.stamps.append(Stamp(name, moment, self._worker_id))
+
+        phase, begins = PHASES.get(name, ("", ()))
+        for since in [request.moments[begin] for begin in begins if begin in request.moments]:
+            self._counts[phase][bisect_left(TIME_EDGES_S, moment - since)] += 1
+            self._seconds[phase] += moment - since
 
     @property
     def spreads(self) -> dict[str, TimeSpread]:

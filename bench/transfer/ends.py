@@ -16,7 +16,7 @@ from bench.transfer.blocks import Blocks, HostPages
 from protocol.errors import BatonError
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import WorkerAddress
+from protocol.messages_gateway import Assign, WorkerAddress
 from protocol.messages_handoff import (
     TO_DECODE,
     TO_PREFILL,
@@ -108,7 +108,7 @@ class PrefillEnd:
             _wait([self._router.socket])
             job = next((each for each in self._take() if isinstance(each, PrefillJob)), None)
 
-        target = Target(self._peer, job.reservation, job.attempt, job.pages)
+        target = Target(self._peer, job.reservation, job.assign.attempt, job.pages)
         # A worker opens the transfer when the job arrives, before it computes the prompt.
         self._sender.open(target, self._pages, self._blocks.num_tokens)
 
@@ -195,16 +195,15 @@ class DecodeEnd:
         self._receiver.reserve(number, 0, PREFILL, self._pages, self._blocks.num_tokens, self._sent, in_place)
 
         pages = tuple(self._pages) if in_place else ()
-        job = PrefillJob(
+        assign = Assign(
             request_id="bench",
             attempt=0,
-            reservation=number,
             prompt_ids=(),
             sampling=SamplingParams(max_tokens=1, temperature=0.0),
             num_choices=1,
-            pages=pages,
+            prefill=None,
         )
-        dealer.send(TO_PREFILL.encode(job))
+        dealer.send(TO_PREFILL.encode(PrefillJob(assign, number, pages)))
 
         end = 0.0
         while not end:
@@ -214,7 +213,7 @@ class DecodeEnd:
                     dealer.send(TO_PREFILL.encode(DataCredit(event.reservation, event.num_bytes)))
                 elif isinstance(event, Delivered):
                     end = MonotonicClock().now()
-                    dealer.send(TO_PREFILL.encode(KvDelivered("bench", 0, number)))
+                    dealer.send(TO_PREFILL.encode(KvDelivered(number)))
                 elif isinstance(event, FrameRejected | TransferFailed):
                     raise BatonError(f"the transfer went wrong: {event}")
 

@@ -84,7 +84,7 @@ def job_state(cluster: Cluster, name: str) -> JobState | None:
     """The state of a request's job on its prefill worker, or None when there is none."""
     for worker in cluster.prefills.values():
         for job in worker._jobs.values():
-            if job.message.request_id == name:
+            if job.assign.request_id == name:
                 return job.state
     return None
 

@@ -78,7 +78,7 @@ class World:
         if name == "assign":
             assign = Assign(f"r{number}", 0, (1,) * (1 + size), greedy(1 + size % 30), 1 + number % 4, prefill)
             reservation = len(self.requests) + 1
-            request = self.requests[reservation] = DecodeRequest.of(assign, prefill, reservation)
+            request = self.requests[reservation] = DecodeRequest(assign, prefill, reservation)
             self.reservations.queue(request)
         elif name == "accept":
             self.peers.greet(prefill, now=0.0)

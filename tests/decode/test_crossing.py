@@ -40,6 +40,7 @@ class LateMail(Cluster):
         super().__init__(runner, topology, page_size=4, chunk_size=7, num_pages=256)
         self.mail: deque[tuple[int, Any, Callable[[], None]]] = deque()  # due, message, how to deliver it
         self.turn = 0
+        self.named: dict[int, str] = {}  # requests by their reservation
 
     def step(self) -> bool:
         """Delivers what is due, then every worker's turn."""
@@ -57,8 +58,9 @@ class LateMail(Cluster):
         for _, message, _ in self.mail:
             if isinstance(message, kind):
                 pieces = getattr(message, "choices", None)
-                named = {piece.request_id for piece in pieces} if pieces else {getattr(message, "request_id", name)}
-                if name in named:
+                named = {piece.request_id for piece in pieces or ()}
+                of = self.named.get(getattr(message, "reservation", 0), getattr(message, "request_id", name))
+                if name in (named or {of}):
                     return True
         return False
 
@@ -68,6 +70,8 @@ class LateMail(Cluster):
             self.mail.append((due, to_gateway, partial(self._on_gateway, to_gateway)))
         for address, to_prefill in box.prefill:
             prefill, sender = self.prefills[address.instance], self._instance_of(worker)
+            if isinstance(to_prefill, PrefillJob):
+                self.named[to_prefill.reservation] = to_prefill.assign.request_id
             self.mail.append((due, to_prefill, partial(prefill.on_peer, sender, to_prefill)))
         for instance, to_decode in box.decode:
             decode, sender = self.decodes[instance], self._instance_of(worker)

@@ -86,10 +86,11 @@ def test_an_answer_that_is_lost_is_asked_for_again(cluster: Cluster, clock: Virt
     cluster.assign("victim", PROMPT, PARAMS)
     drive_to(cluster, "victim", JobState.COMPUTING)
     prefill, decode = pair_of(cluster)
+    reservation = decode._requests["victim", 0].reservation
     cluster.cancel("victim")
     cluster.step()
     answers = [message for _, message in prefill.outbox.decode if isinstance(message, JobStopped)]
-    assert [answer.request_id for answer in answers] == ["victim"]
+    assert answers == [JobStopped(reservation)]
     prefill.outbox.decode = [each for each in prefill.outbox.decode if each[1] not in answers]
     for _ in range(3):
         cluster.step()

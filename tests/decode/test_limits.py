@@ -132,7 +132,7 @@ def test_reservations_never_outrun_job_credit(monkeypatch: pytest.MonkeyPatch) -
     def is_done() -> bool:
         nonlocal most
         for instance, decode in cluster.decodes.items():
-            queued = [job for job in prefill._queued() if job.peer.instance == instance]
+            queued = [job for job in prefill._queued() if job.target.peer.instance == instance]
             tokens = sum(job.prompt.prompt_len for job in queued)
             most = max(most, tokens)
             assert tokens < 40 + 30  # a job may go whenever any credit is left

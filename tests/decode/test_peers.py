@@ -188,8 +188,8 @@ def test_another_prefill_worker_cannot_end_a_request() -> None:
     request = decode._requests["r", 0]
     stranger = next(instance for instance in cluster.prefills if instance != request.prefill.instance)
     drive_to(cluster, "r", DecodeState.RECEIVING)
-    decode.on_peer(stranger, JobFinishedEarly("r", 0, request.reservation, (1,)))
-    decode.on_peer(999, JobFinishedEarly("r", 0, request.reservation, (1,)))
+    decode.on_peer(stranger, JobFinishedEarly(request.reservation, (1,)))
+    decode.on_peer(999, JobFinishedEarly(request.reservation, (1,)))
     cluster.run()
     expect_exact(cluster, "r", PROMPT, PARAMS)
     expect_exact(cluster, "other", PROMPT, PARAMS)
@@ -203,7 +203,7 @@ def test_an_early_end_that_is_none_fails_the_request() -> None:
     drive_to(cluster, "r", DecodeState.RECEIVING)
     request = decode._requests["r", 0]
     token = FakeRunner(vocab_size=211).expected_tokens(PROMPT, 1)[0]
-    decode.on_peer(request.prefill.instance, JobFinishedEarly("r", 0, request.reservation, (token,)))
+    decode.on_peer(request.prefill.instance, JobFinishedEarly(request.reservation, (token,)))
     (prefill,) = cluster.prefills.values()
     assert decode_state(cluster, "r") is None
     cluster.run(lambda: "r" in cluster.failures)

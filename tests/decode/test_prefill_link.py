@@ -14,7 +14,7 @@ from runtime.session import Envelope, Session, not_known, open_envelope
 from tests.runtime.rebinding import bound_again
 from worker.outbox import Outbox
 
-CANCELS = tuple(CancelJob(f"r{index}", 0, index) for index in range(100))
+CANCELS = tuple(CancelJob(index) for index in range(100))
 
 
 class NoReceiver:

@@ -87,7 +87,7 @@ def _held(process: WorkerProcess) -> Iterator[str]:
         yield "launches in flight"
     if isinstance(core, PrefillWorker):
         if core._jobs or core._job_of or core._waiting or core._computing:
-            yield f"jobs {[(job.message.request_id, job.state.value) for job in core._jobs.values()]}"
+            yield f"jobs {[(job.assign.request_id, job.state.value) for job in core._jobs.values()]}"
     elif core._requests or core._reservations._reserved or core._reservations._waiting:
         yield f"requests {[(request.key, request.state.value) for request in core._requests.values()]}"
     if process.sender is not None and process.sender._transfers:
@@ -121,10 +121,10 @@ def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
     assert set(sender._transfers) == expected, "transfers and jobs differ"
     for job in core._jobs.values():
         assert (job.state is JobState.WAITING) == (job in core._waiting) == (job.prompt.row == 0), job.state
-        assert (job.state is JobState.SENDING) == (job.deadline < inf), "a wait without a deadline"
+        assert (job.state is JobState.SENDING) == (job in core._late._at), "a wait without a deadline"
         if (transfer := sender._transfers.get(job.target)) is not None:
             assert transfer.source_pages == tuple(job.prompt.pages), "it sends pages of somebody else"
-    assert all(job.peer.instance in core._peers for job in core._jobs.values()), "a job of a stranger"
+    assert all(job.target.peer.instance in core._peers for job in core._jobs.values()), "a job of a stranger"
     for queue in sender._peers.values():
         assert len(queue.credit._going_on) <= len(sender._transfers), "bytes in flight of a transfer that has ended"
 
@@ -150,7 +150,7 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
     for reservation, request in reserved.items():
         assert core._requests.get(request.key) is request, f"reservation {reservation} without an owner"
         transfer = receiver._transfers.get(reservation)
-        assert (transfer is None) == (request.kv_tokens == 0), f"reservation {reservation} cannot be received"
+        assert (transfer is None) == (not request.gets_kv), f"reservation {reservation} cannot be received"
         if transfer is not None:
             prompt_pages = request.reqs[0].pages[: core.engine.kv.layout.num_pages(request.prompt_len)]
             assert transfer._place.pages == tuple(prompt_pages), "frames may land in pages of somebody else"
@@ -172,7 +172,7 @@ def holders(processes: Sequence[WorkerProcess], request_id: str) -> list[str]:
     for process in processes:
         core = process.core
         if isinstance(core, PrefillWorker):
-            ids = {job.message.request_id for job in core._jobs.values()}
+            ids = {job.assign.request_id for job in core._jobs.values()}
         else:
             ids = {request.assign.request_id for request in core._requests.values()}
         if request_id in ids:

@@ -94,6 +94,7 @@ def _unpacked(raw: bytes) -> Any:
 
 
 def _fields(fields: dict[str, Any]) -> str:
+    fields = {**fields.get("assign", {}), **fields}
     told = [f"{name}={fields[name]}" for name in TOLD if fields.get(name) not in (None, "")]
     if "reservation" in fields:
         told.append(f"reservation={reservation(fields['reservation'])}")

@@ -210,7 +210,10 @@ class WorkerProcess:
         receiver = self.receiver = FrameReceiver(memory, SimulatedArrivals(world.plane, self), writers)
         address = WorkerAddress(self.worker_id, self.instance, data=receiver.address)
         clock, overlap = world.agenda.clock, world.scenario.overlap
-        core = DecodeWorker(self.engine, receiver, address, self._fingerprint, clock, overlap=overlap)
+        first = (self.instance << 32) + 1  # so that a story names whose reservation it is
+        core = DecodeWorker(
+            self.engine, receiver, address, self._fingerprint, clock, overlap=overlap, reservations_from=first
+        )
         context, name = cast(Any, self.context), self.name.encode()
         link = PrefillLink(context, name, receiver, core.outbox, core.on_peer, core.on_session_lost)
         return core, link, address

@@ -154,8 +154,8 @@ ROLES = (
     ),
     Mutant(
         "job credit is not given back",
-        "PrefillWorker._return_credit",
-        "self.outbox.decode.append(__credit)",
+        "PrefillWorker._on_first_tokens",
+        "self.outbox.decode.append((job.target.peer.instance, JobCredit(...)))",
         "",
         "decode holds jobs back until earlier ones have ended",
         tests=("tests/prefill/test_worker.py",),

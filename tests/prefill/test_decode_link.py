@@ -10,7 +10,7 @@ from prefill.decode_link import DecodeLink
 from protocol.codec import MAX_STRANGER_BYTES
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import WorkerAddress
+from protocol.messages_gateway import Assign, WorkerAddress
 from protocol.messages_handoff import (
     TO_DECODE,
     TO_PREFILL,
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.slow
 LAYOUT = KvLayout(2, 1, 4, 4, "float32")
 DECODE = b"d#7"
 HELLO = Hello(WorkerAddress("d", 7, data="tcp://127.0.0.1:5"), LAYOUT, Fingerprint("story"))
-JOB = PrefillJob("r", 0, 1, (1, 2), SamplingParams(4), 1)
-LONG_JOB = PrefillJob("r", 0, 1, (70_000,) * MAX_STRANGER_BYTES, SamplingParams(4), 1)
+JOB = PrefillJob(Assign("r", 0, (1, 2), SamplingParams(4), 1, None), 1)
+LONG_JOB = PrefillJob(Assign("r", 0, (70_000,) * MAX_STRANGER_BYTES, SamplingParams(4), 1, None), 1)
 
 
 class FakeRouter:
@@ -92,12 +92,12 @@ class Bench:
 
 def test_after_hello_everything_is_heard() -> None:
     bench = Bench()
-    messages: list[ToPrefill] = [HELLO, JOB, LONG_JOB, DataCredit(1, 5), KvDelivered("r", 0, 1), CancelJob("r", 0, 1)]
+    messages: list[ToPrefill] = [HELLO, JOB, LONG_JOB, DataCredit(1, 5), KvDelivered(1), CancelJob(1)]
     assert bench.hear(*((DECODE, each) for each in messages)) == [(7, each) for each in messages]
     assert bench.num_refused == 0
 
 
-@pytest.mark.parametrize("message", [JOB, DataCredit(1, 5), KvDelivered("r", 0, 1), CancelJob("r", 0, 1), b"\xc1"])
+@pytest.mark.parametrize("message", [JOB, DataCredit(1, 5), KvDelivered(1), CancelJob(1), b"\xc1"])
 @pytest.mark.parametrize("who", [b"x#9", b"y#7", b"d#07", b"d#77", b"d", b"", b"#", b"d#-7", b"d#7x", b"\xff\x00#7"])
 def test_a_stranger_is_not_heard(who: bytes, message: ToPrefill | bytes) -> None:
     bench = Bench()

@@ -19,9 +19,9 @@ def test_a_greeting_for_the_process_that_had_this_port_before_is_not_heard() -> 
 def test_what_comes_again_is_dropped_also_from_an_older_session() -> None:
     bench = Bench()
     old = [(DECODE, bench.seal(DECODE, each)) for each in (HELLO, JOB)]
-    new = [(DECODE, bench.seal(DECODE, each)) for each in (HELLO, CancelJob("r", 0, 1))]
+    new = [(DECODE, bench.seal(DECODE, each)) for each in (HELLO, CancelJob(1))]
     assert bench.take(*old, *old) == [(7, HELLO), (7, JOB)]
-    assert bench.take(*new, *old, *new) == [(7, HELLO), (7, CancelJob("r", 0, 1))]
+    assert bench.take(*new, *old, *new) == [(7, HELLO), (7, CancelJob(1))]
     assert bench.lost == [7] and bench.num_refused == 0, "the second greeting has ended the first session"
 
 
@@ -37,7 +37,7 @@ def test_a_message_that_is_missing_ends_the_session_and_decode_is_told_until_it_
     bench.hear((DECODE, HELLO))
     bench.seal(DECODE, JOB)  # lost
     bench.outbox.decode.append((7, JobCredit(1)))
-    assert bench.hear((DECODE, CancelJob("r", 0, 1))) == []
+    assert bench.hear((DECODE, CancelJob(1))) == []
     assert bench.lost == [7] and bench.outbox.decode == [], "what was to be said in the session is dropped with it"
     bench.take((DECODE, bench.session.tick()), (DECODE, bench.seal(DECODE, JOB)))
     assert bench.router.sent == [(DECODE, not_known(1))] * 3 and bench.num_refused == 0

@@ -33,7 +33,7 @@ def test_what_may_be_lost_with_a_data_connection_fails_at_once_and_nothing_else(
     (failed,) = bench.sent(JobFailed)
     assert isinstance(failed, JobFailed) and failed.reservation == lost.reservation
     assert failed.code == "kv_not_delivered" and failed.message == "the connection to decode-0 that carries KV was lost"
-    bench.worker.on_peer(7, KvDelivered("r2", 0, other.reservation))
+    bench.worker.on_peer(7, KvDelivered(other.reservation))
     bench.run()
     assert bench.at_rest()
 

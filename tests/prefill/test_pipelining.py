@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.messages_gateway import FirstToken
+from protocol.messages_gateway import Assign, FirstToken
 from protocol.messages_handoff import KvDelivered, PrefillJob
 from scheduler.streams import Event
 from tests.prefill.test_worker import PROMPT, Bench
@@ -28,7 +28,7 @@ def test_a_layer_leaves_while_the_next_one_is_computed(monkeypatch: pytest.Monke
 
 def test_the_time_line_says_when_the_prompt_was_computed_not_when_that_was_noticed() -> None:
     bench = Bench(chunk_size=16)
-    bench.worker.on_peer(7, PrefillJob("r1", 0, 1, PROMPT, greedy(5), 1, timeline=True))
+    bench.worker.on_peer(7, PrefillJob(Assign("r1", 0, PROMPT, greedy(5), 1, None, timeline=True), 1))
     bench.worker.step()
     bench.clock.advance(1.0)
     launch = bench.engine.in_flight[0]
@@ -40,6 +40,6 @@ def test_the_time_line_says_when_the_prompt_was_computed_not_when_that_was_notic
     moments = {stamp.name: stamp.at for stamp in told.stamps}
     assert moments == {"job received": 0.0, "prefill start": 0.0, "prompt computed": 1.0, "first token": 1.25}
     bench.clock.advance(0.25)
-    bench.worker.on_peer(7, KvDelivered("r1", 0, 1))
+    bench.worker.on_peer(7, KvDelivered(1))
     times = bench.worker.stats().times
     assert (times["prefill_time"].seconds, times["kv_handover_time"].seconds) == (1.25, 0.5)

@@ -87,6 +87,12 @@ def test_seeds_use_all_64_bits() -> None:
         assert TO_WORKER.decode(TO_WORKER.encode(assign)) == assign
 
 
+@pytest.mark.parametrize("prompt,most,replayed,expected", [(7, 1, 0, (1, 7)), (7, 2, 0, (2, 8)), (9, 20, 4, (16, 24))])
+def test_the_last_output_needs_no_kv(prompt: int, most: int, replayed: int, expected: tuple[int, int]) -> None:
+    assign = Assign("r", 0, (1,) * prompt, SamplingParams(most), 1, None, num_replayed=replayed)
+    assert (assign.num_left, assign.num_tokens) == expected
+
+
 def test_defaults_are_harmless() -> None:
     assert KvPages(total=5, free=5) == KvPages(5, 5, 0, 0, 0, 0)
     assert ChoiceTokens("r", 0, 0, 0, ()).finish == ""

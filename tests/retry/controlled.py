@@ -237,7 +237,7 @@ class Controlled(Cluster):
         found: Worker | None = self.prefills.get(instance) or self.decodes.get(instance)
         if found is None and instance in self.addresses:
             name = self.addresses[instance].worker_id
-            found = next((each for each in self.unifieds if each._worker_id == name), None)
+            found = next((each for each in self.unifieds if each._phases._worker_id == name), None)
         return found
 
     def _worker(self, instance: int) -> Worker:

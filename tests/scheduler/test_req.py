@@ -1,7 +1,7 @@
 import pytest
 
 from protocol.request import FinishReason, SamplingParams
-from scheduler.req import Req, kv_tokens
+from scheduler.req import Req
 
 
 def test_a_choice_ends_once() -> None:
@@ -23,8 +23,3 @@ def test_launched_outputs_are_counted_apart_from_known_ones() -> None:
         (0, False),
     ]
     assert req.outputs == []
-
-
-@pytest.mark.parametrize("prompt,most,expected", [(7, 1, 0), (7, 2, 8), (1, 20, 20)])
-def test_the_last_output_needs_no_kv(prompt: int, most: int, expected: int) -> None:
-    assert kv_tokens(prompt, most) == expected

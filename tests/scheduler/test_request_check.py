@@ -18,7 +18,6 @@ from protocol.messages_handoff import (
     Hello,
     HelloAccepted,
     HelloRefused,
-    JobCredit,
     JobFailed,
     JobFinishedEarly,
     PrefillJob,
@@ -84,10 +83,10 @@ def test_a_job_that_makes_no_sense(changes: dict[str, Any], says: str) -> None:
     (prefill,) = cluster.prefills.values()
     cluster.assign("fine", prompt_of("fine", 30), PARAMS, 2)
     drive_to(cluster, "fine", DecodeState.REQUESTED)
-    job = replace(PrefillJob("bad", 0, 77, PROMPT, PARAMS, 1), **changes)
-    prefill.on_peer(200, job)
-    failed = JobFailed("bad", job.attempt, job.reservation, "bad_request", says)
-    assert prefill.outbox.decode == [(200, failed), (200, JobCredit(job.reservation))]
+    reservation = changes.get("reservation", 77)
+    asked = {name: value for name, value in changes.items() if name != "reservation"}
+    prefill.on_peer(200, PrefillJob(replace(Assign("bad", 0, PROMPT, PARAMS, 1, None), **asked), reservation))
+    assert prefill.outbox.decode == [(200, JobFailed(reservation, "bad_request", says))]
     prefill.outbox.decode.clear()
     cluster.run()
     expect_exact(cluster, "fine", prompt_of("fine", 30), PARAMS, 2)
@@ -123,7 +122,7 @@ def test_first_tokens_that_make_no_sense(tokens: tuple[int, ...], says: str, ear
     drive_to(cluster, "r", DecodeState.REQUESTED)
     request = decode._requests["r", 0]
     if early:
-        decode.on_peer(request.prefill.instance, JobFinishedEarly("r", 0, request.reservation, tokens))
+        decode.on_peer(request.prefill.instance, JobFinishedEarly(request.reservation, tokens))
     else:
         decode._on_transfer(request, Delivered(request.reservation, LastMessage(tokens, 0, 0)))
     cluster.run()
@@ -140,7 +139,7 @@ def test_a_greeting_under_another_name_is_refused() -> None:
     ((to, refused),) = prefill.outbox.decode
     assert to == 8 and isinstance(refused, HelloRefused) and "got 9, expected 8" in refused.reason
     prefill.outbox.decode.clear()
-    prefill.on_peer(8, PrefillJob("r", 0, 1, PROMPT, PARAMS, 1))
+    prefill.on_peer(8, PrefillJob(Assign("r", 0, PROMPT, PARAMS, 1, None), 1))
     cluster.run()
     assert prefill.engine.num_launches == 0
     expect_rest(cluster)

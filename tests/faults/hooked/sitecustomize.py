@@ -130,8 +130,8 @@ SENDING: dict[Any, tuple[Sequence[int], str]] = {}  # on a prefill worker, by ta
 
 def _prefill_job(module: ModuleType) -> None:
     def before(job: Any, state: Any) -> None:
-        if job.message.attempt == 0 and state.name == "COMPUTING":
-            SENDING[job.target] = job.message.prompt_ids, job.peer.worker_id
+        if job.assign.attempt == 0 and state.name == "COMPUTING":
+            SENDING[job.target] = job.assign.prompt_ids, job.target.peer.worker_id
 
     _wrap(module.Job, "move", before)
 
@@ -142,8 +142,8 @@ def _prefill_worker(module: ModuleType) -> None:
     def before(worker: Any, launch: Any) -> None:
         for chunk in launch.plan.chunks:
             job = worker._job_of.get(chunk.req)
-            if job is not None and chunk.start > 0 and job.message.attempt == 0:
-                reached("prefilling", job.message.prompt_ids, prefill=name, decode=job.peer.worker_id)
+            if job is not None and chunk.start > 0 and job.assign.attempt == 0:
+                reached("prefilling", job.assign.prompt_ids, prefill=name, decode=job.target.peer.worker_id)
 
     _wrap(module.PrefillWorker, "launched", before)
 

@@ -1,0 +1,52 @@
+"""One request on a worker: its Assign, its choices and its stamps."""
+
+from dataclasses import dataclass, field
+
+from protocol.messages_gateway import Assign, Stamp
+from scheduler.engine import Engine
+from scheduler.req import Req
+from scheduler.request_check import replay_fault, transfer_fault
+
+
+@dataclass(eq=False)
+class Assigned:
+    """What any worker knows of a request; a role adds its own progress. `reqs` are the choices, in order."""
+
+    assign: Assign
+    reqs: tuple[Req, ...] = field(init=False)
+    stamps: list[Stamp] = field(init=False, default_factory=list)  # for the client, if it asked for a time line
+    moments: dict[str, float] = field(init=False, default_factory=dict)  # of this worker's stamps, by their names
+
+    def __post_init__(self) -> None:
+        assign = self.assign
+        self.reqs = tuple(
+            Req(
+                assign.request_id,
+                assign.attempt,
+                assign.first_choice + index,
+                assign.prompt_ids,
+                assign.sampling,
+                assign.num_replayed,
+            )
+            for index in range(assign.num_choices)
+        )
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(request_id, attempt)."""
+        return self.assign.key
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens to compute before the first one is drawn."""
+        return len(self.assign.prompt_ids)
+
+
+def assign_fault(assign: Assign, engine: Engine, reservation: int = 0) -> str | None:
+    """The first field of `assign` that a worker with this engine cannot take, in one sentence; or None."""
+    prompt, sampling, n = assign.prompt_ids, assign.sampling, assign.num_choices
+    return (
+        engine.fault(prompt, sampling, n)
+        or replay_fault(prompt, sampling, n, assign.first_choice, assign.num_replayed)
+        or transfer_fault(assign.attempt, reservation)
+    )
