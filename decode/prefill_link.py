@@ -3,7 +3,7 @@
 An Assign of the gateway carries the prefill worker's address.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -14,9 +14,9 @@ from protocol.messages_handoff import TO_DECODE, TO_PREFILL, ToDecode
 from runtime.bus import Dealer
 from runtime.curve import OPEN, Security
 from runtime.log import get_log
-from runtime.refusals import Refusals
 from runtime.session import Session, SessionLost, open_envelope
 from transfer.landing.frame_receiver import FrameReceiver
+from worker.loop import PeerLink
 from worker.outbox import Outbox
 
 LAST_WORDS_MS = 1000  # for cancels to leave before a connection is closed
@@ -24,7 +24,7 @@ LAST_WORDS_MS = 1000  # for cancels to leave before a connection is closed
 log = get_log("decode")
 
 
-class PrefillLink:
+class PrefillLink(PeerLink):
     """Sends `outbox.prefill` and calls `deliver(instance, message)` for each message that arrives.
 
     It calls `lost(instance)` when a session is lost and another has begun.
@@ -40,6 +40,7 @@ class PrefillLink:
         lost: Callable[[int], None],
         security: Security = OPEN,
     ) -> None:
+        super().__init__(log)
         self._context = context
         self._identity = identity
         self._receiver = receiver
@@ -50,12 +51,6 @@ class PrefillLink:
         self._dealers: dict[int, Dealer] = {}
         self._sessions: dict[int, Session] = {}  # one for each dealer
         self._num_sessions = 0  # since the start, so that epochs only grow
-        self._refusals = Refusals(log, "message refused")
-
-    @property
-    def counters(self) -> Mapping[str, float]:
-        """Refused messages so far."""
-        return {"refused_messages": self._refusals.total}
 
     def receive(self) -> None:
         """Hands arrived messages to the core. Malformed ones are counted and dropped."""
@@ -86,7 +81,7 @@ class PrefillLink:
             envelope = open_envelope(raw)
             message = TO_DECODE.decode(envelope.body) if envelope.body else None
         except WireError as error:
-            self._refusals.note("message", instance=instance, why=error.message)
+            self.refusals.note("message", instance=instance, why=error.message)
             return
         if self._sessions[instance].accept(envelope) and message is not None:
             self._deliver(instance, message)

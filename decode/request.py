@@ -6,6 +6,7 @@ from decode.request_states import MOVES, DecodeState
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import PrefillJob
 from runtime.state_table import advance
+from scheduler.streams import Event
 from worker.assigned import Assigned
 
 
@@ -19,6 +20,8 @@ class DecodeRequest(Assigned):
     pages_in_place: tuple[int, ...] = ()  # the prompt's pages, if prefill may write them in place
     deadline: float = float("inf")  # for its last frame, in seconds of the worker's clock
     late: str = ""  # the error if the deadline passes
+    first_tokens: tuple[int, ...] = ()  # by choice, once it is DELIVERED
+    on_device: Event | None = None  # done when delivered KV is on the device; None: it already is
 
     @property
     def job(self) -> PrefillJob:

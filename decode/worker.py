@@ -12,7 +12,6 @@ from decode.prefill_peers import HELLO_DEADLINE_S, PrefillPeers
 from decode.request import DecodeRequest
 from decode.request_states import DecodeState
 from decode.reservations import Reservations
-from decode.staged import Staged
 from protocol.errors import (
     BadRequest,
     BatonError,
@@ -24,6 +23,7 @@ from protocol.errors import (
     error_from_code,
 )
 from protocol.fingerprint import Fingerprint
+from protocol.frame import LastMessage
 from protocol.messages_gateway import Assign, CancelRequest, PeerLost, ToWorker, WorkerAddress, WorkerStats
 from protocol.messages_handoff import (
     CancelJob,
@@ -36,7 +36,6 @@ from protocol.messages_handoff import (
     KvDelivered,
     ToDecode,
 )
-from protocol.request import FinishReason
 from runtime.clock import Clock
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import LaunchPlan
@@ -77,14 +76,14 @@ class DecodeWorker:
         self.engine = engine
         self._receiver = receiver
         self._clock = clock
-        self._loop = OverlapLoop(engine, self, overlap)
+        self.loop = OverlapLoop(engine, self, overlap)
         self._peers = PrefillPeers(address, engine.kv.layout, fingerprint, receiver)
         self._running = Running()
-        self._staged = Staged()
+        self._staged: list[DecodeRequest] = []  # DELIVERED, unless they have ended: KV is copied to the device
         self._requests: dict[tuple[str, int], DecodeRequest] = {}
         self._reservations = Reservations(engine, receiver, self._peers)
         self._next_reservation = reservations_from
-        self._tokens = TokenStream()
+        self._tokens = TokenStream(engine, self._phases, ("", "first decode"))
 
     # ---- messages ----
 
@@ -137,9 +136,8 @@ class DecodeWorker:
         received = self._receive()
         self._fail_late(self._clock.now())
         self._send_jobs()
-        for request, first_tokens in self._staged.take():
-            self._prebuild(request, first_tokens)
-        progressed = self._loop.step()
+        self._prebuild()
+        progressed = self.loop.step()
         reusable = self.engine.collect()
         self._tokens.flush(self.outbox)
         return progressed or received or reusable
@@ -147,17 +145,7 @@ class DecodeWorker:
     @property
     def busy(self) -> bool:
         """Whether a launch is in flight, or a device is checking or copying KV."""
-        return self._loop.busy or self._receiver.is_checking or len(self._staged) > 0
-
-    @property
-    def broken(self) -> str:
-        """Why this worker cannot compute any more; "" while it can."""
-        return self._loop.broken
-
-    @property
-    def oldest_launch(self) -> int:
-        """The ticket of the oldest launch in flight; 0 when there is none."""
-        return self._loop.oldest_launch
+        return self.loop.busy or self._receiver.is_checking or bool(self._staged)
 
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
@@ -274,11 +262,17 @@ class DecodeWorker:
         elif isinstance(event, LastInDoubt):
             request.doubt(self._clock.now() + DOUBT_S)
             self._reservations.watch(request)
-        elif fault := first_tokens_fault(event.last.first_tokens, len(request.reqs), self.engine.vocab_size):
-            self._fail(request, InternalError(fault))
-        else:
-            request.stamps.extend(event.last.stamps)
+        elif self._expects(request, event.last):
             self._on_delivered(request, event.last.first_tokens, event.on_device)
+
+    def _expects(self, request: DecodeRequest, told: LastMessage | JobFinishedEarly) -> bool:
+        """Takes prefill's stamps. False if its first tokens cannot be those of the request, which then fails."""
+        fault = first_tokens_fault(told.first_tokens, len(request.reqs), self.engine.vocab_size)
+        if fault is not None:
+            self._fail(request, InternalError(fault))
+            return False
+        request.stamps.extend(told.stamps)
+        return True
 
     def _on_delivered(self, request: DecodeRequest, first_tokens: tuple[int, ...], on_device: bool) -> None:
         """Acknowledges complete KV, owns its pages, and starts the copies to the choices and to the device."""
@@ -294,55 +288,43 @@ class DecodeWorker:
             first.pages, [req.pages for req in forks], request.prompt_len, self.engine.page_size
         )
         in_twin = () if on_device else first.pages[: self.engine.kv.layout.num_pages(request.prompt_len)]
-        self._staged.add(self.engine.land(in_twin, sources, targets), request, first_tokens)
+        request.on_device = self.engine.land(in_twin, sources, targets)
+        request.first_tokens = first_tokens
+        self._staged.append(request)
 
-    def _prebuild(self, request: DecodeRequest, first_tokens: tuple[int, ...]) -> None:
-        """Counts first tokens as outputs. Choices that go on join the running batch."""
-        self._release_cancelled(request)
+    def _prebuild(self) -> None:
+        """Choices whose KV is on the device join the running batch, unless their first token has ended them."""
+        for request in [each for each in self._staged if each.on_device is None or each.on_device.done()]:
+            self._staged.remove(request)
+            if request.state is not DecodeState.DELIVERED:
+                continue  # it has ended during the copy
+
+            self._take_first_tokens(request, request.first_tokens)
+            if going_on := [req for req in request.reqs if req.finish is None]:
+                request.move(DecodeState.RUNNING)
+                self._running.join(ScheduleBatch.prebuilt(going_on, self.engine.device))
+                self._phases.stamp(request, "ready to decode")
+
+    def _on_finished_early(self, request: DecodeRequest, message: JobFinishedEarly) -> None:
+        if self._expects(request, message):
+            self._reservations.close(request)
+            self._take_first_tokens(request, message.first_tokens)
+            if request.key in self._requests:
+                self._fail(request, InternalError("prefill ended a request whose first token does not end it"))
+
+    # ---- tokens and ends ----
+
+    def _take_first_tokens(self, request: DecodeRequest, first_tokens: tuple[int, ...]) -> None:
+        """Counts them as outputs. Releases choices that were cancelled during the transfer into their pages."""
         for req, token in zip(request.reqs, first_tokens, strict=True):
             if req.finish is None:
                 req.num_sampled += 1
                 self._take_token(request, req, token)
-        going_on = [req for req in request.reqs if req.finish is None]
-        if going_on:
-            request.move(DecodeState.RUNNING)
-            self._running.join(ScheduleBatch.prebuilt(going_on, self.engine.device))
-            self._phases.stamp(request, "ready to decode")
-
-    def _on_finished_early(self, request: DecodeRequest, message: JobFinishedEarly) -> None:
-        if fault := first_tokens_fault(message.first_tokens, len(request.reqs), self.engine.vocab_size):
-            self._fail(request, InternalError(fault))
-            return
-
-        request.stamps.extend(message.stamps)
-        self._reservations.close(request)
-        self._release_cancelled(request)
-        for req, token in zip(request.reqs, message.first_tokens, strict=True):
-            if req.finish is None:
-                self._take_token(request, req, token)
-        if request.key in self._requests:
-            self._fail(request, InternalError("prefill ended a request whose first token does not end it"))
-
-    def _release_cancelled(self, request: DecodeRequest) -> None:
-        """Releases choices that were cancelled during the transfer, which wrote into their pages."""
-        for req in request.reqs:
-            if req.finish is not None:
+            else:
                 self.engine.release(req)
 
-    # ---- tokens and ends ----
-
     def _take_token(self, request: DecodeRequest, req: Req, token: int) -> None:
-        seq = self._tokens.add(req, token)
-        if seq == req.num_replayed + 1:
-            self._phases.stamp(request, "first decode")
-        if req.finish is not None:
-            self._close_choice(request, req)
-
-    def _close_choice(self, request: DecodeRequest, req: Req) -> None:
-        self.engine.release(req)
-        if all(other.finish is not None for other in request.reqs):
-            self._phases.stamp(request, "decode done")
-            self._tokens.close(req.request_id, request.stamps)
+        if self._tokens.add(request, req, token):
             request.move(DecodeState.FINISHED)
             del self._requests[request.key]
 
@@ -350,19 +332,12 @@ class DecodeWorker:
         request = self._requests.get((message.request_id, message.attempt))
         if request is None:
             return
-        if message.choice < 0:
-            self._end(request, DecodeState.CANCELLED)
-            return
 
-        going_on = [req for req in request.reqs if req.finish is None]
-        cancelled = [req for req in going_on if req.choice == message.choice]
-        if len(cancelled) == len(going_on):
+        cancelled = request.cancel(message.choice)
+        if request.has_ended:
             self._end(request, DecodeState.CANCELLED)
-            return
-
-        for req in cancelled:
-            req.finish = FinishReason.CANCELLED
-            if request.is_handed_over:
+        elif request.is_handed_over:
+            for req in cancelled:
                 self.engine.release(req)
 
     def _lose_peer(self, message: PeerLost) -> None:
@@ -385,7 +360,7 @@ class DecodeWorker:
         request.move(state)
         if self._reservations.close(request) and cancel_job:
             self.outbox.prefill.append((request.prefill, CancelJob(request.reservation)))
+        request.cancel()
         for req in request.reqs:
-            req.finish = req.finish or FinishReason.CANCELLED
             self.engine.release(req, partial(self._receiver.may_be_written, request.reservation))
         del self._requests[request.key]

@@ -3,7 +3,7 @@
 The routing id of a peer is `worker_id#instance`. A peer's first message must be a Hello, which must be short.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from protocol.codec import MAX_STRANGER_BYTES
@@ -11,15 +11,15 @@ from protocol.errors import WireError
 from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, HelloRefused, ToDecode, ToPrefill
 from runtime.bus import Router
 from runtime.log import get_log
-from runtime.refusals import Refusals
 from runtime.session import Envelope, Session, SessionLost, not_known, open_envelope
 from transfer.sending.frame_sender import FrameSender
+from worker.loop import PeerLink
 from worker.outbox import Outbox
 
 log = get_log("prefill")
 
 
-class DecodeLink:
+class DecodeLink(PeerLink):
     """The link of the prefill worker `instance`.
 
     It sends `outbox.decode` and calls `deliver(instance, message)` for each message that arrives. It calls
@@ -35,6 +35,7 @@ class DecodeLink:
         deliver: Callable[[int, ToPrefill], None],
         lost: Callable[[int], None],
     ) -> None:
+        super().__init__(log)
         self._router = router
         self._sender = sender
         self._instance = instance
@@ -43,12 +44,6 @@ class DecodeLink:
         self._lost = lost
         self._identities: dict[int, bytes] = {}  # of decode workers that have said hello
         self._sessions: dict[int, Session] = {}  # with these workers, unless lost
-        self._refusals = Refusals(log, "message refused")
-
-    @property
-    def counters(self) -> Mapping[str, float]:
-        """Refused messages so far."""
-        return {"refused_messages": self._refusals.total}
 
     def receive(self) -> None:
         """Hands arrived messages to the core. Malformed ones and those of strangers are counted and dropped."""
@@ -56,7 +51,7 @@ class DecodeLink:
             try:
                 self._hear(identity, raw)
             except WireError as error:
-                self._refusals.note("message", worker=identity.decode(errors="replace"), why=error.message)
+                self.refusals.note("message", worker=identity.decode(errors="replace"), why=error.message)
 
     def _hear(self, identity: bytes, raw: bytes) -> None:
         instance = _instance(identity)

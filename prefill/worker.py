@@ -78,7 +78,7 @@ class PrefillWorker:
         self._fingerprint = fingerprint
         self._clock = clock
         self._chunk_size = chunk_size
-        self._loop = OverlapLoop(engine, self, overlap)
+        self.loop = OverlapLoop(engine, self, overlap)
 
         self._peers: dict[int, _Peer] = {}
         self._lost: deque[int] = deque(maxlen=LOST_REMEMBERED)  # instances
@@ -128,23 +128,13 @@ class PrefillWorker:
         self._admit()
         for launch in self.engine.in_flight:
             self._ship_layers(launch)
-        progressed = self._loop.step()
+        progressed = self.loop.step()
         return self.engine.collect() or progressed
 
     @property
     def busy(self) -> bool:
         """Whether a launch is in flight, or a device is moving KV."""
-        return self._loop.busy or self._sender.is_moving
-
-    @property
-    def broken(self) -> str:
-        """Why this worker cannot compute any more; "" while it can."""
-        return self._loop.broken
-
-    @property
-    def oldest_launch(self) -> int:
-        """The ticket of the oldest launch in flight; 0 when there is none."""
-        return self._loop.oldest_launch
+        return self.loop.busy or self._sender.is_moving
 
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
@@ -308,7 +298,7 @@ class PrefillWorker:
         self._phases.stamp(job, "first token")
 
         self.outbox.gateway.append(job.first_token)
-        if all(req.finish is not None for req in job.reqs):
+        if job.has_ended:
             self.outbox.decode.append((job.target.peer.instance, job.finished_early))
             self._end(job, JobState.DELIVERED)
         else:

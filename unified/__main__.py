@@ -8,10 +8,10 @@ from protocol.messages_gateway import WorkerAddress
 from runtime.process_life import end_process
 from unified.worker import UnifiedWorker
 from worker.boot import Started, main
-from worker.loop import NoPeers
+from worker.loop import PeerLink
 
 
-def build(started: Started) -> tuple[UnifiedWorker, NoPeers, WorkerAddress]:
+def build(started: Started) -> tuple[UnifiedWorker, PeerLink, WorkerAddress]:
     """The core; it has no peers."""
     settings = started.settings
     worker = UnifiedWorker(
@@ -21,7 +21,7 @@ def build(started: Started) -> tuple[UnifiedWorker, NoPeers, WorkerAddress]:
         overlap=not settings.disable_overlap_schedule,
         chunk_size=settings.chunked_prefill_size,
     )
-    return worker, NoPeers(), WorkerAddress(worker_id=settings.worker_id, instance=started.instance)
+    return worker, PeerLink(), WorkerAddress(worker_id=settings.worker_id, instance=started.instance)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from protocol.errors import BadRequest, BatonError
 from protocol.messages_gateway import Assign, CancelRequest, ToWorker, WorkerStats
-from protocol.request import FinishReason
 from runtime.clock import Clock
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import ExtendChunk, LaunchPlan, plan_chunks
@@ -35,12 +34,12 @@ class UnifiedWorker:
         self._phases = PhaseTimes(clock, worker_id)
         self.engine = engine
         self._chunk_size = chunk_size
-        self._loop = OverlapLoop(engine, self, overlap)
+        self.loop = OverlapLoop(engine, self, overlap)
         self._running = Running()
         self._requests: dict[tuple[str, int], Assigned] = {}
         self._waiting: OrderedDict[Assigned, None] = OrderedDict()
         self._computing: list[Assigned] = []  # no more than there are rows
-        self._tokens = TokenStream()
+        self._tokens = TokenStream(engine, self._phases, ("first token", "first decode"))
 
     # ---- messages ----
 
@@ -59,7 +58,7 @@ class UnifiedWorker:
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         self._admit()
-        progressed = self._loop.step()
+        progressed = self.loop.step()
         reusable = self.engine.collect()
         self._tokens.flush(self.outbox)
         return progressed or reusable
@@ -67,17 +66,7 @@ class UnifiedWorker:
     @property
     def busy(self) -> bool:
         """Whether a launch is in flight."""
-        return self._loop.busy
-
-    @property
-    def broken(self) -> str:
-        """Why this worker cannot compute any more; "" while it can."""
-        return self._loop.broken
-
-    @property
-    def oldest_launch(self) -> int:
-        """The ticket of the oldest launch in flight; 0 when there is none."""
-        return self._loop.oldest_launch
+        return self.loop.busy
 
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
@@ -116,7 +105,9 @@ class UnifiedWorker:
         """Appends each token to its choice, unless the choice has ended."""
         for req, token in tokens:
             if req.finish is None:
-                self._take_token(self._requests[req.request_id, req.attempt], req, token)
+                request = self._requests[req.request_id, req.attempt]
+                if self._tokens.add(request, req, token):
+                    del self._requests[request.key]
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """Fails the requests of a launch that raised."""
@@ -186,29 +177,16 @@ class UnifiedWorker:
         if going_on:
             self._running.join(ScheduleBatch.launched(going_on, self.engine.device))
 
-    def _take_token(self, request: Assigned, req: Req, token: int) -> None:
-        num_before = self._tokens.add(req, token) - req.num_replayed
-        if num_before < 2:
-            self._phases.stamp(request, ("first token", "first decode")[num_before])
-        if req.finish is not None:
-            self.engine.release(req)
-            if all(other.finish is not None for other in request.reqs):
-                self._phases.stamp(request, "decode done")
-                self._tokens.close(req.request_id, request.stamps)
-                del self._requests[request.key]
-
     def _on_cancel(self, message: CancelRequest) -> None:
         request = self._requests.get((message.request_id, message.attempt))
         if request is None:
             return
-        going_on = [req for req in request.reqs if req.finish is None]
-        cancelled = [req for req in going_on if message.choice in (-1, req.choice)]
-        if len(cancelled) == len(going_on):
+        cancelled = request.cancel(message.choice)
+        if request.has_ended:
             self._end(request)
             return
 
         for req in cancelled:
-            req.finish = FinishReason.CANCELLED
             is_prompt = req is request.reqs[0] and (request in self._waiting or request in self._computing)
             if not is_prompt:  # the other choices still need the prompt's row and pages
                 self.engine.release(req)
@@ -222,7 +200,7 @@ class UnifiedWorker:
         self._waiting.pop(request, None)
         if request in self._computing:
             self._computing.remove(request)
+        request.cancel()
         for req in request.reqs:
-            req.finish = req.finish or FinishReason.CANCELLED
             self.engine.release(req)
         del self._requests[request.key]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from protocol.messages_gateway import Assign, Stamp
+from protocol.request import FinishReason
 from scheduler.engine import Engine
 from scheduler.req import Req
 from scheduler.request_check import replay_fault, transfer_fault
@@ -40,6 +41,18 @@ class Assigned:
     def prompt_len(self) -> int:
         """Tokens to compute before the first one is drawn."""
         return len(self.assign.prompt_ids)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every choice has ended."""
+        return all(req.finish is not None for req in self.reqs)
+
+    def cancel(self, choice: int = -1) -> list[Req]:
+        """Ends one choice, or all of them if it is -1. Returns those that have not ended before."""
+        cancelled = [req for req in self.reqs if req.finish is None and choice in (-1, req.choice)]
+        for req in cancelled:
+            req.finish = FinishReason.CANCELLED
+        return cancelled
 
 
 def assign_fault(assign: Assign, engine: Engine, reservation: int = 0) -> str | None:

@@ -7,6 +7,7 @@ A role passes a function that makes its core and link.
 
 import os
 import random
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from scheduler.engine import Engine
 from scheduler.streams import Stream
 from scheduler.streams_cuda import CudaStream
 from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
-from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop, host_name
+from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop
 
 HOST_DEMAND_TOKENS = 262_144  # KV in host memory without --max-total-tokens; all of it is touched at the start
 UNANSWERED = {  # by whether the worker has keys: why a gateway may not answer
@@ -122,7 +123,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         address=replace(address, data=without_secret(address.data)),  # the gateway shows it to anyone
         role=settings.role,
         pid=os.getpid(),
-        host=host_name(),
+        host=socket.gethostname(),
         layout=layout,
         fingerprint=fingerprint,
         vocab_size=runner.config.vocab_size,
@@ -146,11 +147,21 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         status.ready(kv_pages=engine.kv.num_pages - 1)
 
     status.loading("joining the gateway")
-    spin = runner.device.type == "cuda"
-    loop = WorkerLoop(core, link, gateway, register, wake, stop, clock, on_ready, status.alive, spin=spin)
-    loop.refused_connections = security.refused
-    loop.silence_may_mean = UNANSWERED[keys is not None]
-    loop.refusal_means = why_refused(keys)
+    loop = WorkerLoop(
+        core,
+        link,
+        gateway,
+        register,
+        wake,
+        stop,
+        clock,
+        on_ready,
+        status.alive,
+        spin=runner.device.type == "cuda",
+        refused_connections=security.refused,
+        silence_may_mean=UNANSWERED[keys is not None],
+        refusal_means=why_refused(keys),
+    )
 
     try:
         loop.run()

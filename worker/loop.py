@@ -6,7 +6,6 @@
 It joins the gateway, sends heartbeats, and ends on a signal.
 """
 
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -33,10 +32,11 @@ from protocol.messages_gateway import (
 )
 from runtime.bus import REDIAL_S, Dealer, Wake
 from runtime.clock import Clock
-from runtime.log import get_log
+from runtime.log import EventLog, get_log
 from runtime.process_life import StopSignal
 from runtime.refusals import Refusals
 from runtime.session import Session, SessionLost, open_envelope
+from scheduler.overlap_loop import OverlapLoop
 from worker.outbox import Outbox
 
 HEARTBEAT_S = 0.25
@@ -52,105 +52,52 @@ class Core(Protocol):
     """A worker's decisions: PrefillWorker, DecodeWorker or UnifiedWorker."""
 
     outbox: Outbox
+    loop: OverlapLoop
 
     def on_gateway(self, message: ToWorker) -> None:
         """Takes a message from the gateway."""
-        ...
 
     def reset(self) -> None:
         """Ends everything, because the gateway has restarted."""
-        ...
 
     def step(self) -> bool:
         """One turn; never blocks. False when there was nothing to do."""
-        ...
 
     @property
     def busy(self) -> bool:
         """Whether a launch, or device work of a transfer, is in flight."""
-        ...
-
-    @property
-    def broken(self) -> str:
-        """Why this worker cannot compute any more; "" while it can."""
-        ...
-
-    @property
-    def oldest_launch(self) -> int:
-        """The ticket of the oldest launch in flight; 0 when there is none."""
-        ...
 
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
-        ...
 
 
-class PeerLink(Protocol):
-    """The sockets between a worker and its peers of the other role."""
+class PeerLink:
+    """The sockets between a worker and its peers of the other role. A worker without peers has this one."""
 
-    @property
-    def counters(self) -> Mapping[str, float]:
-        """The link's own counters, for the heartbeat."""
-        ...
+    def __init__(self, log: EventLog = log) -> None:
+        self.refusals = Refusals(log, "message refused")
 
     def receive(self) -> None:
-        """Hands arrived messages to the core."""
-        ...
+        """Hands arrived messages to the core. Malformed ones are counted and dropped."""
 
     def flush(self) -> None:
         """Sends the core's messages to peers."""
-        ...
 
     def tick(self) -> None:
-        """Called with every heartbeat."""
-        ...
+        """Sends the counts of each session that is not settled. Called with every heartbeat."""
 
     def forget(self, instance: int) -> None:
         """Forgets a peer that is lost."""
-        ...
 
     def forget_all(self) -> None:
         """Forgets every peer: a new gateway does not report peers that were lost with the old one."""
-        ...
 
     def pollables(self) -> Sequence[Any]:
         """The sockets and descriptors to wait on."""
-        ...
-
-    def close(self) -> None:
-        """Closes every socket."""
-        ...
-
-
-class NoPeers:
-    """The PeerLink of a worker without peers."""
-
-    @property
-    def counters(self) -> Mapping[str, float]:
-        """None."""
-        return {}
-
-    def receive(self) -> None:
-        """Does nothing."""
-
-    def flush(self) -> None:
-        """Does nothing."""
-
-    def tick(self) -> None:
-        """Does nothing."""
-
-    def forget(self, instance: int) -> None:
-        """Does nothing."""
-
-    def forget_all(self) -> None:
-        """Does nothing."""
-
-    def pollables(self) -> Sequence[Any]:
-        """None."""
         return ()
 
     def close(self) -> None:
-        """Does nothing."""
+        """Closes every socket."""
 
 
 class RefusedByGateway(BatonError):
@@ -211,7 +158,8 @@ class WorkerLoop:
 
     def begin(self) -> None:
         """Starts the JOIN_DEADLINE_S in which a gateway must answer. Called before the first turn."""
-        self._start_joining()
+        now = self.clock.now()
+        self._join_deadline, self._tell_at = now + JOIN_DEADLINE_S, now + SILENT_GATEWAY_S
 
     def turn(self) -> bool:
         """Receives messages, steps the core, sends its messages. Never waits. False if there was nothing to do.
@@ -221,9 +169,9 @@ class WorkerLoop:
         self._receive()
         progressed = self.core.step()
         self._send()
-        if self.core.broken:
+        if self.core.loop.broken:
             self.leave()  # so the gateway gives its requests to other workers at once
-            raise WorkerBroken(self.core.broken)
+            raise WorkerBroken(self.core.loop.broken)
         if not self._is_member:
             self._check_joining(self.clock.now())
         return progressed
@@ -234,14 +182,10 @@ class WorkerLoop:
         self._tell_gateway(Leaving(address.worker_id, address.instance))
         log.info("leaving", signal=self.stop.received.name if self.stop.received else "")
 
-    def _start_joining(self) -> None:
-        now = self.clock.now()
-        self._join_deadline, self._tell_at = now + JOIN_DEADLINE_S, now + SILENT_GATEWAY_S
-
     def _join_again(self) -> None:
         """Begins another session with the gateway. A Register opens it. A worker that still joins gets no more time."""
         if self._is_member:
-            self._start_joining()
+            self.begin()
         self._session = Session(self._session.epoch + 1)
         self._is_member, self._next_register = False, 0.0
 
@@ -333,8 +277,8 @@ class WorkerLoop:
                 log.warning("request failed", **ids, code=message.code, why=message.message)
         outbox.gateway.clear()
 
-        if self.core.oldest_launch != self._launch:
-            self._launch, self._launch_since = self.core.oldest_launch, now
+        if self.core.loop.oldest_launch != self._launch:
+            self._launch, self._launch_since = self.core.loop.oldest_launch, now
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_S
             self.on_turn(now)
@@ -355,10 +299,9 @@ class WorkerLoop:
             say(f"the connection to the gateway {what}", endpoint=self.gateway.endpoint)
 
     def _stats(self) -> WorkerStats:
-        stats, link = self.core.stats(), self.link.counters
-        refused = self._refusals.total + link.get("refused_messages", 0)
+        stats, refused = self.core.stats(), self._refusals.total + self.link.refusals.total
         connections = {f"refused_connections_{reason}": count for reason, count in self.refused_connections().items()}
-        return replace(stats, counters={**stats.counters, **link, **connections, "refused_messages": refused})
+        return replace(stats, counters={**stats.counters, **connections, "refused_messages": refused})
 
     def _beat(self, now: float) -> None:
         if not self._is_member:
@@ -372,8 +315,3 @@ class WorkerLoop:
 
     def _tell_gateway(self, message: ToGateway) -> None:
         self.gateway.send(self._session.seal(TO_GATEWAY.encode(message)))
-
-
-def host_name() -> str:
-    """This host's name."""
-    return socket.gethostname()

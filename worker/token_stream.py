@@ -1,28 +1,44 @@
-"""Gathers a step's new tokens and sends them to the gateway as one message. Used by decode and unified."""
+"""Takes the tokens of each step and sends them to the gateway as one message. Used by decode and unified."""
+
+from collections.abc import Sequence
 
 from protocol.messages_gateway import ChoiceTokens, Stamp, Tokens
+from scheduler.engine import Engine
 from scheduler.req import Req
+from worker.assigned import Assigned
 from worker.outbox import Outbox
+from worker.phase_times import PhaseTimes
 
 
 class TokenStream:
-    """The contents of the next `Tokens` message."""
+    """The contents of the next `Tokens` message. `stamps` name the first tokens of a choice; "" gets no stamp."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine, phases: PhaseTimes, stamps: Sequence[str]) -> None:
+        self._engine = engine
+        self._phases = phases
+        self._names = stamps
         self._choices: list[ChoiceTokens] = []
         self._stamps: dict[str, tuple[Stamp, ...]] = {}
 
-    def add(self, req: Req, token: int) -> int:
-        """Appends `token` to `req`, which may end with it. Returns the token's seq."""
+    def add(self, request: Assigned, req: Req, token: int) -> bool:
+        """Appends `token` to the choice `req`. True if the request has ended with it; then all memory is given back."""
         seq = len(req.outputs)
         req.append(token)
         # By position: one is made for each token, and keywords take twice as long (26 us instead of 12 for 64).
         self._choices.append(ChoiceTokens(req.request_id, req.attempt, req.choice, seq, (token,), req.finish or ""))
-        return seq
 
-    def close(self, request_id: str, stamps: list[Stamp]) -> None:
-        """Adds the stamps of a request whose last choice has ended."""
-        self._stamps[request_id] = tuple(stamps)
+        index = seq - req.num_replayed
+        if index < len(self._names) and self._names[index]:
+            self._phases.stamp(request, self._names[index])
+        if req.finish is None:
+            return False
+
+        self._engine.release(req)
+        if not request.has_ended:
+            return False
+        self._phases.stamp(request, "decode done")
+        self._stamps[req.request_id] = tuple(request.stamps)
+        return True
 
     def flush(self, outbox: Outbox) -> None:
         """Puts the message into `outbox`, if there are tokens."""

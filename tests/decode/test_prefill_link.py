@@ -165,7 +165,7 @@ def test_what_cannot_be_read_is_refused_and_missed_with_the_next_message(context
     pair.say(CANCELS[0])
     pair.arrived(1)
     pair.answer(prefill.seal(b"nonsense"))
-    assert pair.link.counters["refused_messages"] == 1 and pair.lost == []
+    assert pair.link.refusals.total == 1 and pair.lost == []
     pair.answer(prefill.seal(CREDIT))
     assert pair.heard == [] and pair.lost == [5]
     pair.close()

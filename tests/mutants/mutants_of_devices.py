@@ -59,8 +59,8 @@ DEVICES = (
     ),
     Mutant(
         "KV is decoded before it is on the device",
-        "Staged.take",
-        "on_device.done()",
+        "DecodeWorker._prebuild",
+        "__request.on_device.done()",
         "True",
         "decode reads what was never written",
         (),

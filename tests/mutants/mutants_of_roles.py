@@ -67,8 +67,8 @@ ROLES = (
     Mutant(
         "a PREBUILT batch joins one step late",
         "DecodeWorker.step",
-        "for __staged in self._staged.take(): ...\nprogressed = self._loop.step()",
-        "progressed = self._loop.step()\nfor __staged in self._staged.take(): ...",
+        "self._prebuild()\nprogressed = self.loop.step()",
+        "progressed = self.loop.step()\nself._prebuild()",
         "each request waits for a launch that could have had it",
         tests=("tests/handoff/test_depth.py",),
     ),

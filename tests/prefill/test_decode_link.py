@@ -87,7 +87,7 @@ class Bench:
 
     @property
     def num_refused(self) -> float:
-        return self.link.counters["refused_messages"]
+        return self.link.refusals.total
 
 
 def test_after_hello_everything_is_heard() -> None:

@@ -61,11 +61,11 @@ def test_a_worker_whose_every_launch_fails_is_broken_and_one_that_recovers_is_no
         cluster.assign(name, prompt_of(name, 21), greedy(3))
         cluster.run()
         assert (name in cluster.failures) == is_on
-        assert not any(worker.broken for worker in cluster.workers), name
+        assert not any(worker.loop.broken for worker in cluster.workers), name
     assert {failure.code for failure in cluster.failures.values()} == {"launch_failed"}
     cluster.assign("e", prompt_of("e", 21), greedy(3))
     cluster.run()
-    [reason] = [worker.broken for worker in cluster.workers if worker.broken]
+    [reason] = [worker.loop.broken for worker in cluster.workers if worker.loop.broken]
     assert reason == "3 launches in a row have failed without a request in common: RuntimeError: broken kernel"
     assert switch.count >= 5
     cluster.close()

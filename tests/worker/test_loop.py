@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -34,7 +35,7 @@ from runtime.process_life import StopSignal
 from runtime.session import Envelope, Session, open_envelope
 from tests.doubles.clock import VirtualClock
 from tests.runtime.rebinding import bound_again
-from worker.loop import JOIN_DEADLINE_S, NoPeers, WorkerBroken, WorkerLoop
+from worker.loop import JOIN_DEADLINE_S, PeerLink, WorkerBroken, WorkerLoop
 from worker.outbox import Outbox
 
 STATS = WorkerStats(KvPages(total=1, free=1), running=0, waiting=0)
@@ -47,8 +48,7 @@ class Core:
     def __init__(self, on_step: Callable[[], None]) -> None:
         self.outbox = Outbox()
         self.busy = False
-        self.oldest_launch = 0
-        self.broken = ""
+        self.loop: Any = SimpleNamespace(broken="", oldest_launch=0)
         self.num_resets = 0
         self._on_step = on_step
 
@@ -66,10 +66,11 @@ class Core:
         return STATS
 
 
-class Peers(NoPeers):
+class Peers(PeerLink):
     """Notes what is asked of it from the reset of `core` on."""
 
     def __init__(self, core: Core) -> None:
+        super().__init__()
         self.calls: list[str] = []
         self._core = core
 
@@ -313,7 +314,7 @@ def test_a_broken_worker_tells_what_has_failed_and_leaves_before_it_ends(context
             bench.send(Welcome(1))
         if any(isinstance(message, Heartbeat) for message in arrived):
             bench.core.outbox.gateway.append(RequestFailed("r", 0, "launch_failed", "broken kernel"))
-            bench.core.broken = "3 launches in a row have failed"
+            bench.core.loop.broken = "3 launches in a row have failed"
 
     bench = Bench(context, play)
     with pytest.raises(WorkerBroken, match="3 launches in a row have failed"):
@@ -341,7 +342,7 @@ def test_heartbeats_tell_the_age_of_the_oldest_launch(context: Any) -> None:
             if ticket is None:
                 bench.stop()
                 return
-            bench.core.oldest_launch = ticket
+            bench.core.loop.oldest_launch = ticket
             bench.clock.advance(1.0)
 
     bench = Bench(context, play)

@@ -115,7 +115,7 @@ def _decode_request(module: ModuleType) -> None:
 def _token_stream(module: ModuleType) -> None:
     name, role = _own("worker_id"), _own("role")
 
-    def before(stream: Any, req: Any, token: int) -> None:
+    def before(stream: Any, request: Any, req: Any, token: int) -> None:
         workers = {role: name, "prefill": PREFILL_OF.get(req.request_id, "")}
         if req.attempt == 0 and len(req.outputs) == DECODING_SEQ:
             reached("decoding", req.prompt_ids, **workers)
