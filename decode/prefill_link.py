@@ -4,6 +4,7 @@ An Assign of the gateway carries the prefill worker's address.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import zmq
@@ -50,7 +51,7 @@ class PrefillLink(PeerLink):
         self._security = security
         self._dealers: dict[int, Dealer] = {}
         self._sessions: dict[int, Session] = {}  # one for each dealer
-        self._num_sessions = 0  # since the start, so that epochs only grow
+        self._epochs = count(1)  # of sessions; they only grow
 
     def receive(self) -> None:
         """Hands arrived messages to the core. Malformed ones are counted and dropped."""
@@ -88,13 +89,9 @@ class PrefillLink(PeerLink):
 
     def _begin_anew(self, instance: int, lost: SessionLost) -> None:
         log.warning("session lost", instance=instance, why=f"prefill {lost}")
-        self._sessions[instance] = self._next_session()
+        self._sessions[instance] = Session(next(self._epochs))
         self._outbox.prefill[:] = [each for each in self._outbox.prefill if each[0].instance != instance]
         self._lost(instance)
-
-    def _next_session(self) -> Session:
-        self._num_sessions += 1
-        return Session(self._num_sessions)
 
     def flush(self) -> None:
         """Sends the core's messages to prefill workers, and dials new ones."""
@@ -133,5 +130,5 @@ class PrefillLink(PeerLink):
         except (zmq.ZMQError, WireError) as error:
             log.warning("cannot dial", worker=address.worker_id, address=address.peer, why=str(error))
             return None
-        self._dealers[address.instance], self._sessions[address.instance] = dealer, self._next_session()
+        self._dealers[address.instance], self._sessions[address.instance] = dealer, Session(next(self._epochs))
         return dealer

@@ -9,6 +9,7 @@ from collections import OrderedDict
 
 from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
+from runtime.clock import Clock
 from runtime.deadlines import Deadlines
 from scheduler.engine import Engine
 from scheduler.page_allocator import PageState, allocate_choices
@@ -23,15 +24,15 @@ class Reservations:
     The cost of a turn does not depend on their number.
     """
 
-    def __init__(self, engine: Engine, receiver: FrameReceiver, peers: PrefillPeers) -> None:
+    def __init__(self, engine: Engine, receiver: FrameReceiver, peers: PrefillPeers, clock: Clock) -> None:
         self._engine = engine
+        self._clock = clock
         self._receiver = receiver
         self._peers = peers
         self._waiting: dict[int, OrderedDict[int, DecodeRequest]] = {}  # by prefill instance, then by reservation
         self._reserved: dict[int, DecodeRequest] = {}
         self._late: Deadlines[int] = Deadlines()  # of the reserved requests
         self._stopping: dict[int, DecodeRequest] = {}  # closed, but prefill may still write their pages
-        self._just_stopping: list[int] = []  # since the last call of `unanswered`
         self._ask_again: Deadlines[int] = Deadlines()
 
     def get(self, reservation: int) -> DecodeRequest | None:
@@ -97,15 +98,11 @@ class Reservations:
             peer.settle(request.reservation)
         if self._receiver.may_be_written(request.reservation):
             self._stopping[request.reservation] = request
-            self._just_stopping.append(request.reservation)
+            self._ask_again.set(request.reservation, self._clock.now() + ASK_AGAIN_S)
         return True
 
     def unanswered(self, now: float) -> list[DecodeRequest]:
         """Closed requests whose prefill worker must be told again to stop, because its answer may be lost."""
-        for reservation in self._just_stopping:
-            self._ask_again.set(reservation, now + ASK_AGAIN_S)
-        self._just_stopping.clear()
-
         unanswered: list[DecodeRequest] = []
         for reservation in self._ask_again.due(now):
             if self._receiver.may_be_written(reservation) and reservation in self._stopping:

@@ -81,7 +81,7 @@ class DecodeWorker:
         self._running = Running()
         self._staged: list[DecodeRequest] = []  # DELIVERED, unless they have ended: KV is copied to the device
         self._requests: dict[tuple[str, int], DecodeRequest] = {}
-        self._reservations = Reservations(engine, receiver, self._peers)
+        self._reservations = Reservations(engine, receiver, self._peers, clock)
         self._next_reservation = reservations_from
         self._tokens = TokenStream(engine, self._phases, ("", "first decode"))
 
@@ -341,9 +341,9 @@ class DecodeWorker:
                 self.engine.release(req)
 
     def _lose_peer(self, message: PeerLost) -> None:
-        self._reservations.lost(message.instance)
         if (peer := self._peers.lose(message.instance)) is not None:
             self._fail_all(message.instance, WorkerLost(f"prefill worker {peer.address.worker_id} is lost"))
+        self._reservations.lost(message.instance)  # also those that have just failed: a dead worker answers no cancel
 
     def _fail_all(self, instance: int, error: BatonError) -> None:
         """Fails requests that depend on the prefill worker `instance`. Delivered requests go on."""

@@ -6,22 +6,16 @@ from prefill.job_states import MOVES, JobState
 from protocol.messages_gateway import ChoiceTokens, FirstToken
 from protocol.messages_handoff import JobFinishedEarly
 from runtime.state_table import advance
-from scheduler.req import Req
 from transfer.sending.transfer import Target
 from worker.assigned import Assigned
 
 
 @dataclass(eq=False)
 class Job(Assigned):
-    """The choices are drawn from the prompt's last logits. Only the first one holds memory, as `prompt`."""
+    """The choices are drawn from the prompt's last logits. Only the first one holds memory."""
 
     target: Target
     state: JobState = JobState.WAITING
-
-    @property
-    def prompt(self) -> Req:
-        """Holds the row, the pages and the progress of the prompt."""
-        return self.reqs[0]
 
     @property
     def sends_kv(self) -> bool:

@@ -32,12 +32,12 @@ from protocol.messages_handoff import (
 from runtime.clock import Clock
 from runtime.deadlines import Deadlines
 from scheduler.engine import Engine, Launch
-from scheduler.forward_batch import ExtendChunk, LaunchPlan, plan_chunks
+from scheduler.forward_batch import LaunchPlan
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.req import Req
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import Target
-from worker.assigned import assign_fault
+from worker.assigned import assign_fault, next_chunks
 from worker.outbox import Outbox
 from worker.phase_times import PhaseTimes
 
@@ -50,8 +50,7 @@ DELIVERY_DEADLINE_S = 600.0  # from making the last frame to KvDelivered; decode
 class _Peer:
     """A decode worker that has said hello."""
 
-    hello: Hello
-    in_place: bool  # whether this worker can write into its pages
+    address: WorkerAddress
     device_writer: int  # the process id that writes into its device memory; 0: none
     newest: int = -1  # the last job's reservation; reservations ascend
 
@@ -142,7 +141,7 @@ class PrefillWorker:
             kv_pages=self.engine.pages.counts(),
             running=len(self._jobs) - len(self._waiting),
             waiting=len(self._waiting),
-            queued_prompt_tokens=sum(job.prompt.prompt_len - job.prompt.num_computed for job in self._queued()),
+            queued_prompt_tokens=sum(job.prompt_left for job in self._queued()),
             num_launches=self.engine.num_launches,
             counters=dict(self._sender.counters),
             times=self._phases.spreads,
@@ -152,10 +151,8 @@ class PrefillWorker:
 
     def choose(self) -> LaunchPlan | None:
         """Chunks of the oldest prompts, up to the chunk size."""
-        jobs = [job for job in self._computing if job.prompt.num_computed < job.prompt.prompt_len]
-        sizes = plan_chunks([job.prompt.prompt_len - job.prompt.num_computed for job in jobs], self._chunk_size)
-        chunks = [self._chunk(job, size) for job, size in zip(jobs, sizes, strict=True) if size]
-        return LaunchPlan(tuple(chunks), None, relay=False, ships=True) if chunks else None
+        chunks = next_chunks([job for job in self._computing if job.prompt_left], self._chunk_size)
+        return LaunchPlan(chunks, None, relay=False, ships=True) if chunks else None
 
     def launched(self, launch: Launch) -> None:
         """Stamps the prompts whose first chunk has been enqueued."""
@@ -192,12 +189,12 @@ class PrefillWorker:
             self.outbox.decode.append((instance, HelloRefused(error.message)))
             return
 
-        peer = self._peers[instance] = _Peer(hello, in_place, self._sender.device_writer(instance))
+        peer = self._peers[instance] = _Peer(hello.address, self._sender.device_writer(instance))
         accepted = HelloAccepted(
             address=self._address,
             job_tokens=JOB_TOKENS,
             layout=self.engine.kv.layout,
-            in_place=peer.in_place,
+            in_place=in_place,
             device_writer=peer.device_writer,
             export=self._sender.export,
         )
@@ -231,7 +228,7 @@ class PrefillWorker:
             return  # a repeat: its job may have ended, and other requests may own its pages
 
         peer.newest = message.reservation
-        job = Job(assign, Target(peer.hello.address, message.reservation, assign.attempt, message.pages))
+        job = Job(assign, Target(peer.address, message.reservation, assign.attempt, message.pages))
         job.prompt.stays_on_device = bool(message.pages) and peer.device_writer > 0
         self._jobs[instance, message.reservation] = job
         self._job_of.update(dict.fromkeys(job.reqs, job))
@@ -277,11 +274,6 @@ class PrefillWorker:
                     self._sender.open(job.target, pages, job.prompt.prompt_len)
                 except WireError as error:
                     self._fail(job, error)
-
-    def _chunk(self, job: Job, size: int) -> ExtendChunk:
-        start = job.prompt.num_computed
-        end = start + size
-        return ExtendChunk(job.prompt, start, end, job.reqs if end == job.prompt.prompt_len else ())
 
     def _ship_layers(self, launch: Launch) -> None:
         while launch.layers and launch.layers[0][1].done():

@@ -12,12 +12,12 @@ from protocol.errors import BadRequest, BatonError
 from protocol.messages_gateway import Assign, CancelRequest, ToWorker, WorkerStats
 from runtime.clock import Clock
 from scheduler.engine import Engine, Launch
-from scheduler.forward_batch import ExtendChunk, LaunchPlan, plan_chunks
+from scheduler.forward_batch import LaunchPlan
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.page_allocator import PageState, allocate_choices, partial_page_copies
 from scheduler.req import Req
 from scheduler.schedule_batch import Running, ScheduleBatch
-from worker.assigned import Assigned, assign_fault
+from worker.assigned import Assigned, assign_fault, next_chunks
 from worker.outbox import Outbox
 from worker.phase_times import PhaseTimes
 from worker.token_stream import TokenStream
@@ -75,7 +75,7 @@ class UnifiedWorker:
             kv_pages=self.engine.pages.counts(),
             running=self._running.num_going_on,
             waiting=len(queued),
-            queued_prompt_tokens=sum(r.reqs[0].prompt_len - r.reqs[0].num_computed for r in queued),
+            queued_prompt_tokens=sum(request.prompt_left for request in queued),
             num_launches=self.engine.num_launches,
             times=self._phases.spreads,
         )
@@ -85,10 +85,7 @@ class UnifiedWorker:
     def choose(self) -> LaunchPlan | None:
         """The running batch. Chunks of waiting prompts fill the rest of the chunk size."""
         running = self._running.for_next_launch()
-        prompts = [request.reqs[0] for request in self._computing]
-        left = [prompt.prompt_len - prompt.num_computed for prompt in prompts]
-        sizes = plan_chunks(left, self._chunk_size, 0 if running is None else len(running))
-        chunks = tuple(self._chunk(request, size) for request, size in zip(self._computing, sizes, strict=True) if size)
+        chunks = next_chunks(self._computing, self._chunk_size, 0 if running is None else len(running))
         return LaunchPlan(chunks, running) if chunks or running is not None else None
 
     def launched(self, launch: Launch) -> None:
@@ -156,12 +153,6 @@ class UnifiedWorker:
                     self.engine.release(req)
             self._computing.append(request)
 
-    def _chunk(self, request: Assigned, size: int) -> ExtendChunk:
-        prompt = request.reqs[0]
-        start, end = prompt.num_computed, prompt.num_computed + size
-        going_on = tuple(req for req in request.reqs if req.finish is None)
-        return ExtendChunk(prompt, start, end, going_on if end == prompt.prompt_len else ())
-
     def _fork(self, request: Assigned) -> None:
         """Copies the prompt's partial page to the other choices, and lets all choices join the running batch."""
         first, *others = request.reqs
@@ -187,7 +178,7 @@ class UnifiedWorker:
             return
 
         for req in cancelled:
-            is_prompt = req is request.reqs[0] and (request in self._waiting or request in self._computing)
+            is_prompt = req is request.prompt and (request in self._waiting or request in self._computing)
             if not is_prompt:  # the other choices still need the prompt's row and pages
                 self.engine.release(req)
 

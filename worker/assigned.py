@@ -1,10 +1,12 @@
 """One request on a worker: its Assign, its choices and its stamps."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol.messages_gateway import Assign, Stamp
 from protocol.request import FinishReason
 from scheduler.engine import Engine
+from scheduler.forward_batch import ExtendChunk, plan_chunks
 from scheduler.req import Req
 from scheduler.request_check import replay_fault, transfer_fault
 
@@ -43,6 +45,16 @@ class Assigned:
         return len(self.assign.prompt_ids)
 
     @property
+    def prompt(self) -> Req:
+        """The first choice. Where the prompt is computed, it holds the prompt's row, pages and progress."""
+        return self.reqs[0]
+
+    @property
+    def prompt_left(self) -> int:
+        """Prompt tokens that no launch computes yet."""
+        return self.prompt_len - self.prompt.num_computed
+
+    @property
     def has_ended(self) -> bool:
         """Whether every choice has ended."""
         return all(req.finish is not None for req in self.reqs)
@@ -53,6 +65,18 @@ class Assigned:
         for req in cancelled:
             req.finish = FinishReason.CANCELLED
         return cancelled
+
+
+def next_chunks(requests: Sequence[Assigned], chunk_size: int, num_decodes: int = 0) -> tuple[ExtendChunk, ...]:
+    """The prompt chunks of the next launch, which decodes `num_decodes` tokens too. The oldest request comes first."""
+    chunks: list[ExtendChunk] = []
+    sizes = plan_chunks([request.prompt_left for request in requests], chunk_size, num_decodes)
+    for request, size in zip(requests, sizes, strict=True):
+        prompt, end = request.prompt, request.prompt.num_computed + size
+        samples = [req for req in request.reqs if req.finish is None] if end == prompt.prompt_len else []
+        if size:
+            chunks.append(ExtendChunk(prompt, prompt.num_computed, end, tuple(samples)))
+    return tuple(chunks)
 
 
 def assign_fault(assign: Assign, engine: Engine, reservation: int = 0) -> str | None:

@@ -68,7 +68,7 @@ class World:
         self.engine = make_engine(InlineStream())
         receiver = cast(FrameReceiver, Receiver())
         self.peers = PrefillPeers(WorkerAddress("d", 99), LAYOUT, Fingerprint("print"), receiver)
-        self.reservations = kind(self.engine, receiver, self.peers)
+        self.reservations = kind(self.engine, receiver, self.peers, VirtualClock())
         self.requests: dict[int, DecodeRequest] = {}
         self.admitted: list[int] = []
 

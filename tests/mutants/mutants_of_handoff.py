@@ -207,9 +207,9 @@ HANDOFF = (
     ),
     Mutant(
         "prefill takes another session for the one before",
-        "PrefillLink._next_session",
-        "self._num_sessions += 1",
-        "self._num_sessions = 1",
+        "PrefillLink._begin_anew",
+        "next(self._epochs)",
+        "1",
         "it keeps the jobs of which the acknowledgement was lost",
         tests=("tests/decode/test_prefill_link.py",),
     ),
