@@ -78,24 +78,25 @@ def unequal_fact(one: Mapping[str, str], other: Mapping[str, str], one_id: str, 
 
     None if they are equal or one of them is empty.
     """
-    if not (one and other):
+    if not (one and other and (differing := _differing(one, other))):
         return None
-    for name in {**one, **other}:
-        values = one.get(name, "missing"), other.get(name, "missing")
-        if values[0] != values[1]:
-            return f"{name[:200]} is {values[0][:200]} on {one_id}, {values[1][:200]} on {other_id}"
-    return None
+    name, value, others = differing[0]
+    return f"{name[:200]} is {value[:200]} on {one_id}, {others[:200]} on {other_id}"
 
 
 def _first_difference(one: Mapping[str, str], other: Mapping[str, str], one_id: str, other_id: str) -> str | None:
-    names = sorted({*one, *other})
-    differing = [name for name in names if one.get(name) != other.get(name)]
+    differing = sorted(_differing(one, other))
     if not differing:
         return None  # the same names, compressed in another way
-    first = differing[0]
-    values = one.get(first, "missing"), other.get(first, "missing")
-    what = f"weights: the digest of tensor {first[:200]!r} is {values[0]} on {one_id}, {values[1]} on {other_id}"
-    return f"{what} ({len(differing)} of {len(names)} tensors differ)"
+    name, value, others = differing[0]
+    what = f"weights: the digest of tensor {name[:200]!r} is {value} on {one_id}, {others} on {other_id}"
+    return f"{what} ({len(differing)} of {len({*one, *other})} tensors differ)"
+
+
+def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """(name, value, value in `other`) wherever the values differ. A value that is not there is "missing"."""
+    both = ((name, one.get(name, "missing"), other.get(name, "missing")) for name in {**one, **other})
+    return [each for each in both if each[1] != each[2]]
 
 
 def _table(fingerprint: Fingerprint, use_full: bool) -> dict[str, str] | None:

@@ -107,34 +107,15 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     instance = random.SystemRandom().getrandbits(62)
     identity = f"{settings.worker_id}#{instance}".encode()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    fingerprint = runner.fingerprint()
     clock = MonotonicClock()
     security = open_security(keys, context, log)
     data_security = security_of_data(security, encrypt=settings.encrypt_data)
-    core, link, address = build(
-        Started(settings, instance, identity, engine, fingerprint, context, clock, security, data_security)
+    started = Started(
+        settings, instance, identity, engine, runner.fingerprint(), context, clock, security, data_security
     )
-
+    core, link, address = build(started)
     gateway_address = settings.gateway if keys is None else f"{settings.gateway}{MARK}{keys.gateway}"
     gateway = Dealer(context, gateway_address, identity, security=security, tended=True)
-    layout = engine.kv.layout
-    capacity = layout.pool_tokens(engine.kv.num_pages)
-    register = Register(
-        address=replace(address, data=without_secret(address.data)),  # the gateway shows it to anyone
-        role=settings.role,
-        pid=os.getpid(),
-        host=socket.gethostname(),
-        layout=layout,
-        fingerprint=fingerprint,
-        vocab_size=runner.config.vocab_size,
-        context_length=min(runner.config.context_length, capacity),
-        max_running_requests=settings.max_running_requests,
-        max_total_tokens=capacity,
-        stats=core.stats(),
-        backend=settings.transfer_backend,
-        device=str(runner.device),
-        encrypts_data=settings.encrypt_data,
-    )
 
     def on_ready() -> None:
         log.info(
@@ -151,7 +132,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         core,
         link,
         gateway,
-        register,
+        registration(started, runner, core, address),
         wake,
         stop,
         clock,
@@ -172,6 +153,28 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         security.close()
         context.term()
         wake.close()
+
+
+def registration(started: Started, runner: Runner, core: Core, address: WorkerAddress) -> Register:
+    """What the worker tells the gateway of itself."""
+    settings, kv = started.settings, started.engine.kv
+    capacity = kv.layout.pool_tokens(kv.num_pages)
+    return Register(
+        address=replace(address, data=without_secret(address.data)),  # the gateway shows it to anyone
+        role=settings.role,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        layout=kv.layout,
+        fingerprint=started.fingerprint,
+        vocab_size=runner.config.vocab_size,
+        context_length=min(runner.config.context_length, capacity),
+        max_running_requests=settings.max_running_requests,
+        max_total_tokens=capacity,
+        stats=core.stats(),
+        backend=settings.transfer_backend,
+        device=str(runner.device),
+        encrypts_data=settings.encrypt_data,
+    )
 
 
 def why_refused(keys: Keys | None) -> dict[str, str]:
