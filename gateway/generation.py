@@ -13,7 +13,7 @@ from gateway.detokenizer import Detokenizer
 from gateway.dispatch import GATEWAY, Dispatch
 from gateway.metrics import Metrics
 from gateway.requests import Delivery, RequestRecord
-from gateway.translate import Prompt, TextRules
+from gateway.translate import Prompt
 from protocol.errors import BadRequest, BatonError
 from protocol.messages_gateway import Stamp
 from runtime.clock import Clock
@@ -49,7 +49,6 @@ class Generation:
         self,
         response_id: str,
         prompts: Sequence[Prompt],
-        rules: TextRules,
         new_detokenizer: Callable[[Sequence[int], bool], Detokenizer],
         dispatch: Dispatch,
         clock: Clock,
@@ -62,7 +61,7 @@ class Generation:
 
         self._prompts = prompts
         self._texts = [
-            ChoiceText(new_detokenizer(prompt.token_ids, rules.skip_special), rules.stops, rules.min_tokens)
+            ChoiceText(new_detokenizer(prompt.token_ids, prompt.skip_special), prompt.stops, prompt.sampling.min_tokens)
             for prompt in prompts
             for _ in range(prompt.num_choices)
         ]

@@ -28,7 +28,7 @@ from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse
 from gateway.service import Service
 from gateway.sse import ChunkWriter, ResponseHead
 from gateway.status_routes import add_status
-from gateway.translate import Prompt, TextRules
+from gateway.translate import Prompt
 from gateway.unsupported import refuse_unsupported
 from gateway.whole_answer import WholeAnswer
 from protocol.errors import BadRequest, BatonError, InternalError
@@ -134,10 +134,10 @@ async def _generation(service: Service, request: Request, kind: type[AnyRequest]
             prepare = partial(_prepared, service, parsed)
             if is_long:
                 async with service.one_huge_text if num_bytes > HUGE_BODY_BYTES else service.one_long_text:
-                    rules, prompts = await asyncio.to_thread(prepare)
+                    prompts = await asyncio.to_thread(prepare)
             else:
-                rules, prompts = prepare()
-            generation = await _started(service, request, parsed, rules, prompts, received_at)
+                prompts = prepare()
+            generation = await _started(service, request, parsed, prompts, received_at)
     return await _answer(service, request, parsed, generation)
 
 
@@ -158,28 +158,23 @@ def _checked(kind: type[AnyRequest], raw: bytes, service: Service) -> AnyRequest
     return parsed
 
 
-def _prepared(service: Service, parsed: AnyRequest) -> tuple[TextRules, list[Prompt]]:
-    """The rules for the answer's text, and the prompts for the workers."""
+def _prepared(service: Service, parsed: AnyRequest) -> list[Prompt]:
+    """The prompts for the workers."""
     translator, limits = service.translator, service.limits
     if isinstance(parsed, ChatRequest):
         token_ids = [translator.chat_prompt(parsed, limits)]
     else:
         token_ids = translator.completion_prompts(parsed, limits)
-    return translator.text_rules(parsed), translator.prompts(parsed, token_ids, limits)
+    return translator.prompts(parsed, token_ids, limits)
 
 
 async def _started(
-    service: Service,
-    request: Request,
-    parsed: AnyRequest,
-    rules: TextRules,
-    prompts: list[Prompt],
-    received_at: float,
+    service: Service, request: Request, parsed: AnyRequest, prompts: list[Prompt], received_at: float
 ) -> Generation:
     """The generation, with its prompts assigned."""
     response_id = f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
     generation = Generation(
-        response_id, prompts, rules, service.new_detokenizer, service.control.dispatch, service.clock, service.metrics
+        response_id, prompts, service.new_detokenizer, service.control.dispatch, service.clock, service.metrics
     )
     await generation.start(received_at, wants_timeline(request, parsed.timeline), request_id_of(request))
     return generation

@@ -14,34 +14,22 @@ from runtime.model_config import ModelBasics, config_facts, load_config, read_ba
 
 # Settings of generation_config.json that Baton does not support, with their values that change nothing.
 NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
-    "repetition_penalty": (1,),
-    "encoder_repetition_penalty": (1,),
-    "no_repeat_ngram_size": (0,),
-    "num_beams": (1,),
-    "typical_p": (1,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "guidance_scale": (1,),
-    "suppress_tokens": ([],),
-    "begin_suppress_tokens": ([],),
-    "bad_words_ids": ([],),
+    **dict.fromkeys("repetition_penalty encoder_repetition_penalty num_beams typical_p guidance_scale".split(), (1,)),
+    **dict.fromkeys("no_repeat_ngram_size epsilon_cutoff eta_cutoff min_length min_new_tokens".split(), (0,)),
+    **dict.fromkeys("suppress_tokens begin_suppress_tokens bad_words_ids".split(), ([],)),
     "sequence_bias": ({},),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "exponential_decay_length_penalty": (),
+    **dict.fromkeys("forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty".split(), ()),
 }
 
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """Sampling settings of generation_config.json; None if it does not set them."""
+    """Sampling settings of generation_config.json, where it sets them."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,15 +48,11 @@ def read_model_folder(path: Path) -> ModelFolder:
         raise CheckpointError(f"model folder {str(path)!r} does not exist", param="model")
 
     generation = read_fields(path / "generation_config.json", optional=True)
-
-    def number(name: str, high: float) -> float | None:
-        return generation.number_within(name, 0.0, high) if generation.has(name) else None
-
     defaults = SamplingDefaults(
-        temperature=number("temperature", 100.0),
-        top_p=number("top_p", 1.0),
-        top_k=generation.integer("top_k", minimum=0) if generation.has("top_k") else None,
-        min_p=number("min_p", 1.0),
+        temperature=generation.number_within("temperature", 0.0, 100.0, default=1.0),
+        top_p=generation.number_within("top_p", 0.0, 1.0, default=1.0),
+        top_k=generation.integer("top_k", default=0, minimum=0),
+        min_p=generation.number_within("min_p", 0.0, 1.0, default=0.0),
     )
 
     not_applied = {

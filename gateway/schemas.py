@@ -5,10 +5,10 @@ the model's limits, unsupported.py refuses fields that are known but not support
 """
 
 import json
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from protocol.errors import BadRequest
@@ -25,22 +25,30 @@ CONTENT = "a string or a list of text parts"
 UNIONS = {"content": CONTENT, "stop": "a string or a list of strings"}
 PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists, none of them empty"
 
-# What was expected, by the kind of pydantic's error.
-WANTED = {
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "less than {lt}",
-    "finite_number": "a finite number",
-    "int_type": "an integer",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "a string",
-    "list_type": "an array",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "literal_error": "{expected}",
+# What is wrong with a value, by the kind of pydantic's error. `got` is the value, `size` its length, `msg` pydantic's
+# own text; the other fields in braces are pydantic's limits.
+COMPLAINTS = {
+    "missing": "is missing",
+    "no_content": f"is missing, expected {CONTENT}",
+    "string_too_short": "is empty, expected at least one character",
+    "too_short": "is empty, expected at least one message",
+    "string_too_long": "has {size} characters, expected at most {max_length}",
+    "too_long": "has {size} items, expected at most {max_length}",
+    "greater_than_equal": "got {got}, expected at least {ge}",
+    "greater_than": "got {got}, expected more than {gt}",
+    "less_than_equal": "got {got}, expected at most {le}",
+    "less_than": "got {got}, expected less than {lt}",
+    "finite_number": "got {got}, expected a finite number",
+    "int_type": "got {got}, expected an integer",
+    "float_type": "got {got}, expected a number",
+    "bool_type": "got {got}, expected true or false",
+    "string_type": "got {got}, expected a string",
+    "list_type": "got {got}, expected an array",
+    "dict_type": "got {got}, expected an object",
+    "model_type": "got {got}, expected an object",
+    "literal_error": "got {got}, expected {expected}",
 }
+ANY_OTHER = "got {got}: {msg}"
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -55,19 +63,15 @@ def _let_others_run(ids: list[int]) -> list[int]:
 Ids = Annotated[list[TokenId], Field(fail_fast=True), AfterValidator(_let_others_run)]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(BaseModel, strict=True):
     """How a stream reports usage."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(BaseModel, strict=True, allow_inf_nan=False):
     """Fields that completions and chat share."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -112,42 +116,44 @@ class CompletionRequest(GenerationRequest):
     add_special_tokens: bool | None = None
 
     @property
-    def num_prompts(self) -> int:
+    def prompts(self) -> Sequence[str | list[int]]:
         """A list of token ids is one prompt. Any other list has one prompt in each item."""
-        return 1 if isinstance(self.prompt, str) or isinstance(self.prompt[0], int) else len(self.prompt)
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return cast(Sequence[str | list[int]], [self.prompt] if is_one else self.prompt)
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts in this request."""
+        return len(self.prompts)
 
 
-class TextPart(BaseModel):
+class TextPart(BaseModel, strict=True):
     """A part of a message's content. Only text is supported."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
+Content = str | Annotated[list[TextPart], Field(fail_fast=True)] | None
+
+
+class ChatMessage(BaseModel, strict=True, extra="allow"):
     """One message. Other fields (`name`, `tool_calls`, ...) are passed to the chat template."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
-
     role: KnownRole
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: Annotated[Content, Field(validate_default=True)] = None
 
-    @model_validator(mode="after")
-    def _has_content(self) -> "ChatMessage":
-        if self.content is None and self.role in NEED_CONTENT:
+    @field_validator("content")
+    @classmethod
+    def _has_content(cls, content: Any, info: ValidationInfo) -> Any:
+        if content is None and info.data.get("role") in NEED_CONTENT:
             raise PydanticCustomError("no_content", "is missing")
-        return self
+        return content
 
     def for_template(self) -> dict[str, Any]:
         """The message with its parts joined into one text."""
-        fields: dict[str, Any] = {"role": self.role, **(self.model_extra or {})}
-        if isinstance(self.content, list):
-            fields["content"] = "".join(part.text for part in self.content)
-        else:
-            fields["content"] = self.content
-        return fields
+        content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
+        return {"role": self.role, **(self.model_extra or {}), "content": content}
 
 
 class ChatRequest(GenerationRequest):
@@ -216,18 +222,16 @@ def _written(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         cut = value[: MAX_SHOWN + 1]
         yield json.dumps(cut, ensure_ascii=not cut.isprintable())
-    elif isinstance(value, list):
+    elif isinstance(value, list | dict):
+        begin, end = "{}" if isinstance(value, dict) else "[]"
+        yield begin
         for place, each in enumerate(value):
-            yield ", " if place else "["
+            yield ", " if place else ""
             yield from _written(each)
-        yield "]" if value else "[]"
-    elif isinstance(value, dict):
-        for place, (name, each) in enumerate(value.items()):
-            yield ", " if place else "{"
-            yield from _written(name)
-            yield ": "
-            yield from _written(each)
-        yield "}" if value else "{}"
+            if isinstance(value, dict):
+                yield ": "
+                yield from _written(value[each])
+        yield end
     else:
         yield json.dumps(value)
 
@@ -238,14 +242,9 @@ def _bad_request(error: ValidationError) -> BadRequest:
     top = str(first["loc"][0])
     path = ".".join(str(part) for part in first["loc"] if not _is_variant(part))
 
-    if first["type"] == "missing":
-        expected = f", expected {PROMPTS}" if top == "prompt" else ""
-        return BadRequest(f"{path}: is missing{expected}", param=top)
-
     if top == "prompt":
-        return BadRequest(f"prompt: got {short(first['input'])}, expected {PROMPTS}", param=top)
-    if first["type"] == "no_content":
-        return BadRequest(f"{path}.content: is missing, expected {CONTENT}", param=top)
+        what = "is missing" if first["type"] == "missing" else f"got {short(first['input'])}"
+        return BadRequest(f"prompt: {what}, expected {PROMPTS}", param=top)
     return BadRequest(f"{path}: {_complaint(first, path)}", param=top)
 
 
@@ -256,32 +255,18 @@ def _progress(error: ErrorDetails) -> tuple[int, bool]:
 
 def _complaint(error: ErrorDetails, path: str) -> str:
     """What is wrong with one value and what was expected."""
-    kind, limits = error["type"], error.get("ctx", {})
-    field = path.rpartition(".")[2]
-
+    kind, value, field = error["type"], error["input"], path.rpartition(".")[2]
     if kind.endswith("_type") and field in UNIONS:
-        return f"got {short(error['input'])}, expected {UNIONS[field]}"
+        return f"got {short(value)}, expected {UNIONS[field]}"
 
-    if kind == "string_too_short":
-        return "is empty, expected at least one character"
-    if kind == "too_short":
-        return f"is empty, expected at least one {'message' if field == 'messages' else 'item'}"
-    if kind in ("too_long", "string_too_long"):
-        unit = "items" if kind == "too_long" else "characters"
-        return f"has {len(error['input'])} {unit}, expected at most {limits['max_length']}"
-
-    if kind in WANTED:
-        return f"got {short(error['input'])}, expected {WANTED[kind].format(**limits)}"
-    return f"got {short(error['input'])}: {_lower(error['msg'])}"
+    size = len(value) if isinstance(value, str | list) else 0
+    complaint = COMPLAINTS.get(kind, ANY_OTHER)
+    return complaint.format(got=short(value), size=size, msg=error["msg"], **error.get("ctx", {}))
 
 
 def _is_variant(part: int | str) -> bool:
     """Whether a part of an error's path names a member of a union: "list[constrained-str]", "str", "TextPart"."""
     return isinstance(part, str) and (not part.islower() or not part.isidentifier() or part in ("str", "int"))
-
-
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
 
 
 def _type_name(value: Any) -> str:

@@ -19,25 +19,19 @@ from protocol.request import SamplingParams
 from runtime.model_config import ModelBasics
 
 DEFAULT_COMPLETION_TOKENS = 16
-T = TypeVar("T")
+NO_STOPS = StopSet(())
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt with its rules, ready to be assigned."""
+    """One prompt, ready to be assigned: rules for the tokens of each choice, and for its text."""
 
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     num_choices: int
-
-
-@dataclass(frozen=True)
-class TextRules:
-    """What the gateway does to the text of each choice."""
-
-    stops: StopSet
-    min_tokens: int
-    skip_special: bool
+    stops: StopSet = NO_STOPS
+    skip_special: bool = True
 
 
 class Translator:
@@ -51,22 +45,13 @@ class Translator:
 
     def completion_prompts(self, request: CompletionRequest, limits: Limits) -> list[list[int]]:
         """Token ids of each prompt. BadRequest for text without a tokenizer, or text that is far too long."""
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            return [self._encode_prompt(prompt, "prompt", request.add_special_tokens, limits)]
-
         found: list[list[int]] = []
-        flat: list[int] = []
-        for each in prompt:
+        for place, each in enumerate(request.prompts):
             if isinstance(each, str):
-                where = f"prompt[{len(found)}]" if len(prompt) > 1 else "prompt"
-                found.append(self._encode_prompt(each, where, request.add_special_tokens, limits))
-            elif isinstance(each, list):
-                found.append(each)
-            else:
-                flat.append(each)
-
-        return [flat] if flat else found
+                where = f"prompt[{place}]" if request.num_prompts > 1 else "prompt"
+                each = self._encode(each, where, limits, request.add_special_tokens is not False)
+            found.append(each)
+        return found
 
     def chat_prompt(self, request: ChatRequest, limits: Limits) -> list[int]:
         """Token ids of the conversation, rendered by the model's template. BadRequest if it is far too long."""
@@ -76,24 +61,13 @@ class Translator:
             )
         messages = [message.for_template() for message in request.messages]
         text = self._templates.render(messages, request.chat_template, request.chat_template_kwargs or {})
-        check_text(self._tokenizer.least_tokens(text), len(text), "messages", limits)
-        ids = self._tokenizer.encode_plain(text, limits.longest_prompt)
-        if ids is None:
-            raise prompt_too_long("messages", len(text), limits)
-        return ids
-
-    def text_rules(self, request: GenerationRequest) -> TextRules:
-        """How the text of this request's choices is handled."""
-        stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-        if stops and self._tokenizer is None:
-            raise BadRequest("stop: this model has no tokenizer; use stop_token_ids", param="stop")
-        return TextRules(StopSet(stops), request.min_tokens or 0, request.skip_special_tokens is not False)
+        return self._encode(text, "messages", limits, add_special_tokens=False)
 
     def prompts(self, request: GenerationRequest, token_ids: Sequence[Sequence[int]], limits: Limits) -> list[Prompt]:
         """Each prompt with its rules. BadRequest if one of them could never be served."""
         is_chat = isinstance(request, ChatRequest)
         default = None if is_chat else DEFAULT_COMPLETION_TOKENS
-        num_choices = request.num_choices
+        num_choices, stops = request.num_choices, self._stops(request)
 
         if limits.max_choices is not None and num_choices > limits.max_choices:
             raise BadRequest(
@@ -102,6 +76,7 @@ class Translator:
             )
 
         rules = self._sampling(request, limits)
+        skip_special = request.skip_special_tokens is not False
         prompts: list[Prompt] = []
         for place, ids in enumerate(token_ids):
             where = "messages" if is_chat else "prompt" if len(token_ids) == 1 else f"prompt[{place}]"
@@ -114,18 +89,24 @@ class Translator:
                     f"min_tokens: got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}",
                     param="min_tokens",
                 )
-            prompts.append(Prompt(tuple(ids), replace(rules, max_tokens=num_tokens), num_choices))
+            sampling = replace(rules, max_tokens=num_tokens)
+            prompts.append(Prompt(tuple(ids), sampling, num_choices, stops, skip_special))
         return prompts
 
-    def _encode_prompt(self, text: str, where: str, add_special_tokens: bool | None, limits: Limits) -> list[int]:
+    def _encode(self, text: str, where: str, limits: Limits, add_special_tokens: bool) -> list[int]:
         if self._tokenizer is None:
             raise BadRequest("prompt: this model has no tokenizer: got text, expected token ids", param="prompt")
         check_text(self._tokenizer.least_tokens(text), len(text), where, limits)
-        encode = self._tokenizer.encode_plain if add_special_tokens is False else self._tokenizer.encode_prompt
+        encode = self._tokenizer.encode_prompt if add_special_tokens else self._tokenizer.encode_plain
         ids = encode(text, limits.longest_prompt)
         if ids is None:
             raise prompt_too_long(where, len(text), limits)
         return ids
+
+    def _stops(self, request: GenerationRequest) -> StopSet:
+        if request.stop and self._tokenizer is None:
+            raise BadRequest("stop: this model has no tokenizer; use stop_token_ids", param="stop")
+        return StopSet([request.stop] if isinstance(request.stop, str) else request.stop or ())
 
     def _sampling(self, request: GenerationRequest, limits: Limits) -> SamplingParams:
         """The rules that all prompts share. `prompts` sets `max_tokens`."""
@@ -141,11 +122,11 @@ class Translator:
         return SamplingParams(
             max_tokens=1,
             min_tokens=request.min_tokens or 0,
-            temperature=_first(request.temperature, defaults.temperature, 1.0),
-            top_k=max(0, _first(request.top_k, defaults.top_k, 0)),
-            top_p=_first(request.top_p, defaults.top_p, 1.0),
-            min_p=_first(request.min_p, defaults.min_p, 0.0),
-            seed=request.seed if request.seed is not None else secrets.randbits(63),
+            temperature=_or(request.temperature, defaults.temperature),
+            top_k=max(0, _or(request.top_k, defaults.top_k)),
+            top_p=_or(request.top_p, defaults.top_p),
+            min_p=_or(request.min_p, defaults.min_p),
+            seed=_or(request.seed, secrets.randbits(63)),
             stop_token_ids=stop_token_ids,
             eos_token_ids=self._eos_token_ids,
             ignore_eos=request.ignore_eos is True,
@@ -160,7 +141,5 @@ def _eos_token_ids(basics: ModelBasics, tokenizer: TextTokenizer | None) -> tupl
     return tuple(each for each in both if basics.vocab_size is None or each < basics.vocab_size)
 
 
-def _first(*values: T | None) -> T:
-    found = next((value for value in values if value is not None), None)
-    assert found is not None, "the last value is never None"
-    return found
+def _or(asked: N | None, default: N) -> N:
+    return default if asked is None else asked

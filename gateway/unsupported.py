@@ -6,67 +6,34 @@ from typing import Any
 from gateway.schemas import short
 from protocol.errors import BadRequest
 
+ON, OFF, ZERO, ONE = (True,), (False,), (0,), (1,)
 EMPTY: tuple[Any, ...] = ({}, [], "")
-OFF = (False,)
+
+
+def _each(names: str, neutral: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+    return dict.fromkeys(names.split(), neutral)
+
 
 # The values, besides null, that change nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "logprobs": OFF,
-    "top_logprobs": (0,),
-    "prompt_logprobs": OFF,
-    "echo": OFF,
-    "suffix": EMPTY,
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "logit_bias": EMPTY,
-    "tools": EMPTY,
-    "tool_choice": ("none", "auto"),  # auto without tools means none
-    "functions": EMPTY,
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": EMPTY,
-    "guided_json": EMPTY,
-    "guided_regex": EMPTY,
-    "guided_choice": EMPTY,
-    "guided_grammar": EMPTY,
-    "guided_decoding_backend": EMPTY,
-    "json_schema": EMPTY,
-    "regex": EMPTY,
-    "ebnf": EMPTY,
-    "use_beam_search": OFF,
-    "bad_words": EMPTY,
-    "allowed_token_ids": EMPTY,
-    "logits_processors": EMPTY,
-    "typical_p": (1,),
-    "min_new_tokens": (0,),
-    "max_new_tokens": (),  # ignoring it would end the answer at another token
-    "include_stop_str_in_output": OFF,
-    "no_stop_trim": OFF,
-    "truncate_prompt_tokens": OFF,
-    "prompt_embeds": EMPTY,
-    "add_generation_prompt": (True,),
+    **_each("logprobs prompt_logprobs return_logprob return_hidden_states echo", OFF),
+    **_each("use_beam_search include_stop_str_in_output no_stop_trim truncate_prompt_tokens", OFF),
+    "add_generation_prompt": ON,
     "continue_final_message": OFF,
-    "documents": EMPTY,
-    "audio": EMPTY,
+    **_each("top_logprobs frequency_penalty presence_penalty min_new_tokens", ZERO),
+    **_each("repetition_penalty length_penalty typical_p", ONE),
+    **_each("suffix logit_bias logits_processors custom_logit_processor bad_words allowed_token_ids", EMPTY),
+    **_each("structured_outputs guided_json guided_regex guided_choice guided_grammar guided_decoding_backend", EMPTY),
+    **_each("json_schema regex ebnf structural_tag stop_regex", EMPTY),
+    **_each("input_ids input_embeds prompt_embeds documents audio web_search_options prediction lora_path", EMPTY),
+    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "web_search_options": EMPTY,
-    "prediction": EMPTY,
-    "lora_path": EMPTY,
-    "input_ids": EMPTY,
-    "input_embeds": EMPTY,
-    "stop_regex": EMPTY,
-    "return_logprob": OFF,
-    "return_hidden_states": OFF,
-    "structural_tag": EMPTY,
-    "custom_logit_processor": EMPTY,
-    "thinking_token_budget": (),
+    **_each("tools functions", EMPTY),
+    **_each("tool_choice function_call", ("none", "auto")),  # auto without tools means none
+    # Ignoring either would end the answer at another token.
+    **_each("max_new_tokens thinking_token_budget", ()),
     # A router for prefill and decode servers sends these, with the same request to two gateways: both would compute it.
-    "bootstrap_host": EMPTY,
-    "bootstrap_port": EMPTY,
-    "bootstrap_room": EMPTY,
-    "kv_transfer_params": EMPTY,
+    **_each("bootstrap_host bootstrap_port bootstrap_room kv_transfer_params", EMPTY),
 }
 # A list of tools changes nothing if the same request forbids their use.
 FORBIDDEN_BY = {"tools": "tool_choice", "functions": "function_call"}

@@ -75,10 +75,10 @@ class JsonFields:
         """A finite number above zero."""
         return float(self._get(name, "a finite number above 0", lambda value: _is_number(value) and value > 0, default))
 
-    def number_within(self, name: str, low: float, high: float) -> float:
+    def number_within(self, name: str, low: float, high: float, default: float) -> float:
         """A number in [low, high]."""
         expected = f"a number in [{low}, {high}]"
-        return float(self._get(name, expected, lambda value: _is_number(value) and low <= value <= high, _MISSING))
+        return float(self._get(name, expected, lambda value: _is_number(value) and low <= value <= high, default))
 
     def boolean(self, name: str, default: object = _MISSING) -> bool:
         """true or false."""

@@ -18,8 +18,7 @@ from gateway.membership import Membership
 from gateway.metrics import Metrics
 from gateway.retry import RetryRules
 from gateway.sse import ChunkWriter, ResponseHead
-from gateway.stop_strings import StopSet
-from gateway.translate import Prompt, TextRules
+from gateway.translate import Prompt
 from gateway.whole_answer import WholeAnswer
 from protocol.messages_gateway import CancelRequest, ChoiceTokens, Role, ToGateway, Tokens, ToWorker
 from protocol.request import SamplingParams
@@ -64,7 +63,6 @@ class Call:
         self.generation = Generation(
             "r",
             [prompt],
-            TextRules(StopSet(()), 0, True),
             lambda *_: NoText(),
             self.control.dispatch,
             MonotonicClock(),

@@ -50,7 +50,6 @@ def prompts_of(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> 
     try:
         refuse_unsupported(body)
         request = parse(kind, body)
-        translator().text_rules(request)
         if isinstance(request, ChatRequest):
             token_ids = [translator().chat_prompt(request, LIMITS)]
         else:

@@ -10,8 +10,7 @@ from gateway.dispatch import Dispatch
 from gateway.generation import TURN_TOKENS, Generation
 from gateway.metrics import Metrics
 from gateway.requests import Listener, RequestRecord
-from gateway.stop_strings import StopSet
-from gateway.translate import Prompt, TextRules
+from gateway.translate import Prompt
 from protocol.errors import Unavailable
 from protocol.request import SamplingParams
 from runtime.clock import MonotonicClock
@@ -38,9 +37,8 @@ async def test_all_prompts_are_assigned_or_none() -> None:
     dispatch = OnePlace()
     prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
     metrics = Metrics("story", lambda: (), lambda: 0)
-    rules = TextRules(StopSet(()), 0, True)
     generation = Generation(
-        "r", [prompt, prompt], rules, lambda *_: NoText(), cast(Dispatch, dispatch), MonotonicClock(), metrics
+        "r", [prompt, prompt], lambda *_: NoText(), cast(Dispatch, dispatch), MonotonicClock(), metrics
     )
     with pytest.raises(Unavailable, match="full"):
         await generation.start(0.0, timeline=False)
@@ -68,9 +66,8 @@ async def test_a_prompt_that_fails_while_others_are_assigned_ends_all() -> None:
     dispatch = LosesTheFirst()
     prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
     metrics = Metrics("story", lambda: (), lambda: 0)
-    rules = TextRules(StopSet(()), 0, True)
     generation = Generation(
-        "r", [prompt, prompt], rules, lambda *_: NoText(), cast(Dispatch, dispatch), MonotonicClock(), metrics
+        "r", [prompt, prompt], lambda *_: NoText(), cast(Dispatch, dispatch), MonotonicClock(), metrics
     )
     with pytest.raises(Unavailable, match="gone"):
         await generation.start(0.0, timeline=False)
@@ -96,10 +93,8 @@ class Counts:
 async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) -> None:
     dispatch = Counts()
     prompt = Prompt((1,) * (TURN_TOKENS // 2), SamplingParams(max_tokens=3), 1)
-    rules, metrics = TextRules(StopSet(()), 0, True), Metrics("story", lambda: (), lambda: 0)
-    generation = Generation(
-        "r", [prompt] * 6, rules, lambda *_: NoText(), cast(Dispatch, dispatch), MonotonicClock(), metrics
-    )
+    metrics = Metrics("story", lambda: (), lambda: 0)
+    generation = Generation("r", [prompt] * 6, lambda *_: NoText(), cast(Dispatch, dispatch), MonotonicClock(), metrics)
     starting = asyncio.ensure_future(generation.start(0.0, timeline=False))
     turns = []
     while not starting.done():

@@ -79,7 +79,7 @@ def test_without_tokenizer_only_ids(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="no tokenizer"):
         found.chat_prompt(chat(), Limits())
     with pytest.raises(BadRequest, match="stop_token_ids"):
-        found.text_rules(completion(stop="a"))
+        found.prompts(completion(stop="a"), [[5]], Limits())
 
 
 def test_plain_defaults(folder: Path) -> None:
@@ -157,9 +157,10 @@ def test_refusals(folder: Path, fields: dict[str, Any], param: str) -> None:
 
 
 def test_stop_rules(folder: Path) -> None:
-    rules = translator(folder).text_rules(completion(stop=["a", "b"], min_tokens=3, skip_special_tokens=False))
-    assert rules.stops.strings == ("a", "b") and rules.min_tokens == 3 and not rules.skip_special
-    assert translator(folder).text_rules(completion(stop="a")).stops.strings == ("a",)
+    prompt = prompt_of(folder, completion(stop=["a", "b"], min_tokens=3, skip_special_tokens=False))
+    assert prompt.stops.strings == ("a", "b") and prompt.sampling.min_tokens == 3 and not prompt.skip_special
+    assert prompt_of(folder, completion(stop="a")).stops.strings == ("a",)
+    assert prompt_of(folder, completion()).stops.strings == () and prompt_of(folder, completion()).skip_special
 
 
 def test_a_text_that_is_far_too_long_is_not_tokenised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
