@@ -4,18 +4,18 @@ The status line waits for the first token, so that a request that fails before i
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.answer_body import DONE, ChunkWriter, WholeAnswer, event
 from gateway.generation import Batch, Generation, Usage
 from gateway.http_errors import error_object, error_response, json_response
 from gateway.schemas import short
 from gateway.slow_reader import BACKLOG, backlog_of
-from gateway.sse import DONE, ChunkWriter, event
-from gateway.whole_answer import WholeAnswer
 from protocol.errors import BadRequest
 
 TIMELINE_HEADER = "x-baton-timeline"
@@ -37,32 +37,24 @@ def wants_timeline(request: Request, in_body: bool | None) -> bool:
 
 
 async def answer_whole(generation: Generation, answer: WholeAnswer, receive: Receive) -> Response:
-    """Waits for all choices. Returns status 499 if the client has left; the client does not see it."""
-
-    watcher = asyncio.create_task(_watch(receive, generation))
-    try:
+    """Waits for all choices."""
+    with _watched(generation, receive):
         async for batch in generation.batches():
             answer.add(batch)
-    finally:
-        watcher.cancel()
-        generation.abandon()
 
-    if generation.error is not None:
-        return error_response(generation.error)
     if not generation.is_complete:
-        return Response(status_code=499)
-    return json_response(answer.body(generation.usage, generation.timeline() if generation.with_timeline else None))
+        return _failed(generation)
+    return json_response(answer.body(generation.usage, generation.timeline()))
 
 
 class StreamedAnswer(Response):
     """Server-sent events. Everything that is ready in one turn of the loop goes out in one write."""
 
-    def __init__(self, generation: Generation, writer: ChunkWriter, include_usage: bool) -> None:
+    def __init__(self, generation: Generation, writer: ChunkWriter) -> None:
         super().__init__()
         self._generation = generation
         self._writer = writer
-        self._include_usage = include_usage
-        self._timeline = generation.with_timeline
+        self._is_plain = not (generation.with_timeline or writer.continuous)  # chunks carry nothing but tokens
         self._num_sent = 0  # tokens of all choices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,20 +64,13 @@ class StreamedAnswer(Response):
             max_pieces, cut = backlog
             self._generation.bound_backlog(max_pieces, lambda: cut(BACKLOG))
 
-        watcher = asyncio.create_task(_watch(receive, self._generation))
         batches = self._generation.batches()
-
-        try:
+        with _watched(self._generation, receive):
             first = await anext(batches, None)
             if first is None:
-                error = self._generation.error
-                response = error_response(error) if error is not None else Response(status_code=499)
-                await response(scope, receive, send)
-                return
-            await self._stream(first, batches, send)
-        finally:
-            watcher.cancel()
-            self._generation.abandon()
+                await _failed(self._generation)(scope, receive, send)
+            else:
+                await self._stream(first, batches, send)
 
     async def _stream(self, first: Batch, batches: AsyncIterator[Batch], send: Send) -> None:
         async def write(message: Message) -> None:
@@ -104,14 +89,13 @@ class StreamedAnswer(Response):
 
     def _chunks(self, batch: Batch) -> bytes:
         generation, writer = self._generation, self._writer
-        if len(batch) == 1 and not self._timeline and not writer.continuous:  # nearly every batch
+        if self._is_plain and len(batch) == 1:  # nearly every batch
             return writer.chunk(*batch[0])
 
-        is_last = self._timeline and not self._include_usage and generation.is_drained
-
+        is_last = not writer.include_usage and generation.is_drained
         lines: list[bytes] = []
-        for place, (index, piece) in enumerate(batch):
-            timeline = generation.timeline() if is_last and place == len(batch) - 1 else None
+        for place, (index, piece) in enumerate(batch, start=1):
+            timeline = generation.timeline() if is_last and place == len(batch) else None
             self._num_sent += piece.token_id is not None
             usage = Usage(generation.num_prompt_tokens, self._num_sent) if writer.continuous else None
             lines.append(writer.chunk(index, piece, usage, timeline))
@@ -124,18 +108,32 @@ class StreamedAnswer(Response):
             return event(error_object(generation.error))
         if not generation.is_complete:
             return b""
-        if not self._include_usage:
+        if not self._writer.include_usage:
             return DONE
-        timeline = generation.timeline() if self._timeline else None
-        return self._writer.usage_chunk(generation.usage, timeline) + DONE
+        return self._writer.usage_chunk(generation.usage, generation.timeline()) + DONE
 
 
 def _body(content: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": content, "more_body": more}
 
 
-async def _watch(receive: Receive, generation: Generation) -> None:
-    """Ends the generation when the client leaves."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    generation.abandon()
+def _failed(generation: Generation) -> Response:
+    """The response to a request that has no answer. Its status is 499 if the client has left; nobody sees it."""
+    return Response(status_code=499) if generation.error is None else error_response(generation.error)
+
+
+@contextmanager
+def _watched(generation: Generation, receive: Receive) -> Iterator[None]:
+    """Ends the generation when the client leaves, at the latest when the block ends."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        generation.abandon()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        generation.abandon()

@@ -13,9 +13,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.answer_body import event
 from gateway.http_errors import error_object, error_response
 from gateway.request_id import request_id_of
-from gateway.sse import event
 from protocol.errors import InternalError, Unavailable
 from runtime.log import get_log
 

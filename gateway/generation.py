@@ -185,8 +185,10 @@ class Generation:
         """Tokens until now."""
         return Usage(self.num_prompt_tokens, sum(text.num_tokens for text in self._texts))
 
-    def timeline(self) -> list[dict[str, Any]]:
-        """All stamps in order, in milliseconds since the request arrived."""
+    def timeline(self) -> list[dict[str, Any]] | None:
+        """All stamps in order, in milliseconds since the request arrived; None unless the client asked for them."""
+        if not self.with_timeline:
+            return None
         workers = (stamp for record in self._records for stamp in record.stamps)
         stamps = dict.fromkeys((*self._stamps, *workers))  # two workers may report the same moment
         return [

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
+from gateway.answer_body import ChunkWriter, ResponseHead, WholeAnswer
 from gateway.answering import StreamedAnswer, answer_whole, wants_timeline
 from gateway.api_keys import ApiKeys
 from gateway.body_limits import BodyLimits
@@ -26,11 +27,9 @@ from gateway.plain_requests import PlainRequests
 from gateway.request_id import HEADER, RequestIdMiddleware, request_id_of
 from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse
 from gateway.service import Service
-from gateway.sse import ChunkWriter, ResponseHead
 from gateway.status_routes import add_status
 from gateway.translate import Prompt
 from gateway.unsupported import refuse_unsupported
-from gateway.whole_answer import WholeAnswer
 from protocol.errors import BadRequest, BatonError, InternalError
 from runtime.log import get_log
 
@@ -190,4 +189,4 @@ async def _answer(service: Service, request: Request, parsed: AnyRequest, genera
     options = parsed.stream_options
     include_usage = options is not None and options.include_usage is True
     continuous = options is not None and options.continuous_usage_stats is True
-    return StreamedAnswer(generation, ChunkWriter(head, include_usage, continuous), include_usage)
+    return StreamedAnswer(generation, ChunkWriter(head, include_usage, continuous))

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message
 
+from gateway.answer_body import ChunkWriter, ResponseHead, WholeAnswer
 from gateway.answering import StreamedAnswer, answer_whole
 from gateway.control import Control
 from gateway.control_socket import ControlSocket
@@ -17,9 +18,7 @@ from gateway.generation import Generation
 from gateway.membership import Membership
 from gateway.metrics import Metrics
 from gateway.retry import RetryRules
-from gateway.sse import ChunkWriter, ResponseHead
 from gateway.translate import Prompt
-from gateway.whole_answer import WholeAnswer
 from protocol.messages_gateway import CancelRequest, ChoiceTokens, Role, ToGateway, Tokens, ToWorker
 from protocol.request import SamplingParams
 from runtime.clock import MonotonicClock
@@ -92,7 +91,7 @@ class Call:
         """The answer under way."""
         if not is_stream:
             return asyncio.create_task(answer_whole(self.generation, WholeAnswer(HEAD, 1), self.receive))
-        streamed = StreamedAnswer(self.generation, ChunkWriter(HEAD, False, False), include_usage=False)
+        streamed = StreamedAnswer(self.generation, ChunkWriter(HEAD, False, False))
         return asyncio.create_task(streamed({"type": "http"}, self.receive, self.send))
 
     async def tokens(self, count: int) -> None:

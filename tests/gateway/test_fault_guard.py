@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.sse import ChunkWriter
+from gateway.answer_body import ChunkWriter, WholeAnswer
 from gateway.translate import Translator
-from gateway.whole_answer import WholeAnswer
 from protocol.messages_gateway import Role
 from tests.gateway.conftest import Setting, wait_until
 from tests.gateway.test_http_app import events

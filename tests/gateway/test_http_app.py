@@ -108,6 +108,7 @@ async def test_stop_string_of_one_choice_leaves_the_others(setting: Setting) -> 
     response = await setting.complete("x", max_tokens=10, stop="STOP", n=2)
     found = [(each["text"], each["finish_reason"]) for each in response.json()["choices"]]
     assert found == [("ab", "stop"), ("ghijklmnop", "length")]
+    await decode.until(lambda: bool(decode.cancelled))
     assert [message.choice for message in decode.cancelled] == [0]
 
 

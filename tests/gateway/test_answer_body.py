@@ -3,9 +3,9 @@
 import orjson
 import pytest
 
+from gateway.answer_body import ChunkWriter, ResponseHead
 from gateway.choice_text import Piece
 from gateway.generation import Usage
-from gateway.sse import ChunkWriter, ResponseHead
 
 USAGE = Usage(3, 4)
 TEXTS = ["first", 'say "hi"\n', "", "\u2028é\x00", "last"]
@@ -18,7 +18,9 @@ def chunks(is_chat: bool, with_ids: bool, include_usage: bool, continuous: bool,
     found = []
     for text in TEXTS:
         finish = "stop" if text == TEXTS[-1] else None
-        found += [writer.chunk(index, Piece(text, plain_id, finish), USAGE) for index in (0, 11)]
+        found += [
+            writer.chunk(index, Piece(text, plain_id, finish), USAGE if continuous else None) for index in (0, 11)
+        ]
     return found
 
 
