@@ -1,53 +1,63 @@
 """The part of /openapi.json that FastAPI cannot derive: bodies that the gateway parses itself, and all answers."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+from pydantic.json_schema import models_json_schema
 
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
 
 REF = "#/components/schemas/{model}"
-NULLABLE_TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "additionalProperties": False,
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "additionalProperties": False,
-            "properties": {
-                "message": {"type": "string", "minLength": 1},
-                "type": {"type": "string"},
-                "param": NULLABLE_TEXT,
-                "code": {"type": "string"},
-            },
-        }
-    },
-}
-USAGE = {
-    "type": "object",
-    "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
-    "properties": {name: {"type": "integer"} for name in ("prompt_tokens", "completion_tokens", "total_tokens")},
-}
-CHOICE = {
-    "type": "object",
-    "required": ["index", "finish_reason"],
-    "properties": {"index": {"type": "integer"}, "finish_reason": NULLABLE_TEXT},
-}
-ANSWER = {
-    "type": "object",
-    "required": ["id", "object", "created", "model", "choices", "usage"],
-    "properties": {
-        "id": {"type": "string"},
-        "object": {"type": "string"},
-        "created": {"type": "integer"},
-        "model": {"type": "string"},
-        "choices": {"type": "array", "items": {"$ref": REF.format(model="Choice")}},
-        "usage": {"$ref": REF.format(model="Usage")},
-    },
-}
-EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}  # one event of a stream
-SCHEMAS = {"Error": ERROR, "Usage": USAGE, "Choice": CHOICE, "Answer": ANSWER}
+
+
+class Fault(BaseModel, extra="forbid"):
+    """What went wrong."""
+
+    message: Annotated[str, Field(min_length=1)]
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(BaseModel, extra="forbid"):
+    """The body of every error."""
+
+    error: Fault
+
+
+class Usage(BaseModel):
+    """Tokens of a whole client request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Choice(BaseModel):
+    """One choice, without its text: that is where the client asked for it."""
+
+    index: int
+    finish_reason: str | None
+
+
+class Answer(BaseModel):
+    """The body of an answer that is not streamed."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class Event(BaseModel):
+    """One event of a stream."""
+
+    data: str
+
+
+SHOWN: tuple[type[BaseModel], ...] = (CompletionRequest, ChatRequest, Answer, Event, Error)
 EVERYWHERE = {  # of every route: HTTP itself failed, or there are too many connections
     400: "the request makes no sense; `param` names the field",
     401: "with --api-key-file: the key is missing or wrong",
@@ -68,23 +78,18 @@ Responses = dict[int | str, dict[str, Any]]
 
 def body_of(kind: type[GenerationRequest]) -> dict[str, Any]:
     """`openapi_extra` for a route that takes `kind`."""
-    schema = {"$ref": REF.format(model=kind.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": True, **_content(kind)}}
 
 
 def errors(more: dict[int, str] | None = None) -> Responses:
     """The errors of a route: the common ones and `more`."""
-    content = {"application/json": {"schema": {"$ref": REF.format(model="Error")}}}
     wanted = sorted((EVERYWHERE | (more or {})).items())
-    return {status: {"description": description, "content": content} for status, description in wanted}
+    return {status: {"description": description, **_content(Error)} for status, description in wanted}
 
 
 def generation_responses() -> Responses:
     """The answers of completions and chat completions."""
-    content = {
-        "application/json": {"schema": {"$ref": REF.format(model="Answer")}},
-        "text/event-stream": {"schema": EVENT},
-    }
+    content = {**_content(Answer)["content"], "text/event-stream": {"schema": _reference(Event)}}
     answer = {"description": "the whole answer, or with `stream` an event for each token", "content": content}
     return {200: answer, **errors(OF_GENERATION)}
 
@@ -97,18 +102,16 @@ def text_response() -> Responses:
 
 def add_schemas(document: dict[str, Any]) -> dict[str, Any]:
     """Adds the schemas that the functions above refer to. Drops FastAPI's own error 422, which is never sent."""
-    schemas: dict[str, Any] = dict(SCHEMAS)
-    for kind in (CompletionRequest, ChatRequest):
-        schema = kind.model_json_schema(ref_template=REF)
-        schemas |= schema.pop("$defs", {})
-        schemas[kind.__name__] = schema
-    paths = {
-        path: {method: _without_422(operation) for method, operation in operations.items()}
-        for path, operations in document["paths"].items()
-    }
-    return {**document, "paths": paths, "components": {"schemas": schemas}}
+    _, schemas = models_json_schema([(kind, "validation") for kind in SHOWN], ref_template=REF)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    return {**document, "components": {"schemas": schemas["$defs"]}}
 
 
-def _without_422(operation: dict[str, Any]) -> dict[str, Any]:
-    responses = {status: response for status, response in operation["responses"].items() if status != "422"}
-    return {**operation, "responses": responses}
+def _content(kind: type[BaseModel]) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": _reference(kind)}}}
+
+
+def _reference(kind: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": REF.format(model=kind.__name__)}
