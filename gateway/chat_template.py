@@ -52,18 +52,12 @@ class ChatTemplates:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         environment = _environment()
         self._special_tokens = dict(special_tokens)
-        self._templates: dict[str, jinja2.Template] = {}
-        self._broken: dict[str, str] = {}
+        self._templates: dict[str, jinja2.Template | str] = {}  # a text says why the template cannot be used
         for name, source in sources.items():
             try:
                 self._templates[name] = environment.from_string(source)
             except jinja2.TemplateError as error:
-                self._broken[name] = f"chat template {name!r} of this model cannot be used: {error}"
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all templates."""
-        return sorted({*self._templates, *self._broken})
+                self._templates[name] = f"chat template {name!r} of this model cannot be used: {error}"
 
     def render(self, messages: Sequence[Mapping[str, Any]], name: str | None, extra: Mapping[str, Any]) -> str:
         """The prompt text, up to where the assistant's answer begins.
@@ -80,7 +74,6 @@ class ChatTemplates:
                 )
 
         variables = {**self._special_tokens, "tools": None, "documents": None, **extra}
-
         try:
             return _joined(template.generate(variables, messages=list(messages), add_generation_prompt=True))
         except TEMPLATE_FAULTS as error:
@@ -88,29 +81,25 @@ class ChatTemplates:
             raise BadRequest(f"messages: the model's chat template refused them: {why}", param="messages") from error
 
     def _pick(self, name: str | None) -> jinja2.Template:
-        wanted = name if name is not None else "default"
-
-        if wanted in self._templates:
-            return self._templates[wanted]
-        if wanted in self._broken:
-            raise BadRequest(self._broken[wanted], param="chat_template")
-
-        if not self.names:
+        if not self._templates:
             raise BadRequest(
                 "messages: this model has no chat template; use /v1/completions with a prompt", param="messages"
             )
 
-        raise BadRequest(
+        wanted = name if name is not None else "default"
+        found = self._templates.get(
+            wanted,
             f"chat_template: got {wanted!r}, expected the name of one of this model's templates: "
-            f"{', '.join(self.names)}",
-            param="chat_template",
+            f"{', '.join(sorted(self._templates))}",
         )
+        if isinstance(found, str):
+            raise BadRequest(found, param="chat_template")
+        return found
 
 
 def _joined(pieces: Iterable[str]) -> str:
     """Joins the pieces of a rendered template. BadRequest beyond MAX_RENDERED characters."""
     found, num_chars = [], 0
-
     for piece in pieces:
         num_chars += len(piece)
         if num_chars > MAX_RENDERED:

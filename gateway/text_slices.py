@@ -31,7 +31,7 @@ APART = ("Isolated", "Removed", "Contiguous")  # behaviours that join nothing wi
 # or digit after a line break, and none looks behind. With `\s+` among them, every space and line break is matched.
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-SAFE_ALTERNATIVES = frozenset(
+SAFE_ALTERNATIVES = (
     [*"'s 't 're 've 'm 'll 'd".split(), _CONTRACTION]
     + [r" ?\p{L}+", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"]
     + [r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"]
@@ -48,6 +48,8 @@ SAFE_ALTERNATIVES = frozenset(
     ]
     + [r" ?[\p{P}\p{S}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]
 )
+SAFE = "|".join(map(re.escape, SAFE_ALTERNATIVES))
+SAFE_PATTERN = re.compile(rf"(?:{SAFE})(?:\|(?:{SAFE}))*")  # a regular expression of such alternatives alone
 AT_SPACE = r"(?<=\S)(?= \S)"
 AT_LINE = r"(?<=\S\n)(?=[^\W_])"
 
@@ -161,31 +163,19 @@ def _read_pre_tokenizer(
 
         if kind == "ByteLevel":
             return (" ", True, at_lines) if part["use_regex"] else None
-        alternatives = _alternatives(part) if kind == "Split" else None
-        if alternatives is None or not alternatives <= SAFE_ALTERNATIVES:
+        pattern = _isolated(part) if kind == "Split" else ""
+        if not SAFE_PATTERN.fullmatch(pattern):
             return None
-        if r"\s+" in alternatives:
+        if r"\s+" in pattern.split("|"):
             return " ", True, at_lines
     return space, False, False
 
 
-def _alternatives(split: dict[str, Any]) -> frozenset[str] | None:
-    """The alternatives of the regular expression that splits the text; None if matches join their neighbours."""
-    pattern = split["pattern"].get("Regex")
-    if pattern is None or (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):
-        return None
-
-    found, depth, in_class, escaped = [""], 0, False, False
-    for char in pattern.replace("\r", r"\r").replace("\n", r"\n"):
-        if not (escaped or in_class):
-            depth += (char == "(") - (char == ")")
-        if char == "|" and not (depth or in_class or escaped):
-            found.append("")
-        else:
-            found[-1] += char
-        in_class = in_class if escaped else (char == "[" or (in_class and char != "]"))
-        escaped = char == "\\" and not escaped
-    return frozenset(found)
+def _isolated(split: dict[str, Any]) -> str:
+    """The regular expression that splits the text; empty if there is none, or if matches join their neighbours."""
+    if (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):
+        return ""
+    return str(split["pattern"].get("Regex", "")).replace("\r", r"\r").replace("\n", r"\n")
 
 
 def _joined(tokenizer: Tokenizer, space: str) -> frozenset[str] | None:

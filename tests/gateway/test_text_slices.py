@@ -161,6 +161,7 @@ def test_lines_are_cut_where_there_are_no_spaces() -> None:
 
 UNPROVEN: dict[str, Callable[[], Tokenizer]] = {
     "a pattern that looks for anything": lambda: trained(split_by(r".{1,3}|\s+")),
+    "a space among the characters of a class": lambda: trained(split_by(r"\p{N}|[\p{L}|\s+|\p{N}]")),
     "a pattern without spaces": lambda: trained(split_by(r"\p{L}+")),
     "joined with what is beside": lambda: trained(pre_tokenizers.Split(Regex(r"\s+"), "merged_with_previous")),
     "bytes without words": lambda: trained(pre_tokenizers.ByteLevel(use_regex=False)),
