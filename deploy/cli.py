@@ -91,7 +91,7 @@ def read_file(path: str) -> ConfigFile:
     try:
         file = Path(path).expanduser()
         if file.exists() and not file.is_file():
-            raise _unreadable(path, "it is no file")
+            raise _unreadable(path, "it is not a file")
         if file.stat().st_size > MAX_FILE_BYTES:
             raise _unreadable(path, f"it has {file.stat().st_size} bytes, expected at most {MAX_FILE_BYTES}")
         text = file.read_text(encoding="utf-8-sig")

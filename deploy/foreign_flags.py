@@ -69,7 +69,8 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--task", "Baton generates text and does nothing else", "auto", "generate"),
     _taken("--trust-remote-code", "nothing in a model's folder is ever run, with or without it"),
     _flag(
-        "--hf-overrides --rope-scaling", "what config.json says is what is served; change it in a copy of the folder"
+        "--hf-overrides --rope-scaling",
+        "Baton serves the model that config.json describes; change that file in a copy of the folder",
     ),
     _flag("--seed --random-seed", "each request has a `seed` of its own; without one it gets a random one"),
     _flag("--enable-lora --lora-modules --lora-paths", "Baton serves no LoRA adapters yet"),
@@ -134,7 +135,7 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--enable-log-requests --log-requests", "`--log-level debug` adds a line for each request"),
     _taken("--disable-log-requests --no-enable-log-requests", "requests are logged with `--log-level debug` only"),
     _taken("--disable-log-stats", "no statistics are written to the log; /metrics has them"),
-    _taken("--disable-uvicorn-access-log", "there is no log of accesses"),
+    _taken("--disable-uvicorn-access-log", "Baton writes no access log"),
     _flag("--uvicorn-log-level --log-level-http", "--log-level is for all processes, HTTP among them"),
 )
 _SHORT = sorted((name for flag in FOREIGN for name in flag.names if not name.startswith("--")), key=len, reverse=True)

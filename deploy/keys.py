@@ -90,16 +90,17 @@ def revoke(folder: Path, name: str) -> list[str]:
     read_keys(folder / GATEWAY_NAME, for_gateway=True)
     known = sorted(allowed_in(folder / GATEWAY_NAME).values())
     if name == GATEWAY_NAME or name not in known:
-        others = ", ".join(each for each in known if each != GATEWAY_NAME) or "nobody: there are no others"
-        raise ConfigError(f"keys revoke: got {brief_name(name)}, expected one of {others}")
+        others = ", ".join(each for each in known if each != GATEWAY_NAME)
+        expected = f"expected one of {others}" if others else "but no name is left to revoke"
+        raise ConfigError(f"keys revoke: got {brief_name(name)}, {expected}")
 
     if (folder / name / OWN).exists():
         shutil.rmtree(folder / name)
     for member in _members(folder):
         (folder / member / ALLOWED / f"{name}.key").unlink(missing_ok=True)
     return [
-        f"Delete {ALLOWED}/{name}.key on the other hosts too: from then on, nothing new connects with it.",
-        "What is connected stays so until one of the two processes is started again.",
+        f"Delete {ALLOWED}/{name}.key on the other hosts too: then no new connection can use this key.",
+        "A connection that uses it already lasts until one of its two processes is started again.",
     ]
 
 

@@ -34,7 +34,7 @@ def find_tokenizer(wanted: str | None) -> Path | None:
 
 
 def find_template(wanted: str | None) -> Path | None:
-    """The file of `--chat-template`; None for the tokenizer's own template. Raises ConfigError if it is no file."""
+    """The file of `--chat-template`; None for the tokenizer's own template. Raises ConfigError if it is not a file."""
     return None if wanted is None else _found("chat-template", wanted, _why_no_template)
 
 
@@ -65,7 +65,7 @@ def _remote_hint(wanted: str) -> str:
 def _why_no_checkpoint(path: Path) -> str | None:
     if not path.is_dir():
         return "{} is a file, expected a folder with config.json and weights"
-    return None if (path / "config.json").is_file() else "folder {} has no config.json, so it is no checkpoint"
+    return None if (path / "config.json").is_file() else "folder {} has no config.json, expected a model folder"
 
 
 def _why_no_tokenizer(path: Path) -> str | None:

@@ -133,7 +133,7 @@ EXAMPLES = {
   baton keys new keys                                keys/gateway and keys/worker, each for --keys
   baton keys new keys host-a host-b                  one for each host; later ones are added alike
   baton keys list keys                               who may connect
-  baton keys revoke keys host-b                      not this one any more""",
+  baton keys revoke keys host-b                      host-b may not connect any more""",
     "config": """\
   baton config --port 9000                           what `baton serve --port 9000` would use
   baton config --config baton.toml --json""",

@@ -131,7 +131,7 @@ def check_exposed(config: Config, host: str, name: str) -> None:
     if is_nixl and not trust_network and not is_loopback(host):
         raise ConfigError(
             f"{name}: {host[:80]!r} can be reached from other machines, and --transfer-backend nixl opens ports there"
-            " that know no keys; expected --trust-network, which says that whoever reaches them may read KV",
+            " that check no keys; expected --trust-network, which allows any process that reaches them to read KV",
             param="transfer-backend",
         )
 

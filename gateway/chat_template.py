@@ -150,7 +150,7 @@ def read_template(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{where}: cannot be read: {error.strerror}", param="chat-template") from error
     except jinja2.TemplateError as error:
-        raise ConfigError(f"{where}: is no Jinja template: {str(error)[:MAX_WHY]}", param="chat-template") from error
+        raise ConfigError(f"{where}: not a Jinja template: {str(error)[:MAX_WHY]}", param="chat-template") from error
     return source
 
 

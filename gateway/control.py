@@ -109,7 +109,9 @@ class Control:
 
         key = WorkerKey.named_in(message.address if isinstance(message, Register) else message)
         if identity != key.identity:
-            raise WireError(f"it names worker {key.worker_id!r} instance {key.instance}, its connection another")
+            raise WireError(
+                f"it names worker {key.worker_id!r} instance {key.instance}, its connection belongs to another"
+            )
 
         if isinstance(message, Leaving):
             self._apply(self.membership.give_up(key, "has left"), is_orderly=True)

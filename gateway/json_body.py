@@ -24,7 +24,7 @@ def check_content(request: Request) -> None:
     """Raises 415 unless the headers name plain JSON. Missing headers count as plain JSON."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise HTTPException(415, f"content-encoding: got {encoding[:80]!r}, expected none: bodies come as they are")
+        raise HTTPException(415, f"content-encoding: got {encoding[:80]!r}, expected an uncompressed body")
 
     given = request.headers.get("content-type", JSON_TYPE)
     kind, _, rest = given.partition(";")

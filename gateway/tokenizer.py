@@ -139,7 +139,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer | None:
     if not path.exists():
         return None
     if not path.is_file():
-        raise CheckpointError("tokenizer.json: it is no file")
+        raise CheckpointError("tokenizer.json: not a file")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception

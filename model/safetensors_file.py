@@ -70,7 +70,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     CheckpointError if the file is too short, or a key appears twice, which the package would accept.
     """
     if path.exists() and not path.is_file():  # reading a pipe would block for ever
-        raise CheckpointError(f"{path}: it is no file")
+        raise CheckpointError(f"{path}: not a file")
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)  # read ahead while the worker starts
         size = os.fstat(file.fileno()).st_size

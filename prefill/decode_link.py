@@ -87,7 +87,7 @@ class DecodeLink(PeerLink):
         if self._identities.get(instance) not in (None, identity):
             raise WireError("another connection speaks for this instance")
         if identity != f"{hello.address.worker_id}#{instance}".encode():
-            raise WireError(f"it names worker {hello.address.worker_id!r}, its connection another")
+            raise WireError(f"it names worker {hello.address.worker_id!r}, its connection belongs to another")
 
     def _open(self, instance: int, identity: bytes, envelope: Envelope) -> None:
         self._identities[instance] = identity

@@ -34,7 +34,7 @@ def _text(place: Path) -> str:
     try:
         found = place.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise _wrong(place, "it is no file")
+            raise _wrong(place, "it is not a file")
         if found.st_mode & _BY_OTHERS:
             mode = f"mode {stat.S_IMODE(found.st_mode):o}"
             raise _wrong(place, f"others may read or change it ({mode}); say `chmod 600`")
@@ -44,7 +44,7 @@ def _text(place: Path) -> str:
     except OSError as error:
         raise _wrong(place, error.strerror or "it cannot be read") from error
     except UnicodeDecodeError as error:
-        raise _wrong(place, f"byte {error.start} is no ASCII; keys are printable ASCII") from error
+        raise _wrong(place, f"byte {error.start} is not ASCII; expected printable ASCII") from error
 
 
 def _wrong(path: Path, why: str) -> ConfigError:

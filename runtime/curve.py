@@ -76,7 +76,7 @@ class Curve(Security):
 
     def refused(self) -> Mapping[str, int]:
         """See Security."""
-        assert self._doorkeeper.is_alive(), "nobody is admitted any more: the thread has ended"
+        assert self._doorkeeper.is_alive(), "no connection is admitted: the thread that checks keys has ended"
         for failures in self._failures:
             self._count(failures)
         return self._refusals.counts
@@ -143,7 +143,7 @@ class Curve(Security):
         while failures.poll(0):
             event = parse_monitor_message(failures.recv_multipart())["event"]
             if event & (_FAILURES | zmq.EVENT_HANDSHAKE_FAILED_AUTH):
-                why = "no CURVE or no secret, another key of ours, a wrong secret, or gone before it was over"
+                why = "no encryption, a wrong secret, a wrong key of this process, or an early end"
                 self._refusals.note(NO_HANDSHAKE, why=why)
 
 

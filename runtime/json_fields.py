@@ -21,7 +21,7 @@ def read_fields(path: Path, *, optional: bool = False) -> "JsonFields":
     """
     try:
         if path.exists() and not path.is_file():
-            raise CheckpointError(f"{path}: it is no file; expected a JSON object in one")
+            raise CheckpointError(f"{path}: not a file, expected a file with a JSON object")
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes, expected a smaller file")
         parsed = json.loads(path.read_text(encoding="utf-8"))

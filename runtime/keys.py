@@ -47,7 +47,7 @@ def read_keys(folder: str | Path, *, for_gateway: bool = False) -> Keys:
     """The keys in `folder`. ConfigError names what is wrong; `for_gateway` also refuses a worker's folder."""
     place = Path(folder)
     if not place.is_dir():
-        raise _wrong(place, "it is no folder" if place.exists() else "it does not exist")
+        raise _wrong(place, "it is not a folder" if place.exists() else "it does not exist")
     if not (place / OWN).exists():
         inner = sorted(path.parent.name for path in place.glob(f"*/{OWN}"))
         hint = f"expected one of the folders in it: {', '.join(inner[:8])}" if inner else "`baton keys new` makes one"
@@ -63,9 +63,9 @@ def read_keys(folder: str | Path, *, for_gateway: bool = False) -> Keys:
     found = Keys(place, public, secret, _read(place / GATEWAY)[0])
 
     if not allowed_in(place):
-        raise _wrong(place / ALLOWED, "it holds no key, so nobody could connect")
+        raise _wrong(place / ALLOWED, "it holds no key, so no process could connect")
     if for_gateway and not found.is_gateway:
-        raise _wrong(place, f"it is a worker's: its own key is not the one in {GATEWAY}")
+        raise _wrong(place, f"it is the folder of a worker: its own key is not the one in {GATEWAY}")
 
     return found
 
@@ -94,9 +94,9 @@ def _read(path: Path) -> tuple[str, str]:
         public, secret = load_certificate(path)
         texts = public.decode("ascii"), (secret or b"").decode("ascii")
     except OSError as error:
-        raise _wrong(path, error.strerror or "it is not there") from error
+        raise _wrong(path, error.strerror or "it does not exist") from error
     except (ValueError, IndexError) as error:  # no key in it, no value, or not text
-        raise _wrong(path, "it is no key file") from error
+        raise _wrong(path, "it is not a key file") from error
     if not is_key(texts[0]):
         raise _wrong(path, "its public key is damaged")
     return texts

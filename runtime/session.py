@@ -110,7 +110,7 @@ class Session:
         if not envelope.number:
             if envelope.body:
                 return True
-            raise SessionLost("knows nothing of this session")
+            raise SessionLost("does not know this session")
 
         num_arrived = self._num_received + bool(envelope.body)
         if envelope.number > num_arrived:

@@ -103,7 +103,7 @@ class ProcessSettings(Settings):
         " they say is encrypted",
         group=Group.TRUST, metavar="DIR", unset="none")] = None
     trust_network: Annotated[bool, Flag(
-        "without --keys, bind an address that other machines reach: whoever reaches it may pose as a worker",
+        "without --keys, bind an address that other machines reach: any process there may pose as a worker",
         group=Group.TRUST, commands=("gateway", "worker"))] = False
     log_level: Annotated[LogLevel, _flag("least severe log line to show",
         group=Group.MACHINE, metavar="LEVEL")] = "info"
@@ -221,7 +221,7 @@ class GatewaySettings(ProcessSettings):
     api_key_file: Annotated[str | None, _flag(
         "file with one API key a line, readable by its owner alone: clients send one as `Authorization: Bearer KEY`,"
         " everywhere but to /health",
-        group=Group.TRUST, metavar="FILE", unset="none: whoever reaches HTTP is served")] = None
+        group=Group.TRUST, metavar="FILE", unset="none: every client is served")] = None
     allowed_origins: Annotated[tuple[WebOrigin, ...], _flag(
         "origins of web pages whose scripts may use the gateway (CORS), such as https://app.example.com; *: any",
         group=Group.TRUST, metavar="ORIGIN", unset="none",

@@ -14,7 +14,7 @@ def tokenizer_digest(folder: Path) -> str:
     if not path.exists():
         return ""
     if not path.is_file():
-        raise CheckpointError(f"{path}: it is no file")
+        raise CheckpointError(f"{path}: not a file")
     try:
         return xxhash.xxh3_128_hexdigest(path.read_bytes())
     except OSError as error:

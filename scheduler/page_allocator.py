@@ -64,7 +64,7 @@ class PageAllocator:
     def share(self, pages: Sequence[int]) -> None:
         """Adds one holder to each page. The ledger still counts the page once."""
         for page in pages:
-            assert self._refs[page] > 0, f"page {page} is shared but nobody holds it"
+            assert self._refs[page] > 0, f"page {page} is shared, but no request holds it"
             self._refs[page] += 1
 
     def retire(self, pages: Sequence[int]) -> list[int]:

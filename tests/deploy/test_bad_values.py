@@ -105,7 +105,7 @@ FLAGS = [
     ("serve --model /nowhere", "--model: folder '/nowhere' does not exist"),
     ("serve --model some/thing", "download a checkpoint from a hub first"),
     ("serve --model /etc/passwd", "--model: '/etc/passwd' is a file, expected a folder"),
-    ("serve --model /etc", "--model: folder '/etc' has no config.json, so it is no checkpoint"),
+    ("serve --model /etc", "--model: folder '/etc' has no config.json, expected a model folder"),
     ("serve --model ~nobody-at-all/x", "--model: cannot look into '~nobody-at-all/x'"),
     (f"serve --model /{'a' * 5000}", "--model: cannot look into '/aaaa"),
     ("serve --model /proc/self/fd/x/y", "--model: folder '/proc/self/fd/x/y' does not exist"),
@@ -159,8 +159,8 @@ FLAGS = [
     (f"{'s' * 3000}", "unknown command 'ssss"),
     ("--port 5", "a command comes before the flags: `baton serve --port 5`; commands are serve"),
     ("serve --config /nowhere.toml", "--config: cannot read '/nowhere.toml': No such file or directory"),
-    ("serve --config /etc", "--config: cannot read '/etc': it is no file"),
-    ("serve --config /dev/zero", "--config: cannot read '/dev/zero': it is no file"),
+    ("serve --config /etc", "--config: cannot read '/etc': it is not a file"),
+    ("serve --config /dev/zero", "--config: cannot read '/dev/zero': it is not a file"),
     ("serve --config ~nobody-at-all/x", "--config: cannot read '~nobody-at-all/x'"),
     (f"serve --config /{'a' * 5000}", "--config: cannot read '/aaaa"),
 ]  # fmt: skip
@@ -274,7 +274,7 @@ def test_file(
 
 def test_a_pipe_that_nobody_writes_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert "it is no file" in refused(["serve", "--config", str(tmp_path / "pipe")], capsys)
+    assert "it is not a file" in refused(["serve", "--config", str(tmp_path / "pipe")], capsys)
 
 
 def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:

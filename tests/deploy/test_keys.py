@@ -51,6 +51,12 @@ def test_hosts_are_added_and_revoked(folder: Path, capsys: pytest.CaptureFixture
         assert sorted(allowed_in(folder / name).values()) == ["gateway", "host-a", "host-c"]
 
 
+def test_where_every_name_is_revoked_none_is_left(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert say("new", folder) == 0 == say("revoke", folder, "worker")
+    assert say("revoke", folder, "worker") == 2
+    assert "keys revoke: got worker, but no name is left to revoke" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words, says",
     [
@@ -86,15 +92,15 @@ def test_what_makes_no_sense_is_said(folder: Path, capsys: pytest.CaptureFixture
         (lambda place: place.rename(place.with_name("other")), "worker': it does not exist"),
         (lambda place: (place / "own.key_secret").unlink(), "it has no own.key_secret; `baton keys new` makes one"),
         (lambda place: (place / "own.key_secret").chmod(0o640), "others may read it (mode 640); say `chmod go-rwx`"),
-        (lambda place: (place / "own.key_secret").write_text("nothing"), "own.key_secret': it is no key file"),
-        (lambda place: (place / "own.key_secret").write_bytes(b"public-key = \xff"), "it is no key file"),
+        (lambda place: (place / "own.key_secret").write_text("nothing"), "own.key_secret': it is not a key file"),
+        (lambda place: (place / "own.key_secret").write_bytes(b"public-key = \xff"), "it is not a key file"),
         (lambda place: cut(place / "own.key_secret", "secret-key"), "it holds no secret key"),
         (lambda place: (place / "gateway.key").write_text('public-key = "short"'), "its public key is damaged"),
         (lambda place: (place / "gateway.key").unlink(), "gateway.key': No such file or directory"),
         (lambda place: (place / "gateway.key").chmod(0o620), "others may change it (mode 620); say `chmod go-w`"),
         (lambda place: (place / "allowed").chmod(0o770), "others may change it (mode 770)"),
         (lambda place: (place / "allowed" / "worker.key").chmod(0o602), "worker.key': others may change it (mode 602)"),
-        (lambda place: (place / "allowed" / "x.key").write_text(""), "x.key': it is no key file"),
+        (lambda place: (place / "allowed" / "x.key").write_text(""), "x.key': it is not a key file"),
         (lambda place: [path.unlink() for path in (place / "allowed").iterdir()], "it holds no key, so nobody could"),
     ],
 )

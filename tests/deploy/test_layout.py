@@ -40,7 +40,7 @@ def test_keys_do_not_make_nixl_safe_where_others_reach_it() -> None:
     check_exposed(config("worker", **flags | {"trust-network": "true"}), "10.0.0.5", "--host")
     check_exposed(config("worker", **flags | {"transfer-backend": "zmq"}), "10.0.0.5", "--host")
     with pytest.raises(
-        ConfigError, match=r"--host: '10.0.0.5' can be reached .* nixl opens ports there that know no keys"
+        ConfigError, match=r"--host: '10.0.0.5' can be reached .* nixl opens ports there that check no keys"
     ):
         check_exposed(config("worker", **flags), "10.0.0.5", "--host")
 

@@ -276,7 +276,7 @@ def test_a_member_that_talks_nonsense(name: str, caplog: pytest.LogCaptureFixtur
         bench.refused(DECODE.identity, FROM_MEMBER[name])
     [record] = caplog.records
     said = record.__dict__["baton_fields"]["why"]
-    assert len(said) < 600 and ("worker to gateway" in said or "its connection another" in said), said
+    assert len(said) < 600 and ("worker to gateway" in said or "its connection belongs to another" in said), said
     bench.finish_request()
 
 

@@ -185,7 +185,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) 
     "content, says",
     [
         (None, "cannot be read: No such file or directory"),
-        (b"{% if %}", "is no Jinja template: Expected an expression"),
+        (b"{% if %}", "not a Jinja template: Expected an expression"),
         (b"\xff", "not UTF-8 at byte 0"),
         (b" " * (1 << 20) + b" ", "expected a file of at most 1048576 bytes"),
     ],

@@ -28,7 +28,7 @@ def test_one_key_a_line_with_comments_and_blank_lines(tmp_path: Path) -> None:
         (b"a\nb c\n", 0o600, "line 2: expected one key of 1 to 512 printable characters, without spaces"),
         (b"a\n" + b"k" * 513, 0o600, "line 2: expected one key"),
         (b"a\x00b", 0o600, "line 1: expected one key"),
-        ("sk-\u00e9".encode(), 0o600, "byte 3 is no ASCII"),
+        ("sk-\u00e9".encode(), 0o600, "byte 3 is not ASCII"),
         (b"k\n" * 600_000, 0o600, "it has 1200000 bytes, expected at most 1048576"),
         (b"sk-1", 0o604, "others may read or change it (mode 604); say `chmod 600`"),
         (b"sk-1", 0o644, "others may read"),
@@ -47,7 +47,7 @@ def test_a_wrong_file_is_refused_and_no_key_is_quoted(tmp_path: Path, content: b
     ("place", "says"),
     [
         (lambda folder: folder / "none", "No such file or directory"),
-        (lambda folder: folder, "it is no file"),
+        (lambda folder: folder, "it is not a file"),
     ],
 )
 def test_what_is_no_file(tmp_path: Path, place: Callable[[Path], Path], says: str) -> None:

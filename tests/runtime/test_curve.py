@@ -160,7 +160,7 @@ def test_without_its_thread_a_guarded_socket_takes_nobody_and_still_closes(
     else:
         raise AssertionError("nobody was refused")
     assert not router.poll(0)
-    with pytest.raises(AssertionError, match="nobody is admitted any more"):
+    with pytest.raises(AssertionError, match="no connection is admitted"):
         ours.refused()
 
 
@@ -170,7 +170,7 @@ def test_an_unreadable_list_admits_nobody_until_it_is_mended(net: Net) -> None:
     assert owner_of(key, folder) == ("b", "") and owner_of(KEY, folder) == (None, "not allowed")
     (net.folder / "a/allowed/half.key").write_text("# to be conti")
     name, why = owner_of(key, folder)
-    assert name is None and "half.key': it is no key file" in why
+    assert name is None and "half.key': it is not a key file" in why
     (net.folder / "a/allowed/half.key").unlink()
     assert owner_of(key, folder) == ("b", "")
     (net.folder / "a/allowed/b.key").chmod(0o606)

@@ -100,7 +100,7 @@ def test_what_is_outside_the_session_is_handed_on_in_its_epoch_and_not_counted()
 def test_whose_session_is_not_known_at_the_other_end_has_lost_it() -> None:
     session = Session(3)
     assert not session.accept(open_envelope(not_known(2)))
-    with pytest.raises(SessionLost, match="knows nothing of this session"):
+    with pytest.raises(SessionLost, match="does not know this session"):
         session.accept(open_envelope(not_known(3)))
 
 

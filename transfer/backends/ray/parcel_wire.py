@@ -88,7 +88,7 @@ class ParcelWire:
 
     def broken(self) -> list[int]:
         """See Wire."""
-        assert self._thread.is_alive(), "nobody gives frames to porters any more"
+        assert self._thread.is_alive(), "the thread that gives frames to porters has ended"
         with self._lock:
             broken, self._broken = self._broken, set()
         return sorted(broken)

@@ -165,7 +165,7 @@ def test_a_thread_that_has_died_is_noticed(wire: ParcelWire, porters: Porters, m
     wire.send(1, [b"frame"])
     assert died.wait(WAIT_S)
     wire._thread.join(WAIT_S)
-    with pytest.raises(AssertionError, match="nobody gives frames to porters any more"):
+    with pytest.raises(AssertionError, match="the thread that gives frames to porters has ended"):
         wire.broken()
 
 
