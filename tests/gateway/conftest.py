@@ -13,7 +13,7 @@ from gateway.process import Gateway
 from protocol.messages_gateway import Role
 from runtime.clock import MonotonicClock
 from runtime.settings import GatewaySettings
-from tests.gateway.fake_worker import PATIENCE_S, Behaviour, FakeWorker
+from tests.doubles.fake_worker import PATIENCE_S, Behaviour, FakeWorker
 from tests.gateway.folders import byte_tokenizer, write_folder
 
 

@@ -11,8 +11,8 @@ from gateway.tokenizer import TextTokenizer
 from protocol.errors import Overloaded
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
+from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, running, wait_until
-from tests.gateway.fake_worker import Behaviour
 
 
 def test_choices_in_flight_and_entering_are_bounded() -> None:

@@ -22,7 +22,7 @@ from gateway.translate import Prompt
 from protocol.messages_gateway import CancelRequest, ChoiceTokens, Role, ToGateway, Tokens, ToWorker
 from protocol.request import SamplingParams
 from runtime.clock import MonotonicClock
-from tests.gateway.fake_worker import PATIENCE_S
+from tests.doubles.fake_worker import PATIENCE_S
 from tests.gateway.test_membership import register
 from tests.gateway.worker_ends import WorkerEnds
 

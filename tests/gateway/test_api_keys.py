@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.http_app import build_app
+from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, running
-from tests.gateway.fake_worker import Behaviour
 
 KEYS = ("key-one", "key-two")
 PAGE = "https://app.example.com"

@@ -38,7 +38,7 @@ from protocol.messages_gateway import (
 from protocol.request import FinishReason, SamplingParams
 from runtime.session import ENVELOPE_BYTES, Envelope
 from tests.doubles.clock import VirtualClock
-from tests.gateway.fake_worker import LAYOUT
+from tests.doubles.fake_worker import LAYOUT
 from tests.gateway.worker_ends import WorkerEnds
 
 pytestmark = pytest.mark.slow

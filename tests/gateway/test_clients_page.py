@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from runtime.api_keys import read_api_keys
+from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, running
-from tests.gateway.fake_worker import Behaviour
 from tests.processes import python_path
 
 pytestmark = pytest.mark.slow

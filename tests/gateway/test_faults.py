@@ -22,8 +22,8 @@ from protocol.messages_gateway import (
     Tokens,
     Welcome,
 )
+from tests.doubles.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, running, wait_until
-from tests.gateway.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
 from tests.gateway.folders import byte_tokenizer, write_folder
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from tests.doubles.fake_worker import PATIENCE_S, Behaviour
 from tests.gateway.conftest import Setting
-from tests.gateway.fake_worker import PATIENCE_S, Behaviour
 
 BODY = json.dumps({"prompt": [1, 2], "max_tokens": 4, "stream": True}).encode()
 

@@ -6,8 +6,8 @@ import pytest
 
 from gateway.membership import WorkerKey
 from protocol.messages_gateway import Heartbeat, RegisterAgain, Role, Tokens
+from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
-from tests.gateway.fake_worker import Behaviour
 from tests.gateway.test_bad_messages import STATS, Bench, register
 
 

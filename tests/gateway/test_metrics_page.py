@@ -12,8 +12,8 @@ import pytest
 from gateway import worker_metrics
 from protocol.messages_gateway import Heartbeat, Leaving, Role, TimeSpread
 from runtime.settings import GatewaySettings
+from tests.doubles.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
 from tests.gateway.conftest import Setting
-from tests.gateway.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
 from tests.gateway.folders import EOS
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"

@@ -8,8 +8,8 @@ pytest.importorskip("openai", reason="the package `openai` is not installed")
 
 import openai
 
+from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
-from tests.gateway.fake_worker import Behaviour
 from tests.gateway.folders import EOS
 
 TEXT = "Once upon a time"

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.service import Service
 from protocol.messages_gateway import Leaving, Role
+from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
-from tests.gateway.fake_worker import Behaviour
 
 
 def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[tuple[str, dict[str, Any]]]:

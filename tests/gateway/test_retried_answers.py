@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from protocol.messages_gateway import Role
+from tests.doubles.fake_worker import Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, running, wait_until
-from tests.gateway.fake_worker import Behaviour, FakeWorker
 from tests.gateway.folders import piece_tokenizer, write_folder
 
 PIECES = piece_tokenizer()

@@ -1,12 +1,13 @@
 """A worker that speaks the gateway's real messages over a real socket and makes its tokens up.
 
-It can send first tokens late, everything twice, out of order, several at once; stop in the middle; fail; fall silent.
+For tests it can send first tokens late, everything twice, out of order, several at once; stop in the middle; fail; fall
+silent. For benchmarks of the gateway it keeps a steady pace: one Tokens message per step for all that run.
 """
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,7 +46,8 @@ MODEL = Fingerprint("story")
 STATS = WorkerStats(KvPages(total=256, free=250, owned=6), running=1, waiting=0, counters={"bytes_sent_total": 5.0})
 _instances = itertools.count(1000)
 
-Script = Callable[[Assign, int], Sequence[int]]
+Script = Callable[[Assign, int], Iterable[int]]
+Step = tuple[ChoiceTokens | None, ...]  # what each choice of a request gets at once; None: it has ended
 
 
 def letters(assign: Assign, choice: int) -> list[int]:
@@ -67,6 +69,7 @@ class Behaviour:
     fail_after: int | None = None
     fail_code: str = "internal_error"
     pause_s: float = 0.0
+    step_s: float | None = None  # all requests decode together, a step each `step_s`; nothing of the above applies
 
 
 @dataclass
@@ -84,7 +87,9 @@ class FakeWorker:
     vocab_size: int = 300
     fingerprint: Fingerprint = MODEL
     layout: KvLayout = LAYOUT
+    stats: WorkerStats = STATS
     instance: int = field(default_factory=lambda: next(_instances))
+    on_assign: Callable[[Assign], None] = lambda assign: None
 
     def __post_init__(self) -> None:
         self.received: list[ToWorker] = []
@@ -101,6 +106,7 @@ class FakeWorker:
         self._socket.connect(self.endpoint)
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancelled: set[tuple[str, int]] = set()
+        self._running: dict[str, Iterator[Step]] = {}  # with `step_s`: the rest of each request
         self._news = asyncio.Event()
 
     @property
@@ -127,7 +133,7 @@ class FakeWorker:
             self.context_length,
             self.max_running_requests,
             self.max_total_tokens,
-            STATS,
+            self.stats,
             "" if self.role is Role.UNIFIED else "zmq",
         )
 
@@ -136,6 +142,8 @@ class FakeWorker:
         await self.send(self.registration())
         self._spawn(self._receive())
         self._spawn(self._beat())
+        if self.behaviour.step_s is not None:
+            self._spawn(self._decode_together(self.behaviour.step_s))
         async with asyncio.timeout(PATIENCE_S):
             await self.welcomed.wait()
         return self
@@ -191,25 +199,24 @@ class FakeWorker:
             elif isinstance(message, Welcome):
                 self.welcomed.set()
             elif isinstance(message, Assign):
-                self._spawn(self._serve(message))
+                self.on_assign(message)
+                if self.behaviour.step_s is None:
+                    self._spawn(self._serve(message))
+                else:
+                    await self._join(message)
             elif isinstance(message, CancelRequest):
                 choices = range(128) if message.choice < 0 else (message.choice,)
                 self._cancelled |= {(message.request_id, choice) for choice in choices}
+                if message.choice < 0:
+                    self._running.pop(message.request_id, None)
             self._news.set()
 
     async def _serve(self, assign: Assign) -> None:
         """Answers one request: first tokens by the prefill fake, then everything by this one."""
         how = self.behaviour
-        first_choice = assign.first_choice
-        choices = range(first_choice, first_choice + assign.num_choices)
-        plan = [self._choice_messages(assign, choice) for choice in choices]
-        first = FirstToken(
-            tuple(replace(messages[0], token_ids=messages[0].token_ids[:1], finish="") for messages in plan),
-            (Stamp("first token", 0.5, self.prefill.worker_id),) if self.prefill is not None else (),
-        )
-        if self.prefill is not None and not how.first_token_late:
-            await self.prefill.send(first)
-        steps = list(itertools.zip_longest(*plan))
+        steps = list(self._steps(assign))
+        if not how.first_token_late:
+            await self._send_first(steps[0])
         for step in reversed(steps) if how.reverse else steps:
             going_on = [each for each in step if each is not None and not self._is_cancelled(each)]
             if how.fail_after is not None and going_on and going_on[0].seq >= how.fail_after:
@@ -225,25 +232,58 @@ class FakeWorker:
                 for _ in range(2 if how.twice else 1):
                     await self.send(Tokens(tuple(going_on), stamps))
             await asyncio.sleep(how.pause_s)
-        if self.prefill is not None and how.first_token_late:
-            await self.prefill.send(first)
+        if how.first_token_late:
+            await self._send_first(steps[0])
+
+    async def _join(self, assign: Assign) -> None:
+        """The request decodes from the next step on. Its first token is sent at once."""
+        steps = self._steps(assign)
+        first = next(steps)
+        self._running[assign.request_id] = itertools.chain([first], steps)
+        await self._send_first(first)
+
+    async def _decode_together(self, step_s: float) -> None:
+        clock = asyncio.get_running_loop()
+        due = clock.time()
+        while True:
+            due = max(due + step_s, clock.time())
+            await asyncio.sleep(due - clock.time())
+            news: list[ChoiceTokens] = []
+            for request_id, steps in list(self._running.items()):
+                step = next(steps, None)
+                if step is None:
+                    del self._running[request_id]
+                else:
+                    news += [each for each in step if each is not None]
+            if news:
+                await self.send(Tokens(tuple(news)))
+
+    async def _send_first(self, step: Step) -> None:
+        """The first token of each choice, by the prefill fake."""
+        if self.prefill is not None:
+            stamps = (Stamp("first token", 0.5, self.prefill.worker_id),)
+            firsts = (replace(each, token_ids=each.token_ids[:1], finish="") for each in step if each is not None)
+            await self.prefill.send(FirstToken(tuple(firsts), stamps))
 
     def _is_cancelled(self, news: ChoiceTokens) -> bool:
         return (news.request_id, news.choice) in self._cancelled
 
-    def _choice_messages(self, assign: Assign, choice: int) -> list[ChoiceTokens]:
-        token_ids: list[int] = []
-        finish = ""
-        num_prompt = len(assign.prompt_ids) - assign.num_replayed
-        for token_id in self.behaviour.script(replace(assign, prompt_ids=assign.prompt_ids[:num_prompt]), choice):
-            token_ids.append(token_id)
-            finish = str(finish_reason(assign.sampling, len(token_ids), token_id) or "")
+    def _steps(self, assign: Assign) -> Iterator[Step]:
+        choices = range(assign.first_choice, assign.first_choice + assign.num_choices)
+        return itertools.zip_longest(*(self._choice_messages(assign, choice) for choice in choices))
+
+    def _choice_messages(self, assign: Assign, choice: int) -> Iterator[ChoiceTokens]:
+        """The messages of one choice, `burst` tokens each, without the tokens that the gateway has already."""
+        prompt = assign.prompt_ids[: len(assign.prompt_ids) - assign.num_replayed]
+        seq, token_ids = assign.num_replayed, list[int]()
+        for place, token_id in enumerate(self.behaviour.script(replace(assign, prompt_ids=prompt), choice)):
+            if place >= assign.num_replayed:
+                token_ids.append(token_id)
+            finish = str(finish_reason(assign.sampling, place + 1, token_id) or "")
+            if finish or len(token_ids) == self.behaviour.burst:
+                yield ChoiceTokens(assign.request_id, assign.attempt, choice, seq, tuple(token_ids), finish)
+                seq, token_ids = place + 1, []
             if finish:
-                break
-        burst = self.behaviour.burst
-        messages = [
-            ChoiceTokens(assign.request_id, assign.attempt, choice, seq, tuple(token_ids[seq : seq + burst]))
-            for seq in range(assign.num_replayed, len(token_ids), burst)
-        ]
-        messages[-1] = replace(messages[-1], finish=finish)
-        return messages
+                return
+        if token_ids:
+            yield ChoiceTokens(assign.request_id, assign.attempt, choice, seq, tuple(token_ids))
