@@ -101,7 +101,10 @@ def test_what_makes_no_sense_is_said(folder: Path, capsys: pytest.CaptureFixture
         (lambda place: (place / "allowed").chmod(0o770), "others may change it (mode 770)"),
         (lambda place: (place / "allowed" / "worker.key").chmod(0o602), "worker.key': others may change it (mode 602)"),
         (lambda place: (place / "allowed" / "x.key").write_text(""), "x.key': it is not a key file"),
-        (lambda place: [path.unlink() for path in (place / "allowed").iterdir()], "it holds no key, so nobody could"),
+        (
+            lambda place: [path.unlink() for path in (place / "allowed").iterdir()],
+            "it holds no key, so no process could",
+        ),
     ],
 )
 def test_a_folder_that_is_not_right_is_refused(folder: Path, damage: object, says: str) -> None:
@@ -122,7 +125,7 @@ def test_folders_for_others_are_refused_by_name(folder: Path) -> None:
     assert say("new", folder) == 0
     with pytest.raises(ConfigError, match=r"it has no own\.key_secret; expected one of the folders in it: gateway"):
         read_keys(folder)
-    with pytest.raises(ConfigError, match=r"it is a worker's: its own key is not the one in gateway\.key"):
+    with pytest.raises(ConfigError, match=r"it is the folder of a worker: its own key is not the one in gateway\.key"):
         read_keys(folder / "worker", for_gateway=True)
 
 

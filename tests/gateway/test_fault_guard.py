@@ -33,7 +33,7 @@ async def is_well(setting: Setting) -> bool:
 def one_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
     """The fields of the only line at warning or above."""
     [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
-    assert record.exc_info is None and "secret" not in str(record.__dict__)
+    assert not record.exc_info and "secret" not in str(record.__dict__)
     fields: dict[str, Any] = record.__dict__["baton_fields"]
     return fields
 

@@ -136,7 +136,7 @@ async def test_what_other_machines_reach_needs_keys(folder: Path, tmp_path: Path
     new(tmp_path / "keys", [])
     with pytest.raises(ConfigError, match="can be reached from other machines"):
         Gateway(settings(folder, control="tcp://0.0.0.0:0"), MonotonicClock())
-    with pytest.raises(ConfigError, match="it is a worker's"):
+    with pytest.raises(ConfigError, match="it is the folder of a worker"):
         Gateway(settings(folder, keys=str(tmp_path / "keys/worker")), MonotonicClock())
     for fields in ({"keys": str(tmp_path / "keys/gateway")}, {"trust_network": True}):
         async with running(folder, control="tcp://0.0.0.0:0", **fields) as setting:
