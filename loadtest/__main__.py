@@ -12,7 +12,8 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import uvloop
@@ -33,6 +34,16 @@ T = TypeVar("T")
 WIDTH = 140  # of tables in a pipe
 ROUNDS = 3
 EXIT_CONFIG = 2
+
+# What describes a load: the field, its default, the least value, and what it is.
+LOAD: tuple[tuple[str, int, int, str], ...] = (
+    ("num", 64, 1, "requests per round"),
+    ("concurrency", 16, 1, "requests at a time"),
+    ("inp", 256, 1, "prompt tokens"),
+    ("out", 64, 1, "output tokens"),
+    ("vocab", 512, 2, "prompt ids are below this"),
+    ("seed", 0, -(2**63), "of the prompts"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +80,7 @@ def _compare(typed: Sequence[str], console: Console) -> int:
 
     choices = ("peer", *sorted(COMPARISONS))
     parser.add_argument("--compare", choices=choices, default="peer", help="with what (default peer)")
-    parser.add_argument("--rounds", type=_positive, default=ROUNDS, help="rounds of each side (default 3)")
+    parser.add_argument("--rounds", type=_at_least(1), default=ROUNDS, help="rounds of each side (default 3)")
     parser.add_argument("--quick", action="store_true", help="peer: one small round; shows that it works, no more")
     names = [scenario.name for scenario in SCENARIOS]
     parser.add_argument("--scenario", choices=names, help="peer: this deployment alone (default: each of them)")
@@ -90,7 +101,7 @@ def _compare(typed: Sequence[str], console: Console) -> int:
         print(json.dumps(show_sides(found, load, console, asked.markdown)))
         return _status(sum(each.num_errors for rounds in found.values() for each in rounds))
 
-    for name in ("num", "concurrency", "inp", "out", "vocab", "seed"):
+    for name, *_ in LOAD:
         if getattr(asked, name) is not None:
             parser.error(f"--{name} goes with --compare topology or overlap: the loads beside the peer are fixed")
 
@@ -117,7 +128,7 @@ def _drive(typed: Sequence[str], console: Console) -> int:
         "--rate", type=_rate, default=0.0, help="open loop: requests a second, instead of --concurrency"
     )
     parser.add_argument("--intruder-rate", type=_rate, default=0.0, help="long prompts a second beside the others")
-    parser.add_argument("--intruder-inp", type=_positive, default=1500, help="their length in tokens (default 1500)")
+    parser.add_argument("--intruder-inp", type=_at_least(1), default=1500, help="their length in tokens (default 1500)")
 
     asked = parser.parse_args(typed)
     if asked.rate and asked.concurrency is not None:
@@ -138,44 +149,32 @@ def _drive(typed: Sequence[str], console: Console) -> int:
 
 
 def _add_load(parser: argparse.ArgumentParser, of: str) -> None:
-    parser.add_argument("--num", type=_positive, help=f"{of}requests per round (default 64)")
-    parser.add_argument("--concurrency", type=_positive, help=f"{of}requests at a time (default 16)")
-    parser.add_argument("--inp", type=_positive, help=f"{of}prompt tokens (default 256)")
-    parser.add_argument("--out", type=_positive, help=f"{of}output tokens (default 64)")
-    parser.add_argument("--vocab", type=_vocab, help=f"{of}prompt ids are below this (default 512)")
-    parser.add_argument("--seed", type=int, help=f"{of}of the prompts (default 0)")
+    for name, default, least, what in LOAD:  # without a default for the parser: a load beside the peer takes none
+        parser.add_argument(f"--{name}", type=_at_least(least), help=f"{of}{what} (default {default})")
     parser.add_argument("--markdown", action="store_true", help="tables that can be pasted into a page")
 
 
 def _load(
     asked: argparse.Namespace, rate: float = 0.0, intruder_rate: float = 0.0, intruder_tokens: int = 1500
 ) -> Load:
-    def given(name: str, otherwise: int) -> int:
-        value: int | None = getattr(asked, name)
-        return otherwise if value is None else value
-
-    return Load(
-        given("num", 64), given("concurrency", 16), given("inp", 256), given("out", 64), given("vocab", 512),
-        given("seed", 0), rate, intruder_rate, intruder_tokens,
-    )  # fmt: skip
+    given = [getattr(asked, name) for name, *_ in LOAD]
+    values = [default if value is None else value for value, (_, default, *_) in zip(given, LOAD, strict=True)]
+    return replace(Load(*values), rate=rate, intruder_rate=intruder_rate, intruder_tokens=intruder_tokens)
 
 
 def _status(num_errors: int) -> int:
     return 1 if num_errors else 0
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
-    return value
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"got {value}, expected at least {least}")
+        return value
 
-
-def _vocab(text: str) -> int:
-    value = int(text)
-    if value < 2:
-        raise argparse.ArgumentTypeError(f"got {value}, expected at least 2")
-    return value
+    parse.__name__ = "int"  # argparse names it in the error for what is no integer
+    return parse
 
 
 def _rate(text: str) -> float:

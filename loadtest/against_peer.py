@@ -18,7 +18,7 @@ from loadtest.deployment import deployed
 from loadtest.http_exchange import Server
 from loadtest.load import run_load
 from loadtest.peer import ABSENT, peer_executable, peer_running, version_of
-from loadtest.report import Figures, counted, figures_table, median_figures, new_table
+from loadtest.report import Figures, counted, failures, figures_table, median_figures, new_table
 from loadtest.scenarios import OURS, PEER, SCENARIOS, TARGETS, Scenario, Verdict, expected_s, judge, of_round, quick
 from runtime.clock import Clock
 
@@ -87,9 +87,8 @@ def show_comparison(found: Comparison, console: Console, markdown: bool) -> dict
             of_sides = {side: found.rounds[side, run.name] for side in sides}
             console.print(f"\n{run.name}: {run.load.words()} (Baton: {' '.join(scenario.serve)})")
             console.print(figures_table(of_sides, {}, markdown))
-            for side, figures in of_sides.items():
-                if error := next((each.first_error for each in figures if each.first_error), ""):
-                    console.print(f"{side}: {sum(each.num_errors for each in figures)} requests failed: {error}")
+            for line in failures(of_sides):
+                console.print(line)
 
     verdicts = found.verdicts()
     console.print(f"\ntargets, medians of {counted(found.num_rounds, 'round')} (lowest to highest)")

@@ -1,6 +1,6 @@
 """Figures from timings: percentiles, throughput, medians over rounds, and their tables. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from statistics import median
@@ -9,6 +9,8 @@ from rich import box
 from rich.table import Table
 
 from loadtest.client import Timing
+
+_SAID_APART = ("num_errors", "first_error")  # of the fields below: not medians of rounds
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def _max(values: Sequence[float]) -> float:
 def median_figures(rounds: Sequence[Figures]) -> dict[str, float | None]:
     """The median of each figure over rounds, None if it has no value. Errors are added up."""
     rows = [asdict(each) for each in rounds]
-    names = [name for name in rows[0] if name not in ("num_errors", "first_error")]
+    names = [name for name in rows[0] if name not in _SAID_APART]
     medians = {name: _rounded(median(row[name] for row in rows), 2) for name in names}
     return medians | {"num_errors": sum(row["num_errors"] for row in rows)}
 
@@ -112,8 +114,6 @@ def ratios(ours: Sequence[Figures], baseline: Sequence[Figures]) -> dict[str, fl
 
 # ---- tables ----
 
-_SAID_APART = ("num_errors", "first_error")
-
 
 def new_table(markdown: bool, *columns: str) -> Table:
     """An empty table, numbers aligned right. As Markdown it can be pasted into a page."""
@@ -128,16 +128,19 @@ def figures_table(
 ) -> Table:
     """A row for each figure: by side the median and, over several rounds, the spread; then further columns."""
     table = new_table(markdown, "figure", *sides, *more)
-    for name in (field.name for field in fields(Figures)):
-        values = {
-            side: [float(getattr(each, name)) for each in rounds]
-            for side, rounds in sides.items()
-            if name not in _SAID_APART
-        }
+    for name in (field.name for field in fields(Figures) if field.name not in _SAID_APART):
+        values = {side: [float(getattr(each, name)) for each in rounds] for side, rounds in sides.items()}
         if any(isfinite(value) and value for of_side in values.values() for value in of_side):
             ratios_of = [_number(of_figure[name]) if name in of_figure else "" for of_figure in more.values()]
             table.add_row(name, *(_spread(of_side) for of_side in values.values()), *ratios_of)
     return table
+
+
+def failures(sides: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
+    """A line for each side with failed requests: how many, and why the first of them failed."""
+    for side, rounds in sides.items():
+        if first := next((each.first_error for each in rounds if each.first_error), ""):
+            yield f"{side}: {sum(each.num_errors for each in rounds)} requests failed: {first}"
 
 
 def counted(number: int, noun: str) -> str:

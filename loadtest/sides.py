@@ -13,7 +13,7 @@ from rich.console import Console
 from loadtest.deployment import deployed
 from loadtest.http_exchange import Server
 from loadtest.load import Load, run_load
-from loadtest.report import Figures, figures_table, median_figures, ratios
+from loadtest.report import Figures, failures, figures_table, median_figures, ratios
 from loadtest.scenarios import PAIR, UNIFIED
 from runtime.clock import Clock
 
@@ -45,8 +45,7 @@ def show_sides(found: Mapping[str, Sequence[Figures]], load: Load, console: Cons
     title = load.words() + (", 1 round" if rounds == 1 else f", medians of {rounds} rounds")
     console.print(title)
     console.print(figures_table(found, {f"{ours} / {baseline}": ratio}, markdown))
-    for name, figures_of_rounds in found.items():
-        if error := next((each.first_error for each in figures_of_rounds if each.first_error), ""):
-            console.print(f"{name}: {sum(each.num_errors for each in figures_of_rounds)} requests failed: {error}")
+    for line in failures(found):
+        console.print(line)
     medians = {name: median_figures(rounds) for name, rounds in found.items()}
     return {**medians, f"ratio_{ours}_to_{baseline}": ratio}

@@ -117,6 +117,12 @@ def test_arguments_that_go_with_nothing_are_refused(words: str, capsys: pytest.C
     assert "error" in capsys.readouterr().err
 
 
+def test_what_is_no_number_is_called_that(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["drive", "--url", "http://x", "--num", "many"])
+    assert "argument --num: invalid int value: 'many'" in capsys.readouterr().err
+
+
 def test_drive_says_who_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drive", "--url", "http://127.0.0.1:9"]) == 2
     assert "nothing answers at 127.0.0.1:9" in capsys.readouterr().err
