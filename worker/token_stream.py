@@ -1,7 +1,5 @@
 """Takes the tokens of each step and sends them to the gateway as one message. Used by decode and unified."""
 
-from collections.abc import Sequence
-
 from protocol.messages_gateway import ChoiceTokens, Stamp, Tokens
 from scheduler.engine import Engine
 from scheduler.req import Req
@@ -11,9 +9,9 @@ from worker.phase_times import PhaseTimes
 
 
 class TokenStream:
-    """The contents of the next `Tokens` message. `stamps` name the first tokens of a choice; "" gets no stamp."""
+    """The contents of the next `Tokens` message. `stamps` name a choice's first two tokens; "" gets no stamp."""
 
-    def __init__(self, engine: Engine, phases: PhaseTimes, stamps: Sequence[str]) -> None:
+    def __init__(self, engine: Engine, phases: PhaseTimes, stamps: tuple[str, str]) -> None:
         self._engine = engine
         self._phases = phases
         self._names = stamps
@@ -27,8 +25,7 @@ class TokenStream:
         # By position: one is made for each token, and keywords take twice as long (26 us instead of 12 for 64).
         self._choices.append(ChoiceTokens(req.request_id, req.attempt, req.choice, seq, (token,), req.finish or ""))
 
-        index = seq - req.num_replayed
-        if index < len(self._names) and self._names[index]:
+        if (index := seq - req.num_replayed) < 2 and self._names[index]:
             self._phases.stamp(request, self._names[index])
         if req.finish is None:
             return False
