@@ -1,6 +1,6 @@
 """The table of workers that serve: admits them, notes heartbeats, declares them lost, tells the others.
 
-    (unknown) --Register--> READY --2 s of silence, no progress, connection lost, or Leaving--> LOST (refused for ever)
+    (unknown) --Register--> READY --silence, no progress, connection lost, or Leaving--> LOST (refused for ever)
 
 A worker id belongs to its live holder. Another process that asks for it is not admitted until the holder is lost; so a
 restarted worker, which asks again every second, takes over. A worker of another role or host is refused. Pure: messages
