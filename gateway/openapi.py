@@ -34,7 +34,7 @@ class Usage(BaseModel):
 
 
 class Choice(BaseModel):
-    """One choice, without its text: that is where the client asked for it."""
+    """One choice. Its text is in `text`; in a chat it is in `message`."""
 
     index: int
     finish_reason: str | None

@@ -235,7 +235,7 @@ class GatewaySettings(ProcessSettings):
         "how long a request may lack workers, from when its lost worker was last heard",
         group=Group.LOSS)] = 4
     silence_limit_s: Annotated[Seconds, _flag("a worker whose heartbeats are missing for so long counts as lost",
-        group=Group.LOSS)] = 2  # heartbeats come five times a second
+        group=Group.LOSS)] = 2  # heartbeats come four times a second
     launch_deadline_s: Annotated[Seconds, _flag("a worker that computes one batch for so long counts as lost",
         group=Group.LOSS)] = 120  # a whole long prompt on a slow core takes less
     # fmt: on

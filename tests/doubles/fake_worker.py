@@ -87,7 +87,7 @@ class FakeWorker:
     vocab_size: int = 300
     fingerprint: Fingerprint = MODEL
     layout: KvLayout = LAYOUT
-    stats: WorkerStats = STATS
+    stats: WorkerStats = STATS  # of the registration and the next heartbeats
     instance: int = field(default_factory=lambda: next(_instances))
     on_assign: Callable[[Assign], None] = lambda assign: None
 
@@ -95,7 +95,6 @@ class FakeWorker:
         self.received: list[ToWorker] = []
         self.welcomed = asyncio.Event()
         self.silent = False
-        self.stats = STATS  # of the next heartbeats
         self.loses: Callable[[ToGateway], bool] = lambda message: False  # what is lost on the way
         self.num_lost = 0
         self._session = Session(1)
