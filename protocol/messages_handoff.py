@@ -112,7 +112,8 @@ class HelloRefused(Message):
 
 @dataclass(frozen=True)
 class JobCredit(Message):
-    """The job's prompt was computed. It no longer counts among the queued prompt tokens, as if the job had ended."""
+    """The job's prompt was computed, so it no longer counts among the queued prompt tokens. A job that ends without
+    this message stops counting when decode closes its reservation."""
 
     reservation: Int
 

@@ -156,6 +156,9 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
             assert transfer._place.pages == tuple(prompt_pages), "frames may land in pages of somebody else"
             assert transfer.state in OPEN, f"reservation {reservation} is {transfer.state}"
     assert set(receiver._transfers) <= set(reserved), "frames may land for a request that is gone"
+    for peer in core._peers._peers.values():
+        assert set(peer.queued) <= set(reserved), "a job that has ended still takes credit"
+        assert peer.tokens_queued == sum(peer.queued.values()), "job credit is counted wrong"
 
 
 def _check_refusals(process: WorkerProcess) -> None:

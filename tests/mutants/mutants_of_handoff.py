@@ -121,7 +121,7 @@ HANDOFF = (
         "Reservations.close",
         "peer.settle(...)",
         "",
-        "a job that waits for credit waits for a round trip more",
+        "the credit of a job that fails or is cancelled never comes back",
         tests=("tests/decode/test_cancel.py",),
     ),
     _mutant(

@@ -246,7 +246,8 @@ def test_a_cancel_at_any_step_gives_everything_back_once(steps: int) -> None:
     bench.worker.on_peer(7, KvDelivered(2))
     bench.run()
     assert bench.at_rest()
-    assert bench.sent(JobCredit)[-1] == JobCredit(2)  # a cancelled job counts no longer: JobStopped says so
+    # Decode itself stops counting a job that it cancels. Credit tells only that a prompt was computed.
+    assert bench.sent(JobCredit) in ([JobCredit(2)], [JobCredit(1), JobCredit(2)])
     assert bench.sent(JobFailed) == []
     assert bench.sent(JobStopped) == [JobStopped(1)] * 2  # every cancel is answered
     assert ("finish", 2, (first(PROMPT[::-1]),)) in bench.sender.calls

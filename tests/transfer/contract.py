@@ -280,12 +280,16 @@ class KvContract:
         assert "frames" not in pair.sender.counters
         assert pair.pool.pool == pair.before
 
-    def test_an_acknowledgement_before_the_last_frame_is_a_failure(self, pair: Pair) -> None:
-        transfer = pair.open(1, [1], [3], 4)
-        pair.sender.layer_ready(transfer, 0, 4)
-        pair.sender.delivered(transfer)
-        assert pair.sender.counters["transfers_failed"] == 1
+    def test_an_acknowledgement_before_the_last_frame_is_a_failure(self, network: Network) -> None:
+        pair = Pair(network, window=1)
+        computing, queued = pair.open(1, [1], [3], 4), pair.open(2, [2], [4], 4)
+        pair.sender.layer_ready(computing, 0, 4)
+        pair.send_all(queued, 4)  # the last frame waits for credit
+        for transfer in (computing, queued):
+            pair.sender.delivered(transfer)
+        assert pair.sender.counters["transfers_failed"] == 2
         assert "transfers_delivered" not in pair.sender.counters
+        pair.close()
 
     def test_a_dropped_peer_can_be_met_again(self, pair: Pair) -> None:
         pair.send_all(pair.open(1, [1], [3], 4), 4)
