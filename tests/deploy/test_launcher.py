@@ -22,7 +22,7 @@ from tests.doubles.clock import VirtualClock
 from tests.processes import command_line
 
 DRIVE = Path(__file__).with_name("drive_serve.py")
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 @dataclass

@@ -40,7 +40,7 @@ from protocol.messages_gateway import (
 from protocol.request import finish_reason
 from runtime.session import Session, open_envelope
 
-PATIENCE_S = 60.0  # for what takes moments; only a failure takes so long
+PATIENCE_S = 300.0  # for what takes moments; only a failure takes so long
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
 MODEL = Fingerprint("story")
 STATS = WorkerStats(KvPages(total=256, free=250, owned=6), running=1, waiting=0, counters={"bytes_sent_total": 5.0})

@@ -32,7 +32,7 @@ def test_the_processes_of_a_stopped_exploration_end(kind: str, how: signal.Signa
         try:
             assert begun.stdout.readline() == b"a seed is done\n"
             begun.send_signal(how)
-            begun.communicate(timeout=60)
+            begun.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             os.killpg(begun.pid, signal.SIGKILL)
             pytest.fail("its processes go on")

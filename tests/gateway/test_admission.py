@@ -138,7 +138,7 @@ async def test_one_long_text_is_tokenised_at_a_time(
         running_now += 1
         most = max(most, running_now)
         begun.release()
-        go_on.acquire(timeout=30)
+        go_on.acquire(timeout=300)
         running_now -= 1
         return encode(self, "x", bound)
 
@@ -148,7 +148,7 @@ async def test_one_long_text_is_tokenised_at_a_time(
         await setting.add(Role.UNIFIED)
         text = "slow" + " x" * (num_bytes // 2)
         waiting = [asyncio.create_task(setting.complete(text, max_tokens=1)) for _ in range(3)]
-        assert await asyncio.to_thread(begun.acquire, timeout=20)
+        assert await asyncio.to_thread(begun.acquire, timeout=300)
         held = setting.gateway.service.admission
         await wait_until(lambda: held.num_bytes > 3 * len(text))
         assert (await setting.complete("short", max_tokens=1)).status_code == 200

@@ -5,7 +5,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -158,6 +158,7 @@ async def test_memory_stays_bounded_while_clients_do_not_read(folder: Path) -> N
     limits = HttpLimits(slow_reader_timeout_s=600, max_stream_backlog=1000)
     async with gateway_process(str(folder), limits) as (url, control, _):
         behaviour = Behaviour(burst=100)
+        opened = ExitStack()
         worker = FakeWorker(
             Role.UNIFIED, control, "u", behaviour=behaviour, context_length=10**6, max_total_tokens=10**7
         )
@@ -166,16 +167,15 @@ async def test_memory_stays_bounded_while_clients_do_not_read(folder: Path) -> N
             async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=False) as client:
                 await client.post("/v1/completions", json={"prompt": "warm", "max_tokens": 5000})
                 before = await resident_bytes(client)
-                stuck = [stuck_client(url, {"stream": True}) for _ in range(8)]
+                stuck = [opened.enter_context(stuck_client(url, {"stream": True})) for _ in range(8)]
                 async with asyncio.timeout(PATIENCE_S):
                     other = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 300})
                     assert other.json()["usage"]["completion_tokens"] == 300
                 await worker.until(lambda: len({each.request_id for each in worker.cancelled}) == len(stuck))
                 grown = await resident_bytes(client) - before
-                for each in stuck:
-                    each.close()
             assert grown < 150_000_000, "30 MB, twice that on a busy machine; 300 MB and more without a bound"
         finally:
+            opened.close()
             await worker.stop()
 
 

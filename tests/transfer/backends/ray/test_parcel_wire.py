@@ -11,7 +11,7 @@ from protocol.errors import WireError
 from transfer.backends.ray.parcel_wire import MAX_CALLS, PARCEL_BYTES, ParcelWire
 from transfer.backends.ray.porter import Parcel
 
-WAIT_S = 30.0
+WAIT_S = 300.0
 
 
 class Porters:
