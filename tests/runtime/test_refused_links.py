@@ -1,6 +1,7 @@
 """A worker that its gateway refuses: it is told at once, and dials again slowly. Real sockets, invented moments."""
 
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,11 +110,11 @@ def test_keys_that_do_not_go_together_are_told(
 
 
 def test_a_gateway_that_is_not_there_yet_is_no_refusal(context: Any, curves: Any, tmp_path: Path) -> None:
-    router = Router(context, "127.0.0.1", curves("ours/gateway"))
-    address = address_of(router, read_keys(tmp_path / "ours/gateway").public)
-    router.close()
-    dealer = Dealer(context, address, b"w#1", security=curves("ours/worker"), tended=True)
-    assert dealer._watch is not None
-    assert not dealer._watch._events.poll(300)
-    assert dealer.tend(now=100.0) == "" and is_dialling(dealer)
-    dealer.close()
+    with socket.socket() as silent:  # it holds the port, and refuses connections, as it does not listen
+        silent.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}{MARK}{read_keys(tmp_path / 'ours/gateway').public}"
+        dealer = Dealer(context, address, b"w#1", security=curves("ours/worker"), tended=True)
+        assert dealer._watch is not None
+        assert not dealer._watch._events.poll(300)
+        assert dealer.tend(now=100.0) == "" and is_dialling(dealer)
+        dealer.close()
