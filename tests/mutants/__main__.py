@@ -5,8 +5,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from runtime.clock import MonotonicClock
 from tests.mutants.mutants import MUTANTS
-from tests.mutants.run import Copy, baseline, judge_all
+from tests.mutants.run import KILLER_S, Copy, baseline, judge_all
 
 
 def main() -> int:
@@ -18,9 +19,13 @@ def main() -> int:
     mutants = [mutant for mutant in MUTANTS if args.only in mutant.name]
     with tempfile.TemporaryDirectory(prefix="baton-mutants-") as folder:
         copies = [Copy(Path(folder) / str(index)) for index in range(args.jobs)]
+        clock = MonotonicClock()
+        began = clock.now()
         if wrong := baseline(copies[0], mutants):
             sys.stdout.write(f"Without any sabotage the killers already fail:\n{wrong}\n")
             return 1
+        for copy in copies:  # no killer takes longer than all of them together, unless it hangs
+            copy.limit_s = max(KILLER_S, clock.now() - began)
         verdicts = judge_all(copies, mutants)
     left = [verdict for verdict in verdicts if verdict.killer is None]
     sys.stdout.write(f"{len(verdicts) - len(left)} of {len(verdicts)} mutants killed\n")

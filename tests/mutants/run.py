@@ -21,8 +21,8 @@ from tests.mutants.mutant import ANY, SEEDS, Mutant
 from tests.processes import python_path
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLER_S = 120.0  # a killer that takes longer hangs: noticed as well
-WORLDS_S = 600.0  # the same for worlds of the handoff, of which there are more
+PATIENCE_S = 3600.0  # for killers without any sabotage
+KILLER_S = 120.0  # a killer of a sabotaged tree may take at least so long
 NOT_COPIED = ("models/", "docs/", "deploy/", "loadtest/", "bench/")  # no killer needs them
 
 
@@ -68,10 +68,14 @@ class Verdict:
 
 
 class Copy:
-    """A copy of the tree in `folder`, in which one mutant at a time is applied."""
+    """A copy of the tree in `folder`, in which one mutant at a time is applied.
+
+    A killer that takes longer than `limit_s` hangs: that is noticed as well.
+    """
 
     def __init__(self, folder: Path, source: Path = ROOT) -> None:
         self.folder = folder
+        self.limit_s = PATIENCE_S
         self._clock = 1_000_000_000  # of changed files: each change looks newer to Python's cache of compiled files
         self.texts = sources(source)
         for name in _files(source):
@@ -104,7 +108,7 @@ class Copy:
 
     def explore_handoff(self, worlds: int) -> tuple[int, str]:
         """Exit status and output of the first `worlds` seeds."""
-        return self._run(["tests.explore_handoff", "--seeds", str(worlds), "--jobs", "1"], WORLDS_S)
+        return self._run(["tests.explore_handoff", "--seeds", str(worlds), "--jobs", "1"])
 
     def pytest(self, tests: Sequence[str]) -> tuple[int, str]:
         """Exit status and output of `tests`."""
@@ -132,12 +136,12 @@ class Copy:
                 return Verdict(mutant, None, f"BROKEN: {output[-600:]}")
         return Verdict(mutant, None)
 
-    def _run(self, module: Sequence[str], timeout_s: float = KILLER_S) -> tuple[int, str]:
+    def _run(self, module: Sequence[str]) -> tuple[int, str]:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(self.folder)}
         command = [sys.executable, "-m", *module]
         try:
             done = subprocess.run(
-                command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+                command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=self.limit_s, check=False
             )
         except subprocess.TimeoutExpired:
             return 1, "seed ?, strategy ?: hangs\nFAILED hangs"
