@@ -71,7 +71,7 @@ MUTANTS = (
         "oldest += __copies",
         "",
         "a copy reads pages that have gone to somebody else",
-        ("late", "ranked"),
+        tests=(f"{SCHEDULER}/test_engine.py",),
     ),
     Mutant(
         "pages go back although a transfer reads them",

@@ -68,6 +68,9 @@ class Flow:
         try:
             there = await asyncio.open_connection(*self.gate.target, limit=READ_BYTES)
             self._writers[Way.THERE] = there[1]
+            if self._is_ended:  # while it was dialling
+                there[1].close()
+                return
             pumps = (self._pump(reader, Way.THERE), self._pump(there[0], Way.BACK))
             self._tasks = [asyncio.create_task(pump) for pump in pumps]
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
