@@ -115,7 +115,7 @@ class ChunkWriter:
         return self._start + self._rest(usage, timeline)
 
     def _rest(self, usage: Usage | None, timeline: Timeline | None) -> bytes:
-        """What follows the choices of a chunk."""
+        """The end of a chunk, after its choices: usage and time line, if they belong there."""
         last: dict[str, Any] = {"usage": None if usage is None else usage.to_json()} if self.include_usage else {}
         if timeline is not None:
             last["timeline"] = timeline

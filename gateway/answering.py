@@ -118,7 +118,7 @@ def _body(content: bytes, more: bool = True) -> Message:
 
 
 def _failed(generation: Generation) -> Response:
-    """The response to a request that has no answer. Its status is 499 if the client has left; nobody sees it."""
+    """The response to a request that has no answer. The status is 499 if the client has left, for the log."""
     return Response(status_code=499) if generation.error is None else error_response(generation.error)
 
 

@@ -11,7 +11,7 @@ REF = "#/components/schemas/{model}"
 
 
 class Fault(BaseModel, extra="forbid"):
-    """What went wrong."""
+    """An error."""
 
     message: Annotated[str, Field(min_length=1)]
     type: str

@@ -114,7 +114,11 @@ class Gateway:
 
         tokenizer_sum = "" if settings.tokenizer is not None else tokenizer_digest(folder.path)
         membership = Membership(
-            secrets.randbits(62), settings.launch_deadline_s, settings.silence_limit_s, tokenizer_sum, facts
+            secrets.randbits(62),
+            launch_deadline_s=settings.launch_deadline_s,
+            silence_limit_s=settings.silence_limit_s,
+            tokenizer=tokenizer_sum,
+            facts=facts,
         )
         rules = RetryRules(settings.max_attempts, settings.retry_wait_s)
         self._control_socket = ControlSocket(settings.control, keys)

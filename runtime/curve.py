@@ -170,7 +170,7 @@ class AsPeersAsk(Security):
 
 def owner_of(key: str, folder: Path) -> tuple[str | None, str]:
     """The name of the key's owner; None and why for a key that may not connect. The files are read at each question, so
-    changes count at once. If one file is no key, or other users may change it, nobody may connect."""
+    changes count at once. If one file holds no key, or other users may change it, every key is refused."""
     try:
         name = allowed_in(folder).get(key)
     except (OSError, ConfigError) as error:

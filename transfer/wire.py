@@ -1,5 +1,5 @@
-"""What a backend gives: to the sender a wire, which accepts frames and tells when it has read them; to the receiver the
-frames that arrive."""
+"""A backend's two ends: the sender's Wire accepts frames and reports when it has read them; the receiver's Arrivals
+return the frames that have come."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -66,7 +66,7 @@ class Arrivals(Protocol):
         ...
 
     def pollables(self) -> list[Pollable]:
-        """What becomes readable when a frame arrives."""
+        """Sockets and descriptors that become readable when a frame arrives."""
         ...
 
     def close(self) -> None:

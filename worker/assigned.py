@@ -13,7 +13,7 @@ from scheduler.request_check import replay_fault, transfer_fault
 
 @dataclass(eq=False)
 class Assigned:
-    """What any worker knows of a request; a role adds its own progress. `reqs` are the choices, in order."""
+    """A request on a worker. Roles extend it with their own progress. `reqs` are the choices, in order."""
 
     assign: Assign
     reqs: tuple[Req, ...] = field(init=False)

@@ -90,7 +90,7 @@ def way_into(shared: dict[int, SharedPool], writer: Host, instance: int) -> Way:
     def mapped(layout: KvLayout, offer: PoolOffer) -> MappedPool:
         pool = shared.get(offer.pid)
         if pool is None or not pool.owner.alive:
-            raise WireError("nobody lends this memory")
+            raise WireError("this memory is not lent")
         pool.seats[offer.seat] = writer
         return MappedPool(pool, writer, instance, offer.seat)
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from deploy.keys import new
 from gateway.__main__ import main
 from gateway.process import Gateway
 from protocol.errors import CheckpointError, ConfigError
-from protocol.messages_gateway import Role
+from protocol.messages_gateway import Heartbeat, Role
 from runtime.clock import MonotonicClock
 from runtime.settings import GatewaySettings
+from tests.doubles.fake_worker import STATS, FakeWorker
 from tests.gateway.conftest import running, wait_until
 from tests.gateway.folders import BOS, byte_tokenizer, write_folder
 
@@ -52,6 +54,22 @@ def test_starts_tells_where_and_stops(folder: Path) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+async def test_workers_are_lost_after_the_limits_of_the_settings(folder: Path) -> None:
+    async with running(folder, silence_limit_s=7, launch_deadline_s=50) as setting:
+        table = setting.gateway.control.membership
+        worker = FakeWorker(Role.UNIFIED, setting.gateway.control_endpoint, "u", instance=3)
+        registration = worker.registration()
+        await worker.stop()
+        table.register(registration, 0.0)
+        assert table.expire(6.9).lost == ()
+        assert len(table.expire(7.0).lost) == 1
+        table.register(replace(registration, address=replace(registration.address, instance=4)), 8.0)
+        table.heartbeat(Heartbeat("u", 4, STATS, launch_age_s=49.9), 8.0)
+        assert table.expire(8.0).lost == ()
+        table.heartbeat(Heartbeat("u", 4, STATS, launch_age_s=50.0), 8.0)
+        assert len(table.expire(8.0).lost) == 1
 
 
 @pytest.mark.slow

@@ -60,9 +60,10 @@ def test_the_rows_that_ask_are_named(field: str, value: float) -> None:
     plain = make_req(sampling=SamplingParams(4))
     asks = make_req(sampling=SamplingParams(4, **{field: value}))  # type: ignore[arg-type]
     names = ["top_k_N", "top_p_N", "min_p_N"]
-    nobody, two = (asking_rows(reqs, CPU)._asdict() for reqs in ([plain, plain], [plain, asks, plain, asks]))
-    assert [nobody[name] for name in names] == [None, None, None]
-    found = {name: two[name].tolist() for name in names if two[name] is not None}
+    of_plain = asking_rows([plain, plain], CPU)._asdict()
+    assert [of_plain[name] for name in names] == [None, None, None]
+    of_both = asking_rows([plain, asks, plain, asks], CPU)._asdict()
+    found = {name: of_both[name].tolist() for name in names if of_both[name] is not None}
     assert found == {f"{field}_N": [1, 3]}
     columns = SamplingColumns.of([plain, asks], CPU).take([1], [asks])
     rows_N = getattr(columns.input([asks], torch.tensor([4])).asking, f"{field}_N")

@@ -43,7 +43,7 @@ class Writers:
     def __init__(
         self, seats: Seats | None = None, required: str = "", is_ending: Callable[[int], bool] = is_ending
     ) -> None:
-        """Without `seats` nobody may write. `required`: the transfer backend by which KV must come in place, if any."""
+        """Without `seats` no worker may write. `required`: the backend by which KV must come in place, if any."""
         self._seats = seats
         self._required = required
         self._is_ending = is_ending
@@ -61,7 +61,7 @@ class Writers:
 
     def offer(self, instance: int) -> PoolOffer:
         """The offer for the greeting of a prefill worker, if `lends`. Its earlier offer is void."""
-        assert self._seats is not None, "nobody may write"
+        assert self._seats is not None, "this worker lends no memory"
         self.lose(instance)
         self._offers[instance] = offer = self._seats.offer()
         return offer
