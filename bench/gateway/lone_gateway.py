@@ -33,9 +33,14 @@ class Running(NamedTuple):
 
 @asynccontextmanager
 async def gateway_process(model: str, limits: HttpLimits | None = None) -> AsyncIterator[Running]:
-    """Starts a gateway process, yields it once it is ready, and stops it."""
+    """Starts a gateway process, yields it once it is ready, and stops it. No worker is lost because it is slow."""
     settings = GatewaySettings(
-        model=model, served_model_name=("bench",), port=0, limits=limits or HttpLimits(), log_level="error"
+        model=model,
+        served_model_name=("bench",),
+        port=0,
+        limits=limits or HttpLimits(),
+        log_level="error",
+        silence_limit_s=60.0,
     )
 
     read_fd, write_fd = os.pipe()

@@ -17,6 +17,7 @@ from tests.proxy.proxy import Gate, Way, unchanged
 
 pytestmark = pytest.mark.faults
 
+PATIENT = f"{SMALL} --silence-limit 10 --retry-wait 60"  # only the worker that sleeps is to be lost
 PROMPT = list(range(POOL_TOKENS * 6 // 10))  # two of them have pages in common, because both do not fit
 MAX_TOKENS = 150
 
@@ -57,7 +58,7 @@ def decodes(client: Client) -> bool:
 @pytest.mark.parametrize("num_decode", [pytest.param(2, marks=pytest.mark.slow), 1])
 def test_a_prefill_worker_that_wakes(num_decode: int, lend: Lend) -> None:
     """Its frames come to a decode worker that has given their pages to others."""
-    deployment = lend(2, num_decode, "zmq", SMALL)
+    deployment = lend(2, num_decode, "zmq", PATIENT)
     deployment.settle()
     before, unknown = deployment.rejected(), deployment.rejected("unknown_reservation")
     first = Client(deployment.baton.url, PROMPT, MAX_TOKENS)
@@ -83,7 +84,7 @@ def test_a_prefill_worker_that_wakes(num_decode: int, lend: Lend) -> None:
 def test_a_decode_worker_that_wakes(lend: Lend) -> None:
     """Its frames come when it counts no more; what it says is dropped. Then they come to the process that follows it,
     as to one that has got its port."""
-    deployment = lend(1, 2, "zmq", SMALL)
+    deployment = lend(1, 2, "zmq", PATIENT)
     first = Client(deployment.baton.url, PROMPT, MAX_TOKENS)
     gate, holds = hold_frames(deployment, first)
     (pid,) = [each["pid"] for each in deployment.baton.workers() if f"data {each['id']}" == gate.name]
