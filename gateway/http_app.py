@@ -13,18 +13,21 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from gateway.answer_body import ChunkWriter, ResponseHead, WholeAnswer
-from gateway.answering import StreamedAnswer, answer_whole, wants_timeline
-from gateway.api_keys import ApiKeys
-from gateway.body_limits import BodyLimits
-from gateway.fault_guard import FaultGuard
+from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, WholeAnswer, answer_whole, wants_timeline
 from gateway.generation import Generation
 from gateway.http_errors import error_response, status_response
 from gateway.json_body import check_content, parse_json, read_body
 from gateway.limits import check_list
+from gateway.middleware import (
+    HEADER,
+    ApiKeys,
+    BodyLimits,
+    FaultGuard,
+    PlainRequests,
+    RequestIdMiddleware,
+    request_id_of,
+)
 from gateway.openapi import body_of, generation_responses
-from gateway.plain_requests import PlainRequests
-from gateway.request_id import HEADER, RequestIdMiddleware, request_id_of
 from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse
 from gateway.service import Service
 from gateway.status_routes import add_status
@@ -70,7 +73,7 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     async def ours(request: Request, error: BatonError) -> Response:
         if request.method == "POST" and request.url.path.startswith("/v1/"):
             service.metrics.requests.labels(error.code).inc()
-            fields = {"x_request_id": request_id_of(request), "code": error.code}
+            fields = {"x_request_id": request_id_of(request.scope), "code": error.code}
             if isinstance(error, BadRequest):  # its message may quote the client
                 log.debug("request refused", **fields, param=error.param or "")
             else:
@@ -175,7 +178,7 @@ async def _started(
     generation = Generation(
         response_id, prompts, service.new_detokenizer, service.control.dispatch, service.clock, service.metrics
     )
-    await generation.start(received_at, wants_timeline(request, parsed.timeline), request_id_of(request))
+    await generation.start(received_at, wants_timeline(request, parsed.timeline), request_id_of(request.scope))
     return generation
 
 

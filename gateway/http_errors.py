@@ -47,6 +47,11 @@ def error_response(error: BatonError) -> Response:
     return json_response(error_object(error), status_of(error))
 
 
+def error_event(error: BatonError) -> bytes:
+    """The last event of a stream that one of Baton's own errors ends. No DONE follows it."""
+    return b"data: " + orjson.dumps(error_object(error)) + b"\n\n"
+
+
 def status_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     """The whole response for a fault in HTTP itself: an unknown path, a wrong method, a body that is too large."""
     kind, code = FAULTS[status]

@@ -1,20 +1,37 @@
-"""Bounds connections, headers (bytes, number, time), requests that wait on a connection, and clients that do not read.
+"""One client connection: uvicorn's, with bounds. gateway/middleware.py bounds bodies.
 
-gateway/body_limits.py bounds bodies. tests/gateway/test_uvicorn_internals.py checks what is used here of uvicorn.
+It bounds connections, headers (bytes, number, time), requests that wait on a connection, and clients that do not read:
+
+    tokens -> backlog of the stream (a number of tokens) -> buffer of the connection (64 KiB) -> the kernel's -> client
+
+The connection pauses the stream while its buffer is full. It is cut when the buffer stays full for too long, when the
+end of a complete answer is not read for as long, or when the stream's backlog is full. Answers to HTTP/1.0, and those
+that close a connection early, end in our own way: a client that still sends when its connection is closed gets a reset,
+and may lose the answer. tests/gateway/test_uvicorn_internals.py checks what is used here of uvicorn.
 """
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway.http_cycle import adapt, hang_up, raw_refusal
-from gateway.slow_reader import SCOPE_KEY, Cut, SlowReader
+from gateway.http_errors import status_response
+from gateway.middleware import HEADER, new_request_id
+from runtime.log import get_log
 from runtime.settings import HttpLimits
 
 MAX_PIPELINED = 64  # requests that wait for the one before them on a connection: one read may bring ten thousand
 FRAMING_BYTES = 64 * 1024  # chunk extensions and trailers between two pieces of a body
+LINGER_S = 1.0  # for the client to read why it was refused: closing at once would reset the connection
+SCOPE_KEY = "baton.slow_reader"
+STALLED, BACKLOG = "stalled", "backlog"
+Cut = Callable[[str], None]  # ends the connection for a reason
+log = get_log("gateway.http")
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -146,5 +163,90 @@ class BoundedHttp(HttpToolsProtocol):
             self._hang_up()
 
     def _hang_up(self) -> None:
+        """Ends a connection whose client may still send. What it sends must be read and dropped."""
         self._is_refused = True
-        hang_up(self.transport, self.flow, self.loop)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+
+class UnframedCycle(RequestResponseCycle):
+    """An answer to HTTP/1.0, which knows no chunks: it ends with the connection."""
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Writes each part as it is. uvicorn ends such a connection after the answer."""
+        self.chunked_encoding = False
+        if message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
+def adapt(cycle: RequestResponseCycle, hang_up: Callable[[], None]) -> None:
+    """Makes an answer that ends its connection call `hang_up`, until its request is complete."""
+    if cycle.scope["http_version"] == "1.0":
+        cycle.__class__ = UnframedCycle
+    transport = SimpleNamespace(write=cycle.transport.write, is_closing=cycle.transport.is_closing, close=hang_up)
+    cycle.transport = transport  # type: ignore[assignment]
+
+
+def raw_refusal(status: int, message: str) -> bytes:
+    """A whole error response, for a request that reaches no application. The log has its id."""
+    request_id = new_request_id()
+    log.debug("connection refused", x_request_id=request_id, status=status)
+    response = status_response(status, message, {HEADER: request_id, "connection": "close"})
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+    return head + b"".join(b"%s: %s\r\n" % header for header in response.raw_headers) + b"\r\n" + bytes(response.body)
+
+
+class SlowReader:
+    """The client of one connection, once it leaves something unread. `count` is told why it is cut."""
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_s: float, count: Cut
+    ) -> None:
+        self._transport, self._loop, self._timeout_s, self._count = transport, loop, timeout_s, count
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self) -> None:
+        """Starts the clock anew if something is unread."""
+        self.unwatch()
+        if self._transport.get_write_buffer_size():
+            self._timer = self._loop.call_later(self._timeout_s, self._stalled)
+
+    def resumed(self, is_answered: bool) -> None:
+        """The client reads again. It must take the rest of a complete answer, too."""
+        self.unwatch()
+        if is_answered:
+            self.watch()
+
+    def answered(self) -> None:
+        """An answer is complete. A clock that runs goes on."""
+        if self._timer is None:
+            self.watch()
+
+    def unwatch(self) -> None:
+        """Stops the clock."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def cut(self, reason: str) -> None:
+        """Ends the connection at once. What was not read is dropped."""
+        self.unwatch()
+        num_unread = self._transport.get_write_buffer_size()
+        if num_unread or not self._transport.is_closing():
+            self._count(reason)
+            log.warning("slow reader cut", reason=reason, unread_bytes=num_unread)
+            self._transport.abort()
+
+    def _stalled(self) -> None:
+        self._timer = None
+        if self._transport.get_write_buffer_size():
+            self.cut(STALLED)
+
+
+def backlog_of(scope: Scope) -> tuple[int, Cut] | None:
+    """(tokens that may wait for the client of this request, how to cut its connection). None if the server is not a
+    gateway, as in a test."""
+    return scope.get(SCOPE_KEY)

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.metrics_core import Metric
 
 from gateway.http_errors import FAULTS
+from gateway.http_protocol import BACKLOG, STALLED
 from gateway.membership import Member
-from gateway.slow_reader import BACKLOG, STALLED
 from gateway.tallies import Spread, Tally
 from gateway.worker_metrics import PREFIX, WorkerCollector
 from protocol.request import FinishReason

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from gateway.answer_body import ChunkWriter, ResponseHead
+from gateway.answering import ChunkWriter, ResponseHead
 from gateway.choice_text import Piece
 from gateway.generation import Usage
 

@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message
 
-from gateway.answer_body import ChunkWriter, ResponseHead, WholeAnswer
-from gateway.answering import StreamedAnswer, answer_whole
+from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, WholeAnswer, answer_whole
 from gateway.control import Control
 from gateway.control_socket import ControlSocket
 from gateway.detokenizer import NoText

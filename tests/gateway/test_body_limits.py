@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.body_limits import BodyLimits
+from gateway.middleware import BodyLimits
 from runtime.settings import HttpLimits
 
 LIMITS = HttpLimits(max_body_bytes=10, body_timeout_s=60)

@@ -7,8 +7,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.http_cycle import LINGER_S
-from gateway.http_protocol import FRAMING_BYTES, BoundedHttp
+from gateway.http_protocol import FRAMING_BYTES, LINGER_S, BoundedHttp
 from runtime.settings import HttpLimits
 from tests.gateway.connection_by_hand import Loop, Timer, Transport
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.answer_body import ChunkWriter, WholeAnswer
+from gateway.answering import ChunkWriter, WholeAnswer
 from gateway.translate import Translator
 from protocol.messages_gateway import Role
 from tests.gateway.conftest import Setting, wait_until

@@ -1,4 +1,4 @@
-"""What gateway/http_protocol.py and gateway/http_cycle.py need of uvicorn: names, parameters, and what it does when.
+"""What gateway/http_protocol.py needs of uvicorn: names, parameters, and what it does when.
 A version of uvicorn that differs fails here, with a sentence that says what is different."""
 
 import ast
@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable
-from types import ModuleType
 from typing import Any, cast
 
 import pytest
@@ -15,7 +14,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from gateway import http_cycle, http_protocol
+from gateway.http_protocol import BoundedHttp, UnframedCycle, adapt
 from tests.gateway.connection_by_hand import Loop, Transport
 
 METHODS: dict[type[Any], dict[str, str]] = {  # name: parameters
@@ -49,7 +48,7 @@ PIECE, END = b"1\r\nx\r\n", b"0\r\ntrailer: y\r\n\r\n"
 
 
 def sentence(what: str) -> str:
-    return f"uvicorn {uvicorn.__version__}: {what}. gateway/http_protocol.py or http_cycle.py must be adapted"
+    return f"uvicorn {uvicorn.__version__}: {what}. gateway/http_protocol.py must be adapted"
 
 
 def differences(kind: type[Any], methods: dict[str, str]) -> list[str]:
@@ -107,21 +106,21 @@ async def _route(scope: Any, receive: Any, send: Any) -> None:
 # ---- names ----
 
 
-def used(module: ModuleType, *owners: str) -> set[str]:
-    """Names that the source of `module` asks of `owners`."""
-    places = [each for each in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(each, ast.Attribute)]
+def used(code: Callable[..., Any], *owners: str) -> set[str]:
+    """Names that the source of a class or function asks of `owners`."""
+    places = [each for each in ast.walk(ast.parse(inspect.getsource(code))) if isinstance(each, ast.Attribute)]
     return {each.attr for each in places if ast.unparse(each.value) in owners}
 
 
 def test_all_that_is_used_is_checked_here() -> None:
     """So that a new use of uvicorn's insides is written down above."""
     plain = vars(HttpToolsProtocol(uvicorn.Config(_route, log_config=None), ServerState(), {}, cast(Any, Loop())))
-    assert used(http_protocol, "self") & plain.keys() == OF_PROTOCOL
-    methods = used(http_protocol, "super()") | used(http_protocol, "self") & vars(HttpToolsProtocol).keys()
+    assert used(BoundedHttp, "self") & plain.keys() == OF_PROTOCOL
+    methods = used(BoundedHttp, "super()") | used(BoundedHttp, "self") & vars(HttpToolsProtocol).keys()
     assert methods | {"send_400_response"} == METHODS[HttpToolsProtocol].keys()
-    of_cycle = used(http_protocol, "self.cycle") | used(http_cycle, "cycle", "self")
+    of_cycle = used(BoundedHttp, "self.cycle") | used(adapt, "cycle") | used(UnframedCycle, "self")
     assert of_cycle == OF_CYCLE | {"__class__"}
-    assert used(http_cycle, "flow") == METHODS[FlowControl].keys()
+    assert used(BoundedHttp, "self.flow") == METHODS[FlowControl].keys()
 
 
 @pytest.mark.parametrize("kind", METHODS)
@@ -141,7 +140,7 @@ def test_uvicorn_has_the_attributes() -> None:
 
 
 def test_a_cycle_asks_of_its_transport_only_what_it_is_given() -> None:
-    """gateway/http_cycle.py gives it an object with these three."""
+    """gateway/http_protocol.py gives it an object with these three."""
     asked = set(re.findall(r"self\.transport\.(\w+)", inspect.getsource(RequestResponseCycle)))
     assert asked == {"write", "is_closing", "close"}, sentence(f"RequestResponseCycle asks its transport for {asked}")
 
