@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from gateway.open_files import SPARE, allow_connections
-from gateway.process import Gateway
+from gateway.process import SPARE, Gateway, allow_connections
 from protocol.errors import BatonError
 from runtime.clock import MonotonicClock
 from runtime.log import get_log, start_log

@@ -1,14 +1,123 @@
-"""Turns the tokens of one choice into text: detokenizer first, then stop strings. One piece for each token.
+"""Turns the tokens of one choice into text: detokenizer first, then stop strings. One piece for each token. Pure.
 
-A pure state machine: no I/O, no clock.
+What may begin a stop string is held back, and the text is cut before the first match. The stop string that is complete
+first wins; of several that end at one character, the longest. So the result does not depend on how the text was cut
+into pieces. The method is Aho and Corasick's (1975): a tree of all stop strings, where each node falls back to the
+longest proper suffix of its text that is also a node. A character takes constant time.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.detokenizer import Detokenizer
-from gateway.stop_strings import StopSet, StopStrings
 from protocol.request import FinishReason
+
+ROOT = 0
+NO_STEP = -1
+
+
+class StopSet:
+    """The stop strings of one request as an automaton. It never changes; all choices share it.
+
+    A node stands for a text that begins some stop string. Most nodes have one child, and that child is the next node:
+    `_step_to[node]` is the code point that leads from `node - 1` to `node`. Other children are in `_branches`.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        assert all(strings), "an empty stop string"
+        self.strings = tuple(strings)
+        self._step_to = array("i", [NO_STEP, NO_STEP])  # one entry more than nodes
+        self._branches: dict[tuple[int, int], int] = {}  # (node, code point) to child
+        self._fallbacks = array("i", [ROOT])
+        self.depths = array("i", [0])  # characters of each node's text
+        self.match_lengths = array("i", [0])  # of the longest stop string that ends at the node; 0: none
+        parents = [ROOT]
+        for string in strings:
+            self._add(string, parents)
+        self._link(parents)
+
+    def next(self, node: int, char: str) -> int:
+        """The node of the longest suffix of (the text of `node`, then `char`) that begins a stop string."""
+        code = ord(char)
+        while (child := self._child(node, code)) == NO_STEP:
+            if node == ROOT:
+                return ROOT
+            node = self._fallbacks[node]
+        return child
+
+    def _child(self, node: int, code: int) -> int:
+        if self._step_to[node + 1] == code:
+            return node + 1
+        return self._branches.get((node, code), NO_STEP)
+
+    def _add(self, string: str, parents: list[int]) -> None:
+        """Adds the nodes of one string, without fallbacks. Appends the parent of each to `parents`."""
+        node = ROOT
+        for char in string:
+            code = ord(char)
+            child = self._child(node, code)
+
+            if child == NO_STEP:
+                child = len(self.depths)
+                if child == node + 1:
+                    self._step_to[child] = code
+                else:
+                    self._branches[node, code] = child
+                self._step_to.append(NO_STEP)
+                parents.append(node)
+                self.depths.append(self.depths[node] + 1)
+                self._fallbacks.append(ROOT)
+                self.match_lengths.append(0)
+
+            node = child
+
+        self.match_lengths[node] = len(string)
+
+    def _link(self, parents: list[int]) -> None:
+        """Sets the fallback of each node. Shorter texts come first, because a fallback is shorter than its node."""
+        codes = list(self._step_to)
+        for (_, code), child in self._branches.items():
+            codes[child] = code
+        for node in sorted(range(1, len(self.depths)), key=self.depths.__getitem__):
+            if self.depths[node] > 1:
+                fallback = self.next(self._fallbacks[parents[node]], chr(codes[node]))
+                self._fallbacks[node] = fallback
+                self.match_lengths[node] = self.match_lengths[node] or self.match_lengths[fallback]
+
+
+class StopStrings:
+    """Scans one choice's text. Do not feed text after a match."""
+
+    def __init__(self, stops: StopSet) -> None:
+        self._stops = stops
+        self._node = ROOT
+        self._held = ""  # the text of the node
+        self.has_matched = False
+
+    def feed(self, text: str) -> str:
+        """The text that may be shown now. Sets `has_matched` when a stop string is complete."""
+        assert not self.has_matched, "text after a stop string"
+        stops, node = self._stops, self._node
+        if not stops.strings:
+            return text
+
+        for place, char in enumerate(text, start=len(self._held) + 1):
+            node = stops.next(node, char)
+            if stops.match_lengths[node]:
+                self.has_matched = True
+                shown, self._held = (self._held + text)[: place - stops.match_lengths[node]], ""
+                return shown
+
+        self._node, text = node, self._held + text
+        num_shown = len(text) - stops.depths[node]
+        self._held = text[num_shown:]
+        return text[:num_shown]
+
+    def flush(self) -> str:
+        """The text held back, when the text has ended without a match."""
+        held, self._held = self._held, ""
+        return held
 
 
 class Piece(NamedTuple):

@@ -5,14 +5,11 @@ A thin loop around membership.py and dispatch.py, which decide. Each member's me
 
 import asyncio
 from collections import Counter
-from operator import attrgetter
 
 from gateway.control_socket import ControlSocket
-from gateway.dispatch import FOREIGN, INVALID, Dispatch
-from gateway.limits import Limits
-from gateway.membership import Change, Member, Membership, WorkerKey
-from gateway.punctuality import Punctuality
-from gateway.retry import RetryRules
+from gateway.dispatch import FOREIGN, INVALID, Dispatch, RetryRules
+from gateway.limits import Limits, limits_of
+from gateway.membership import Change, Membership, WorkerKey
 from protocol.codec import MAX_STRANGER_BYTES
 from protocol.errors import WireError, WorkerLost
 from protocol.messages_gateway import (
@@ -38,6 +35,8 @@ from runtime.settings import Pairing
 TICK_S = 0.25
 DROPPED = "has dropped its connection"
 MALFORMED = "message"  # a kind of refused messages
+LATE_S = 1.0  # seconds between two looks; after more, heartbeats may wait to be read
+MOST_LATE = 4  # late looks in a row; a worker that is silent in all of them really is
 log = get_log("gateway.control")
 
 
@@ -202,23 +201,16 @@ class Control:
         self.dispatch.rescue()
 
 
-def limits_of(members: tuple[Member, ...]) -> Limits:
-    """What these workers can hold together."""
-    if not members:
-        return Limits()
+class Punctuality:
+    """Whether the gateway looks at its workers in time: after a pause of its own, it must not take unread heartbeats
+    for silence. `now` is in seconds of one clock."""
 
-    decodes = [member.registered for member in members if member.role is not Role.PREFILL]
-    prefills = [member.registered for member in members if member.role is not Role.DECODE]
-    decode, prefill = (
-        max(each or prefills + decodes, key=attrgetter("max_total_tokens")) for each in (decodes, prefills)
-    )
+    def __init__(self, now: float) -> None:
+        self._last = now
+        self._num_late = 0  # late looks in a row
 
-    return Limits(
-        context_length=min(member.registered.context_length for member in members),
-        vocab_size=min(member.registered.vocab_size for member in members),
-        pool_tokens=max((each.max_total_tokens for each in decodes), default=None),
-        prefill_pool_tokens=max((each.max_total_tokens for each in prefills), default=None),
-        page_size=decode.layout.page_size,
-        prefill_page_size=prefill.layout.page_size,
-        max_choices=max((each.max_running_requests for each in decodes), default=None),
-    )
+    def look(self, now: float) -> bool:
+        """Whether this look came in time, or so many came late that nothing waits to be read any more."""
+        self._num_late = self._num_late + 1 if now - self._last >= LATE_S else 0
+        self._last = now
+        return self._num_late % MOST_LATE == 0

@@ -1,6 +1,6 @@
 """Gives requests to workers: picks a pair, starts an attempt, cancels it, and retries elsewhere when it fails.
 
-A thin loop around pairing.py, requests.py and retry.py. The caller reports lost workers with `lost`.
+A thin loop around pairing.py, requests.py and `final_error`. The caller reports lost workers with `lost`.
 """
 
 from collections import Counter
@@ -10,9 +10,17 @@ from dataclasses import dataclass, replace
 from gateway.membership import Membership, WorkerKey
 from gateway.pairing import Loads, Pair, Pairer, decode_load, prefill_load
 from gateway.requests import Attempt, Listener, RequestRecord, Requests
-from gateway.retry import PASSING_CODES, RetryRules, final_error, may_go_on
 from gateway.translate import Prompt
-from protocol.errors import BatonError, InternalError, LaunchFailed, Unavailable, WireError, WorkerLost, error_from_code
+from protocol.errors import (
+    BatonError,
+    InternalError,
+    LaunchFailed,
+    LayoutMismatch,
+    Unavailable,
+    WireError,
+    WorkerLost,
+    error_from_code,
+)
 from protocol.messages_gateway import CancelRequest, ChoiceTokens, RequestFailed, Stamp, ToWorker
 from protocol.request import FinishReason
 from runtime.clock import Clock
@@ -22,12 +30,24 @@ from runtime.settings import Pairing
 
 GATEWAY = "gateway"  # the worker name in the gateway's own stamps
 INVALID, FOREIGN = "tokens", "of another's request"  # kinds of refused messages
+PASSING = (Unavailable, LayoutMismatch, LaunchFailed)
+PASSING_CODES = tuple(kind.code for each in PASSING for kind in (each, *each.__subclasses__()))
+MOST_LAUNCH_FAILURES = 2  # of one request: the request itself may break the launches
 log = get_log("gateway.dispatch")
 
 
 @dataclass(frozen=True)
+class RetryRules:
+    """`max_attempts` counts the first one. `wait_s`: how long choices may wait for workers, counted from when their
+    lost worker was last heard. A restarted worker is back by then."""
+
+    max_attempts: int
+    wait_s: float
+
+
+@dataclass(frozen=True)
 class Stranded:
-    """Choices whose attempt failed with `error` and that wait for workers. `since`: see retry.final_error."""
+    """Choices whose attempt failed with `error` and that wait for workers. `since`: see final_error."""
 
     record: RequestRecord
     choices: range
@@ -276,3 +296,45 @@ class Dispatch:
         for record, attempt in self.requests.running_on(key):
             if attempt.number in record.attempts:
                 self._attempt_failed(record, attempt, error)
+
+
+# ---- what follows a failed attempt ----
+
+
+def may_go_on(error: BatonError) -> bool:
+    """Whether a request that failed with `error` may be tried again, by other workers or the same ones."""
+    return isinstance(error, PASSING)
+
+
+def final_error(
+    error: BatonError,
+    *,
+    num_attempts: int,
+    num_launch_failures: int,
+    has_pair: bool,
+    since: float,
+    now: float,
+    rules: RetryRules,
+) -> BatonError | None:
+    """The error that ends choices after `num_attempts`, of which the last failed with `error` and `num_launch_failures`
+    in a launch. None if they go on: with the ready pair, or without one when a worker has joined.
+
+    `since`: when the lost worker was last heard, or `now` if none was lost. `has_pair`: workers are ready to take over.
+    """
+    if not may_go_on(error):
+        return error
+
+    if num_launch_failures >= MOST_LAUNCH_FAILURES:
+        return LaunchFailed(f"{error.message} (computing it failed {num_launch_failures} times)")
+    if num_attempts >= rules.max_attempts:
+        tried = "the only attempt" if num_attempts == 1 else f"the last of {num_attempts} attempts"
+        return _for_client(error, f"{error.message} ({tried})")
+
+    if has_pair or now < since + rules.wait_s:
+        return None
+    return _for_client(error, f"{error.message}, and no other worker could take over in {rules.wait_s:g} s")
+
+
+def _for_client(error: BatonError, message: str) -> BatonError:
+    """The same kind of error if clients know it as a fault of the service, else Unavailable."""
+    return type(error)(message) if isinstance(error, Unavailable | LaunchFailed) else Unavailable(message)

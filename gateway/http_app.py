@@ -28,11 +28,10 @@ from gateway.middleware import (
     request_id_of,
 )
 from gateway.openapi import body_of, generation_responses
-from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse
+from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse, refuse_unsupported
 from gateway.service import Service
 from gateway.status_routes import add_status
 from gateway.translate import Prompt
-from gateway.unsupported import refuse_unsupported
 from protocol.errors import BadRequest, BatonError, InternalError
 from runtime.log import get_log
 

@@ -4,10 +4,13 @@ Pure functions on `Limits`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
+from gateway.membership import Member
 from protocol.errors import BadRequest
 from protocol.kv_layout import full_pages, longest_choices, pages_for
+from protocol.messages_gateway import Role
 
 UNKNOWN_REST = 16  # max_tokens of a chat when no limit is known
 
@@ -48,6 +51,35 @@ class Limits:
         num_pages = full_pages(self.pool_tokens, self.page_size)
         longest = longest_choices(num_prompt, num_choices, num_pages, self.page_size)
         return longest - num_prompt + 1  # nobody reads the KV of the last output
+
+
+def limits_of(members: tuple[Member, ...]) -> Limits:
+    """What these workers can hold together."""
+    if not members:
+        return Limits()
+
+    decodes = [member.registered for member in members if member.role is not Role.PREFILL]
+    prefills = [member.registered for member in members if member.role is not Role.DECODE]
+    decode, prefill = (
+        max(each or prefills + decodes, key=attrgetter("max_total_tokens")) for each in (decodes, prefills)
+    )
+
+    return Limits(
+        context_length=min(member.registered.context_length for member in members),
+        vocab_size=min(member.registered.vocab_size for member in members),
+        pool_tokens=max((each.max_total_tokens for each in decodes), default=None),
+        prefill_pool_tokens=max((each.max_total_tokens for each in prefills), default=None),
+        page_size=decode.layout.page_size,
+        prefill_page_size=prefill.layout.page_size,
+        max_choices=max((each.max_running_requests for each in decodes), default=None),
+    )
+
+
+def merged(model: Limits, workers: Limits) -> Limits:
+    """The workers' limits, none above the model's. The workers' vocabulary size wins."""
+    known = [length for length in (model.context_length, workers.context_length) if length is not None]
+    vocab_size = model.vocab_size if workers.vocab_size is None else workers.vocab_size
+    return replace(workers, context_length=min(known, default=None), vocab_size=vocab_size)
 
 
 def check_ids(prompt: Sequence[int], where: str, limits: Limits) -> None:

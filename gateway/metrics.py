@@ -1,17 +1,23 @@
-"""The metrics of `/metrics`: latencies as clients see them, outcomes, and the workers' own numbers.
+"""The metrics of `/metrics`: latencies as clients see them, outcomes, and what the workers' connections count.
 
-Each gateway has one registry of its own. worker_metrics.py shows the workers' numbers.
+Each gateway has one registry of its own. worker_metrics.py shows the workers' numbers. Each token adds to several
+metrics, and prometheus_client's own take a lock and check labels at each call. `Tally` and `Spread` are cheap to add to
+from one thread, and become families of prometheus_client when they are read.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
+from gateway.control import Control
 from gateway.http_errors import FAULTS
 from gateway.http_protocol import BACKLOG, STALLED
 from gateway.membership import Member
-from gateway.tallies import Spread, Tally
 from gateway.worker_metrics import PREFIX, WorkerCollector
 from protocol.request import FinishReason
 
@@ -27,6 +33,55 @@ OUTCOMES = (
     "internal_error",
 )  # fmt: skip
 STATUSES = ("200", *map(str, FAULTS))
+
+
+class Tally(Collector):
+    """Numbers that only grow and that their owner keeps. `read` returns one, or one for each value of `label`. An empty
+    mapping is not shown. Give `name` without `_total`."""
+
+    def __init__(
+        self,
+        name: str,
+        help_text: str,
+        registry: CollectorRegistry,
+        read: Callable[[], int | Mapping[str, int]],
+        label: str = "",
+    ) -> None:
+        self._name, self._help, self._read, self._label = name, help_text, read, label
+        registry.register(self)
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """Called at every scrape."""
+        counts = self._read()
+        if isinstance(counts, int):
+            return [CounterMetricFamily(self._name, self._help, value=counts)]
+
+        family = CounterMetricFamily(self._name, self._help, labels=[self._label])
+        for value, count in sorted(counts.items()):
+            family.add_metric([value], count)
+        return [family] if counts else []
+
+
+class Spread(Collector):
+    """A histogram. Each bucket includes its upper edge; the last has no edge."""
+
+    def __init__(self, name: str, help_text: str, edges: Sequence[float], registry: CollectorRegistry) -> None:
+        self._name, self._help, self._edges = name, help_text, tuple(map(float, edges))
+        self._counts = [0] * (len(edges) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Counts `value` `times` times."""
+        self._counts[bisect_left(self._edges, value)] += times
+        self._sum += value * times
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        """Called at every scrape."""
+        edges = [*map(str, self._edges), "+Inf"]
+        family = HistogramMetricFamily(self._name, self._help)
+        family.add_metric([], list(zip(edges, accumulate(self._counts), strict=True)), self._sum)
+        return [family]
 
 
 class Metrics:
@@ -139,3 +194,39 @@ class Metrics:
                 if not sample.name.endswith("_created")
             ]
             yield family
+
+
+def add_control(registry: CollectorRegistry, control: Control, refused: Callable[[], Mapping[str, int]]) -> None:
+    """Adds what `control` counts. `refused`: connections that its socket has refused, by reason; empty without keys."""
+    requests, dispatch = control.dispatch.requests, control.dispatch
+    shown: tuple[tuple[str, str, Callable[[], int | Mapping[str, int]], str], ...] = (
+        (
+            "request_attempts",
+            "Attempts: requests given to workers, with every retry.",
+            lambda: requests.num_attempts,
+            "",
+        ),
+        (
+            "request_retries",
+            "Attempts after the first, by the code of the error that ended the one before.",
+            lambda: dispatch.retries,
+            "reason",
+        ),
+        (
+            "workers_joined",
+            "Worker processes that became members: more than there are workers means restarts.",
+            lambda: control.joined,
+            "role",
+        ),
+        ("workers_lost", "Worker processes that left or were declared lost.", lambda: control.membership.num_lost, ""),
+        ("deliveries_dropped", "Tokens and failures of attempts that are over.", lambda: requests.num_dropped, ""),
+        (
+            "messages_refused",
+            "Messages that were invalid or came from a process that is not a member, by kind.",
+            lambda: control.refusals.counts,
+            "reason",
+        ),
+        ("connections_refused", "Connections to the control socket that were refused, by reason.", refused, "reason"),
+    )
+    for name, text, read, label in shown:
+        Tally(PREFIX + name, text, registry, read, label)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import secrets
 import signal
 from collections.abc import Callable, Iterator
@@ -11,20 +12,17 @@ from pathlib import Path
 
 import uvicorn
 
-from gateway.admission import Admission
 from gateway.chat_template import ChatTemplates, read_template, read_template_sources
 from gateway.control import Control
-from gateway.control_metrics import add_control
 from gateway.control_socket import ControlSocket
+from gateway.dispatch import RetryRules
 from gateway.http_app import build_app
 from gateway.http_protocol import BoundedHttp
 from gateway.limits import Limits
 from gateway.membership import Membership
-from gateway.metrics import Metrics
+from gateway.metrics import Metrics, add_control
 from gateway.model_folder import model_facts, read_model_folder
-from gateway.model_names import ModelNames
-from gateway.retry import RetryRules
-from gateway.service import Service
+from gateway.service import Admission, ModelNames, Service
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Translator
 from protocol.brief import brief
@@ -42,6 +40,7 @@ BACKLOG = 2048
 UVICORN_TICK_S = 0.1
 TICKS_PER_DAY = 864_000
 log = get_log("gateway")
+SPARE = 256  # for workers, logs and the model folder
 
 
 class Server(uvicorn.Server):
@@ -213,3 +212,15 @@ class Gateway:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.stop)
+
+
+def allow_connections(num_connections: int) -> int | None:
+    """Raises this process's limit of open files so that `num_connections` fit, each of which is an open file. Returns
+    None if they do, else the limit that was reached."""
+    wanted = num_connections + SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return None
+    reached = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
+    return None if reached == wanted else reached

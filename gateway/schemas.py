@@ -1,11 +1,11 @@
-"""The fields of completion and chat requests, with their types and ranges.
+"""The fields of completion and chat requests, with their types and ranges, and fields that are refused.
 
-Types are strict (no bool for an int, no NaN), unknown fields are ignored, and null means absent. translate.py checks
-the model's limits, unsupported.py refuses fields that are known but not supported.
+Types are strict (no bool for an int, no NaN), unknown fields are ignored, and null means absent. A field that clients
+know and Baton does not support is refused, unless its value changes nothing. translate.py checks the model's limits.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, ValidationInfo, field_validator
@@ -271,3 +271,58 @@ def _is_variant(part: int | str) -> bool:
 
 def _type_name(value: Any) -> str:
     return {list: "an array", str: "a string", type(None): "null", bool: "a boolean"}.get(type(value), "a number")
+
+
+# ---- fields that are not supported ----
+
+ON, OFF, ZERO, ONE = (True,), (False,), (0,), (1,)
+EMPTY: tuple[Any, ...] = ({}, [], "")
+
+
+def _each(names: str, neutral: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+    return dict.fromkeys(names.split(), neutral)
+
+
+# The values, besides null, that change nothing.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **_each("logprobs prompt_logprobs return_logprob return_hidden_states echo", OFF),
+    **_each("use_beam_search include_stop_str_in_output no_stop_trim truncate_prompt_tokens", OFF),
+    "add_generation_prompt": ON,
+    "continue_final_message": OFF,
+    **_each("top_logprobs frequency_penalty presence_penalty min_new_tokens", ZERO),
+    **_each("repetition_penalty length_penalty typical_p", ONE),
+    **_each("suffix logit_bias logits_processors custom_logit_processor bad_words allowed_token_ids", EMPTY),
+    **_each("structured_outputs guided_json guided_regex guided_choice guided_grammar guided_decoding_backend", EMPTY),
+    **_each("json_schema regex ebnf structural_tag stop_regex", EMPTY),
+    **_each("input_ids input_embeds prompt_embeds documents audio web_search_options prediction lora_path", EMPTY),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    **_each("tools functions", EMPTY),
+    **_each("tool_choice function_call", ("none", "auto")),  # auto without tools means none
+    # Ignoring either would end the answer at another token.
+    **_each("max_new_tokens thinking_token_budget", ()),
+    # A router for prefill and decode servers sends these, with the same request to two gateways: both would compute it.
+    **_each("bootstrap_host bootstrap_port bootstrap_room kv_transfer_params", EMPTY),
+}
+# A list of tools changes nothing if the same request forbids their use.
+FORBIDDEN_BY = {"tools": "tool_choice", "functions": "function_call"}
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """BadRequest for the first field that is not supported and would change the answer."""
+    for name, neutral in NEUTRAL.items():
+        is_forbidden = name in FORBIDDEN_BY and body.get(FORBIDDEN_BY[name]) == "none"
+        if not is_forbidden:
+            _refuse_unless(body, name, neutral)
+    _refuse_unless(body, "best_of", (1, body.get("n") or 1))
+
+
+def _refuse_unless(body: Mapping[str, Any], name: str, neutral: tuple[Any, ...]) -> None:
+    value = body.get(name)
+    if value is not None and not any(_same(value, each) for each in neutral):
+        raise BadRequest(f"{name}: got {short(value)}, which is not supported", param=name)
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Whether two values are equal. 1 equals 1.0, but not `true`."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gateway.chat_template import ChatTemplates
+from gateway.choice_text import StopSet
 from gateway.limits import Limits, check_ids, check_text, max_tokens, prompt_too_long
 from gateway.model_folder import ModelFolder
 from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from gateway.stop_strings import StopSet
 from gateway.tokenizer import TextTokenizer
 from protocol.errors import BadRequest
 from protocol.request import SamplingParams

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from deploy.options import options_for
-from gateway import admission, http_protocol, json_body, schemas
+from gateway import http_protocol, json_body, schemas, service
 from gateway.http_errors import FAULTS
 from runtime.settings import Group
 
@@ -39,7 +39,7 @@ def test_what_is_fixed() -> None:
     ):
         assert found[name] == str(value), name
     bodies = found["bytes of all bodies that are being read, parsed or tokenised"]
-    assert bodies == f"{admission.BODIES} times `--max-body-bytes`"
+    assert bodies == f"{service.BODIES} times `--max-body-bytes`"
 
 
 def test_every_status_has_a_row() -> None:

@@ -7,8 +7,8 @@ import zmq
 
 from gateway.control import TICK_S, Control
 from gateway.control_socket import ControlSocket
+from gateway.dispatch import RetryRules
 from gateway.membership import Membership
-from gateway.retry import RetryRules
 from runtime.settings import GatewaySettings
 from tests.explore_handoff.sockets import SimulatedRouter
 from tests.explore_handoff.workers import GATEWAY_ENDPOINT, Surroundings

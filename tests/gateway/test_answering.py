@@ -13,10 +13,10 @@ from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, WholeAn
 from gateway.control import Control
 from gateway.control_socket import ControlSocket
 from gateway.detokenizer import NoText
+from gateway.dispatch import RetryRules
 from gateway.generation import Generation
 from gateway.membership import Membership
 from gateway.metrics import Metrics
-from gateway.retry import RetryRules
 from gateway.translate import Prompt
 from protocol.messages_gateway import CancelRequest, ChoiceTokens, Role, ToGateway, Tokens, ToWorker
 from protocol.request import SamplingParams

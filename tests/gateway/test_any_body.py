@@ -11,10 +11,9 @@ from gateway.chat_template import ChatTemplates
 from gateway.limits import Limits
 from gateway.model_folder import ModelFolder, SamplingDefaults
 from gateway.pairing import Need
-from gateway.schemas import ChatRequest, CompletionRequest, parse
+from gateway.schemas import NEUTRAL, ChatRequest, CompletionRequest, parse, refuse_unsupported
 from gateway.tokenizer import SpecialTokens, TextTokenizer
 from gateway.translate import Prompt, Translator
-from gateway.unsupported import NEUTRAL, refuse_unsupported
 from protocol.errors import BadRequest
 from runtime.model_config import ModelBasics
 from tests.gateway.folders import EOS, TEMPLATE, byte_tokenizer

@@ -10,9 +10,9 @@ import pytest
 
 from gateway.control import Control
 from gateway.control_socket import ControlSocket
+from gateway.dispatch import RetryRules
 from gateway.membership import Membership, WorkerKey
 from gateway.requests import Delivery
-from gateway.retry import RetryRules
 from gateway.translate import Prompt
 from protocol.codec import MAX_STRANGER_BYTES, VERSION
 from protocol.errors import BatonError, WireError

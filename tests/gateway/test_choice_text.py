@@ -1,6 +1,5 @@
-from gateway.choice_text import ChoiceText, Piece
+from gateway.choice_text import ChoiceText, Piece, StopSet
 from gateway.detokenizer import ByteDetokenizer, TokenBytes
-from gateway.stop_strings import StopSet
 from protocol.request import FinishReason
 from tests.gateway.folders import EOS, byte_tokenizer
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from deploy.keys import new
 from gateway.control_socket import ControlSocket
-from gateway.tallies import Tally
+from gateway.metrics import Tally
 from protocol.errors import ConfigError
 from runtime.keys import read_keys
 from tests.gateway.conftest import wait_until

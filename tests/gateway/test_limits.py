@@ -2,13 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control import limits_of
 from gateway.limits import (
     UNKNOWN_REST,
     ContextLengthExceeded,
     Limits,
     check_ids,
     check_list,
+    limits_of,
     max_tokens,
     prompt_too_long,
 )

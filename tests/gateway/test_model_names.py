@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.model_names import ModelNames
+from gateway.service import ModelNames
 from protocol.errors import UnknownModel
 
 NAMES = ModelNames(("tale", "fable"), "models/story/")

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from gateway.open_files import SPARE
+from gateway.process import SPARE
 
 SCRIPT = """
 import json, resource, sys
-from gateway.open_files import allow_connections
+from gateway.process import allow_connections
 soft, hard, wanted = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 print(json.dumps([allow_connections(wanted), resource.getrlimit(resource.RLIMIT_NOFILE)]))

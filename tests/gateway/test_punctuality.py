@@ -1,4 +1,4 @@
-from gateway.punctuality import LATE_S, MOST_LATE, Punctuality
+from gateway.control import LATE_S, MOST_LATE, Punctuality
 
 
 def test_late_looks_blame_nobody_until_there_are_too_many_in_a_row() -> None:

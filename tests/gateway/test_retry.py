@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.retry import RetryRules, final_error, may_go_on
+from gateway.dispatch import RetryRules, final_error, may_go_on
 from protocol.errors import (
     BadRequest,
     BatonError,

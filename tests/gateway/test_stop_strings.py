@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.stop_strings import StopSet, StopStrings
+from gateway.choice_text import StopSet, StopStrings
 
 
 def stream(stops: list[str], pieces: list[str]) -> tuple[str, list[str], bool]:

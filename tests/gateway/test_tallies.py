@@ -4,7 +4,7 @@ import random
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from gateway.tallies import Spread, Tally
+from gateway.metrics import Spread, Tally
 
 EDGES = (0.001, 0.0025, 0.5, 1.0, 30.0)
 

@@ -9,9 +9,9 @@ from typing import Any, Literal, cast
 
 from gateway.control import Control
 from gateway.control_socket import ControlSocket
+from gateway.dispatch import RetryRules
 from gateway.membership import Membership, WorkerKey
 from gateway.requests import Delivery
-from gateway.retry import RetryRules
 from gateway.translate import Prompt
 from model.runner import Runner
 from prefill.worker import PrefillWorker
