@@ -167,7 +167,7 @@ class StreamedAnswer(Response):
         super().__init__()
         self._generation = generation
         self._writer = writer
-        self._is_plain = not (generation.with_timeline or writer.continuous)  # chunks carry nothing but tokens
+        self._is_plain = not (generation.times.with_timeline or writer.continuous)  # chunks carry nothing but tokens
         self._num_sent = 0  # tokens of all choices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -193,7 +193,7 @@ class StreamedAnswer(Response):
 
         await write({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await write(_body(self._chunks(first)))
-        self._generation.first_chunk_written()
+        self._generation.times.first_chunk_written()
 
         async for batch in batches:
             await write(_body(self._chunks(batch)))

@@ -4,7 +4,7 @@ Pieces of text are collected here between two turns of the loop and taken in bat
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,90 @@ class Usage:
         }
 
 
+class Times:
+    """What is measured of one client request: latencies for the metrics, stamps for the time line. In seconds of
+    `clock`."""
+
+    def __init__(self, clock: Clock, metrics: Metrics, received_at: float, with_timeline: bool = False) -> None:
+        self.with_timeline = with_timeline  # the client asks for it
+        self._clock, self._metrics = clock, metrics
+        self._received_at = received_at
+        self._stamps: list[Stamp] = []
+        self._first_token_at: dict[int, float] = {}  # by choice, the earliest first
+        self._last_token_at: dict[int, float] = {}  # by choice
+        self.stamp("received", received_at)
+
+    @property
+    def seconds(self) -> float:
+        """Since the request arrived."""
+        return self._clock.now() - self._received_at
+
+    def stamp(self, name: str, at: float | None = None) -> None:
+        """Adds a stamp to the time line."""
+        self._stamps.append(Stamp(name, self._clock.now() if at is None else at, GATEWAY))
+
+    def assigned(self, prompts: Sequence[Prompt]) -> None:
+        """Every prompt is at its worker."""
+        for prompt in prompts:
+            self._metrics.num_prompt_tokens += len(prompt.token_ids)
+            self._metrics.prompt_length.observe(len(prompt.token_ids))
+        self._metrics.gateway_request_s.observe(self.seconds)
+
+    def tokens(self, index: int, num_tokens: int) -> None:
+        """A choice got tokens. Those that arrive together share the time since the previous ones equally."""
+        if not num_tokens:
+            return
+        now, metrics = self._clock.now(), self._metrics
+        metrics.num_generation_tokens += num_tokens
+
+        last, self._last_token_at[index] = self._last_token_at.get(index), now
+        if last is not None:
+            metrics.inter_token_latency_s.observe((now - last) / num_tokens, num_tokens)
+            return
+
+        self._first_token_at[index] = now
+        if len(self._first_token_at) == 1:
+            self.stamp("first token out", now)
+            metrics.time_to_first_token_s.observe(now - self._received_at)
+
+    def first_chunk_written(self) -> None:
+        """The first chunk was written to the connection."""
+        if self._first_token_at:
+            first = next(iter(self._first_token_at.values()))
+            self._metrics.gateway_first_token_s.observe(self._clock.now() - first)
+
+    def choice_ended(self, index: int, text: ChoiceText) -> None:
+        """A choice has all its tokens."""
+        metrics = self._metrics
+        metrics.finished.labels(text.finish_reason).inc()
+        metrics.output_length.observe(text.num_tokens)
+        if index not in self._first_token_at:
+            return
+
+        seconds = self._last_token_at[index] - self._first_token_at[index]
+        metrics.decode_time_s.observe(seconds)
+        if text.num_tokens > 1:
+            metrics.time_per_output_token_s.observe(seconds / (text.num_tokens - 1))
+
+    def request_ended(self, outcome: str) -> None:
+        """The request has ended with this outcome of the metrics."""
+        self._metrics.requests.labels(outcome).inc()
+        if outcome == "ok":
+            self._metrics.e2e_request_latency_s.observe(self.seconds)
+
+    def timeline(self, of_workers: Iterable[Stamp]) -> list[dict[str, Any]] | None:
+        """All stamps in order, in milliseconds since the request arrived; None unless the client asked for them."""
+        if not self.with_timeline:
+            return None
+        stamps = dict.fromkeys((*self._stamps, *of_workers))  # two workers may report the same moment
+        return [
+            {"name": each.name, "at_ms": round((each.at - self._received_at) * 1e3, 3), "worker": each.worker_id}
+            for each in sorted(stamps, key=lambda each: each.at)
+        ]
+
+
 class Generation:
-    """Answers `prompts`. Choice c of prompt p has the index p * n + c. Times are in seconds of `clock`."""
+    """Answers `prompts`. Choice c of prompt p has the index p * n + c. `x_request_id`: the header, for the log."""
 
     def __init__(
         self,
@@ -51,25 +133,22 @@ class Generation:
         prompts: Sequence[Prompt],
         new_detokenizer: Callable[[Sequence[int], bool], Detokenizer],
         dispatch: Dispatch,
-        clock: Clock,
-        metrics: Metrics,
+        times: Times,
+        x_request_id: str = "",
     ) -> None:
         self.response_id = response_id
+        self.times = times
         self.num_choices = sum(prompt.num_choices for prompt in prompts)
         self.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self.error: BatonError | None = None
 
-        self._prompts = prompts
+        self._prompts, self._dispatch, self._x_request_id = prompts, dispatch, x_request_id
         self._texts = [
             ChoiceText(new_detokenizer(prompt.token_ids, prompt.skip_special), prompt.stops, prompt.sampling.min_tokens)
             for prompt in prompts
             for _ in range(prompt.num_choices)
         ]
-
-        self._first_of_choice_at: list[float] = [0.0] * self.num_choices
-        self._last_token_at: list[float | None] = [None] * self.num_choices
         self._num_open = self.num_choices
-        self._dispatch, self._clock, self._metrics = dispatch, clock, metrics
 
         self._records: list[RequestRecord] = []  # one for each prompt that is assigned
         self._pieces: Batch = []
@@ -82,37 +161,17 @@ class Generation:
         self._is_abandoned = False
         self._fault: Exception | None = None
 
-        self._first_token_at: float | None = None  # of any choice
-        self._stamps: list[Stamp] = []
-        self._received_at = clock.now()
-        self._x_request_id = ""
-        self.with_timeline = False
-
     # ---- for the HTTP side ----
 
-    def stamp(self, name: str, at: float | None = None) -> None:
-        """Adds a stamp to the time line."""
-        self._stamps.append(Stamp(name, self._clock.now() if at is None else at, GATEWAY))
-
-    async def start(self, received_at: float, timeline: bool, x_request_id: str = "") -> None:
-        """Assigns every prompt, or none. Unavailable when one of them finds no workers. `x_request_id`: the header,
-        for the log."""
-        self._received_at = received_at
-        self._x_request_id = x_request_id
-        self.with_timeline = timeline
-        self.stamp("received", received_at)
-        self.stamp("tokenised")
-
+    async def start(self) -> None:
+        """Assigns every prompt, or none. Unavailable when one of them finds no workers."""
+        self.times.stamp("tokenised")
         try:
             await self._assign_all()
         except BaseException:
             self._cancel_all()
             raise
-
-        self._metrics.num_prompt_tokens += self.num_prompt_tokens
-        for prompt in self._prompts:
-            self._metrics.prompt_length.observe(len(prompt.token_ids))
-        self._metrics.gateway_request_s.observe(self._clock.now() - received_at)
+        self.times.assigned(self._prompts)
 
     async def _assign_all(self) -> None:
         """Lets other requests run after every TURN_TOKENS tokens of prompts."""
@@ -124,7 +183,7 @@ class Generation:
                 await asyncio.sleep(0)
 
             listener = _PromptListener(self, place)
-            record = self._dispatch.assign(f"{self.response_id}-{place}", prompt, listener, self.with_timeline)
+            record = self._dispatch.assign(f"{self.response_id}-{place}", prompt, listener, self.times.with_timeline)
             self._records.append(record)
             if (wrong := self.error or self._fault) is not None:  # of a prompt that was assigned before
                 raise wrong
@@ -148,11 +207,6 @@ class Generation:
             if not self._pieces and (self.error is not None or self._num_open == 0):
                 self._end()
                 return
-
-    def first_chunk_written(self) -> None:
-        """The first chunk was written to the connection."""
-        if self._first_token_at is not None:
-            self._metrics.gateway_first_token_s.observe(self._clock.now() - self._first_token_at)
 
     def bound_backlog(self, max_pieces: int, on_full: Callable[[], None]) -> None:
         """While `is_held`, at most `max_pieces` wait. Beyond that the generation ends as if the client had left, and
@@ -186,15 +240,8 @@ class Generation:
         return Usage(self.num_prompt_tokens, sum(text.num_tokens for text in self._texts))
 
     def timeline(self) -> list[dict[str, Any]] | None:
-        """All stamps in order, in milliseconds since the request arrived; None unless the client asked for them."""
-        if not self.with_timeline:
-            return None
-        workers = (stamp for record in self._records for stamp in record.stamps)
-        stamps = dict.fromkeys((*self._stamps, *workers))  # two workers may report the same moment
-        return [
-            {"name": each.name, "at_ms": round((each.at - self._received_at) * 1e3, 3), "worker": each.worker_id}
-            for each in sorted(stamps, key=lambda each: each.at)
-        ]
+        """The time line of gateway and workers; None unless the client asked for it."""
+        return self.times.timeline(stamp for record in self._records for stamp in record.stamps)
 
     # ---- for the worker side ----
 
@@ -207,7 +254,7 @@ class Generation:
 
         num_before = text.num_tokens
         pieces = text.feed(delivery.token_ids, delivery.finish)
-        self._observe(index, text.num_tokens - num_before)
+        self.times.tokens(index, text.num_tokens - num_before)
 
         for piece in pieces:
             self._pieces.append((index, piece))
@@ -215,10 +262,10 @@ class Generation:
         if pieces and pieces[-1].finish_reason is not None:
             if text.hit_stop_string:
                 self._dispatch.cancel(self._records[place].request_id, delivery.choice)
-            self._observe_end(index, text)
+            self.times.choice_ended(index, text)
             self._num_open -= 1
             if self._num_open == 0:
-                self.stamp("done")
+                self.times.stamp("done")
 
         self._news.set()
 
@@ -241,45 +288,12 @@ class Generation:
         self._cancel_all()
         self._news.set()
 
-    def _observe(self, index: int, num_tokens: int) -> None:
-        """Tokens that arrive together share the time since the previous ones equally."""
-        if not num_tokens:
-            return
-        now, metrics = self._clock.now(), self._metrics
-        metrics.num_generation_tokens += num_tokens
-
-        last, self._last_token_at[index] = self._last_token_at[index], now
-        if last is not None:
-            metrics.inter_token_latency_s.observe((now - last) / num_tokens, num_tokens)
-            return
-
-        self._first_of_choice_at[index] = now
-        if self._first_token_at is None:
-            self._first_token_at = now
-            self.stamp("first token out", now)
-            metrics.time_to_first_token_s.observe(now - self._received_at)
-
-    def _observe_end(self, index: int, text: ChoiceText) -> None:
-        """Observed once for each choice, not for each token."""
-        metrics, last = self._metrics, self._last_token_at[index]
-        metrics.finished.labels(text.finish_reason).inc()
-        metrics.output_length.observe(text.num_tokens)
-        if last is None:
-            return
-
-        seconds = last - self._first_of_choice_at[index]
-        metrics.decode_time_s.observe(seconds)
-        if text.num_tokens > 1:
-            metrics.time_per_output_token_s.observe(seconds / (text.num_tokens - 1))
-
     def _end(self) -> None:
         if self._ended:
             return
         self._ended = True
         outcome = "cancelled" if self._is_abandoned else "ok" if self.error is None else self.error.code
-        self._metrics.requests.labels(outcome).inc()
-        if outcome == "ok":
-            self._metrics.e2e_request_latency_s.observe(self._clock.now() - self._received_at)
+        self.times.request_ended(outcome)
         self._log_end(outcome)
 
     def _log_end(self, outcome: str) -> None:
@@ -294,7 +308,7 @@ class Generation:
             "choices": self.num_choices,
             "tokens_out": usage.completion_tokens,
             "outcome": outcome,
-            "seconds": round(self._clock.now() - self._received_at, 3),
+            "seconds": round(self.times.seconds, 3),
         }
 
         if error is None:

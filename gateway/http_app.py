@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, WholeAnswer, answer_whole, wants_timeline
-from gateway.generation import Generation
+from gateway.generation import Generation, Times
 from gateway.http_errors import error_response, status_response
 from gateway.json_body import check_content, parse_json, read_body
 from gateway.limits import check_list
@@ -174,10 +174,10 @@ async def _started(
 ) -> Generation:
     """The generation, with its prompts assigned."""
     response_id = f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
-    generation = Generation(
-        response_id, prompts, service.new_detokenizer, service.control.dispatch, service.clock, service.metrics
-    )
-    await generation.start(received_at, wants_timeline(request, parsed.timeline), request_id_of(request.scope))
+    times = Times(service.clock, service.metrics, received_at, wants_timeline(request, parsed.timeline))
+    dispatch, x_request_id = service.control.dispatch, request_id_of(request.scope)
+    generation = Generation(response_id, prompts, service.new_detokenizer, dispatch, times, x_request_id)
+    await generation.start()
     return generation
 
 

@@ -14,7 +14,7 @@ from gateway.control import Control
 from gateway.control_socket import ControlSocket
 from gateway.detokenizer import NoText
 from gateway.dispatch import RetryRules
-from gateway.generation import Generation
+from gateway.generation import Generation, Times
 from gateway.membership import Membership
 from gateway.metrics import Metrics
 from gateway.translate import Prompt
@@ -63,11 +63,10 @@ class Call:
             [prompt],
             lambda *_: NoText(),
             self.control.dispatch,
-            MonotonicClock(),
-            self.metrics,
+            Times(MonotonicClock(), self.metrics, received_at=0.0),
         )
         with suppress(StopIteration):  # one prompt is assigned without a wait
-            self.generation.start(0.0, timeline=False).send(None)
+            self.generation.start().send(None)
         self.messages: list[Message] = []
         self.has_left = asyncio.Event()
         self.fail_at: int | None = None  # the message whose sending fails

@@ -7,13 +7,17 @@ import pytest
 
 from gateway.detokenizer import NoText
 from gateway.dispatch import Dispatch
-from gateway.generation import TURN_TOKENS, Generation
+from gateway.generation import TURN_TOKENS, Generation, Times
 from gateway.metrics import Metrics
 from gateway.requests import Listener, RequestRecord
 from gateway.translate import Prompt
 from protocol.errors import Unavailable
 from protocol.request import SamplingParams
 from runtime.clock import MonotonicClock
+
+
+def unmeasured() -> Times:
+    return Times(MonotonicClock(), Metrics("story", lambda: (), lambda: 0), received_at=0.0)
 
 
 class OnePlace:
@@ -36,12 +40,9 @@ class OnePlace:
 async def test_all_prompts_are_assigned_or_none() -> None:
     dispatch = OnePlace()
     prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
-    metrics = Metrics("story", lambda: (), lambda: 0)
-    generation = Generation(
-        "r", [prompt, prompt], lambda *_: NoText(), cast(Dispatch, dispatch), MonotonicClock(), metrics
-    )
+    generation = Generation("r", [prompt, prompt], lambda *_: NoText(), cast(Dispatch, dispatch), unmeasured())
     with pytest.raises(Unavailable, match="full"):
-        await generation.start(0.0, timeline=False)
+        await generation.start()
     assert dispatch.cancelled == [("r-0", -1)]
 
 
@@ -65,12 +66,9 @@ class LosesTheFirst:
 async def test_a_prompt_that_fails_while_others_are_assigned_ends_all() -> None:
     dispatch = LosesTheFirst()
     prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
-    metrics = Metrics("story", lambda: (), lambda: 0)
-    generation = Generation(
-        "r", [prompt, prompt], lambda *_: NoText(), cast(Dispatch, dispatch), MonotonicClock(), metrics
-    )
+    generation = Generation("r", [prompt, prompt], lambda *_: NoText(), cast(Dispatch, dispatch), unmeasured())
     with pytest.raises(Unavailable, match="gone"):
-        await generation.start(0.0, timeline=False)
+        await generation.start()
     assert "r-1" in dispatch.cancelled
 
 
@@ -93,9 +91,8 @@ class Counts:
 async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) -> None:
     dispatch = Counts()
     prompt = Prompt((1,) * (TURN_TOKENS // 2), SamplingParams(max_tokens=3), 1)
-    metrics = Metrics("story", lambda: (), lambda: 0)
-    generation = Generation("r", [prompt] * 6, lambda *_: NoText(), cast(Dispatch, dispatch), MonotonicClock(), metrics)
-    starting = asyncio.ensure_future(generation.start(0.0, timeline=False))
+    generation = Generation("r", [prompt] * 6, lambda *_: NoText(), cast(Dispatch, dispatch), unmeasured())
+    starting = asyncio.ensure_future(generation.start())
     turns = []
     while not starting.done():
         await asyncio.sleep(0)
