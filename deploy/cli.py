@@ -21,10 +21,9 @@ from deploy.options import OPTIONS, OTHER_VARIABLES, options_for
 from deploy.serve import gateway, serve, worker
 from protocol.brief import brief
 from protocol.errors import ConfigError
+from runtime.installation import baton_version, check_distributions, check_imports
 from runtime.layered_config import Config, ConfigFile, parse_file, resolve
-from runtime.name_check import check_distributions, check_imports
 from runtime.process_life import EXIT_CONFIG
-from runtime.version import baton_version
 
 MAX_FILE_BYTES = 1 << 20
 # what `baton demo` starts; environment and file cannot change it

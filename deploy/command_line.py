@@ -11,8 +11,7 @@ from deploy.foreign_flags import FOREIGN, ForeignFlag, detached
 from deploy.options import COMMANDS, EXAMPLES, MODEL_FLAG, options_for
 from protocol.brief import SHOWN_CHARS, brief
 from protocol.errors import ConfigError
-from runtime.nearest_name import nearest_name
-from runtime.options import LIST_MARK, Kind, Option, as_shown
+from runtime.options import LIST_MARK, Kind, Option, as_shown, nearest_name
 
 _FOOTER = """\
 Every flag is also an environment variable (--log-level: BATON_LOG_LEVEL) and a key of the --config file

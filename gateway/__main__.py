@@ -17,11 +17,10 @@ import uvloop
 from gateway.process import SPARE, Gateway, allow_connections
 from protocol.errors import BatonError
 from runtime.clock import MonotonicClock
+from runtime.installation import check_imports
 from runtime.log import get_log, start_log
-from runtime.name_check import check_imports
-from runtime.process_arguments import read_arguments
 from runtime.process_life import ALIVE_S, EXIT_CONFIG, StatusPipe
-from runtime.settings import GatewaySettings
+from runtime.settings import GatewaySettings, read_arguments
 
 SWITCH_S = 0.0002  # how long a thread that parses a long body may hold the GIL while the loop waits
 GC_YOUNG = 20_000  # new objects before the garbage collector runs; a token makes about a dozen, none of them in a cycle

@@ -27,8 +27,7 @@ from protocol.messages_gateway import (
     ToWorker,
 )
 from runtime.clock import Clock
-from runtime.log import get_log
-from runtime.refusals import Refusals
+from runtime.log import Refusals, get_log
 from runtime.session import Envelope, Session, SessionLost, open_envelope
 from runtime.settings import Pairing
 

@@ -24,8 +24,7 @@ from protocol.errors import (
 from protocol.messages_gateway import CancelRequest, ChoiceTokens, RequestFailed, Stamp, ToWorker
 from protocol.request import FinishReason
 from runtime.clock import Clock
-from runtime.log import get_log
-from runtime.refusals import Refusals
+from runtime.log import Refusals, get_log
 from runtime.settings import Pairing
 
 GATEWAY = "gateway"  # the worker name in the gateway's own stamps

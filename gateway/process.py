@@ -32,8 +32,8 @@ from runtime.api_keys import read_api_keys
 from runtime.clock import Clock
 from runtime.keys import read_keys
 from runtime.log import get_log
+from runtime.model_config import tokenizer_digest
 from runtime.settings import GatewaySettings
-from runtime.tokenizer_digest import tokenizer_digest
 
 GRACE_S = 1  # for responses in flight when the gateway stops
 BACKLOG = 2048

@@ -15,7 +15,7 @@ from gateway.openapi import NOT_FOUND, add_schemas, errors, text_response
 from gateway.service import Service
 from protocol.errors import Unavailable
 from protocol.messages_gateway import Role
-from runtime.version import baton_version
+from runtime.installation import baton_version
 
 
 def add_status(app: FastAPI, service: Service) -> None:

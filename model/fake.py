@@ -17,8 +17,7 @@ from model.paged_kv import PagedKv
 from model.splitmix import mix, shift_right, signed
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from runtime.model_config import ModelConfig
-from runtime.rope_config import RopeConfig
+from runtime.model_config import ModelConfig, RopeConfig
 
 _WRAP: Final = (1 << 64) - 1
 _MULTIPLIERS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)

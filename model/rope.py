@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from runtime.rope_config import RopeConfig
+from runtime.model_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

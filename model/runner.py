@@ -27,8 +27,7 @@ from protocol.errors import ConfigError
 from protocol.fingerprint import Fingerprint, pack_weights
 from protocol.kv_layout import ITEM_BYTES, KvLayout
 from runtime.log import get_log
-from runtime.model_config import ModelConfig, config_digest, config_facts, load_config
-from runtime.tokenizer_digest import tokenizer_digest
+from runtime.model_config import ModelConfig, config_digest, config_facts, load_config, tokenizer_digest
 
 log = get_log("model")
 

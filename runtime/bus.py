@@ -10,11 +10,11 @@ from contextlib import suppress
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from protocol.codec import MAX_MESSAGE_BYTES
 from protocol.errors import ConfigError, WireError
-from runtime.curve import OPEN, Security
-from runtime.link_watch import LinkWatch
+from runtime.curve import NO_HANDSHAKE, OPEN, UNKNOWN_KEY, Security
 from runtime.session import ENVELOPE_BYTES
 
 QUEUE_LIMIT = 100_000  # messages; with more, the peer counts as gone
@@ -23,6 +23,11 @@ BEAT_MS = 2_000  # between heartbeats of a watched connection, which libzmq's th
 REDIAL_S = 5.0  # after a refusal, which a person must mend
 SILENT_MS = 10_000  # a watched connection without an answer for so long is lost
 RECEIVE_BYTES = 4 * 1024 * 1024  # bytes read at a time, because parsing them takes time too
+_MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
+_FINAL = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # ZMQ does not dial again after these
+_CUT = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL  # the peer hung up: it refuses, or it has just ended
+_CUT_OFTEN = 3  # after so many in a row, the peer refuses
+_NOT_ALLOWED = 400  # the peer's answer to an unknown key, by RFC 27 of ZeroMQ
 
 
 def _prepare(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
@@ -63,6 +68,51 @@ def bind_on_host(socket: "zmq.Socket[Any]", host: str, security: Security = OPEN
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     return endpoint.rstrip(b"\0").decode() + suffix
+
+
+class LinkWatch:
+    """Notices when the connection of a socket that dials one peer was lost, made again or refused. ZMQ makes it again
+    itself, but messages on the way are lost. Both ends learn that a connection has ended: at once, or when libzmq's
+    heartbeats stop. Make it before the socket dials; close it before the socket."""
+
+    def __init__(self, socket: "zmq.Socket[Any]") -> None:
+        self.num_made = 0  # connections, at the last look
+        self.num_broken = 0
+        self.is_up = False  # at the last look
+        self.refusal = ""  # why the peer refuses a handshake, at the last look: UNKNOWN_KEY or NO_HANDSHAKE
+        self._num_cut = 0  # handshakes in a row
+        self._socket = socket
+        self._events = socket.get_monitor_socket(_MADE | zmq.EVENT_DISCONNECTED | _FINAL | _CUT)
+        self._events.setsockopt(zmq.LINGER, 0)
+
+    def look(self) -> None:
+        """Counts what has happened since the last look. Never blocks."""
+        while True:
+            try:
+                found = parse_monitor_message(self._events.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            event = found["event"]
+            self.num_made += event == _MADE
+            self.num_broken += event == zmq.EVENT_DISCONNECTED
+            if event in (_MADE, zmq.EVENT_DISCONNECTED):
+                self.is_up = event == _MADE
+            self._note_handshake(event, found["value"])
+
+    def _note_handshake(self, event: int, value: int) -> None:
+        if event == _MADE:
+            self._num_cut, self.refusal = 0, ""
+        elif event == _CUT:
+            self._num_cut += 1
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == _NOT_ALLOWED:
+            self.refusal = UNKNOWN_KEY
+        elif event & _FINAL or self._num_cut >= _CUT_OFTEN:
+            self.refusal = NO_HANDSHAKE
+
+    def close(self) -> None:
+        """Stops counting."""
+        self._socket.disable_monitor()
+        self._events.close(0)
 
 
 class Dealer:
@@ -142,7 +192,7 @@ class Dealer:
         return not self._tended or (self._watch is not None and self._watch.is_up)
 
     def tend(self, now: float) -> str:
-        """Why the peer has refused a handshake since the last call (UNKNOWN_KEY or NO_HANDSHAKE of link_watch), or "".
+        """Why the peer has refused a handshake since the last call (UNKNOWN_KEY or NO_HANDSHAKE of curve.py), or "".
 
         After a refusal it hangs up and dials again REDIAL_S later: libzmq would stop dialling after some refusals, and
         dial 20 times a second after others. Call it a few times a second if `tended`.

@@ -20,10 +20,9 @@ from zmq.utils.monitor import parse_monitor_message
 from protocol.brief import brief
 from protocol.errors import ConfigError, WireError
 from runtime.keys import ALLOWED, Keys, allowed_in, is_key
-from runtime.link_watch import NO_HANDSHAKE, UNKNOWN_KEY
-from runtime.log import EventLog
-from runtime.refusals import Refusals
+from runtime.log import EventLog, Refusals
 
+UNKNOWN_KEY, NO_HANDSHAKE = "key", "handshake"  # why a connection was refused
 MARK = ";"  # between an endpoint and a key; no key contains it
 OVERHEAD_BYTES = 33  # for each encrypted part of a message: a name, a nonce, a flag, a sum
 PLAIN_MARK = ";plain="  # in the address of an unencrypted data socket: between the endpoint and its secret

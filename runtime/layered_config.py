@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from protocol.brief import brief, brief_name
 from protocol.errors import ConfigError
-from runtime.nearest_name import nearest_name
-from runtime.options import PREFIX, Option, Value, as_shown, option_name, variable_of
+from runtime.options import PREFIX, Option, Value, as_shown, nearest_name, option_name, variable_of
 
 Made = TypeVar("Made")
 

@@ -1,10 +1,12 @@
 """Structured logs: one line per event on stderr, `time level process event key=value ...`, through stdlib logging.
 
-Secrets and clients' texts never reach a log: values of fields with such names are withheld here.
+Secrets and clients' texts never reach a log: values of fields with such names are withheld here. `Refusals` counts what
+is refused, so that a flood makes a number grow and not the log.
 """
 
 import json
 import logging
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -93,3 +95,25 @@ def _show(name: str, value: Any) -> str:
     if text and text.isprintable() and not any(mark in text for mark in ' "='):
         return text
     return json.dumps(text)
+
+
+class Refusals:
+    """Counts refused messages and connections by kind, and logs the 1st, 10th, 100th, ... of a kind. `event` is the
+    line's name in `log`. Kinds are a few words of Baton's own, never a peer's text."""
+
+    def __init__(self, log: EventLog, event: str) -> None:
+        self.counts: Counter[str] = Counter()
+        self._log = log
+        self._event = event
+
+    @property
+    def total(self) -> int:
+        """The sum over all kinds."""
+        return self.counts.total()
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Counts one refusal. `fields` are logged with it, if it is logged."""
+        self.counts[kind] += 1
+        count = self.counts[kind]
+        if count == 10 ** (len(str(count)) - 1):
+            self._log.warning(self._event, kind=kind, count=count, **fields)

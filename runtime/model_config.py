@@ -1,4 +1,4 @@
-"""The one reader of a model folder's config.json. Unsupported fields are refused by name.
+"""The one reader of a model folder's config.json, and its digests. Unsupported fields are refused by name.
 
 It finds the architecture and its variants (biases, q/k norms, rope, tied embeddings). Workers call `load_config`; the
 gateway and the launcher call `read_basics`, which takes any model.
@@ -11,12 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import xxhash
+
 from protocol.errors import CheckpointError, ConfigError
 from protocol.kv_layout import ITEM_BYTES
 from runtime.json_fields import JsonFields, read_fields
-from runtime.rope_config import RopeConfig, read_rope
 
 MAX_FACT_CHARS: Final = 200  # of one field in config_facts
+SUPPORTED_ROPE: Final = "'default', 'linear' or 'llama3'"
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,25 @@ FAMILIES: Final[Mapping[str, _Family]] = {
     ),
 }
 
+
 UNSUPPORTED: Final[Mapping[str, str]] = {  # fields that change results with every value but null
     "quantization_config": "quantised checkpoints are",
     "compression_config": "quantised checkpoints are",
     "attn_logit_softcapping": "capped attention scores are",
     "final_logit_softcapping": "capped logits are",
 }
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding of one model. Only `llama3` uses the last three fields."""
+
+    theta: float
+    kind: str = "default"  # default | linear | llama3
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
 
 
 @dataclass(frozen=True)
@@ -134,7 +149,7 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
         max_position_embeddings=max_position_embeddings,
         context_length=served,
         rms_norm_eps=config.positive_number("rms_norm_eps", 1e-6),
-        rope=read_rope(config, max_position_embeddings),
+        rope=_read_rope(config, max_position_embeddings),
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias if family.output_bias is None else family.output_bias,
@@ -158,6 +173,20 @@ def config_facts(config: ModelConfig) -> dict[str, str]:
 def config_digest(config: ModelConfig, dtype: str) -> str:
     """Hexadecimal digest of configuration and serving dtype, without the served context length."""
     return _digest(json.dumps(config_facts(config) | {"dtype": dtype}, sort_keys=True))
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """xxh3-128 of the folder's tokenizer.json, in hexadecimal; "" if there is none. CheckpointError if it cannot be
+    read."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return ""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: not a file")
+    try:
+        return xxhash.xxh3_128_hexdigest(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _digest(text: str) -> str:
@@ -214,6 +243,35 @@ def _refuse_sliding_window(config: JsonFields, family: _Family, served: int) -> 
             f"{config.where}: sliding_window: got {window}, which would change results within the served context of"
             f" {served} tokens; supported: null, or a context length of at most {window}"
         )
+
+
+def _read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
+    """The rope of a config.json, in the old form (`rope_theta`, `rope_scaling`) or the new one (`rope_parameters`)."""
+    fields = config.nested("rope_scaling")
+    if not fields.values:
+        fields = config.nested("rope_parameters")
+    for name, value in fields.values.items():
+        if isinstance(value, dict):
+            raise fields.refuse(name, "one rope for all layers (rope by layer type is not supported)")
+    for holder in (fields, config):
+        if holder.positive_number("partial_rotary_factor", 1.0) != 1.0:
+            raise holder.refuse("partial_rotary_factor", "1 (partial rotation is not supported)")
+
+    theta = fields.positive_number("rope_theta", config.positive_number("rope_theta", 10_000.0))
+    name = "rope_type" if fields.has("rope_type") else "type"
+    kind = fields.text(name, "default")
+    if kind == "default":
+        return RopeConfig(theta)
+    if kind == "linear":
+        return RopeConfig(theta, kind, fields.positive_number("factor"))
+    if kind != "llama3":
+        raise fields.refuse(name, SUPPORTED_ROPE)
+
+    low, high = fields.positive_number("low_freq_factor"), fields.positive_number("high_freq_factor")
+    if high <= low:
+        raise fields.refuse("high_freq_factor", f"more than low_freq_factor, which is {low}")
+    original = fields.integer("original_max_position_embeddings", max_position_embeddings)
+    return RopeConfig(theta, kind, fields.positive_number("factor"), low, high, original)
 
 
 def _heads(config: JsonFields, family: _Family, hidden_size: int) -> tuple[int, int, int]:

@@ -1,22 +1,24 @@
 """The settings of each kind of process: a frozen dataclass, sent as JSON on the process's command line.
 
 A field with a `Flag` is an option of `baton` (options.py) and is declared only here. `deploy` fills the fields from
-flags, environment and file. A process reads them with `from_json`, which names an unknown key or a wrong value.
+flags, environment and file. The launcher writes them on a process's command line, which `read_arguments` reads.
 """
 
+import argparse
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from protocol.errors import ConfigError
 from protocol.message import MAX_WORKER_ID_CHARS, WorkerId
 from protocol.messages_gateway import Role
-from runtime.nearest_name import nearest_name
-from runtime.options import Flag
+from runtime.options import Flag, nearest_name
 
 Device = Literal["auto", "cpu", "cuda"] | Annotated[str, Field(pattern="^cuda:[0-9]{1,3}$")]  # cuda is cuda:0
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -31,6 +33,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 MAX_PER_MACHINE = 1024
 PerMachine = Annotated[int, Field(ge=1, le=MAX_PER_MACHINE)]  # threads, or workers
 Seconds = Annotated[float, Field(gt=0)]
+S = TypeVar("S", bound="Settings")
 
 
 class Group(StrEnum):
@@ -49,6 +52,8 @@ class Group(StrEnum):
 
 
 COMPUTE = ("serve", "worker", "demo")
+
+
 SERVERS = ("serve", "gateway", "worker")
 
 
@@ -107,6 +112,8 @@ class ProcessSettings(Settings):
         group=Group.TRUST, commands=("gateway", "worker"))] = False
     log_level: Annotated[LogLevel, _flag("least severe log line to show",
         group=Group.MACHINE, metavar="LEVEL")] = "info"
+
+
     # fmt: on
 
 
@@ -195,6 +202,8 @@ class HttpLimits(Settings):
     max_stream_backlog: Annotated[Positive, _limit(
         "tokens that wait for a client that does not read; beyond it, it is cut off",
         metavar="TOKENS")] = 16384
+
+
     # fmt: on
 
 
@@ -240,3 +249,20 @@ class GatewaySettings(ProcessSettings):
         group=Group.LOSS)] = 120  # a whole long prompt on a slow core takes less
     # fmt: on
     limits: HttpLimits = field(default_factory=HttpLimits)
+
+
+def read_arguments(kind: type[S], argv: Sequence[str] | None = None) -> tuple[S, int | None]:
+    """Reads `python -m ROOM --settings JSON [--status-fd N]`, from `argv` or from the command line of this process.
+    Returns the settings and the status descriptor (None for a process started by hand). ConfigError if the settings are
+    not valid for `kind`."""
+    parser = argparse.ArgumentParser(description="One process of Baton; the baton command starts it.")
+    parser.add_argument("--settings", required=True, metavar="JSON", help=f"{kind.__name__} as one line of JSON")
+    parser.add_argument("--status-fd", type=int, metavar="N", help="descriptor for status events")
+    found = parser.parse_args(argv)
+    settings = kind.from_json(found.settings)
+    if found.status_fd is not None:
+        try:
+            os.fstat(found.status_fd)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"--status-fd: got {found.status_fd}, expected an open descriptor") from error
+    return settings, found.status_fd

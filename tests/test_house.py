@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.options import OPTIONS
-from runtime.name_check import ROOMS, foreign_owners
+from runtime.installation import ROOMS, foreign_owners
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = [*ROOMS, "bench", "models", "tests"]

@@ -28,14 +28,12 @@ from protocol.messages_gateway import Register, Role, WorkerAddress
 from runtime.address import is_loopback, refuse_exposed
 from runtime.bus import Dealer, Wake
 from runtime.clock import MonotonicClock
-from runtime.curve import MARK, Security, open_security, security_of_data, without_secret
+from runtime.curve import MARK, NO_HANDSHAKE, UNKNOWN_KEY, Security, open_security, security_of_data, without_secret
+from runtime.installation import check_imports
 from runtime.keys import ALLOWED, GATEWAY, Keys, read_keys
-from runtime.link_watch import NO_HANDSHAKE, UNKNOWN_KEY
 from runtime.log import get_log, start_log
-from runtime.name_check import check_imports
-from runtime.process_arguments import read_arguments
 from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal
-from runtime.settings import WorkerSettings
+from runtime.settings import WorkerSettings, read_arguments
 from scheduler.engine import Engine
 from scheduler.streams import Stream
 from scheduler.streams_cuda import CudaStream

@@ -32,9 +32,8 @@ from protocol.messages_gateway import (
 )
 from runtime.bus import REDIAL_S, Dealer, Wake
 from runtime.clock import Clock
-from runtime.log import EventLog, get_log
+from runtime.log import EventLog, Refusals, get_log
 from runtime.process_life import StopSignal
-from runtime.refusals import Refusals
 from runtime.session import Session, SessionLost, open_envelope
 from scheduler.overlap_loop import OverlapLoop
 from worker.outbox import Outbox

@@ -11,9 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from runtime.log import get_log, start_log
-from runtime.process_arguments import read_arguments
 from runtime.process_life import StatusPipe, StopSignal, die_with_parent
-from runtime.settings import GatewaySettings, WorkerSettings
+from runtime.settings import GatewaySettings, WorkerSettings, read_arguments
 
 LOG = get_log("stand_in")
 

@@ -13,8 +13,7 @@ import pytest
 from deploy.cli import main
 from deploy.model_folder import check_context_length, find_model
 from protocol.errors import ConfigError
-from runtime.process_arguments import read_arguments
-from runtime.settings import GatewaySettings, WorkerSettings
+from runtime.settings import GatewaySettings, WorkerSettings, read_arguments
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.http_app import build_app
 from protocol.messages_gateway import Role
-from runtime.version import baton_version
+from runtime.installation import baton_version
 from tests.gateway.conftest import Setting, running
 from tests.gateway.folders import byte_tokenizer, write_folder
 

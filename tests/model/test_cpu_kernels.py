@@ -21,8 +21,7 @@ from model.passes import TorchPasses
 from model.rope import inverse_frequencies
 from model.runner import ModelRunner
 from protocol.kv_layout import KvLayout
-from runtime.model_config import ModelConfig
-from runtime.rope_config import RopeConfig
+from runtime.model_config import ModelConfig, RopeConfig
 from tests.checkpoints import make_checkpoint
 from tests.model.attention_cases import Case, make_case
 from tests.model.attention_contract import CASES, ContractCase, check_case

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 import zmq
 
-from runtime.bus import Dealer
-from runtime.link_watch import LinkWatch
+from runtime.bus import Dealer, LinkWatch
 from tests.runtime.rebinding import bound, bound_again
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import CheckpointError, ConfigError
-from runtime.model_config import ModelConfig, config_digest, config_facts, load_config
-from runtime.rope_config import RopeConfig
+from runtime.model_config import ModelConfig, RopeConfig, config_digest, config_facts, load_config
 
 BASE: dict[str, Any] = {
     "vocab_size": 300,

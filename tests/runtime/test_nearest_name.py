@@ -1,6 +1,6 @@
 import pytest
 
-from runtime.nearest_name import nearest_name, num_edits
+from runtime.options import nearest_name, num_edits
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@ import os
 import pytest
 
 from protocol.errors import ConfigError
-from runtime.process_arguments import read_arguments
-from runtime.settings import GatewaySettings
+from runtime.settings import GatewaySettings, read_arguments
 
 SETTINGS = GatewaySettings(model="/m", served_model_name=("story",))
 

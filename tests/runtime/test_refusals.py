@@ -2,8 +2,7 @@ import logging
 
 import pytest
 
-from runtime.log import get_log
-from runtime.refusals import Refusals
+from runtime.log import Refusals, get_log
 
 
 def test_each_kind_is_counted_and_logged_at_powers_of_ten(caplog: pytest.LogCaptureFixture) -> None:

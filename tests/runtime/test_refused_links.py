@@ -11,9 +11,8 @@ import zmq
 
 from deploy.keys import new
 from runtime.bus import REDIAL_S, Dealer, Router
-from runtime.curve import MARK, OPEN, Curve, Security
+from runtime.curve import MARK, NO_HANDSHAKE, OPEN, UNKNOWN_KEY, Curve, Security
 from runtime.keys import read_keys
-from runtime.link_watch import NO_HANDSHAKE, UNKNOWN_KEY
 from runtime.log import get_log
 
 LOG = get_log("test")

@@ -11,9 +11,8 @@ from typing import Any, Final
 import zmq
 
 from protocol.errors import WireError
-from runtime.bus import bind_on_host
+from runtime.bus import LinkWatch, bind_on_host
 from runtime.curve import OPEN, Security, without_secret
-from runtime.link_watch import LinkWatch
 from transfer.memory import PageMemory
 from transfer.plan.frames import FRAME_BYTES
 from transfer.wire import Part, Pollable, Reading

@@ -13,8 +13,7 @@ from protocol.errors import WireError
 from protocol.frame import LAST_MESSAGE, Check, FrameHeader, seal_sum, unpack_header, verify_checksum
 from protocol.kv_layout import KvLayout
 from protocol.messages_handoff import PoolOffer
-from runtime.log import get_log
-from runtime.refusals import Refusals
+from runtime.log import Refusals, get_log
 from transfer.in_place.device_moves import Moving
 from transfer.in_place.device_pools import DeviceReader
 from transfer.in_place.writers import Writers

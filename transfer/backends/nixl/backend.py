@@ -12,8 +12,7 @@ from itertools import count
 
 from protocol.errors import WireError
 from runtime.clock import Clock, MonotonicClock
-from runtime.log import get_log
-from runtime.refusals import Refusals
+from runtime.log import Refusals, get_log
 from runtime.ticker import Ticker
 from transfer.backends.nixl.agent import Agent, address_of
 from transfer.backends.nixl.notice import Region, is_notice, pack_notice, unpack_notice

@@ -17,8 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from protocol.errors import WireError
-from runtime.log import get_log
-from runtime.refusals import Refusals
+from runtime.log import Refusals, get_log
 from transfer.backends.ray.porter import Parcel
 from transfer.wire import Part
 

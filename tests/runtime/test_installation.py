@@ -1,12 +1,12 @@
-"""runtime/name_check.py: another distribution with one of our package names is noticed."""
+"""runtime/installation.py: another distribution with one of our package names is noticed."""
 
 from pathlib import Path
 
 import pytest
 
 from protocol.errors import ConfigError
-from runtime import name_check
-from runtime.name_check import check_distributions, check_imports, foreign_owners, misplaced
+from runtime import installation
+from runtime.installation import check_distributions, check_imports, foreign_owners, misplaced
 
 
 def test_rooms_beside_each_other_are_ours(tmp_path: Path) -> None:
@@ -31,12 +31,12 @@ def test_this_installation_is_clean() -> None:
 
 
 def test_a_shadowed_room_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_check, "_origin", lambda room: str(tmp_path / room / "__init__.py"))
+    monkeypatch.setattr(installation, "_origin", lambda room: str(tmp_path / room / "__init__.py"))
     with pytest.raises(ConfigError, match="'protocol' comes from"):
         check_imports()
 
 
 def test_a_second_owner_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_check, "packages_distributions", lambda: {"model": ["some-model"]})
+    monkeypatch.setattr(installation, "packages_distributions", lambda: {"model": ["some-model"]})
     with pytest.raises(ConfigError, match="'model' belongs to some-model"):
         check_distributions()

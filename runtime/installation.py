@@ -1,31 +1,19 @@
-"""Checks that Python imports Baton's own rooms.
+"""Which Baton runs: checks that Python imports its own rooms, and names its version.
 
 Baton's packages have plain names, and packages such as `scheduler` exist on the public index. One installed beside
 Baton could be imported in its place or overwrite its files. Every process checks this first.
 """
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import packages_distributions
+from functools import cache
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from protocol.errors import ConfigError
 
 DISTRIBUTION = "baton-llm"
-ROOMS = (
-    "protocol",
-    "runtime",
-    "model",
-    "transfer",
-    "scheduler",
-    "worker",
-    "prefill",
-    "decode",
-    "unified",
-    "gateway",
-    "deploy",
-    "loadtest",
-)
+ROOMS = tuple("protocol runtime model transfer scheduler worker prefill decode unified gateway deploy loadtest".split())
 
 
 def misplaced(origins: Mapping[str, str | None], root: Path) -> dict[str, str | None]:
@@ -62,3 +50,12 @@ def check_distributions() -> None:
 def _origin(room: str) -> str | None:
     spec = find_spec(room)
     return spec.origin if spec else None
+
+
+@cache
+def baton_version() -> str:
+    """The version of the installed package."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "(not installed)"
