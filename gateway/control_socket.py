@@ -7,12 +7,11 @@ import zmq
 
 from protocol.errors import AddressInUse, ConfigError
 from protocol.messages_gateway import TO_GATEWAY
+from runtime.bus import open_router, send_routed
 from runtime.curve import open_security
 from runtime.keys import Keys
 from runtime.log import get_log
-from runtime.session import ENVELOPE_BYTES
 
-QUEUE_LIMIT = 100_000  # messages queued for one worker; with more, the worker counts as gone
 MAX_DRAIN = 200  # messages read at a time, so that clients are written to in between
 DRAIN_BYTES = 1024 * 1024  # bytes read at a time, because parsing them takes time too
 LOOK_S = 0.25  # seconds between two looks for refused connections
@@ -31,18 +30,7 @@ class ControlSocket:
         self._looking: asyncio.TimerHandle | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._security = open_security(keys, self._context, log)
-        self._socket = self._context.socket(zmq.ROUTER)
-
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.SNDHWM, QUEUE_LIMIT),
-            (zmq.RCVHWM, QUEUE_LIMIT),
-            # A larger message ends its connection before it fills our memory.
-            (zmq.MAXMSGSIZE, ENVELOPE_BYTES + TO_GATEWAY.max_bytes),
-            (zmq.ROUTER_MANDATORY, 1),  # sending to a worker that is not connected is an error
-            (zmq.ROUTER_HANDOVER, 1),  # a worker that dials again replaces its old connection
-        ):
-            self._socket.setsockopt(option, value)
+        self._socket = open_router(self._context, TO_GATEWAY.max_bytes)
         self._security.guard(self._socket)  # workers know our key already
 
         try:
@@ -71,14 +59,9 @@ class ControlSocket:
     def send(self, identity: bytes, raw: bytes) -> bool:
         """Queues a message. False if that worker is not connected or its queue is full."""
         try:
-            self._socket.send_multipart([identity, raw], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-                raise
-            return False
+            return send_routed(self._socket, identity, raw)
         finally:
             self._schedule()  # the descriptor signals a change only once, and sending may have consumed the signal
-        return True
 
     def close(self) -> None:
         """Closes the socket and drops what is queued."""

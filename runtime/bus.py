@@ -30,12 +30,12 @@ _CUT_OFTEN = 3  # after so many in a row, the peer refuses
 _NOT_ALLOWED = 400  # the peer's answer to an unknown key, by RFC 27 of ZeroMQ
 
 
-def _prepare(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+def _prepare(socket: "zmq.Socket[bytes]", max_bytes: int = MAX_MESSAGE_BYTES) -> "zmq.Socket[bytes]":
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, QUEUE_LIMIT)
     socket.setsockopt(zmq.RCVHWM, QUEUE_LIMIT)
     # A larger message ends its connection before it fills our memory.
-    socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES + MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES + max_bytes)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     return socket
 
@@ -51,6 +51,26 @@ def _arrived(socket: "zmq.Socket[bytes]") -> list[list[bytes]]:
             break
         num_bytes += sum(map(len, found[-1]))
     return found
+
+
+def open_router(context: "zmq.Context[zmq.Socket[bytes]]", max_bytes: int = MAX_MESSAGE_BYTES) -> "zmq.Socket[bytes]":
+    """A ROUTER that is not bound yet, for messages of at most `max_bytes`. Sending to an unknown peer is an error. A
+    peer that dials again replaces its old connection, which the network may have lost unnoticed."""
+    socket = _prepare(context.socket(zmq.ROUTER), max_bytes)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    return socket
+
+
+def send_routed(socket: "zmq.Socket[bytes]", identity: bytes, raw: bytes) -> bool:
+    """Queues `raw` for a peer of a ROUTER. False if that peer is unknown or its queue is full."""
+    try:
+        socket.send_multipart([identity, raw], zmq.NOBLOCK)
+    except zmq.ZMQError as error:
+        if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+            raise
+        return False
+    return True
 
 
 def bind_on_host(socket: "zmq.Socket[Any]", host: str, security: Security = OPEN) -> str:
@@ -231,26 +251,15 @@ class Dealer:
 
 
 class Router:
-    """A bound socket that many Dealers dial at its `endpoint`. ConfigError if `host` is not ours.
-
-    A peer that dials again under its name replaces its old connection, which the network may have lost unnoticed.
-    """
+    """A bound socket that many Dealers dial at its `endpoint`. ConfigError if `host` is not ours."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", host: str, security: Security = OPEN) -> None:
-        self.socket = _prepare(context.socket(zmq.ROUTER))
-        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.socket = open_router(context)
         self.endpoint = bind_on_host(self.socket, host, security)
 
     def send(self, identity: bytes, raw: bytes) -> bool:
         """Queues `raw` for a peer. False if that peer is unknown or its queue is full."""
-        try:
-            self.socket.send_multipart([identity, raw], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-                return False
-            raise
-        return True
+        return send_routed(self.socket, identity, raw)
 
     def receive(self) -> list[tuple[bytes, bytes]]:
         """(identity, message) pairs that have arrived: at most MAX_RECEIVE, about RECEIVE_BYTES. A message of several
