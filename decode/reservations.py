@@ -9,8 +9,7 @@ from collections import OrderedDict
 
 from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
-from runtime.clock import Clock
-from runtime.deadlines import Deadlines
+from runtime.clock import Clock, Deadlines
 from scheduler.engine import Engine
 from scheduler.page_allocator import PageState, allocate_choices
 from transfer.landing.frame_receiver import FrameReceiver

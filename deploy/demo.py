@@ -17,8 +17,8 @@ from rich.console import Console as RichConsole
 from rich.text import Text
 
 from deploy.console import Console
+from deploy.devices import read_gpus
 from deploy.endings import describe_end
-from deploy.gpus import read_gpus
 from deploy.host import count_cores, count_gpus
 from deploy.invitation import TOKEN_IDS, count_roles
 from deploy.launcher import Launcher, StartFailed, Stopped

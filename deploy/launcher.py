@@ -9,9 +9,9 @@ from multiprocessing.connection import wait
 from typing import Any, Self
 
 from deploy.console import Console
+from deploy.devices import show_numbers
 from deploy.endings import Ended, last_words
 from deploy.layout import ProcessSpec
-from deploy.number_lists import show_numbers
 from deploy.processes import ChildProcess, describe_exit
 from protocol.errors import BatonError
 from runtime.clock import Clock

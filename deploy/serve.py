@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.console import Console
-from deploy.cpus import read_cpus
+from deploy.devices import describe_gpus, read_cpus, read_gpu, read_gpus
 from deploy.endings import describe_loss, gpu_flags, replacement, worker_flags
-from deploy.gpus import describe_gpus, read_gpu, read_gpus
 from deploy.host import (
     address_facing,
     available_cpus,

@@ -1,17 +1,20 @@
 """The gateway's side of the workers: admits them, reads their messages, declares them lost.
 
-A thin loop around membership.py and dispatch.py, which decide. Each member's messages are numbered in a session.
+A thin loop around membership.py and dispatch.py, which decide. Each member's messages are numbered in a session. They
+come and go as whole messages through one ROUTER on the asyncio loop.
 """
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Mapping
 
-from gateway.control_socket import ControlSocket
+import zmq
+
 from gateway.dispatch import FOREIGN, INVALID, Dispatch, RetryRules
 from gateway.limits import Limits, limits_of
 from gateway.membership import Change, Membership, WorkerKey
 from protocol.codec import MAX_STRANGER_BYTES
-from protocol.errors import WireError, WorkerLost
+from protocol.errors import AddressInUse, ConfigError, WireError, WorkerLost
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
@@ -26,7 +29,10 @@ from protocol.messages_gateway import (
     Tokens,
     ToWorker,
 )
+from runtime.bus import open_router, send_routed
 from runtime.clock import Clock
+from runtime.curve import open_security
+from runtime.keys import Keys
 from runtime.log import Refusals, get_log
 from runtime.session import Envelope, Session, SessionLost, open_envelope
 from runtime.settings import Pairing
@@ -36,7 +42,110 @@ DROPPED = "has dropped its connection"
 MALFORMED = "message"  # a kind of refused messages
 LATE_S = 1.0  # seconds between two looks; after more, heartbeats may wait to be read
 MOST_LATE = 4  # late looks in a row; a worker that is silent in all of them really is
+MAX_DRAIN = 200  # messages read at a time, so that clients are written to in between
+DRAIN_BYTES = 1024 * 1024  # bytes read at a time, because parsing them takes time too
+LOOK_S = 0.25  # seconds between two looks for refused connections
 log = get_log("gateway.control")
+
+
+class ControlSocket:
+    """Binds `endpoint` ("tcp://127.0.0.1:0": for port 0 the system chooses). With `keys`, only workers with an allowed
+    key may connect. Call `start` on the running loop."""
+
+    def __init__(self, endpoint: str, keys: Keys | None = None) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_message: Callable[[bytes, bytes], None] | None = None
+        self._is_scheduled = False
+        self._looking: asyncio.TimerHandle | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._security = open_security(keys, self._context, log)
+        self._socket = open_router(self._context, TO_GATEWAY.max_bytes)
+        self._security.guard(self._socket)  # workers know our key already
+
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            kind = AddressInUse if error.errno == zmq.EADDRINUSE else ConfigError
+            raise kind(f"control: cannot listen on {endpoint!r}: {error}", param="control") from error
+
+        bound = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(bound, bytes), "the option is bytes"
+        self.endpoint = bound.rstrip(b"\0").decode("ascii")
+
+    def refused(self) -> Mapping[str, int]:
+        """Connections that were refused so far, by reason; empty without keys."""
+        return self._security.refused()
+
+    def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
+        """Calls `on_message(identity, raw)` on the loop for every message that arrives."""
+        self._loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._loop.add_reader(self._socket.fileno(), self._drain)
+        self._schedule()
+        self._look()
+
+    def send(self, identity: bytes, raw: bytes) -> bool:
+        """Queues a message. False if that worker is not connected or its queue is full."""
+        try:
+            return send_routed(self._socket, identity, raw)
+        finally:
+            self._schedule()  # the descriptor signals a change only once, and sending may have consumed the signal
+
+    def close(self) -> None:
+        """Closes the socket and drops what is queued."""
+        if self._loop is not None and not self._socket.closed:
+            self._loop.remove_reader(self._socket.fileno())
+        if self._looking is not None:
+            self._looking.cancel()
+        self._on_message = None
+        self._socket.close(0)
+        self._security.close()
+        self._context.term()
+
+    def _look(self) -> None:
+        if self._loop is not None and self.refused():  # with keys, every reason has a count
+            self._looking = self._loop.call_later(LOOK_S, self._look)
+
+    def _schedule(self) -> None:
+        if self._loop is not None and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._is_scheduled = False
+        num_bytes = 0
+        for _ in range(MAX_DRAIN):
+            if num_bytes >= DRAIN_BYTES:
+                break
+
+            if self._on_message is None:  # closed meanwhile
+                return
+
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+
+            raw = parts[1] if len(parts) == 2 else b"".join(parts[1:])
+            num_bytes += len(raw)
+            self._on_message(parts[0], raw)
+        self._schedule()
+
+
+class Punctuality:
+    """Whether the gateway looks at its workers in time: after a pause of its own, it must not take unread heartbeats
+    for silence. `now` is in seconds of one clock."""
+
+    def __init__(self, now: float) -> None:
+        self._last = now
+        self._num_late = 0  # late looks in a row
+
+    def look(self, now: float) -> bool:
+        """Whether this look came in time, or so many came late that nothing waits to be read any more."""
+        self._num_late = self._num_late + 1 if now - self._last >= LATE_S else 0
+        self._last = now
+        return self._num_late % MOST_LATE == 0
 
 
 class Control:
@@ -198,18 +307,3 @@ class Control:
         if is_punctual:
             self._apply(self.membership.expire(self._clock.now()))
         self.dispatch.rescue()
-
-
-class Punctuality:
-    """Whether the gateway looks at its workers in time: after a pause of its own, it must not take unread heartbeats
-    for silence. `now` is in seconds of one clock."""
-
-    def __init__(self, now: float) -> None:
-        self._last = now
-        self._num_late = 0  # late looks in a row
-
-    def look(self, now: float) -> bool:
-        """Whether this look came in time, or so many came late that nothing waits to be read any more."""
-        self._num_late = self._num_late + 1 if now - self._last >= LATE_S else 0
-        self._last = now
-        return self._num_late % MOST_LATE == 0

@@ -13,8 +13,7 @@ from pathlib import Path
 import uvicorn
 
 from gateway.chat_template import ChatTemplates, read_template, read_template_sources
-from gateway.control import Control
-from gateway.control_socket import ControlSocket
+from gateway.control import Control, ControlSocket
 from gateway.dispatch import RetryRules
 from gateway.http_app import build_app
 from gateway.http_protocol import BoundedHttp

@@ -29,8 +29,7 @@ from protocol.messages_handoff import (
     PrefillJob,
     ToPrefill,
 )
-from runtime.clock import Clock
-from runtime.deadlines import Deadlines
+from runtime.clock import Clock, Deadlines
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import LaunchPlan
 from scheduler.overlap_loop import OverlapLoop

@@ -1,10 +1,15 @@
-"""Time for decisions: seconds that only go forward.
+"""Time for decisions: seconds that only go forward, and deadlines.
 
 Decisions take a Clock (or a `now`) as an argument. Only process loops hold a MonotonicClock.
 """
 
 import time
-from typing import Protocol
+from collections.abc import Hashable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Generic, Protocol, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Clock(Protocol):
@@ -21,3 +26,38 @@ class MonotonicClock:
     def now(self) -> float:
         """Seconds since the host started."""
         return time.monotonic()
+
+
+class Deadlines(Generic[Key]):
+    """One deadline per key, in seconds of the caller's clock. The cost of a look does not grow with their number."""
+
+    def __init__(self) -> None:
+        self._at: dict[Key, tuple[float, int]] = {}  # the deadline that counts, and its number
+        self._heap: list[tuple[float, int, Key]] = []  # may hold replaced and dropped deadlines
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def set(self, key: Key, at: float) -> None:
+        """Sets the deadline of `key` to `at`, in place of an earlier one."""
+        number = next(self._numbers)
+        self._at[key] = at, number
+        heappush(self._heap, (at, number, key))
+        if len(self._heap) > 2 * len(self._at) + 64:  # most were replaced or dropped
+            self._heap = [(at, number, key) for key, (at, number) in self._at.items()]
+            heapify(self._heap)
+
+    def drop(self, key: Key) -> None:
+        """Forgets the deadline of `key`. Idempotent."""
+        self._at.pop(key, None)
+
+    def due(self, now: float) -> list[Key]:
+        """Drops and returns the keys whose deadline has come, the earliest first."""
+        found: list[Key] = []
+        while self._heap and self._heap[0][0] <= now:
+            at, number, key = heappop(self._heap)
+            if self._at.get(key) == (at, number):
+                del self._at[key]
+                found.append(key)
+        return found

@@ -5,9 +5,8 @@ import sys
 import pytest
 
 from deploy.cli import main
-from deploy.cpus import read_cpus, share_cpus
+from deploy.devices import read_cpus, share_cpus, show_numbers
 from deploy.layout import serve_plan, worker_plan
-from deploy.number_lists import show_numbers
 from deploy.processes import pinned_to
 from protocol.errors import ConfigError
 from tests.deploy.test_layout import MODEL, config

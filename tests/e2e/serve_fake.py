@@ -17,7 +17,7 @@ from dataclasses import replace
 from deploy.cli import find_config
 from deploy.command_line import parse
 from deploy.console import make_console
-from deploy.cpus import read_cpus
+from deploy.devices import read_cpus
 from deploy.host import available_cpus, count_cores
 from deploy.layout import Plan, ProcessSpec, serve_plan
 from deploy.options import Rules

@@ -5,8 +5,7 @@ from typing import cast
 
 import zmq
 
-from gateway.control import TICK_S, Control
-from gateway.control_socket import ControlSocket
+from gateway.control import TICK_S, Control, ControlSocket
 from gateway.dispatch import RetryRules
 from gateway.membership import Membership
 from runtime.settings import GatewaySettings
@@ -18,7 +17,7 @@ LAUNCH_DEADLINE_S = 3.0
 
 
 class RoutedMessages:
-    """Stands for gateway.control_socket.ControlSocket."""
+    """Stands for gateway.control.ControlSocket."""
 
     def __init__(self, router: SimulatedRouter) -> None:
         self._router = router

@@ -10,8 +10,7 @@ import pytest
 from starlette.types import Message
 
 from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, WholeAnswer, answer_whole
-from gateway.control import Control
-from gateway.control_socket import ControlSocket
+from gateway.control import Control, ControlSocket
 from gateway.detokenizer import NoText
 from gateway.dispatch import RetryRules
 from gateway.generation import Generation, Times

@@ -8,8 +8,7 @@ from typing import Any, cast
 import msgpack
 import pytest
 
-from gateway.control import Control
-from gateway.control_socket import ControlSocket
+from gateway.control import Control, ControlSocket
 from gateway.dispatch import RetryRules
 from gateway.membership import Membership, WorkerKey
 from gateway.requests import Delivery

@@ -10,7 +10,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from deploy.keys import new
-from gateway.control_socket import ControlSocket
+from gateway.control import ControlSocket
 from gateway.metrics import Tally
 from protocol.errors import ConfigError
 from runtime.keys import read_keys

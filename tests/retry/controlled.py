@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from gateway.control import Control
-from gateway.control_socket import ControlSocket
+from gateway.control import Control, ControlSocket
 from gateway.dispatch import RetryRules
 from gateway.membership import Membership, WorkerKey
 from gateway.requests import Delivery

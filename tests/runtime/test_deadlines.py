@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.deadlines import Deadlines
+from runtime.clock import Deadlines
 from tests.counting import instructions
 
 

@@ -1,18 +1,89 @@
-"""Which GPU each worker computes on: reads --gpus and --device and gives each worker a GPU. Pure.
+"""Which cores each worker is pinned to and which GPU it computes on: reads --cpus, --gpus and --device. Pure.
 
 GPU numbers are torch's: 0, 1, ... among the GPUs in CUDA_VISIBLE_DEVICES. A worker is told its number and still sees
 all GPUs, because CUDA IPC maps only memory of GPUs that the process sees.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
-from deploy.number_lists import NumberList, show_numbers
 from protocol.brief import brief
 from protocol.errors import ConfigError
 
+MAX_CHARS = 1000
+_PART = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 ALL = "all"
-_LIST = NumberList("gpus", "GPU", "all, or GPUs such as 0,1 or 0-3")
+
+
+@dataclass(frozen=True)
+class NumberList:
+    """Reads lists of cores or GPUs, written like `0-3,6`. Errors name a list by these fields: its option without
+    dashes, the noun of a number, the expected text."""
+
+    option: str
+    noun: str
+    expected: str
+
+    def read(self, text: str, available: Sequence[int]) -> tuple[int, ...]:
+        """The numbers in the order of the list. Raises ConfigError for an unavailable or repeated number."""
+        found: list[int] = []
+        for part in text[:MAX_CHARS].split(","):
+            match = _PART.fullmatch(part.strip())
+            if match is None or len(text) > MAX_CHARS:
+                raise self._wrong(text, f", expected {self.expected}")
+            first, last = int(match[1]), int(match[2] or match[1])
+            if first > last:
+                raise self._wrong(text, f", expected {last}-{first}")
+
+            numbers = range(first, last + 1)
+            unknown = next((each for each in numbers if each not in available), None)
+            if unknown is not None:
+                there = f"there are {show_numbers(available)}" if available else f"there is no {self.noun} at all"
+                raise self._wrong(text, f", but there is no {self.noun} {unknown} for this process; {there}")
+            twice = next((each for each in numbers if each in found), None)
+            if twice is not None:
+                raise self._wrong(text, f", which names {self.noun} {twice} twice")
+            found += numbers
+
+        return tuple(found)
+
+    def _wrong(self, text: str, what: str) -> ConfigError:
+        return ConfigError(f"--{self.option}: got {text[:80]!r}{what}", param=self.option)
+
+
+CORES = NumberList("cpus", "core", "auto, none, or cores such as 0-3,6")
+GPUS = NumberList("gpus", "GPU", "all, or GPUs such as 0,1 or 0-3")
+
+
+def show_numbers(numbers: Sequence[int]) -> str:
+    """`0-3,6`."""
+    parts: list[list[int]] = []
+    for each in sorted(numbers):
+        if parts and each == parts[-1][-1] + 1:
+            parts[-1].append(each)
+        else:
+            parts.append([each])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def read_cpus(text: str, available: Sequence[int]) -> tuple[int, ...] | None:
+    """The cores that workers share: all `available` cores for "auto", None (no pinning) for "none", else the cores of a
+    list such as "0-3,6". Raises ConfigError for a wrong list."""
+    if text == "none":
+        return None
+    return tuple(sorted(available)) if text == "auto" else CORES.read(text, available)
+
+
+def share_cpus(cpus: Sequence[int], num_workers: int) -> list[tuple[int, ...]]:
+    """Each worker's cores, in order. Shares differ by one core at most. With fewer cores than workers, each worker gets
+    one core, and several workers share it."""
+    if len(cpus) < num_workers:
+        return [(cpus[index % len(cpus)],) for index in range(num_workers)]
+    bounds = [-(-len(cpus) * index // num_workers) for index in range(num_workers + 1)]
+    return [tuple(cpus[start:end]) for start, end in pairwise(bounds)]
 
 
 def read_gpus(asked: str, device: str, count: int) -> tuple[int, ...]:
@@ -29,7 +100,7 @@ def read_gpus(asked: str, device: str, count: int) -> tuple[int, ...]:
         return (int(one),) if one else () if device == "cpu" else tuple(range(count))
     if device == "cpu":
         raise ConfigError(f"--gpus: got {asked[:80]!r}, but --device is cpu", param="gpus")
-    found = _LIST.read(asked, range(count))
+    found = GPUS.read(asked, range(count))
     if one and found != (int(one),):
         raise ConfigError(f"--gpus: got {asked[:80]!r}, but --device is {device}", param="gpus")
     return found
