@@ -8,6 +8,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from traceback import extract_tb
@@ -23,11 +24,19 @@ from runtime.log import get_log
 from runtime.settings import HttpLimits
 
 HEADER = "x-request-id"
-_SCOPE_KEY = "baton.request_id"
+_SCOPE_KEY = "baton.exchange"
 _REASONABLE = re.compile(rb"[\x21-\x7e]{1,128}\Z")
 OPEN_PATHS = ("/health", "/health/")
 CLOSE = {"connection": "close"}
 log = get_log("gateway.http")
+
+
+@dataclass
+class Exchange:
+    """A request and its response. All wrappers and routes share it: it is in the scope, which some of them copy."""
+
+    request_id: str
+    start: Message | None = None  # status and headers of the response, once it has begun
 
 
 def new_request_id() -> str:
@@ -37,7 +46,8 @@ def new_request_id() -> str:
 
 def request_id_of(scope: Scope) -> str:
     """The id that the response to a request carries."""
-    return str(scope.get(_SCOPE_KEY, ""))
+    exchange: Exchange | None = scope.get(_SCOPE_KEY)
+    return "" if exchange is None else exchange.request_id
 
 
 class RequestIdMiddleware:
@@ -51,14 +61,15 @@ class RequestIdMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on and adds the header to its response."""
         given = next((value for name, value in scope["headers"] if name == HEADER.encode()), b"")
-        request_id = given.decode("ascii") if _REASONABLE.match(given) else new_request_id()
-        scope[_SCOPE_KEY] = request_id
+        exchange = Exchange(given.decode("ascii") if _REASONABLE.match(given) else new_request_id())
+        scope[_SCOPE_KEY] = exchange
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._count(message["status"])
-                own = (HEADER.encode(), request_id.encode())
+                own = (HEADER.encode(), exchange.request_id.encode())
                 message = {**message, "headers": [*message.get("headers", ()), own]}  # a copy: that list may be shared
+                exchange.start = message
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -189,31 +200,25 @@ class FaultGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on. If the application raises, answers 500 or ends the stream with an error event."""
-        start: list[Message] = []
-
-        async def noting(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                start.append(message)
-            await send(message)
-
+        exchange: Exchange = scope[_SCOPE_KEY]
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, send)
         except asyncio.CancelledError:  # the gateway stops, and uvicorn's grace period is over
-            if not start:
+            if exchange.start is None:
                 await error_response(Unavailable("the gateway is stopping"))(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - the top of a request: fails it and goes on
             self._count()
             log.error(
                 "request failed by a fault of the gateway",
-                x_request_id=request_id_of(scope),
+                x_request_id=exchange.request_id,
                 kind=type(error).__name__,
                 at=_place(error.__traceback__),
             )
 
             fault = InternalError("the gateway failed on this request; its log says why")
-            if not start:
+            if exchange.start is None:
                 await error_response(fault)(scope, receive, send)
-            elif _is_stream(start[0]):  # if a whole answer has begun, uvicorn closes its connection
+            elif _is_stream(exchange.start):  # if a whole answer has begun, uvicorn closes its connection
                 await send({"type": "http.response.body", "body": error_event(fault), "more_body": False})
 
 

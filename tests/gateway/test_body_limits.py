@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.middleware import BodyLimits
+from gateway.middleware import BodyLimits, Exchange
 from runtime.settings import HttpLimits
 
 LIMITS = HttpLimits(max_body_bytes=10, body_timeout_s=60)
@@ -67,7 +67,7 @@ async def refused(client: Client, route: Any, scope: Scope | None = None) -> HTT
 async def test_what_is_announced_too_long_is_never_asked_for(length: bytes, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "baton")
     client, route = Client(), Route()
-    scope: Scope = {**scope_of((b"content-length", length)), "baton.request_id": "mine"}
+    scope: Scope = {**scope_of((b"content-length", length)), "baton.exchange": Exchange("mine")}
     await BodyLimits(route, LIMITS)(scope, client.receive, client.send)
     assert not route.is_called and client.num_asked == 0
     start, body = client.answer
