@@ -6,7 +6,6 @@ A body passes json_body, schemas and translate; generation and answering make th
 import asyncio
 import secrets
 from datetime import UTC, datetime
-from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -28,7 +27,7 @@ from gateway.middleware import (
     request_id_of,
 )
 from gateway.openapi import body_of, generation_responses
-from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse, refuse_unsupported
+from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, check_counts, parse, refuse_unsupported
 from gateway.service import Service
 from gateway.status_routes import add_status
 from gateway.translate import Prompt
@@ -38,7 +37,6 @@ from runtime.log import get_log
 LONG_BODY_BYTES = 16 * 1024  # a longer body is parsed and tokenised in a thread, one at a time
 HUGE_BODY_BYTES = 256 * 1024  # a longer body is tokenised apart, so that shorter ones do not wait for it
 MAX_PATH_SHOWN = 200  # characters
-AnyRequest = CompletionRequest | ChatRequest
 log = get_log("gateway.http")
 
 
@@ -132,12 +130,12 @@ async def _generation(service: Service, request: Request, kind: type[AnyRequest]
 
         service.names.check(parsed.model)
         with service.admission.entering(parsed.num_choices * parsed.num_prompts):
-            prepare = partial(_prepared, service, parsed)
+            translate = service.translator.prompts
             if is_long:
                 async with service.one_huge_text if num_bytes > HUGE_BODY_BYTES else service.one_long_text:
-                    prompts = await asyncio.to_thread(prepare)
+                    prompts = await asyncio.to_thread(translate, parsed, service.limits)
             else:
-                prompts = prepare()
+                prompts = translate(parsed, service.limits)
             generation = await _started(service, request, parsed, prompts, received_at)
     return await _answer(service, request, parsed, generation)
 
@@ -157,16 +155,6 @@ def _checked(kind: type[AnyRequest], raw: bytes, service: Service) -> AnyRequest
     parsed = parse(kind, body)
     check_counts(parsed, service.http_limits)
     return parsed
-
-
-def _prepared(service: Service, parsed: AnyRequest) -> list[Prompt]:
-    """The prompts for the workers."""
-    translator, limits = service.translator, service.limits
-    if isinstance(parsed, ChatRequest):
-        token_ids = [translator.chat_prompt(parsed, limits)]
-    else:
-        token_ids = translator.completion_prompts(parsed, limits)
-    return translator.prompts(parsed, token_ids, limits)
 
 
 async def _started(

@@ -4,7 +4,6 @@ Pure, except that it draws a seed for a request without one.
 """
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -12,7 +11,7 @@ from gateway.chat_template import ChatTemplates
 from gateway.choice_text import StopSet
 from gateway.limits import Limits, check_ids, check_text, max_tokens, prompt_too_long
 from gateway.model_folder import ModelFolder
-from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, GenerationRequest
 from gateway.tokenizer import TextTokenizer
 from protocol.errors import BadRequest
 from protocol.request import SamplingParams
@@ -63,8 +62,13 @@ class Translator:
         text = self._templates.render(messages, request.chat_template, request.chat_template_kwargs or {})
         return self._encode(text, "messages", limits, add_special_tokens=False)
 
-    def prompts(self, request: GenerationRequest, token_ids: Sequence[Sequence[int]], limits: Limits) -> list[Prompt]:
+    def prompts(self, request: AnyRequest, limits: Limits) -> list[Prompt]:
         """Each prompt with its rules. BadRequest if one of them could never be served."""
+        if isinstance(request, ChatRequest):
+            token_ids = [self.chat_prompt(request, limits)]
+        else:
+            token_ids = self.completion_prompts(request, limits)
+
         is_chat = isinstance(request, ChatRequest)
         default = None if is_chat else DEFAULT_COMPLETION_TOKENS
         num_choices, stops = request.num_choices, self._stops(request)

@@ -11,7 +11,7 @@ from gateway.chat_template import ChatTemplates
 from gateway.limits import Limits
 from gateway.model_folder import ModelFolder, SamplingDefaults
 from gateway.pairing import Need
-from gateway.schemas import NEUTRAL, ChatRequest, CompletionRequest, parse, refuse_unsupported
+from gateway.schemas import NEUTRAL, AnyRequest, ChatRequest, CompletionRequest, parse, refuse_unsupported
 from gateway.tokenizer import SpecialTokens, TextTokenizer
 from gateway.translate import Prompt, Translator
 from protocol.errors import BadRequest
@@ -48,13 +48,8 @@ def prompts_of(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> 
     """What the route does before it assigns."""
     try:
         refuse_unsupported(body)
-        request = parse(kind, body)
-        if isinstance(request, ChatRequest):
-            token_ids = [translator().chat_prompt(request, LIMITS)]
-        else:
-            assert isinstance(request, CompletionRequest)
-            token_ids = translator().completion_prompts(request, LIMITS)
-        return translator().prompts(request, token_ids, LIMITS)
+        request: AnyRequest = parse(kind, body)
+        return translator().prompts(request, LIMITS)
     except BadRequest:
         return []
 

@@ -35,12 +35,7 @@ def chat(content: str = "Hi", **fields: Any) -> ChatRequest:
 
 
 def prompt_of(path: Path, request: CompletionRequest | ChatRequest, limits: Limits = LIMITS) -> Prompt:
-    found = translator(path)
-    if isinstance(request, ChatRequest):
-        token_ids = [found.chat_prompt(request, limits)]
-    else:
-        token_ids = found.completion_prompts(request, limits)
-    [only] = found.prompts(request, token_ids, limits)
+    [only] = translator(path).prompts(request, limits)
     return only
 
 
@@ -79,7 +74,7 @@ def test_without_tokenizer_only_ids(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="no tokenizer"):
         found.chat_prompt(chat(), Limits())
     with pytest.raises(BadRequest, match="stop_token_ids"):
-        found.prompts(completion(stop="a"), [[5]], Limits())
+        found.prompts(completion(stop="a"), Limits())
 
 
 def test_plain_defaults(folder: Path) -> None:
@@ -140,7 +135,6 @@ def test_max_tokens(folder: Path) -> None:
     ("fields", "param"),
     [
         ({"prompt": [300]}, "prompt"),
-        ({"prompt": []}, "prompt"),
         ({"prompt": [[1], []]}, "prompt"),
         ({"stop_token_ids": [300]}, "stop_token_ids"),
         ({"max_tokens": 64}, "max_tokens"),
@@ -149,10 +143,9 @@ def test_max_tokens(folder: Path) -> None:
 )
 def test_refusals(folder: Path, fields: dict[str, Any], param: str) -> None:
     found = translator(folder)
-    given = fields.pop("prompt", [1])
     limits = Limits(context_length=64, vocab_size=300, max_choices=4)
     with pytest.raises(BadRequest) as caught:
-        found.prompts(completion(**fields), given if given and isinstance(given[0], list) else [given], limits)
+        found.prompts(completion(**fields), limits)
     assert caught.value.param == param
 
 
