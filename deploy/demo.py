@@ -18,12 +18,11 @@ from rich.text import Text
 
 from deploy.console import Console
 from deploy.devices import read_gpus
-from deploy.endings import describe_end
 from deploy.host import count_cores, count_gpus
-from deploy.invitation import TOKEN_IDS, count_roles
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import GATEWAY, serve_plan
 from deploy.model_folder import find_model, has_tokenizer, model_name
+from deploy.sentences import TOKEN_IDS, count_roles, describe_end
 from deploy.serve import check_lengths, find_texts, start_plan
 from deploy.timeline import NOTE, Moment, read_moments, timeline_table
 from protocol.brief import brief

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from deploy.console import Console
 from deploy.devices import show_numbers
-from deploy.endings import Ended, last_words
 from deploy.layout import ProcessSpec
 from deploy.processes import ChildProcess, describe_exit
+from deploy.sentences import Ended, last_words
 from protocol.errors import BatonError
 from runtime.clock import Clock
 from runtime.process_life import EXIT_CONFIG, StopSignal

@@ -12,7 +12,6 @@ from typing import Any
 
 from deploy.console import Console
 from deploy.devices import describe_gpus, read_cpus, read_gpu, read_gpus
-from deploy.endings import describe_loss, gpu_flags, replacement, worker_flags
 from deploy.host import (
     address_facing,
     available_cpus,
@@ -20,7 +19,6 @@ from deploy.host import (
     count_cores,
     count_gpus,
 )
-from deploy.invitation import gateway_lines, serve_lines, worker_lines
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import (
     GATEWAY,
@@ -45,6 +43,15 @@ from deploy.model_folder import (
     model_name,
 )
 from deploy.options import Rules
+from deploy.sentences import (
+    describe_loss,
+    gateway_lines,
+    gpu_flags,
+    replacement,
+    serve_lines,
+    worker_flags,
+    worker_lines,
+)
 from deploy.supervisor import GivenUp, Supervisor
 from protocol.brief import brief
 from protocol.errors import ConfigError

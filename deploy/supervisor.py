@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 
 from deploy import supervision
 from deploy.console import Console
-from deploy.endings import Ended, describe_end, describe_restart
 from deploy.launcher import SILENCE_S, Launcher
 from deploy.layout import ProcessSpec
 from deploy.options import Rules
+from deploy.sentences import Ended, describe_end, describe_restart
 from deploy.supervision import Life, State, is_due, is_hopeless
 from runtime.clock import Clock
 

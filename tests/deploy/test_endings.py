@@ -4,8 +4,8 @@ import pytest
 
 from deploy.cli import find_config
 from deploy.command_line import CommandLine, parse
-from deploy.endings import Ended, describe_end, describe_loss, gpu_flags, replacement, worker_flags
 from deploy.layout import serve_plan
+from deploy.sentences import Ended, describe_end, describe_loss, gpu_flags, replacement, worker_flags
 
 INFO = "2026-01-31T12:00:00.000Z info decode-0 ready kv_pages=5"
 ERROR = "2026-01-31T12:00:00.000Z error decode-0 protocol error"

@@ -3,8 +3,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from deploy.invitation import count_roles, curl, dialable, gateway_lines, local_url, serve_lines, worker_lines
 from deploy.model_folder import PROJECT
+from deploy.sentences import count_roles, curl, dialable, gateway_lines, local_url, serve_lines, worker_lines
 
 
 def test_the_ready_line_and_a_curl_to_paste() -> None:

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from deploy.console import Console
-from deploy.endings import Ended
 from deploy.launcher import Launcher, StartFailed
 from deploy.layout import ProcessSpec
+from deploy.sentences import Ended
 from runtime.process_life import StopSignal
 from tests.doubles.clock import VirtualClock
 from tests.processes import command_line

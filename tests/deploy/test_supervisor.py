@@ -6,10 +6,10 @@ from typing import cast
 import pytest
 
 from deploy.console import Console
-from deploy.endings import Ended
 from deploy.launcher import Launcher
 from deploy.layout import ProcessSpec
 from deploy.options import Rules
+from deploy.sentences import Ended
 from deploy.supervisor import Supervisor
 from tests.doubles.clock import VirtualClock
 
