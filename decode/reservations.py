@@ -11,7 +11,7 @@ from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
 from runtime.clock import Clock, Deadlines
 from scheduler.engine import Engine
-from scheduler.page_allocator import PageState, allocate_choices
+from scheduler.page_allocator import PageState
 from transfer.landing.frame_receiver import FrameReceiver
 
 ASK_AGAIN_S = 5.0  # between two CancelJobs to a prefill worker that has not answered JobStopped
@@ -119,22 +119,9 @@ class Reservations:
     def _reserve(self, request: DecodeRequest, peer: PrefillPeer) -> bool:
         assign, engine = request.assign, self._engine
         if request.gets_kv:
-            if engine.rows.num_free < assign.num_choices:
+            if not request.admit(engine, assign.num_choices, assign.num_tokens, PageState.RESERVED):
                 return False
-            choices = allocate_choices(
-                engine.pages,
-                request.prompt_len,
-                assign.num_tokens,
-                assign.num_choices,
-                engine.page_size,
-                PageState.RESERVED,
-            )
-            if choices is None:
-                return False
-
-            for req, pages in zip(request.reqs, choices, strict=True):
-                engine.admit(req, pages)
-            prompt_pages = choices[0][: engine.kv.layout.num_pages(request.prompt_len)]
+            prompt_pages = request.prompt.held.pages[: engine.kv.layout.num_pages(request.prompt_len)]
             self._receiver.reserve(
                 request.reservation,
                 assign.attempt,

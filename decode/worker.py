@@ -74,6 +74,7 @@ class DecodeWorker:
         self.outbox = Outbox()
         self._phases = PhaseTimes(clock, address.worker_id)
         self.engine = engine
+        self.book = engine.book
         self._receiver = receiver
         self._clock = clock
         self.loop = OverlapLoop(engine, self, overlap)
@@ -83,7 +84,7 @@ class DecodeWorker:
         self._requests: dict[tuple[str, int], DecodeRequest] = {}
         self._reservations = Reservations(engine, receiver, self._peers, clock)
         self._next_reservation = reservations_from
-        self._tokens = TokenStream(engine, self._phases, ("", "first decode"))
+        self._tokens = TokenStream(self.book, self._phases, ("", "first decode"))
 
     # ---- messages ----
 
@@ -151,7 +152,7 @@ class DecodeWorker:
         """Load for the heartbeat."""
         waiting = [request for request in self._requests.values() if not request.is_handed_over]
         return WorkerStats(
-            kv_pages=self.engine.pages.counts(),
+            kv_pages=self.book.counts(),
             running=self._running.num_going_on,
             waiting=len(waiting),
             queued_prompt_tokens=sum(request.prompt_len for request in waiting),
@@ -189,7 +190,7 @@ class DecodeWorker:
         if assign.key in self._requests:
             return
         num_tokens = assign.num_tokens if assign.num_left > 1 else 0  # prefill draws a single output, without decode
-        reason = assign_fault(assign, self.engine) or self.engine.never_fits(
+        reason = assign_fault(assign, self.engine) or self.book.never_fits(
             len(assign.prompt_ids), num_tokens, assign.num_choices
         )
         if assign.prefill is None or reason is not None:
@@ -280,14 +281,14 @@ class DecodeWorker:
         self._phases.stamp(request, "KV delivered")
         self._reservations.close(request)
         self.outbox.prefill.append((request.prefill, KvDelivered(request.reservation)))
-        self.engine.pages.own(list(dict.fromkeys(page for req in request.reqs for page in req.pages)))
+        self.book.own(req.held for req in request.reqs)
 
         first, *others = request.reqs
         forks = [req for req in others if req.finish is None]
         sources, targets = partial_page_copies(
-            first.pages, [req.pages for req in forks], request.prompt_len, self.engine.page_size
+            first.held.pages, [req.held.pages for req in forks], request.prompt_len, self.engine.page_size
         )
-        in_twin = () if on_device else first.pages[: self.engine.kv.layout.num_pages(request.prompt_len)]
+        in_twin = () if on_device else first.held.pages[: self.engine.kv.layout.num_pages(request.prompt_len)]
         request.on_device = self.engine.land(in_twin, sources, targets)
         request.first_tokens = first_tokens
         self._staged.append(request)
@@ -321,7 +322,7 @@ class DecodeWorker:
                 req.num_sampled += 1
                 self._take_token(request, req, token)
             else:
-                self.engine.release(req)
+                req.release(self.book)
 
     def _take_token(self, request: DecodeRequest, req: Req, token: int) -> None:
         if self._tokens.add(request, req, token):
@@ -338,7 +339,7 @@ class DecodeWorker:
             self._end(request, DecodeState.CANCELLED)
         elif request.is_handed_over:
             for req in cancelled:
-                self.engine.release(req)
+                req.release(self.book)
 
     def _lose_peer(self, message: PeerLost) -> None:
         if (peer := self._peers.lose(message.instance)) is not None:
@@ -362,5 +363,5 @@ class DecodeWorker:
             self.outbox.prefill.append((request.prefill, CancelJob(request.reservation)))
         request.cancel()
         for req in request.reqs:
-            self.engine.release(req, partial(self._receiver.may_be_written, request.reservation))
+            req.release(self.book, partial(self._receiver.may_be_written, request.reservation))
         del self._requests[request.key]

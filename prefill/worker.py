@@ -71,6 +71,7 @@ class PrefillWorker:
         self.outbox = Outbox()
         self._phases = PhaseTimes(clock, address.worker_id)
         self.engine = engine
+        self.book = engine.book
         self._sender = sender
         self._address = address
         self._fingerprint = fingerprint
@@ -137,7 +138,7 @@ class PrefillWorker:
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
         return WorkerStats(
-            kv_pages=self.engine.pages.counts(),
+            kv_pages=self.book.counts(),
             running=len(self._jobs) - len(self._waiting),
             waiting=len(self._waiting),
             queued_prompt_tokens=sum(job.prompt_left for job in self._queued()),
@@ -219,7 +220,7 @@ class PrefillWorker:
         if peer is None:
             return  # a stranger: no state is created for it
         assign, length = message.assign, len(message.assign.prompt_ids)
-        reason = assign_fault(assign, self.engine, message.reservation) or self.engine.never_fits(length, length, 1)
+        reason = assign_fault(assign, self.engine, message.reservation) or self.book.never_fits(length, length, 1)
         if reason is not None:
             self.outbox.decode.append((instance, JobFailed(message.reservation, BadRequest.code, reason)))
             return
@@ -258,19 +259,17 @@ class PrefillWorker:
 
     def _admit(self) -> None:
         """Admits jobs, oldest first. A prompt that does not fit yet holds the later ones back."""
-        while self._waiting and self.engine.rows.num_free:
+        while self._waiting:
             job = next(iter(self._waiting))
-            pages = self.engine.pages.allocate(self.engine.kv.layout.num_pages(job.prompt.prompt_len))
-            if pages is None:
+            if not job.admit(self.engine, 1, job.prompt_len):
                 return
 
             del self._waiting[job]
-            self.engine.admit(job.prompt, pages)
             job.move(JobState.COMPUTING)
             self._computing.append(job)
             if job.sends_kv:
                 try:
-                    self._sender.open(job.target, pages, job.prompt.prompt_len)
+                    self._sender.open(job.target, job.prompt.held.pages, job.prompt.prompt_len)
                 except WireError as error:
                     self._fail(job, error)
 
@@ -326,4 +325,4 @@ class PrefillWorker:
         del self._jobs[target.peer.instance, target.reservation]
         for req in job.reqs:
             del self._job_of[req]
-        self.engine.release(job.prompt, lambda: self._sender.is_reading(target))
+        job.prompt.release(self.book, lambda: self._sender.is_reading(target))

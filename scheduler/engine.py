@@ -1,9 +1,9 @@
-"""One worker's compute and memory: pools, FutureMap, streams, and the launches in flight.
+"""One worker's compute: KV memory, page table, FutureMap, streams, and the launches and copies in flight.
 
-    allocate -> launch -> (forward stream) -> completed -> tokens
-                   release -> retire queue -> pools
+    launch -> (forward stream) -> completed -> tokens
 
-The engine knows what is in flight and when memory may be reused. The roles decide what to launch.
+The engine takes a ticket of the book for each launch and copy, and tells the book which are over. The roles decide what
+to launch; the book decides who holds which pages.
 """
 
 from collections import deque
@@ -20,16 +20,13 @@ from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from model.sampler import sample
-from protocol.kv_layout import pages_for_choices, touched
-from protocol.request import SamplingParams
+from protocol.kv_layout import touched
 from runtime.clock import Clock
 from scheduler.forward_batch import ForwardBatch, LaunchPlan
 from scheduler.future_map import FutureMap
-from scheduler.page_allocator import PageAllocator
+from scheduler.kv_book import Holding, KvBook
+from scheduler.page_table import PageTable
 from scheduler.req import Req
-from scheduler.request_check import request_fault
-from scheduler.retire_queue import IsRead, RetireQueue
-from scheduler.row_pool import RowPool
 from scheduler.streams import Event, Stream
 from scheduler.warm_up import warm_up
 
@@ -64,7 +61,7 @@ class Launch:
 
 
 class Engine:
-    """`max_context` is the longest context of a request, in tokens. `debug` turns on checks of invariants.
+    """`book` keeps the rows and pages of `kv`. `debug` turns on checks of invariants.
 
     `forward_clock` notes when forwards end; it is for a forward stream that runs on the host. `staging` copies KV
     between a device and its twin, on its own stream, so that no forward waits for such a copy.
@@ -74,9 +71,8 @@ class Engine:
         self,
         runner: Runner,
         kv: PagedKv,
+        book: KvBook,
         *,
-        max_requests: int,
-        max_context: int,
         forward: Stream,
         schedule: Stream,
         device: torch.device,
@@ -84,14 +80,14 @@ class Engine:
         forward_clock: Clock | None = None,
         debug: bool = False,
     ) -> None:
+        assert book.pages.num_pages == kv.num_pages and book.page_size == kv.layout.page_size
         self.page_size = kv.layout.page_size
         self.vocab_size = runner.config.vocab_size
         self.kv = kv
         self.device = device
-        self.pages = PageAllocator(kv.num_pages)
-        self.rows = RowPool(max_requests + 1, kv.layout.num_pages(max_context), device)
-        self.retired = RetireQueue(self.pages.reuse, self.rows.reuse)
-        self.future_map = FutureMap(self.rows.num_rows, device, debug)
+        self.book = book
+        self.page_table = PageTable(book.rows.num_rows, book.max_pages, device)
+        self.future_map = FutureMap(book.rows.num_rows, device, debug)
         self.in_flight: deque[Launch] = deque()
         self.num_launches = 0
         self._runner = runner
@@ -101,7 +97,6 @@ class Engine:
         self._forward_clock = forward_clock
         self._debug = debug
 
-        self._newest_ticket = 0
         self._copies: deque[tuple[int, Event, list[Tensor]]] = deque()  # (ticket, it is done, what it reads)
         self._copy_error: Exception | None = None
 
@@ -109,46 +104,19 @@ class Engine:
         """Compiles, loads and captures what forwards need. Called before the first launch. InternalError on failure."""
         assert not self.num_launches, "warming up writes into page 0 and blocks"
         self._forward.wait(self._schedule.record())  # the schedule stream has filled weights and KV memory
-        max_requests, max_pages = self.rows.num_rows - 1, self.rows.req_to_page.shape[1]
-        warm_up(self._runner, self.kv, self._forward, max_requests=max_requests, max_pages=max_pages)
+        book = self.book
+        warm_up(self._runner, self.kv, self._forward, max_requests=book.max_requests, max_pages=book.max_pages)
 
     # ---- memory ----
 
-    def fault(self, prompt_ids: Sequence[int], sampling: SamplingParams, num_choices: int) -> str | None:
-        """Why this worker cannot take the request at all, or None."""
-        rows = self.rows.num_rows - 1
-        return request_fault(prompt_ids, sampling, num_choices, vocab_size=self.vocab_size, max_choices=rows)
+    def write_pages(self, holding: Holding) -> None:
+        """Writes the pages of a new holding into the page table."""
+        self.page_table.write(holding.row, holding.pages)
 
-    def never_fits(self, prompt_len: int, num_tokens: int, num_choices: int) -> str | None:
-        """Why `num_choices` contexts of `num_tokens` tokens do not fit even on an idle worker, or None."""
-        needed, total = pages_for_choices(prompt_len, num_tokens, num_choices, self.page_size), self.pages.num_pages - 1
-        longest = self.rows.req_to_page.shape[1] * self.page_size
-        if num_tokens > longest:
-            return f"the request needs a context of {num_tokens} tokens, this worker takes at most {longest}"
-        if needed > total:
-            return f"the request needs {needed} KV pages, this worker has {total}"
-        return None
-
-    def admit(self, req: Req, pages: list[int]) -> None:
-        """Gives `req` a row whose table names `pages`; the caller has checked that a row is free."""
-        row = self.rows.allocate(pages)
-        req.row, req.row_generation, req.pages = row, self.rows.generation(row), pages
-
-    def release(self, req: Req, is_read: IsRead | None = None) -> None:
-        """Gives back the row and pages of `req`. A second call does nothing.
-
-        They are reused when nothing in flight can touch them. `is_read` tells whether a transfer may touch the pages.
-        """
-        if req.row:
-            self.retire((), [req.row])
-            self.retire(req.pages, (), is_read)
-            req.row, req.pages = 0, []
-
-    def retire(self, pages: Sequence[int], rows: Sequence[int] = (), is_read: IsRead | None = None) -> None:
-        """Gives back one reference to each of `pages`, and `rows`."""
-        self.retired.retire(self.pages.retire(pages), rows, self._newest_ticket, is_read)
-        if not self.in_flight:
-            self.collect()
+    def add_pages(self, holding: Holding, added: Sequence[int]) -> None:
+        """Writes the pages that the book has just added to a holding into the page table."""
+        if added:
+            self.page_table.grow(holding.row, added, len(holding.pages) - len(added))
 
     def land(self, in_twin: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> Event | None:
         """Copies landed pages from the host twin to the device, then `sources` to `targets`.
@@ -178,10 +146,10 @@ class Engine:
         until it is done, as a launch's tensors do in `in_flight`.
         """
         tensors = [int64_column(each, self.device) for each in pages]
-        self._newest_ticket += 1
+        ticket = self.book.next_ticket()
         stream.wait(self._schedule.record())
         stream.launch([partial(self._copy, copy)], *tensors)
-        self._copies.append((self._newest_ticket, stream.record(), tensors))
+        self._copies.append((ticket, stream.record(), tensors))
 
     def _copy(self, copy: Callable[..., None], *tensors: Tensor) -> None:
         """Runs within a stream. A failure ends the worker: nobody can tell which requests' KV is incomplete."""
@@ -200,10 +168,9 @@ class Engine:
         for req in batch.samples:
             req.num_sampled += 1
 
-        self._newest_ticket += 1
         self.num_launches += 1
         written = self._pages_written(plan)
-        launch = Launch(self._newest_ticket, plan, batch, int64_column(written, self.device) if written else None)
+        launch = Launch(self.book.next_ticket(), plan, batch, int64_column(written, self.device) if written else None)
         self._forward.wait(self._schedule.record())
         self._forward.launch([self._resolve, self._compute, self._sample], launch)
         launch.copy_done = self._forward.record()
@@ -216,13 +183,13 @@ class Engine:
     def _build(self, plan: LaunchPlan) -> ForwardBatch:
         """The launch's inputs. If building them fails, the running batch is restored."""
         if plan.running is None:
-            return ForwardBatch.init_new(plan, self.rows, self.page_size, self.device)
+            return ForwardBatch.init_new(plan, self.page_table, self.page_size, self.device)
         before = plan.running.seq_lens_B, plan.running.seq_lens_cpu
         plan.running.advance()
         try:
             if self._debug:
                 plan.running.check_mirrors()
-            return ForwardBatch.init_new(plan, self.rows, self.page_size, self.device)
+            return ForwardBatch.init_new(plan, self.page_table, self.page_size, self.device)
         except Exception:
             plan.running.seq_lens_B, plan.running.seq_lens_cpu = before
             raise
@@ -253,8 +220,8 @@ class Engine:
 
         oldest = [self.in_flight[0].ticket] if self.in_flight else []
         oldest += [self._copies[0][0]] if self._copies else []
-        completed = min(oldest) - 1 if oldest else self._newest_ticket
-        return self.retired.collect(completed)
+        completed = min(oldest) - 1 if oldest else self.book.newest_ticket
+        return self.book.collect(completed)
 
     def close(self) -> None:
         """Finishes what is in flight and ends the streams."""
@@ -312,7 +279,7 @@ class Engine:
             page
             for chunk in plan.chunks
             if not chunk.req.stays_on_device
-            for page in chunk.req.pages[touched(chunk.start, chunk.end, self.page_size)]
+            for page in chunk.req.held.pages[touched(chunk.start, chunk.end, self.page_size)]
         )
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from model.inputs import ModelInput, int64_column
 from model.sampler import SamplingInput
 from protocol.kv_layout import pages_for
+from scheduler.page_table import PageTable, owners_of
 from scheduler.req import Req
-from scheduler.row_pool import RowPool, owners_of
 from scheduler.sampling_columns import SamplingColumns
 from scheduler.schedule_batch import IntArray, Members, ScheduleBatch
 
@@ -81,7 +81,7 @@ class ForwardBatch:
     sampling: SamplingInput | None  # None when nothing is sampled
     samples: tuple[Req, ...]
     stash_rows_L: Tensor  # rows to stash the sampled tokens at; empty without relay
-    stash_owners_L: Tensor  # of those rows; see row_pool.owners_of
+    stash_owners_L: Tensor  # of those rows; see page_table.owners_of
     decode_owners_B: Tensor  # of the rows of the decodes
 
     @property
@@ -92,7 +92,7 @@ class ForwardBatch:
         return (*self.input.tensors.values(), *relay, *sampling)
 
     @staticmethod
-    def init_new(plan: LaunchPlan, rows: RowPool, page_size: int, device: torch.device) -> "ForwardBatch":
+    def init_new(plan: LaunchPlan, table: PageTable, page_size: int, device: torch.device) -> "ForwardBatch":
         """Builds the inputs of a launch. The caller has advanced `plan.running`."""
         chunks, running = plan.chunks, plan.running
         samples = tuple(req for chunk in chunks for req in chunk.samples)
@@ -102,14 +102,15 @@ class ForwardBatch:
         stash_owners: list[Tensor] = []
 
         if chunks:
-            inputs.append(_extend_input(chunks, rows, page_size, device))
-            stash_rows.append(int64_column([req.row for req in samples], device))
-            stash_owners.append(owners_of(samples, device))
+            inputs.append(_extend_input(chunks, table, page_size, device))
+            if plan.relay:  # else only the first of the choices may hold a row
+                stash_rows.append(int64_column([req.held.row for req in samples], device))
+                stash_owners.append(owners_of(samples, device))
 
         if running is not None:
             longest = max(running.seq_lens_cpu.tolist())  # numpy's own maximum takes ten times as long
-            members = running.members(rows, pages_for(longest, page_size))
-            inputs.append(_decode_input(running, members, longest, rows, page_size, device))
+            members = running.members(table, pages_for(longest, page_size))
+            inputs.append(_decode_input(running, members, longest, table, page_size, device))
             stash_rows.append(running.rows_B)
             stash_owners.append(members.owners_B)
             samples += members.reqs
@@ -128,7 +129,7 @@ class ForwardBatch:
         )
 
 
-def _extend_input(chunks: Sequence[ExtendChunk], rows: RowPool, page_size: int, device: torch.device) -> ModelInput:
+def _extend_input(chunks: Sequence[ExtendChunk], table: PageTable, page_size: int, device: torch.device) -> ModelInput:
     ids: list[int] = []
     positions: list[IntArray] = []
     slots: list[IntArray] = []
@@ -137,7 +138,7 @@ def _extend_input(chunks: Sequence[ExtendChunk], rows: RowPool, page_size: int, 
     for chunk in chunks:
         ids.extend(chunk.req.prompt_ids[chunk.start : chunk.end])
         position = np.arange(chunk.start, chunk.end, dtype=np.int64)
-        pages = np.asarray(chunk.req.pages, dtype=np.int64)
+        pages = np.asarray(chunk.req.held.pages, dtype=np.int64)
         positions.append(position)
         slots.append(pages[position // page_size] * page_size + position % page_size)
         logits.extend([len(ids) - 1] * len(chunk.samples))
@@ -148,12 +149,12 @@ def _extend_input(chunks: Sequence[ExtendChunk], rows: RowPool, page_size: int, 
 
     seq_lens = tuple(chunk.end for chunk in chunks)
     num_pages = pages_for(max(seq_lens, default=0), page_size)
-    rows_E = int64_column([chunk.req.row for chunk in chunks], device)
+    rows_E = int64_column([chunk.req.held.row for chunk in chunks], device)
     return ModelInput(
         input_ids_T=int64_column(ids, device),
         positions_T=joined(positions),
         slots_T=joined(slots),
-        page_table_BP=rows.req_to_page[:, :num_pages].index_select(0, rows_E),
+        page_table_BP=table.req_to_page[:, :num_pages].index_select(0, rows_E),
         seq_lens_B=int64_column(seq_lens, device),
         extend_lens=tuple(chunk.end - chunk.start for chunk in chunks),
         extend_seq_lens=seq_lens,
@@ -164,14 +165,14 @@ def _extend_input(chunks: Sequence[ExtendChunk], rows: RowPool, page_size: int, 
 
 
 def _decode_input(
-    running: ScheduleBatch, members: Members, longest: int, rows: RowPool, page_size: int, device: torch.device
+    running: ScheduleBatch, members: Members, longest: int, table: PageTable, page_size: int, device: torch.device
 ) -> ModelInput:
     """One token for each request: the last of its context, whose KV this launch writes.
 
     Slots are computed on the host, which knows lengths and pages.
     """
     page, offset = np.divmod(running.seq_lens_cpu - 1, page_size)
-    slots = rows.req_to_page_cpu[members.rows_cpu, page] * page_size + offset
+    slots = table.req_to_page_cpu[members.rows_cpu, page] * page_size + offset
     return ModelInput(
         input_ids_T=running.input_ids_B,
         positions_T=running.seq_lens_B - 1,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import InternalError
-from scheduler.row_pool import OWNER_SHIFT
+from scheduler.page_table import OWNER_SHIFT
 from scheduler.schedule_batch import ScheduleBatch
 
 POISON = torch.iinfo(torch.int64).min
@@ -29,7 +29,7 @@ class FutureMap:
     def stash(self, rows_N: Tensor, tokens: Tensor, owners_N: Tensor) -> None:
         """Stores the next input token of each row. Runs on the forward stream, after sampling.
 
-        `tokens` is (N,) or (N, 1), any int type. `owners_N` is (N,) int64 from row_pool.owners_of.
+        `tokens` is (N,) or (N, 1), any int type. `owners_N` is (N,) int64 from page_table.owners_of.
         """
         if rows_N.numel() == 0:
             return

@@ -1,4 +1,4 @@
-"""One choice of one request on one worker: its tokens, row, pages and progress.
+"""One choice of one request on one worker: its tokens, its holding (row and pages) and progress.
 
 Only the scheduler thread writes it.
 """
@@ -6,11 +6,13 @@ Only the scheduler thread writes it.
 from dataclasses import dataclass, field
 
 from protocol.request import FinishReason, SamplingParams, finish_reason
+from scheduler.kv_book import Holding, KvBook
+from scheduler.retire_queue import IsRead
 
 
 @dataclass(eq=False)
 class Req:
-    """`row` is 0 and `pages` is empty before admission and after release.
+    """`holding` is None before admission and after release.
 
     `prompt_ids` are the tokens to compute before the first one is drawn. The last `num_replayed` of them are outputs of
     an earlier attempt: `outputs` begins with them.
@@ -23,10 +25,7 @@ class Req:
     sampling: SamplingParams
     num_replayed: int = 0
 
-    # set at admission, cleared at release
-    row: int = 0
-    row_generation: int = 0
-    pages: list[int] = field(default_factory=list)
+    holding: Holding | None = None  # set at admission, cleared at release
 
     # set before admission
     stays_on_device: bool = False  # its KV is read from device memory, so it is not copied to the host twin
@@ -58,6 +57,18 @@ class Req:
     def bans_endings(self) -> bool:
         """Whether the next token drawn may not end the choice (min_tokens)."""
         return self.num_sampled < self.sampling.min_tokens
+
+    @property
+    def held(self) -> Holding:
+        """Its row and pages, between admission and release."""
+        assert self.holding is not None, f"choice {self.choice} of {self.request_id} holds no row and no pages"
+        return self.holding
+
+    def release(self, book: KvBook, is_read: IsRead | None = None) -> None:
+        """Gives its row and pages back to `book`. A second call does nothing. `is_read`: see KvBook.release."""
+        if self.holding is not None:
+            book.release(self.holding, is_read)
+            self.holding = None
 
     def append(self, token: int) -> None:
         """Adds an output token. Sets `finish` if the choice ends with it."""

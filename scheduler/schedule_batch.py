@@ -2,7 +2,7 @@
 
 `seq_lens_B` on the device and `seq_lens_cpu` on the host are always equal: every method changes both or neither.
 Methods replace tensors and never write into them, because a launch in flight may hold the old ones. `Members` is
-rebuilt only when a request joins or leaves.
+rebuilt only when a request joins, leaves or gets more pages.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from model.inputs import int64_column
+from scheduler.page_table import PageTable, owners_of
 from scheduler.req import Req
-from scheduler.row_pool import RowPool, owners_of
 from scheduler.sampling_columns import SamplingColumns
 
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -25,10 +25,11 @@ class Members:
     """Values that depend only on the requests of a batch and their order. Launches share it; nobody writes into it."""
 
     reqs: tuple[Req, ...]
-    owners_B: Tensor  # from row_pool.owners_of
+    owners_B: Tensor  # from page_table.owners_of
     rows_cpu: IntArray
     indices_B: Tensor  # 0, 1, ...
     page_table_BP: Tensor  # grows wider when a longer context needs it
+    num_growths: int  # of the page table when it was copied
 
 
 @dataclass(eq=False)
@@ -56,15 +57,13 @@ class ScheduleBatch:
     @staticmethod
     def launched(reqs: Sequence[Req], device: torch.device) -> "ScheduleBatch":
         """A batch whose last prompt chunk has just been enqueued. Its first outputs are still on the device."""
-        return ScheduleBatch._build(reqs, [req.prompt_len for req in reqs], [-req.row for req in reqs], device)
+        return ScheduleBatch._build(reqs, [req.prompt_len for req in reqs], [-req.held.row for req in reqs], device)
 
     @staticmethod
     def _build(reqs: Sequence[Req], seq_lens: list[int], input_ids: list[int], device: torch.device) -> "ScheduleBatch":
-        assert all(req.row > 0 for req in reqs), "a request decodes only with a row"
-
         return ScheduleBatch(
             reqs=list(reqs),
-            rows_B=int64_column([req.row for req in reqs], device),
+            rows_B=int64_column([req.held.row for req in reqs], device),
             seq_lens_B=int64_column(seq_lens, device),
             seq_lens_cpu=np.array(seq_lens, dtype=np.int64),
             input_ids_B=int64_column(input_ids, device),
@@ -79,16 +78,18 @@ class ScheduleBatch:
         self.seq_lens_B = self.seq_lens_B + 1
         self.seq_lens_cpu = self.seq_lens_cpu + 1
 
-    def members(self, rows: RowPool, num_pages: int) -> Members:
-        """Its Members, with a page table of at least `num_pages` columns. The pages of a row in use never change."""
+    def members(self, table: PageTable, num_pages: int) -> Members:
+        """Its Members, with a page table of at least `num_pages` columns, in which no page added since is missing."""
         found = self._members
-        if found is None or found.page_table_BP.shape[1] < num_pages:
+        is_whole = found is not None and found.num_growths == table.num_growths
+        if found is None or not is_whole or found.page_table_BP.shape[1] < num_pages:
             found = self._members = Members(
                 reqs=tuple(self.reqs),
                 owners_B=owners_of(self.reqs, self.rows_B.device),
-                rows_cpu=np.array([req.row for req in self.reqs], dtype=np.int64),
+                rows_cpu=np.array([req.held.row for req in self.reqs], dtype=np.int64),
                 indices_B=torch.arange(len(self.reqs), device=self.rows_B.device),
-                page_table_BP=rows.req_to_page[:, :num_pages].index_select(0, self.rows_B),
+                page_table_BP=table.req_to_page[:, :num_pages].index_select(0, self.rows_B),
+                num_growths=table.num_growths,
             )
         return found
 
@@ -119,7 +120,7 @@ class ScheduleBatch:
         """Asserts that device and host agree. It reads the device, so it is only for tests and debug mode."""
         assert len(self.reqs) == len(self.rows_B) == len(self.seq_lens_B) == len(self.input_ids_B)
         assert self.seq_lens_B.tolist() == self.seq_lens_cpu.tolist()
-        assert self.rows_B.tolist() == [req.row for req in self.reqs]
+        assert self.rows_B.tolist() == [req.held.row for req in self.reqs]
 
 
 class Running:

@@ -26,6 +26,7 @@ from protocol.messages_gateway import (
 from protocol.request import SamplingParams
 from runtime.clock import Clock, MonotonicClock
 from scheduler.engine import Engine
+from scheduler.kv_book import KvBook
 from scheduler.streams import Stream
 from tests.doubles.backend_inproc import InprocNetwork
 from unified.worker import UnifiedWorker
@@ -101,11 +102,11 @@ class Cluster:
             layout, device = runner.kv_layout(page_size), runner.device
             forward, schedule = open_streams(device, wake=lambda: None) if streams is None else streams()
             staging = open_streams(device, wake=lambda: None)[0] if mirrored and streams is None else None
+            longest = max_context or runner.config.context_length
             return Engine(
                 runner,
                 (MirroredKv if mirrored else PagedKv)(layout, num_pages, device),
-                max_requests=max_requests,
-                max_context=max_context or runner.config.context_length,
+                KvBook(num_pages, page_size, max_requests=max_requests, max_context=longest),
                 forward=forward,
                 schedule=schedule,
                 device=device,
@@ -237,9 +238,9 @@ class Cluster:
     def at_rest(self) -> bool:
         """Nothing queued, in flight or owned anywhere."""
         return all(
-            (pages := worker.engine.pages.counts()).free == pages.total
+            (pages := worker.engine.book.pages.counts()).free == pages.total
             and not worker.engine.in_flight
-            and worker.engine.rows.num_free == worker.engine.rows.num_rows - 1
+            and worker.engine.book.rows.num_free == worker.engine.book.rows.num_rows - 1
             and worker.stats().waiting == 0
             for worker in self.workers
         )
@@ -247,7 +248,7 @@ class Cluster:
     def check(self) -> None:
         """The ledger of every worker adds up."""
         for worker in self.workers:
-            worker.engine.pages.check()
+            worker.engine.book.pages.check()
 
     def close(self) -> None:
         """Ends the forward threads."""

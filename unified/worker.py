@@ -14,7 +14,7 @@ from runtime.clock import Clock
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import LaunchPlan
 from scheduler.overlap_loop import OverlapLoop
-from scheduler.page_allocator import PageState, allocate_choices, partial_page_copies
+from scheduler.page_allocator import partial_page_copies
 from scheduler.req import Req
 from scheduler.schedule_batch import Running, ScheduleBatch
 from worker.assigned import Assigned, assign_fault, next_chunks
@@ -33,13 +33,14 @@ class UnifiedWorker:
         self.outbox = Outbox()
         self._phases = PhaseTimes(clock, worker_id)
         self.engine = engine
+        self.book = engine.book
         self._chunk_size = chunk_size
         self.loop = OverlapLoop(engine, self, overlap)
         self._running = Running()
         self._requests: dict[tuple[str, int], Assigned] = {}
         self._waiting: OrderedDict[Assigned, None] = OrderedDict()
         self._computing: list[Assigned] = []  # no more than there are rows
-        self._tokens = TokenStream(engine, self._phases, ("first token", "first decode"))
+        self._tokens = TokenStream(self.book, self._phases, ("first token", "first decode"))
 
     # ---- messages ----
 
@@ -72,7 +73,7 @@ class UnifiedWorker:
         """Load for the heartbeat."""
         queued = [*self._waiting, *self._computing]
         return WorkerStats(
-            kv_pages=self.engine.pages.counts(),
+            kv_pages=self.book.counts(),
             running=self._running.num_going_on,
             waiting=len(queued),
             queued_prompt_tokens=sum(request.prompt_left for request in queued),
@@ -117,7 +118,7 @@ class UnifiedWorker:
     def _on_assign(self, assign: Assign) -> None:
         if assign.key in self._requests:
             return
-        reason = assign_fault(assign, self.engine) or self.engine.never_fits(
+        reason = assign_fault(assign, self.engine) or self.book.never_fits(
             len(assign.prompt_ids), assign.num_tokens, assign.num_choices
         )
         if reason is not None:
@@ -132,25 +133,13 @@ class UnifiedWorker:
         """Admits requests, oldest first. A request that does not fit yet holds the later ones back."""
         while self._waiting:
             request = next(iter(self._waiting))
-            if self.engine.rows.num_free < len(request.reqs):
-                return
-            choices = allocate_choices(
-                self.engine.pages,
-                request.prompt_len,
-                request.assign.num_tokens,
-                len(request.reqs),
-                self.engine.page_size,
-                PageState.OWNED,
-            )
-            if choices is None:
+            if not request.admit(self.engine, len(request.reqs), request.assign.num_tokens):
                 return
 
             del self._waiting[request]
-            for req, pages in zip(request.reqs, choices, strict=True):
-                self.engine.admit(req, pages)
             for req in request.reqs[1:]:
                 if req.finish is not None:  # cancelled while it waited
-                    self.engine.release(req)
+                    req.release(self.book)
             self._computing.append(request)
 
     def _fork(self, request: Assigned) -> None:
@@ -158,12 +147,12 @@ class UnifiedWorker:
         first, *others = request.reqs
         forks = [req for req in others if req.finish is None]
         sources, targets = partial_page_copies(
-            first.pages, [req.pages for req in forks], first.prompt_len, self.engine.page_size
+            first.held.pages, [req.held.pages for req in forks], first.prompt_len, self.engine.page_size
         )
         self.engine.copy_pages(sources, targets)
 
         if first.finish is not None:  # cancelled while the others needed the prompt
-            self.engine.release(first)
+            first.release(self.book)
         going_on = [req for req in request.reqs if req.finish is None and req.num_left > 0]
         if going_on:
             self._running.join(ScheduleBatch.launched(going_on, self.engine.device))
@@ -180,7 +169,7 @@ class UnifiedWorker:
         for req in cancelled:
             is_prompt = req is request.prompt and (request in self._waiting or request in self._computing)
             if not is_prompt:  # the other choices still need the prompt's row and pages
-                self.engine.release(req)
+                req.release(self.book)
 
     def _fail(self, request: Assigned, error: BatonError) -> None:
         self.outbox.fail(request.key, error)
@@ -193,5 +182,5 @@ class UnifiedWorker:
             self._computing.remove(request)
         request.cancel()
         for req in request.reqs:
-            self.engine.release(req)
+            req.release(self.book)
         del self._requests[request.key]

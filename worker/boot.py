@@ -35,6 +35,7 @@ from runtime.log import get_log, start_log
 from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal
 from runtime.settings import WorkerSettings, read_arguments
 from scheduler.engine import Engine
+from scheduler.kv_book import KvBook
 from scheduler.streams import Stream
 from scheduler.streams_cuda import CudaStream
 from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
@@ -252,11 +253,11 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
     forward, schedule = open_streams(runner.device, wake)
     staging = CudaStream(torch.cuda.Stream(runner.device)) if is_mirrored else None
     memory = MirroredKv if is_mirrored else PagedKv
+    book = KvBook(size.num_pages, layout.page_size, max_requests=settings.max_running_requests, max_context=longest)
     return Engine(
         runner,
         memory(layout, size.num_pages, runner.device),
-        max_requests=settings.max_running_requests,
-        max_context=longest,
+        book,
         forward=forward,
         schedule=schedule,
         device=runner.device,

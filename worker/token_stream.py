@@ -1,7 +1,7 @@
 """Takes the tokens of each step and sends them to the gateway as one message. Used by decode and unified."""
 
 from protocol.messages_gateway import ChoiceTokens, Stamp, Tokens
-from scheduler.engine import Engine
+from scheduler.kv_book import KvBook
 from scheduler.req import Req
 from worker.assigned import Assigned
 from worker.outbox import Outbox
@@ -11,8 +11,8 @@ from worker.phase_times import PhaseTimes
 class TokenStream:
     """The contents of the next `Tokens` message. `stamps` name a choice's first two tokens; "" gets no stamp."""
 
-    def __init__(self, engine: Engine, phases: PhaseTimes, stamps: tuple[str, str]) -> None:
-        self._engine = engine
+    def __init__(self, book: KvBook, phases: PhaseTimes, stamps: tuple[str, str]) -> None:
+        self._book = book
         self._phases = phases
         self._names = stamps
         self._choices: list[ChoiceTokens] = []
@@ -30,7 +30,7 @@ class TokenStream:
         if req.finish is None:
             return False
 
-        self._engine.release(req)
+        req.release(self._book)
         if not request.has_ended:
             return False
         self._phases.stamp(request, "decode done")

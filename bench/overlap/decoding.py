@@ -18,6 +18,7 @@ from model.runner import Runner
 from protocol.messages_gateway import TO_GATEWAY, Assign
 from runtime.clock import Clock
 from scheduler.engine import Engine
+from scheduler.kv_book import KvBook
 from scheduler.streams import Segment, Stream
 from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
 from unified.worker import UnifiedWorker
@@ -182,8 +183,7 @@ def engine_on(
     return Engine(
         runner,
         kv,
-        max_requests=batch,
-        max_context=max_context,
+        KvBook(kv.num_pages, kv.layout.page_size, max_requests=batch, max_context=max_context),
         forward=forward,
         schedule=schedule or InlineStream(),
         device=runner.device,

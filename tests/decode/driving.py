@@ -124,7 +124,7 @@ def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
     assert cluster.at_rest()
     cluster.check()
     for worker in cluster.workers:
-        assert len(worker.engine.retired) == len(worker.engine.in_flight) == len(worker.engine._copies) == 0
+        assert len(worker.engine.book.retired) == len(worker.engine.in_flight) == len(worker.engine._copies) == 0
     for prefill in cluster.prefills.values():
         assert (prefill._jobs, prefill._job_of, prefill._waiting, prefill._computing) == ({}, {}, {}, [])
         counters = prefill._sender.counters

@@ -96,7 +96,7 @@ class World:
             else:
                 self.reservations.close(request)
                 for req in request.reqs:
-                    self.engine.release(req)
+                    req.release(self.engine.book)
 
 
 ACTS = st.tuples(

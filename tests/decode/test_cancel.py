@@ -158,7 +158,7 @@ def test_the_late_result_of_a_cancelled_request_is_ignored_and_its_row_goes_on_t
         cluster.step()
     record.start()
     cluster.cancel("victim")
-    assert decode.engine.pages.counts().quarantined > 0  # the launch in flight still writes there
+    assert decode.engine.book.pages.counts().quarantined > 0  # the launch in flight still writes there
     for _ in range(5):
         cluster.step()
     assert decode_state(cluster, "next") is DecodeState.RESERVING

@@ -37,8 +37,8 @@ def test_a_single_token_needs_no_kv_and_reserves_nothing(n: int, overlap: bool) 
     cluster.assign("r", PROMPT, greedy(1), n)
 
     def is_done() -> bool:
-        counts = decode.engine.pages.counts()
-        assert (counts.free, decode.engine.rows.num_free) == (counts.total, 32)
+        counts = decode.engine.book.pages.counts()
+        assert (counts.free, decode.engine.book.rows.num_free) == (counts.total, 32)
         return bool(cluster.answers["r", 0].finish) and cluster.at_rest()
 
     cluster.run(is_done)

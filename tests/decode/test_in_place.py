@@ -41,7 +41,7 @@ def quarantined(decode: DecodeWorker) -> int:
     """Pages that may not be used, after a few turns of decode alone."""
     for _ in range(3):
         decode.step()
-    return decode.engine.pages.counts().quarantined
+    return decode.engine.book.pages.counts().quarantined
 
 
 def test_only_headers_travel(cluster: Cluster) -> None:
@@ -111,7 +111,7 @@ def test_a_lost_prefill_worker_may_write_until_it_has_let_go(
     for _ in range(2):
         clock.advance(10 * ASK_AGAIN_S)
         assert quarantined(decode) > 0  # silence proves nothing
-        assert decode.engine.rows.num_free == decode.engine.rows.num_rows - 1
+        assert decode.engine.book.rows.num_free == decode.engine.book.rows.num_rows - 1
         assert decode.outbox.prefill == []  # and nobody is asked
     prefill._sender.close()
     assert quarantined(decode) == 0

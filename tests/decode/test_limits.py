@@ -137,7 +137,7 @@ def test_reservations_never_outrun_job_credit(monkeypatch: pytest.MonkeyPatch) -
             most = max(most, tokens)
             assert tokens < 40 + 30  # a job may go whenever any credit is left
             held = [r for r in decode._requests.values() if r.state is DecodeState.RESERVING]
-            assert all(req.row == 0 and req.pages == [] for request in held for req in request.reqs)
+            assert all(req.holding is None for request in held for req in request.reqs)
         return cluster.at_rest()
 
     cluster.run(is_done)
@@ -185,7 +185,7 @@ def test_pages_are_reserved_until_their_kv_is_there_and_owned_from_then_on() -> 
         (DecodeState.RUNNING, 0, 12),
     ):
         drive_to(cluster, "r", state)
-        counts = decode.engine.pages.counts()
+        counts = decode.engine.book.pages.counts()
         assert (counts.reserved, counts.owned) == (reserved, owned)
     cluster.run()
     expect_exact(cluster, "r", prompt_of("r", 33), PARAMS, 2)

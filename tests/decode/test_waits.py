@@ -126,6 +126,6 @@ def test_after_a_new_gateway_no_page_waits_for_a_writer_that_nobody_knows_any_mo
     decode.reset()
     decode.outbox.prefill.clear()  # its last words are lost with the connection
     step(cluster)
-    assert decode.engine.pages.counts().quarantined > 0
+    assert decode.engine.book.pages.counts().quarantined > 0
     run_past_deadlines(cluster, clock, ASK_AGAIN_S)
     expect_rest(cluster)

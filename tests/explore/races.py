@@ -26,7 +26,7 @@ def observe(detector: RaceDetector, cluster: Cluster) -> None:
 def _name(detector: RaceDetector, worker: Worker, who: str) -> None:
     engine = worker.engine
     detector.name(engine.future_map.output_tokens_buf, f"{who} output_tokens_buf")
-    detector.name(engine.rows.req_to_page, f"{who} req_to_page")
+    detector.name(engine.page_table.req_to_page, f"{who} req_to_page")
     detector.name(engine.kv.layer(0), f"{who} KV")
     view = engine.kv.page_bytes_view
     is_landing = isinstance(worker, DecodeWorker)

@@ -77,11 +77,11 @@ def owed(processes: Sequence[WorkerProcess]) -> Iterator[str]:
 
 def _held(process: WorkerProcess) -> Iterator[str]:
     core, engine = process.core, process.engine
-    engine.pages.check()
-    pages = engine.pages.counts()
+    engine.book.pages.check()
+    pages = engine.book.pages.counts()
     if pages.free != pages.total:
         yield f"pages: {pages}"
-    if engine.rows.num_free != engine.rows.num_rows - 1:
+    if engine.book.rows.num_free != engine.book.rows.num_rows - 1:
         yield "rows"
     if engine.in_flight:
         yield "launches in flight"
@@ -98,17 +98,18 @@ def _held(process: WorkerProcess) -> Iterator[str]:
 
 def _check_memory(engine: Engine, reqs: list[Req]) -> None:
     """What PageAllocator.check() says of the pages among themselves is looked at in unrest(): this is done often."""
-    pages, rows = engine.pages, engine.rows
+    pages, rows = engine.book.pages, engine.book.rows
     holders = [0] * pages.num_pages
     for req in reqs:
-        for page in req.pages:
+        for page in req.held.pages if req.holding else ():
             holders[page] += 1
     assert holders == pages._refs, "pages that nobody, or two, hold"
-    retired = [page for entry in engine.retired._entries for page in entry.pages]
+    retired = [page for entry in engine.book.retired._entries for page in entry.pages]
     assert all(pages._state[page] is PageState.QUARANTINED for page in retired), "a page is used, and to be reused"
     assert len(set(retired)) == len(retired) == pages._count[PageState.QUARANTINED], "pages are lost in quarantine"
     assert len(pages._free) == pages._count[PageState.FREE], "pages are free, and not to be had"
-    used = [req.row for req in reqs if req.row] + [row for entry in engine.retired._entries for row in entry.rows]
+    used = [req.held.row for req in reqs if req.holding]
+    used += [row for entry in engine.book.retired._entries for row in entry.rows]
     assert len(used) + len(rows._free) == rows.num_rows - 1, "rows are lost"
     assert len({*used, *rows._free}) == rows.num_rows - 1, "rows are held twice"
 
@@ -120,17 +121,17 @@ def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
     expected = {job.target for job in core._jobs.values() if job.state in sending and job.sends_kv}
     assert set(sender._transfers) == expected, "transfers and jobs differ"
     for job in core._jobs.values():
-        assert (job.state is JobState.WAITING) == (job in core._waiting) == (job.prompt.row == 0), job.state
+        assert (job.state is JobState.WAITING) == (job in core._waiting) == (job.prompt.holding is None), job.state
         assert (job.state is JobState.SENDING) == (job in core._late._at), "a wait without a deadline"
         if (transfer := sender._transfers.get(job.target)) is not None:
-            assert transfer.source_pages == tuple(job.prompt.pages), "it sends pages of somebody else"
+            assert transfer.source_pages == tuple(job.prompt.held.pages), "it sends pages of somebody else"
     assert all(job.target.peer.instance in core._peers for job in core._jobs.values()), "a job of a stranger"
     for queue in sender._peers.values():
         assert len(queue.credit._going_on) <= len(sender._transfers), "bytes in flight of a transfer that has ended"
 
 
 def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
-    receiver, pages = process.receiver, core.engine.pages
+    receiver, pages = process.receiver, core.engine.book.pages
     assert receiver is not None
     reserved, lines = core._reservations._reserved, core._reservations._waiting.values()
     waiting = {request for line in lines for request in line.values()}
@@ -140,11 +141,12 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         assert (state is DecodeState.RESERVING) == (request in waiting), f"{request.key} is {state}"
         assert state not in OUT or request.deadline < inf, "a wait without a deadline"
         expected = PageState.RESERVED if state in OUT else PageState.OWNED
-        held = {page for req in request.reqs for page in req.pages}
+        held = {page for req in request.reqs if req.holding for page in req.held.pages}
         assert all(pages._state[page] is expected for page in held), f"pages of {request.key}, which is {state}"
         known = core._peers.get(request.prefill.instance) is not None
         assert known or request.is_handed_over, f"{request.key} waits for a prefill worker that is lost"
-    num_held = len({page for request in core._requests.values() for req in request.reqs for page in req.pages})
+    reqs = [req for request in core._requests.values() for req in request.reqs if req.holding]
+    num_held = len({page for req in reqs for page in req.held.pages})
     counts = pages.counts()
     assert counts.owned + counts.reserved == num_held, f"reserved without an owner: {counts}, {num_held} held"
     for reservation, request in reserved.items():
@@ -152,7 +154,7 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         transfer = receiver._transfers.get(reservation)
         assert (transfer is None) == (not request.gets_kv), f"reservation {reservation} cannot be received"
         if transfer is not None:
-            prompt_pages = request.reqs[0].pages[: core.engine.kv.layout.num_pages(request.prompt_len)]
+            prompt_pages = request.reqs[0].held.pages[: core.engine.kv.layout.num_pages(request.prompt_len)]
             assert transfer._place.pages == tuple(prompt_pages), "frames may land in pages of somebody else"
             assert transfer.state in OPEN, f"reservation {reservation} is {transfer.state}"
     assert set(receiver._transfers) <= set(reserved), "frames may land for a request that is gone"

@@ -24,6 +24,7 @@ from protocol.messages_gateway import Register, Role, WorkerAddress
 from runtime.bus import Dealer, Router
 from runtime.process_life import StopSignal
 from scheduler.engine import Engine
+from scheduler.kv_book import KvBook
 from scheduler.overlap_loop import TOO_MANY
 from scheduler.streams_host import InlineStream
 from tests.decode.driving import VOCAB
@@ -104,11 +105,11 @@ class WorkerProcess:
         self.runner = FakeRunner(vocab_size=VOCAB, context_length=CONTEXT, before_forward=self._maybe_fail)
         page_size = scenario.page_size if role is Role.PREFILL else scenario.decode_page_size
         self.forward = TimedStream(world.agenda, world.story, self, world.rng, scenario.pace_s)
+        num_pages = 1 + scenario.num_tokens // page_size
         self.engine = Engine(
             self.runner,
-            PagedKv(self.runner.kv_layout(page_size), 1 + scenario.num_tokens // page_size),
-            max_requests=scenario.max_requests,
-            max_context=CONTEXT,
+            PagedKv(self.runner.kv_layout(page_size), num_pages),
+            KvBook(num_pages, page_size, max_requests=scenario.max_requests, max_context=CONTEXT),
             forward=self.forward,
             schedule=InlineStream(),
             device=CPU,
@@ -185,7 +186,7 @@ class WorkerProcess:
     def _prefill(self) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
         world, scenario = self.world, self.world.scenario
         router = Router(cast(Any, self.context), "127.0.0.1")
-        memory = SourceMemory(self.engine.kv, self.engine.pages)
+        memory = SourceMemory(self.engine.kv, self.engine.book.pages)
         wire = SimulatedWire(world.plane, self, memory.held)
         pools = Pools({IN_PLACE: way_into(world.pools, self, self.instance)} if scenario.in_place else {})
         sender = self.sender = FrameSender(memory, self.instance, wire, scenario.window_bytes, pools)
@@ -203,8 +204,8 @@ class WorkerProcess:
 
     def _decode(self) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         world = self.world
-        memory = TargetMemory(self.engine.kv, self.engine.pages)
-        pool = SharedPool(self, self.instance, self.engine.kv, self.engine.pages, self._writer_of)
+        memory = TargetMemory(self.engine.kv, self.engine.book.pages)
+        pool = SharedPool(self, self.instance, self.engine.kv, self.engine.book.pages, self._writer_of)
         world.pools[self.instance] = pool
         writers = Writers(pool if world.scenario.in_place else None)
         receiver = self.receiver = FrameReceiver(memory, SimulatedArrivals(world.plane, self), writers)
@@ -226,7 +227,7 @@ class WorkerProcess:
         """The prefill instance that a page is reserved for."""
         assert isinstance(self.core, DecodeWorker)
         for request in self.core._reservations._reserved.values():
-            if any(page in req.pages for req in request.reqs):
+            if any(req.holding and page in req.holding.pages for req in request.reqs):
                 return request.prefill.instance
         return None
 

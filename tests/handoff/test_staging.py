@@ -61,7 +61,7 @@ def test_pages_of_a_request_that_has_left_are_not_reused_while_they_are_staged()
     cluster = cluster_of(runner)
     stream = held(cluster, 200)
     engine = cluster.decodes[200].engine
-    free = engine.pages.num_free
+    free = engine.book.pages.num_free
     cluster.assign("left", PROMPT, greedy(12), n=2)
     cluster.run(lambda: bool(stream.queue))
     engine._forward.record().synchronize()
@@ -69,10 +69,10 @@ def test_pages_of_a_request_that_has_left_are_not_reused_while_they_are_staged()
     assert not engine.in_flight and cluster.decodes[200].busy  # so that its loop looks again soon
     cluster.cancel("left")
     steps(cluster)
-    assert engine.pages.num_free < free and not cluster.decodes[200].stats().running
+    assert engine.book.pages.num_free < free and not cluster.decodes[200].stats().running
     stream.record().synchronize()
     steps(cluster)
-    assert engine.pages.num_free == free
+    assert engine.book.pages.num_free == free
     cluster.check()
     cluster.close()
 

@@ -1,6 +1,7 @@
-"""Sabotages of one place each, as data: of the scheduler here; of roles, handoff and devices beside this file."""
+"""Sabotages of one place each, as data: of the scheduler here; of books, roles, handoff and devices in files beside."""
 
 from tests.mutants.mutant import ANY, OVERTAKING, Mutant
+from tests.mutants.mutants_of_books import BOOKS
 from tests.mutants.mutants_of_devices import DEVICES
 from tests.mutants.mutants_of_handoff import HANDOFF
 from tests.mutants.mutants_of_roles import ROLES
@@ -42,22 +43,6 @@ MUTANTS = (
         (f"{SCHEDULER}/test_overlap_loop.py", f"{SCHEDULER}/test_schedule_batch.py"),
     ),
     Mutant(
-        "rows and pages are free before the launches that may touch them have completed",
-        "RetireQueue.collect",
-        "entry.after_ticket <= completed_ticket",
-        "True",
-        "a redundant forward writes into the pages of somebody else",
-        OVERTAKING,
-    ),
-    Mutant(
-        "the retire queue waits for one launch too few",
-        "Engine.retire",
-        "self._newest_ticket",
-        "self._newest_ticket - 1",
-        "the launch in flight may still touch what is free",
-        OVERTAKING,
-    ),
-    Mutant(
         "the launch in flight counts as completed",
         "Engine.collect",
         "min(oldest) - 1",
@@ -74,19 +59,10 @@ MUTANTS = (
         tests=(f"{SCHEDULER}/test_engine.py",),
     ),
     Mutant(
-        "pages go back although a transfer reads them",
-        "RetireQueue.collect",
-        "entry.is_read()",
-        "False",
-        "what is sent is the next request's KV",
-        ANY,
-        (f"{SCHEDULER}/test_retire_queue.py",),
-    ),
-    Mutant(
         "nothing keeps the tensors of a copy",
         "Engine._enqueue",
-        "(self._newest_ticket, stream.record(), tensors)",
-        "(self._newest_ticket, stream.record(), [])",
+        "(ticket, stream.record(), tensors)",
+        "(ticket, stream.record(), [])",
         "the host lets go of the page numbers while the device reads them",
         ("late", "random"),
     ),
@@ -215,48 +191,6 @@ MUTANTS = (
         ("late", "random", "ranked"),
     ),
     Mutant(
-        "row 0 is handed out",
-        "RowPool.__init__",
-        "range(num_rows - 1, 0, -1)",
-        "range(num_rows - 1, -1, -1)",
-        "it is padding",
-        ANY,
-        (f"{SCHEDULER}/test_row_pool.py",),
-    ),
-    Mutant(
-        "page 0 is handed out",
-        "PageAllocator.__init__",
-        "range(num_pages - 1, 0, -1)",
-        "range(num_pages - 2, -1, -1)",
-        "it is padding",
-        ANY,
-    ),
-    Mutant(
-        "a row keeps its generation",
-        "RowPool.allocate",
-        "self._generation[row] += 1",
-        "",
-        "no check can tell one owner from the next",
-        (),
-        (f"{SCHEDULER}/test_row_pool.py",),
-    ),
-    Mutant(
-        "a row's page table is the one before",
-        "RowPool.allocate",
-        "self.req_to_page[__where] = __pages",
-        "",
-        "it reads the pages of its former owner",
-        ANY,
-    ),
-    Mutant(
-        "rows and pages are released twice",
-        "Engine.release",
-        "req.row, req.pages = 0, []",
-        "req.pages = list(req.pages)",
-        "somebody else's row and pages go back",
-        ANY,
-    ),
-    Mutant(
         "a finished request stays in the running batch",
         "Running.for_next_launch",
         "req.finish is None",
@@ -270,14 +204,6 @@ MUTANTS = (
         "req.num_sampled < req.sampling.max_tokens",
         "req.num_sampled <= req.sampling.max_tokens",
         "it writes behind its pages",
-        ANY,
-    ),
-    Mutant(
-        "the partial page is the one before it",
-        "partial_page_copies",
-        "full_pages(prompt_len, page_size)",
-        "max(full_pages(prompt_len, page_size) - 1, 0)",
-        "a choice reads a page without the prompt's end",
         ANY,
     ),
     Mutant(
@@ -346,14 +272,6 @@ MUTANTS = (
         ("late",),
     ),
     Mutant(
-        "a page has one reference too many",
-        "PageAllocator.allocate",
-        "self._refs[page] = 1",
-        "self._refs[page] = 2",
-        "it never comes back",
-        ANY,
-    ),
-    Mutant(
         "a sampled token's position is one off",
         "_sampling",
         "chunk.end",
@@ -361,6 +279,7 @@ MUTANTS = (
         "noise belongs to a position; a retry would draw another token",
         ANY,
     ),
+    *BOOKS,
     *ROLES,
     *HANDOFF,
     *DEVICES,

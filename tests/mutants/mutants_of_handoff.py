@@ -21,15 +21,15 @@ HANDOFF = (
     _mutant(
         "pages are free while prefill may still write them in place",
         "DecodeWorker._end",
-        "self.engine.release(req, __is_written)",
-        "self.engine.release(req)",
+        "req.release(self.book, __is_written)",
+        "req.release(self.book)",
         "a late write reaches the KV of the next request",
     ),
     _mutant(
         "prefill's pages are free while the wire reads them",
         "PrefillWorker._end",
-        "self.engine.release(job.prompt, __is_read)",
-        "self.engine.release(job.prompt)",
+        "job.prompt.release(self.book, __is_read)",
+        "job.prompt.release(self.book)",
         "the KV of another prompt is sent",
     ),
     _mutant(

@@ -146,8 +146,8 @@ ROLES = (
     Mutant(
         "pages of a sent prompt go back at once",
         "PrefillWorker._end",
-        "self.engine.release(job.prompt, __is_read)",
-        "self.engine.release(job.prompt)",
+        "job.prompt.release(self.book, __is_read)",
+        "job.prompt.release(self.book)",
         "the transport still reads them",
         (),
         ("tests/prefill/test_worker.py",),
@@ -172,8 +172,8 @@ ROLES = (
     Mutant(
         "pages that prefill may still write are free at once",
         "DecodeWorker._end",
-        "self.engine.release(req, __is_written)",
-        "self.engine.release(req)",
+        "req.release(self.book, __is_written)",
+        "req.release(self.book)",
         "the next request reads another's KV",
         (),
         ("tests/decode/test_in_place.py",),

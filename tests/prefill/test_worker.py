@@ -143,9 +143,9 @@ class Bench:
         return [message for _, message in self.worker.outbox.decode if isinstance(message, kind)]
 
     def at_rest(self) -> bool:
-        counts = self.engine.pages.counts()
-        self.engine.pages.check()
-        return counts.free == counts.total and self.engine.rows.num_free == self.engine.rows.num_rows - 1
+        counts = self.engine.book.pages.counts()
+        self.engine.book.pages.check()
+        return counts.free == counts.total and self.engine.book.rows.num_free == self.engine.book.rows.num_rows - 1
 
 
 def first(prompt: tuple[int, ...] = PROMPT) -> int:
@@ -226,7 +226,7 @@ def test_pages_stay_owned_while_the_transport_reads_them() -> None:
     bench.sender.reading.add(target)
     bench.worker.on_peer(7, KvDelivered(1))
     bench.worker.step()
-    assert bench.engine.pages.counts().quarantined == 3
+    assert bench.engine.book.pages.counts().quarantined == 3
     bench.sender.reading.clear()
     bench.worker.step()
     assert bench.at_rest()

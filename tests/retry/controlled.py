@@ -120,7 +120,7 @@ class Controlled(Cluster):
             self._fingerprint,
             config.vocab_size,
             config.context_length,
-            engine.rows.num_rows - 1,
+            engine.book.rows.num_rows - 1,
             tokens,
             worker.stats(),
             "" if role is Role.UNIFIED else "zmq",

@@ -12,6 +12,7 @@ from model.paged_kv import PagedKv
 from protocol.request import SamplingParams
 from runtime.clock import Clock
 from scheduler.engine import Engine
+from scheduler.kv_book import KvBook
 from scheduler.req import Req
 from scheduler.streams import Event, Segment, Stream
 from scheduler.streams_host import InlineStream
@@ -37,10 +38,8 @@ def admitted(
 ) -> Req:
     """A request with a row, and pages for its whole life."""
     req = make_req(prompt, sampling, name=name)
-    tokens = req.prompt_len + req.sampling.max_tokens
-    pages = engine.pages.allocate(-(-tokens // engine.page_size))
-    assert pages is not None
-    engine.admit(req, pages)
+    (req.holding,) = engine.book.admit(req.prompt_len, req.prompt_len + req.sampling.max_tokens, 1) or ()
+    engine.write_pages(req.held)
     return req
 
 
@@ -119,8 +118,7 @@ def make_engine(
     return Engine(
         runner,
         PagedKv(runner.kv_layout(page_size), num_pages),
-        max_requests=max_requests,
-        max_context=64,
+        KvBook(num_pages, page_size, max_requests=max_requests, max_context=64),
         forward=forward,
         schedule=InlineStream(),
         device=CPU,

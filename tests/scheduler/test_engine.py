@@ -11,7 +11,7 @@ from scheduler.req import Req
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams_host import HostStream
 from tests.doubles.hash_model import FakeRunner
-from tests.scheduler.building import CPU, ManualStream, admitted, greedy, make_engine
+from tests.scheduler.building import CPU, ManualStream, admitted, greedy, make_engine, make_req
 
 
 def finish(engine: Engine, stream: ManualStream) -> Launch:
@@ -125,40 +125,40 @@ def test_what_is_released_in_flight_is_reused_after_the_launch() -> None:
     stream = ManualStream()
     engine = make_engine(stream, num_pages=8, max_requests=1)
     req = admitted(engine, (1, 2, 3), greedy(4))
-    num_pages, row = len(req.pages), req.row
+    num_pages, row = len(req.held.pages), req.held.row
     engine.launch(prompt_plan(req))
     engine.launch(LaunchPlan((), ScheduleBatch.launched([req], CPU)))
-    engine.release(req)
-    assert (req.row, req.pages) == (0, [])
-    engine.release(req)  # the second time does nothing
+    req.release(engine.book)
+    assert req.holding is None
+    req.release(engine.book)  # the second time does nothing
     for _ in range(2):
         engine.collect()
-        assert engine.pages.counts().quarantined == num_pages
-        assert engine.rows.num_free == 0
+        assert engine.book.pages.counts().quarantined == num_pages
+        assert engine.book.rows.num_free == 0
         finish(engine, stream)
-    engine.pages.check()
-    assert (engine.pages.counts().free, engine.rows.num_free) == (7, 1)
-    assert admitted(engine, (4,), greedy(4)).row == row
+    engine.book.pages.check()
+    assert (engine.book.pages.counts().free, engine.book.rows.num_free) == (7, 1)
+    assert admitted(engine, (4,), greedy(4)).held.row == row
 
 
 def test_an_idle_engine_reuses_at_once() -> None:
     engine = make_engine(ManualStream(), num_pages=8)
     req = admitted(engine)
-    engine.release(req)
-    assert engine.pages.counts().free == 7
+    req.release(engine.book)
+    assert engine.book.pages.counts().free == 7
 
 
 def test_a_transfer_that_reads_holds_pages_and_row_back() -> None:
     engine = make_engine(ManualStream(), num_pages=8)
     req = admitted(engine)
-    num_pages = len(req.pages)
+    num_pages = len(req.held.pages)
     reading = [True]
-    engine.release(req, lambda: reading[0])
+    req.release(engine.book, lambda: reading[0])
     engine.collect()
-    assert engine.pages.counts().quarantined == num_pages
+    assert engine.book.pages.counts().quarantined == num_pages
     reading[0] = False
     engine.collect()
-    assert (engine.pages.counts().quarantined, engine.rows.num_free) == (0, 8)
+    assert (engine.book.pages.counts().quarantined, engine.book.rows.num_free) == (0, 8)
 
 
 def filled(engine: Engine, page: int, value: float) -> None:
@@ -170,23 +170,48 @@ def test_a_copy_runs_behind_the_launches_before_it_and_ahead_of_the_next() -> No
     seen: list[float] = []
     engine = make_engine(stream)
     req = admitted(engine, (1, 2, 3, 4), greedy(4))
-    source, target, free = req.pages[0], req.pages[1], engine.pages.num_free
+    source, target, free = req.held.pages[0], req.held.pages[1], engine.book.pages.num_free
     filled(engine, target, -7.0)
     engine.launch(prompt_plan(req))
     engine.copy_pages([source], [target])
     stream.launch([lambda: seen.append(float(engine.kv.layer(0)[target].sum()))])
     assert float(engine.kv.layer(0)[target].mean()) == -7.0
-    engine.release(req)
+    req.release(engine.book)
     finish(engine, stream)
     engine.collect()
-    assert engine.pages.num_free == free  # the copy has not run: its pages are not reused
+    assert engine.book.pages.num_free == free  # the copy has not run: its pages are not reused
     written = engine.kv.layer(0)[source].clone()
     assert written.abs().sum() > 0
     stream.record().synchronize()
     assert torch.equal(engine.kv.layer(0)[target], written)
     assert seen == [float(written.sum())]
     engine.collect()
-    assert engine.pages.counts().free == engine.pages.counts().total
+    assert engine.book.pages.counts().free == engine.book.pages.counts().total
+
+
+def test_a_context_that_grows_page_by_page_gets_the_same_tokens() -> None:
+    """A longer one beside it keeps the batch's page table wide enough, so its width never asks for a new one."""
+    stream = ManualStream()
+    engine = make_engine(stream)
+    prompts = {"short": (1, 2, 3), "long": tuple(range(20))}
+    short, long = make_req(prompts["short"], greedy(12), name="short"), admitted(engine, prompts["long"], greedy(12))
+    (short.holding,) = engine.book.admit(3, 3, 1) or ()
+    engine.write_pages(short.held)
+    for req in (short, long):
+        engine.launch(prompt_plan(req))
+    batch = ScheduleBatch.launched([short, long], CPU)
+    for length in range(4, 15):  # all are enqueued before the first runs
+        added = engine.book.grow(short.held, length)
+        assert added is not None and len(added) == (length % 4 == 1)
+        engine.add_pages(short.held, added)
+        engine.launch(LaunchPlan((), batch))
+
+    got: dict[Req, list[int]] = {short: [], long: []}
+    for _ in range(13):
+        for req, token in engine.tokens(finish(engine, stream)):
+            got[req].append(token)
+    model = FakeRunner(vocab_size=97, context_length=64)
+    assert got == {req: model.expected_tokens(req.prompt_ids, 12) for req in (short, long)}
 
 
 def test_copying_nothing_enqueues_nothing() -> None:

@@ -6,8 +6,10 @@ import torch
 
 from model.sampler import SamplingInput
 from scheduler.forward_batch import ExtendChunk, ForwardBatch, LaunchPlan
+from scheduler.kv_book import Holding
+from scheduler.page_table import OWNER_SHIFT, PageTable
 from scheduler.req import Req
-from scheduler.row_pool import OWNER_SHIFT, RowPool
+from scheduler.row_pool import RowPool
 from scheduler.schedule_batch import ScheduleBatch
 from tests.scheduler.building import CPU, greedy, make_req
 
@@ -17,23 +19,25 @@ class Pool:
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.rows = RowPool(8, 64, CPU)
+        self.rows = RowPool(8)
+        self.table = PageTable(8, 64, CPU)
         self.count = 0
 
     def req(self, prompt_len: int, outputs: tuple[int, ...] = (), choice: int = 0) -> Req:
         self.count += 1
         req = make_req(tuple(range(1000 * self.count, 1000 * self.count + prompt_len)), greedy(20), choice)
-        req.pages = [100 * self.count + i for i in range(-(-(prompt_len + 20) // self.page_size))]
-        row = self.rows.allocate(req.pages)
-        req.row, req.row_generation, req.outputs = row, self.rows.generation(row), list(outputs)
+        pages = [100 * self.count + i for i in range(-(-(prompt_len + 20) // self.page_size))]
+        row = self.rows.allocate()
+        self.table.write(row, pages)
+        req.holding, req.outputs = Holding(row, self.rows.generation(row), pages), list(outputs)
         return req
 
     def slots(self, req: Req, start: int, end: int) -> list[int]:
         size = self.page_size
-        return [req.pages[position // size] * size + position % size for position in range(start, end)]
+        return [req.held.pages[position // size] * size + position % size for position in range(start, end)]
 
     def launch(self, plan: LaunchPlan) -> ForwardBatch:
-        return ForwardBatch.init_new(plan, self.rows, self.page_size, CPU)
+        return ForwardBatch.init_new(plan, self.table, self.page_size, CPU)
 
 
 @pytest.fixture(params=[1, 16])
@@ -59,9 +63,9 @@ def test_extend(pool: Pool) -> None:
     assert inp.logit_indices_L.tolist() == [15]  # the middle chunk wants no logits
     pages = -(-18 // pool.page_size)
     assert inp.page_table_BP.shape == (2, pages)
-    assert inp.page_table_BP[0].tolist() == a.pages[:pages]
+    assert inp.page_table_BP[0].tolist() == a.held.pages[:pages]
     own = -(-5 // pool.page_size)
-    assert inp.page_table_BP[1, :own].tolist() == b.pages[:own]
+    assert inp.page_table_BP[1, :own].tolist() == b.held.pages[:own]
     assert (batch.samples, batch.has_sentinels) == ((b,), False)
     assert sampling_of(batch).position_L.tolist() == [5]
     assert (batch.stash_rows_L.tolist(), batch.stash_owners_L.tolist()) == ([], [])  # no relay
@@ -82,7 +86,7 @@ def test_n_choices_read_the_same_logits(pool: Pool) -> None:
     assert batch.samples == choices
     assert sampling_of(batch).params.choice_L.tolist() == [0, 1, 2]
     assert sampling_of(batch).position_L.tolist() == [6, 6, 6]
-    assert batch.stash_rows_L.tolist() == [req.row for req in choices]
+    assert batch.stash_rows_L.tolist() == [req.held.row for req in choices]
 
 
 def test_decode(pool: Pool) -> None:
@@ -99,8 +103,8 @@ def test_decode(pool: Pool) -> None:
     assert inp.logit_indices_L.tolist() == [0, 1]
     assert sampling_of(batch).position_L.tolist() == [17, 5]
     assert batch.samples == (a, b)
-    assert (batch.decode_owners_B >> OWNER_SHIFT).tolist() == [a.row_generation, b.row_generation]
-    assert batch.stash_rows_L.tolist() == [a.row, b.row]
+    assert (batch.decode_owners_B >> OWNER_SHIFT).tolist() == [a.held.generation, b.held.generation]
+    assert batch.stash_rows_L.tolist() == [a.held.row, b.held.row]
     assert batch.has_sentinels
 
 
@@ -111,7 +115,7 @@ def test_mixed(pool: Pool) -> None:
     running.advance()
     batch = pool.launch(LaunchPlan((ExtendChunk(a, 0, 9, (a,)),), running))
     inp = batch.input
-    assert inp.input_ids_T.tolist() == [*range(1000, 1009), 70, -c.row]
+    assert inp.input_ids_T.tolist() == [*range(1000, 1009), 70, -c.held.row]
     assert inp.positions_T.tolist() == [*range(9), 30, 4]
     assert inp.slots_T.tolist() == pool.slots(a, 0, 9) + pool.slots(b, 30, 31) + pool.slots(c, 4, 5)
     assert inp.seq_lens_B.tolist() == [9, 31, 5]
@@ -119,10 +123,10 @@ def test_mixed(pool: Pool) -> None:
     assert inp.logit_indices_L.tolist() == [8, 9, 10]
     pages = -(-31 // pool.page_size)
     assert inp.page_table_BP.shape == (3, pages)
-    assert inp.page_table_BP[1].tolist() == b.pages[:pages]
+    assert inp.page_table_BP[1].tolist() == b.held.pages[:pages]
     assert batch.samples == (a, b, c)
     assert sampling_of(batch).position_L.tolist() == [9, 31, 5]
-    assert (batch.decode_owners_B >> OWNER_SHIFT).tolist() == [b.row_generation, c.row_generation]
+    assert (batch.decode_owners_B >> OWNER_SHIFT).tolist() == [b.held.generation, c.held.generation]
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
@@ -173,7 +177,7 @@ def test_a_launch_owns_its_tensors(pool: Pool) -> None:
     before = [tensor.clone() for tensor in held]
     running.advance()
     running.filter([1])
-    pool.rows.req_to_page[a.row] = 0  # its next owner's table
+    pool.table.req_to_page[a.held.row] = 0  # its next owner's table
     assert all(torch.equal(tensor, old) for tensor, old in zip(held, before, strict=True))
 
 
@@ -200,7 +204,7 @@ def test_the_page_table_is_kept_until_somebody_joins_or_leaves_or_it_is_too_narr
         lens = inp.seq_lens_B.tolist()
         assert inp.slots_T.tolist() == [pool.slots(r, n - 1, n)[0] for r, n in zip(running.reqs, lens, strict=True)]
         for row, req in enumerate(running.reqs):
-            assert inp.page_table_BP[row].tolist() == req.pages[: inp.page_table_BP.shape[1]]
+            assert inp.page_table_BP[row].tolist() == req.held.pages[: inp.page_table_BP.shape[1]]
         return inp.page_table_BP
 
     first = table()  # contexts of 3 and 2 tokens: one page
@@ -215,6 +219,28 @@ def test_the_page_table_is_kept_until_somebody_joins_or_leaves_or_it_is_too_narr
     assert left.shape == (2, 2) and left is not joined
 
 
+def test_a_page_added_to_a_row_is_in_the_next_launch_and_not_in_the_one_before() -> None:
+    """The other request is longer, so the table is wide enough and would be kept."""
+    pool = Pool(4)
+    short, long = pool.req(3, (50,)), pool.req(9, (51,))
+    held = short.held
+    added = held.pages[1:2]
+    del held.pages[1:]
+    pool.table.write(held.row, [0] * 64)
+    pool.table.write(held.row, held.pages)
+
+    running = ScheduleBatch.prebuilt([short, long], CPU)
+    running.advance()
+    before = pool.launch(LaunchPlan((), running)).input.page_table_BP
+    held.pages.extend(added)
+    pool.table.grow(held.row, added, 1)
+    running.advance()
+    after = pool.launch(LaunchPlan((), running)).input
+    assert before[0].tolist() == [*held.pages[:1], 0, 0]
+    assert after.page_table_BP[0, :2].tolist() == held.pages
+    assert after.slots_T.tolist() == [pool.slots(short, 4, 5)[0], pool.slots(long, 10, 11)[0]]
+
+
 def test_chunks_wider_and_narrower_than_the_decodes_share_a_table(pool: Pool) -> None:
     """What is behind a request's own pages is page 0: padding."""
     for chunk_len, context in ((20, 3), (3, 20)):
@@ -225,4 +251,4 @@ def test_chunks_wider_and_narrower_than_the_decodes_share_a_table(pool: Pool) ->
         ends = (-(-chunk_len // pool.page_size), -(-(context + 1) // pool.page_size))
         assert table.shape == (2, max(ends))
         for row, (req, end) in enumerate(zip((a, b), ends, strict=True)):
-            assert table[row].tolist() == req.pages[:end] + [0] * (max(ends) - end)
+            assert table[row].tolist() == req.held.pages[:end] + [0] * (max(ends) - end)

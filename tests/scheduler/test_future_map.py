@@ -5,7 +5,8 @@ import torch
 
 from protocol.errors import InternalError
 from scheduler.future_map import POISON, FutureMap
-from scheduler.row_pool import OWNER_SHIFT
+from scheduler.kv_book import Holding
+from scheduler.page_table import OWNER_SHIFT
 from scheduler.schedule_batch import ScheduleBatch
 from tests.scheduler.building import CPU, make_req
 
@@ -165,7 +166,7 @@ def test_buffer_rows_are_pool_rows_and_there_is_no_ring() -> None:
 def test_the_sentinel_is_minus_the_row_in_a_new_tensor() -> None:
     reqs = [make_req(), make_req()]
     for row, req in zip((5, 2), reqs, strict=True):
-        req.row = row
+        req.holding = Holding(row, 0, [])
         req.outputs = [40 + row]
     batch = ScheduleBatch.prebuilt(reqs, CPU)
     held = batch.input_ids_B

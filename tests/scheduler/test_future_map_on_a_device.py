@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scheduler.future_map import FutureMap
-from scheduler.row_pool import OWNER_SHIFT
+from scheduler.page_table import OWNER_SHIFT
 
 OWNER = 1 << OWNER_SHIFT
 ROOT = Path(__file__).resolve().parents[2]

@@ -60,7 +60,7 @@ def test_a_row_reused_the_step_after_its_owner_finished(strategy: Strategy, topo
     load = {name: ends_early(name) for name in ("a", "b", "c")}
     cluster, seen = run(topology, load, strategy, max_requests=1, num_pages=6)
     engine = cluster.workers[-1].engine  # of the worker that decodes
-    assert engine.rows.generation(1) == 3  # one row, three owners
+    assert engine.book.rows.generation(1) == 3  # one row, three owners
     assert sum(inp.num_decodes for inp in seen) > 3 * 3  # each was in a forward more than it has decoded tokens
     expect_rest(cluster)
 

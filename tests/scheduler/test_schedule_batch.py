@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.kv_book import Holding
 from scheduler.req import Req
 from scheduler.schedule_batch import ScheduleBatch
 from tests.scheduler.building import CPU, greedy, make_req
@@ -15,7 +16,7 @@ def reqs_at(rows: list[int], outputs: int = 1) -> list[Req]:
     made = []
     for row in rows:
         req = make_req(tuple(range(row)), greedy(50), name=f"r{row}")
-        req.row = row
+        req.holding = Holding(row, 0, [])
         req.outputs = [100 * row + index for index in range(outputs)]
         made.append(req)
     return made
@@ -54,7 +55,7 @@ def test_launched() -> None:
 
 
 def test_a_request_without_a_row_cannot_decode() -> None:
-    with pytest.raises(AssertionError, match="only with a row"):
+    with pytest.raises(AssertionError, match="holds no row and no pages"):
         ScheduleBatch.launched([make_req()], CPU)
 
 
@@ -80,13 +81,13 @@ def test_what_a_launch_in_flight_holds_does_not_change(change: str) -> None:
     CHANGES[change](batch)
     batch.check_mirrors()
     assert [tensor.tolist() for tensor in held] == values
-    assert [req.row for req in reqs] == [4, 2, 9]
+    assert [req.held.row for req in reqs] == [4, 2, 9]
 
 
 def test_filter_keeps_and_orders() -> None:
     batch = prebuilt([4, 2, 9])
     batch.filter([2, 0])
-    assert ([req.row for req in batch.reqs], batch.input_ids_B.tolist()) == ([9, 4], [900, 400])
+    assert ([req.held.row for req in batch.reqs], batch.input_ids_B.tolist()) == ([9, 4], [900, 400])
     batch.check_mirrors()
 
 
@@ -123,7 +124,7 @@ def test_mirrors_stay_equal_whatever_happens(operations: list[tuple[str, int]]) 
         elif name == "filter":
             keep = [i for i in range(len(batch)) if argument >> (i % 16) & 1] or [0]
             batch.filter(keep)
-            lengths = {req.row: lengths[req.row] for req in batch.reqs}
+            lengths = {req.held.row: lengths[req.held.row] for req in batch.reqs}
         else:
             rows = list(range(next_row, next_row + argument))
             make = ScheduleBatch.launched if name == "launched" else ScheduleBatch.prebuilt
@@ -131,7 +132,7 @@ def test_mirrors_stay_equal_whatever_happens(operations: list[tuple[str, int]]) 
             lengths |= dict(zip(rows, rows, strict=True))
             next_row += argument
         batch.check_mirrors()
-        assert batch.seq_lens_cpu.tolist() == [lengths[req.row] for req in batch.reqs]
+        assert batch.seq_lens_cpu.tolist() == [lengths[req.held.row] for req in batch.reqs]
         assert batch.sampling.params.seed_L.shape == (len(batch),)
 
 

@@ -13,6 +13,7 @@ from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
 from scheduler.engine import Engine
 from scheduler.forward_batch import ExtendChunk, LaunchPlan
+from scheduler.kv_book import KvBook
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams import Event, Segment, Stream
 from scheduler.streams_host import InlineStream
@@ -41,7 +42,7 @@ def test_a_chunk_and_a_decode_run_on_page_0_only(page_size: int) -> None:
     for layer in range(engine.kv.layout.num_layers):
         assert (engine.kv.layer(layer)[1:] == 7.0).all()
         assert (engine.kv.layer(layer)[0] == 0.0).all()
-    assert engine.pages.num_free == engine.pages.num_pages - 1 and not engine.in_flight
+    assert engine.book.pages.num_free == engine.book.pages.num_pages - 1 and not engine.in_flight
     engine.close()
 
 
@@ -61,9 +62,8 @@ def test_graphs_are_captured_for_the_largest_batch_and_serve_the_launches() -> N
     runner = GraphedRunner(fake, lambda run: run)
     forward, schedule = open_streams(CPU, lambda: None)
     kv = PagedKv(fake.kv_layout(4), 64)
-    engine = Engine(
-        runner, kv, max_requests=3, max_context=64, forward=forward, schedule=schedule, device=CPU, debug=True
-    )
+    book = KvBook(64, 4, max_requests=3, max_context=64)
+    engine = Engine(runner, kv, book, forward=forward, schedule=schedule, device=CPU, debug=True)
     engine.warm_up()
     prompts = [(1, 2, 3), (4, 5), (6, 7, 8, 9, 10)]
     reqs = [admitted(engine, prompt, name=str(prompt)) for prompt in prompts]

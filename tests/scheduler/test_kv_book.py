@@ -1,0 +1,281 @@
+"""The book against a model of it, and each rule alone."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+)
+from hypothesis.stateful import (
+    run_state_machine_as_test as check_state_machine,
+)
+
+from protocol.kv_layout import pages_for, pages_for_choices
+from scheduler.kv_book import Holding, KvBook
+from scheduler.page_allocator import PageState
+
+PAGE_SIZE = 4
+RESERVED, OWNED = PageState.RESERVED, PageState.OWNED
+
+
+def make_book(num_pages: int = 20, max_requests: int = 5) -> KvBook:
+    return KvBook(num_pages, PAGE_SIZE, max_requests=max_requests, max_context=64)
+
+
+def admitted(book: KvBook, prompt: int, tokens: int, n: int = 1, state: PageState = OWNED) -> tuple[Holding, ...]:
+    holdings = book.admit(prompt, tokens, n, state)
+    assert holdings is not None
+    return holdings
+
+
+@dataclass
+class Writer:
+    """A transfer that may write the pages of a released reservation."""
+
+    writes: bool = True
+
+    def __call__(self) -> bool:
+        return self.writes
+
+
+class Books(RuleBasedStateMachine):
+    """Random legal calls. The model keeps every holding, and what each released one still waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = make_book()
+        self.held: dict[tuple[Holding, ...], PageState] = {}  # by what one admission gave
+        self.gone: set[Holding] = set()
+        self.released: list[Holding] = []
+        self.in_use: list[tuple[Holding, int, Writer]] = []  # released; the ticket and the writer it waits for
+        self.sent = self.over = 0
+        self.generations: Counter[int] = Counter()
+
+    @property
+    def holdings(self) -> list[Holding]:
+        return [each for group in self.held for each in group if each not in self.gone]
+
+    @rule(
+        prompt=st.integers(1, 17),
+        outputs=st.integers(0, 9),
+        n=st.integers(1, 3),
+        state=st.sampled_from([RESERVED, OWNED]),
+    )
+    def admit(self, prompt: int, outputs: int, n: int, state: PageState) -> None:
+        free, rows = self.book.counts().free, self.book.rows.num_free
+        got = self.book.admit(prompt, prompt + outputs, n, state)
+        needed = pages_for_choices(prompt, prompt + outputs, n, PAGE_SIZE)
+        assert (got is not None) == (n <= rows and needed <= free)
+        assert self.book.counts().free == free - (needed if got else 0)
+        for holding in got or ():
+            self.generations[holding.row] += 1
+            assert holding.generation == self.generations[holding.row]
+            assert holding.pages[: prompt // PAGE_SIZE] == (got or ())[0].pages[: prompt // PAGE_SIZE]
+        if got:
+            self.held[got] = state
+
+    @precondition(lambda self: RESERVED in self.held.values())
+    @rule(data=st.data())
+    def own(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from([group for group, state in self.held.items() if state is RESERVED]))
+        self.book.own(each for each in group if each not in self.gone)
+        self.held[group] = OWNED
+
+    @precondition(lambda self: OWNED in self.held.values())
+    @rule(data=st.data(), tokens=st.integers(0, 64))
+    def grow(self, data: st.DataObject, tokens: int) -> None:
+        groups = [group for group, state in self.held.items() if state is OWNED]
+        holding = data.draw(st.sampled_from([each for each in self.holdings if any(each in group for group in groups)]))
+        before, free = list(holding.pages), self.book.counts().free
+        missing = max(0, pages_for(tokens, PAGE_SIZE) - len(before))
+        added = self.book.grow(holding, tokens)
+        assert (added is None) == (missing > free)
+        assert holding.pages == before + (added or [])
+        assert added is None or len(added) == missing
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), writes=st.booleans())
+    def release(self, data: st.DataObject, writes: bool) -> None:
+        holding = data.draw(st.sampled_from(self.holdings))
+        writer = Writer(writes)
+        self.book.release(holding, writer)
+        self.gone.add(holding)
+        self.released.append(holding)
+        self.in_use.append((holding, self.sent, writer))
+        for group in [group for group in self.held if self.gone.issuperset(group)]:
+            del self.held[group]
+
+    @precondition(lambda self: self.released)
+    @rule(data=st.data())
+    def release_twice(self, data: st.DataObject) -> None:
+        before = self.book.counts(), self.book.rows.num_free
+        self.book.release(data.draw(st.sampled_from(self.released)))
+        assert (self.book.counts(), self.book.rows.num_free) == before
+
+    @rule()
+    def send(self) -> None:
+        self.sent += 1
+        assert self.book.next_ticket() == self.book.newest_ticket == self.sent
+
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        self.over = data.draw(st.integers(self.over, self.sent))
+        self.book.collect(self.over)
+
+    @precondition(lambda self: self.in_use)
+    @rule(data=st.data())
+    def writer_ends(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.in_use))[2].writes = False
+        self.book.collect(self.over)
+
+    @invariant()
+    def ledger(self) -> None:
+        self.book.pages.check()
+        holders = Counter(page for holding in self.holdings for page in holding.pages)
+        assert [holders[page] for page in range(20)] == self.book.pages._refs
+        counts = self.book.counts()
+        assert counts.total == counts.free + counts.owned + counts.reserved + counts.quarantined == 19
+        waiting = [each for group, state in self.held.items() if state is RESERVED for each in group]
+        reserved = {page for holding in waiting if holding not in self.gone for page in holding.pages}
+        assert counts.reserved == len(reserved)
+        assert counts.owned == len(holders) - counts.reserved
+
+    @invariant()
+    def what_may_be_touched_is_not_free(self) -> None:
+        rows = {holding.row for holding in self.holdings}
+        waits = [
+            (holding, writer.writes) for holding, ticket, writer in self.in_use if ticket > self.over or writer.writes
+        ]
+        touched = {page for holding, _ in waits for page in holding.pages}
+        assert not touched & set(self.book.pages._free)
+        assert len(rows) == len(self.holdings)
+        rows_waiting = {holding.row for holding, ticket, _ in self.in_use if ticket > self.over}
+        assert not (rows | rows_waiting) & set(self.book.rows._free)
+        assert self.book.rows.num_free == 5 - len(rows | rows_waiting)
+        self.in_use = [each for each in self.in_use if each[1] > self.over or each[2].writes]
+
+
+def test_a_context_grows_by_whole_pages_and_only_when_it_needs_them() -> None:
+    book = make_book(num_pages=5)
+    (holding,) = admitted(book, 3, 4)
+    first = list(holding.pages)
+    assert book.grow(holding, 4) == []
+    added = book.grow(holding, 9)
+    assert added is not None and len(added) == 2 and holding.pages == first + added
+    assert book.grow(holding, 17) is None  # 2 pages more, and one is free
+    assert holding.pages == first + added and book.counts().free == 1
+    book.release(holding)
+    assert book.counts().free == 4
+
+
+def test_only_who_holds_a_row_grows_in_it() -> None:
+    book = make_book()
+    (holding,) = admitted(book, 3, 4)
+    book.release(holding)
+    (next_one,) = admitted(book, 3, 4)
+    assert next_one.row == holding.row
+    with pytest.raises(AssertionError, match=f"row {holding.row} grows for somebody who does not hold it"):
+        book.grow(holding, 8)
+
+
+def test_a_second_release_does_not_take_from_the_next_owner() -> None:
+    book = make_book()
+    (first,) = admitted(book, 3, 8)
+    book.release(first)
+    (second,) = admitted(book, 3, 8)
+    assert (second.row, second.generation) == (first.row, first.generation + 1)
+    assert set(second.pages) == set(first.pages)
+    book.release(first)
+    assert (book.counts().owned, book.rows.num_free) == (2, 4)
+
+
+def test_a_page_shared_by_choices_is_freed_by_the_last() -> None:
+    book = make_book()
+    holdings = admitted(book, 8, 12, 3)  # 2 pages of the prompt, and one for each choice
+    assert book.counts().owned == 5
+    for left, holding in zip((4, 3, 0), holdings, strict=True):
+        book.release(holding)
+        assert book.counts().owned == left
+    assert book.counts().free == 19
+
+
+def test_pages_added_to_one_choice_are_its_own() -> None:
+    book = make_book()
+    one, other = admitted(book, 8, 8, 2)
+    assert one.pages == other.pages
+    added = book.grow(one, 12)
+    assert added is not None and one.pages == other.pages + added
+    book.release(one)
+    assert book.counts().owned == len(other.pages)
+
+
+def test_a_reservation_that_a_writer_may_still_write_keeps_its_pages_and_not_its_row() -> None:
+    book = make_book(max_requests=1)
+    (holding,) = admitted(book, 5, 8, state=RESERVED)
+    writer = Writer()
+    book.release(holding, writer)
+    assert (book.counts().quarantined, book.counts().reserved, book.rows.num_free) == (2, 0, 1)
+    assert not book.collect(book.newest_ticket)
+    (next_one,) = admitted(book, 5, 8)
+    assert not set(next_one.pages) & set(holding.pages)
+
+    writer.writes = False
+    assert book.collect(book.newest_ticket)
+    assert book.counts().quarantined == 0
+
+
+def test_what_is_released_waits_for_the_newest_ticket() -> None:
+    book = make_book(max_requests=1)
+    (holding,) = admitted(book, 5, 8)
+    tickets = [book.next_ticket() for _ in range(2)]
+    book.release(holding)
+    assert not book.collect(tickets[0]) and book.admit(1, 1, 1) is None
+    assert (book.counts().quarantined, book.rows.num_free) == (2, 0)
+    assert book.collect(tickets[1])
+    assert (book.counts().free, book.rows.num_free) == (19, 1)
+
+
+def test_an_idle_book_frees_at_once() -> None:
+    book = make_book()
+    book.collect(book.next_ticket())
+    (holding,) = admitted(book, 5, 8)
+    book.release(holding)
+    assert (book.counts().free, book.rows.num_free) == (19, 5)
+
+
+@pytest.mark.parametrize("num_pages,max_requests", [(4, 5), (20, 2)])
+def test_too_few_pages_or_rows_admit_nobody(num_pages: int, max_requests: int) -> None:
+    book = make_book(num_pages, max_requests)
+    assert book.admit(4, 8, 3) is None
+    assert (book.counts().free, book.rows.num_free) == (num_pages - 1, max_requests)
+
+
+@pytest.mark.parametrize(
+    "prompt,tokens,n,reason",
+    [
+        (4, 64, 1, None),
+        (4, 65, 1, "the request needs a context of 65 tokens, this worker takes at most 64"),
+        (4, 40, 2, None),
+        (4, 44, 2, "the request needs 21 KV pages, this worker has 19"),
+    ],
+)
+def test_what_never_fits(prompt: int, tokens: int, n: int, reason: str | None) -> None:
+    assert make_book().never_fits(prompt, tokens, n) == reason
+
+
+def test_landed_kv_is_owned_once_however_many_choices_share_it() -> None:
+    book = make_book()
+    holdings = admitted(book, 8, 12, 3, RESERVED)
+    assert book.counts().reserved == 5
+    book.own(holdings)
+    assert (book.counts().owned, book.counts().reserved) == (5, 0)
+
+
+def test_the_book_against_the_model() -> None:
+    check_state_machine(Books, settings=settings(max_examples=60, stateful_step_count=40))
