@@ -2,11 +2,11 @@
 
 `seq_lens_B` on the device and `seq_lens_cpu` on the host are always equal: every method changes both or neither.
 Methods replace tensors and never write into them, because a launch in flight may hold the old ones. `Members` is
-rebuilt only when a request joins, leaves or gets more pages.
+rebuilt only when a request joins or leaves; its page table, also when a longer context or more pages need it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -81,17 +81,25 @@ class ScheduleBatch:
     def members(self, table: PageTable, num_pages: int) -> Members:
         """Its Members, with a page table of at least `num_pages` columns, in which no page added since is missing."""
         found = self._members
-        is_whole = found is not None and found.num_growths == table.num_growths
-        if found is None or not is_whole or found.page_table_BP.shape[1] < num_pages:
-            found = self._members = Members(
-                reqs=tuple(self.reqs),
-                owners_B=owners_of(self.reqs, self.rows_B.device),
-                rows_cpu=np.array([req.held.row for req in self.reqs], dtype=np.int64),
-                indices_B=torch.arange(len(self.reqs), device=self.rows_B.device),
-                page_table_BP=table.req_to_page[:, :num_pages].index_select(0, self.rows_B),
-                num_growths=table.num_growths,
-            )
-        return found
+        if found is not None:
+            is_wide = found.page_table_BP.shape[1] >= num_pages
+            if is_wide and found.num_growths == table.num_growths:
+                return found
+
+        page_table_BP, growths = table.req_to_page[:, :num_pages].index_select(0, self.rows_B), table.num_growths
+        if found is not None:
+            self._members = replace(found, page_table_BP=page_table_BP, num_growths=growths)
+            return self._members
+
+        self._members = Members(
+            reqs=tuple(self.reqs),
+            owners_B=owners_of(self.reqs, self.rows_B.device),
+            rows_cpu=np.array([req.held.row for req in self.reqs], dtype=np.int64),
+            indices_B=torch.arange(len(self.reqs), device=self.rows_B.device),
+            page_table_BP=page_table_BP,
+            num_growths=growths,
+        )
+        return self._members
 
     def filter(self, keep: Sequence[int]) -> None:
         """Keeps the requests at the indices `keep`, in that order."""
