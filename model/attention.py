@@ -13,13 +13,13 @@ from model.attention_varlen import VarlenAttention, find_kernel, trial
 from model.cpu_kernels import CpuKernels
 from model.inputs import ModelInput
 from protocol.errors import ConfigError
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 
 
 class AttentionBackend(Protocol):
     """Causal attention of T new tokens over paged KV. The tokens' own K and V are already written."""
 
-    def plan(self, inp: ModelInput, layout: KvLayout) -> Any:
+    def plan(self, inp: ModelInput, layout: LayerLayout) -> Any:
         """The values that `attend` needs, the same for every layer of this forward."""
         ...
 
@@ -31,7 +31,7 @@ class AttentionBackend(Protocol):
 def choose_attention(
     name: str,
     device: torch.device,
-    layout: KvLayout,
+    layout: LayerLayout,
     num_heads: int,
     query_dtype: torch.dtype,
     max_context: int,
@@ -61,7 +61,7 @@ def _refused(name: str, why: str) -> ConfigError:
     return ConfigError(f"--attention-backend: got {name!r}, {why}", param="attention-backend")
 
 
-def _triton(device: torch.device, layout: KvLayout, num_heads: int, max_context: int) -> AttentionBackend:
+def _triton(device: torch.device, layout: LayerLayout, num_heads: int, max_context: int) -> AttentionBackend:
     try:
         from model.attention_triton import TritonAttention  # noqa: PLC0415 - an optional package, for GPUs
     except ImportError:
@@ -70,7 +70,7 @@ def _triton(device: torch.device, layout: KvLayout, num_heads: int, max_context:
     return TritonAttention(num_heads, layout.num_kv_heads, layout.head_dim, whole_pages, device)
 
 
-def _varlen(device: torch.device, layout: KvLayout, num_heads: int, max_context: int) -> AttentionBackend:
+def _varlen(device: torch.device, layout: LayerLayout, num_heads: int, max_context: int) -> AttentionBackend:
     del max_context  # this kernel takes any length
     kernel = find_kernel()
     if kernel is None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from model.cpu_kernels import CpuKernels
 from model.inputs import ModelInput
 from model.paged_kv import TORCH_DTYPES
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 
 QUERY_BLOCK: Final = 512  # rows that attend together in a chunk with a prefix
 MAX_KEPT_MASK: Final = 1 << 24  # elements of causal mask that a plan keeps for all layers
@@ -81,7 +81,7 @@ class CpuAttention:
     query_dtype: torch.dtype | None = None
     kernels: CpuKernels | None = None
 
-    def plan(self, inp: ModelInput, layout: KvLayout) -> CpuPlan:
+    def plan(self, inp: ModelInput, layout: LayerLayout) -> CpuPlan:
         """Pages, groups and masks. `inp` is in host memory, so its lengths can be read."""
         dtype = self.query_dtype or TORCH_DTYPES[layout.dtype]
         extends = []
@@ -162,7 +162,7 @@ class CpuAttention:
 
 
 def _decode_group(
-    members: list[int], start: int, seq_lens: list[int], tables_DP: Tensor, layout: KvLayout
+    members: list[int], start: int, seq_lens: list[int], tables_DP: Tensor, layout: LayerLayout
 ) -> _DecodeGroup:
     """The group of the decodes `members`, longest first. Decode i is token `start + i`.
 

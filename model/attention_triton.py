@@ -20,7 +20,7 @@ from torch import Tensor
 
 from model.attention_kernels import combine_kernel, number_kernel, splits_kernel, tiles_kernel
 from model.inputs import ModelInput
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 
 KV_STEP_BYTES: Final = 16 << 10  # K (or V) that a program holds per step; fits into every GPU's shared memory
 EXTEND_ROWS: Final = 64  # query rows of a tile of a chunk
@@ -81,7 +81,7 @@ class TritonAttention:
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else 1
         self.num_programs = max(1, PROGRAMS_PER_SM * num_sms // num_kv_heads)  # for each kv head
 
-    def plan(self, inp: ModelInput, layout: KvLayout) -> TritonPlan:
+    def plan(self, inp: ModelInput, layout: LayerLayout) -> TritonPlan:
         """Makes tiles of chunks from host lengths, and splits of decodes from device lengths. Reads nothing back."""
         device = inp.positions_T.device
         most_rows = FLOAT32_ROWS if layout.dtype == "float32" else EXTEND_ROWS

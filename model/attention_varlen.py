@@ -15,7 +15,7 @@ from torch import Tensor
 from model.attention_cpu import CpuAttention
 from model.inputs import ModelInput
 from model.paged_kv import TORCH_DTYPES
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 
 NEEDED: Final = frozenset({"block_table", "seqused_k", "enable_gqa", "window_size"})
 _TRIAL_TOLERANCE: Final = 0.05  # of values of unit size, in half precision
@@ -53,7 +53,7 @@ class VarlenAttention:
         self._kernel = kernel
         self._options = {"num_splits": 1} if "num_splits" in inspect.signature(kernel).parameters else {}
 
-    def plan(self, inp: ModelInput, layout: KvLayout) -> VarlenPlan:
+    def plan(self, inp: ModelInput, layout: LayerLayout) -> VarlenPlan:
         """Takes query lengths from the host and context lengths from the device. Reads nothing back.
 
         A batch of decodes alone copies nothing from the host, so a graph can capture it.
@@ -99,7 +99,7 @@ class VarlenAttention:
         return out_THD
 
 
-def trial(attention: VarlenAttention, layout: KvLayout, num_heads: int, device: torch.device) -> str | None:
+def trial(attention: VarlenAttention, layout: LayerLayout, num_heads: int, device: torch.device) -> str | None:
     """Compares one small mixed batch with the CPU backend. None if they agree, else one sentence with the fault."""
     inp, q_THD, kv_layer = _trial_batch(layout, num_heads)
     cpu = CpuAttention()
@@ -115,7 +115,7 @@ def trial(attention: VarlenAttention, layout: KvLayout, num_heads: int, device: 
     return None if difference < _TRIAL_TOLERANCE else f"torch's varlen attention is off by {difference:.3g} here"
 
 
-def _trial_batch(layout: KvLayout, num_heads: int) -> tuple[ModelInput, Tensor, Tensor]:
+def _trial_batch(layout: LayerLayout, num_heads: int) -> tuple[ModelInput, Tensor, Tensor]:
     """A chunk of 3 tokens after 2 of prefix, and a decode at 7 tokens, on shuffled pages."""
     generator = torch.Generator().manual_seed(0)
     dtype = TORCH_DTYPES[layout.dtype]

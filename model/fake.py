@@ -63,7 +63,7 @@ class FakeRunner:
 
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens). Always float32."""
-        return KvLayout(self.num_layers, self.num_kv_heads, self.head_dim, page_size, "float32")
+        return KvLayout.uniform(self.num_layers, self.num_kv_heads, self.head_dim, page_size, "float32")
 
     def fingerprint(self) -> Fingerprint:
         """Equal for fakes of equal sizes."""

@@ -68,7 +68,7 @@ def choose_kv_size(
     demand = needed * max_running_requests
     if demand_tokens is not None and max_total_tokens is None:
         demand = max(needed, min(demand, layout.num_pages(demand_tokens)))
-    page_bytes = layout.pool_bytes(1)
+    page_bytes = layout.all_page_bytes
     budget = min(budgets, key=lambda each: each.usable_bytes)
     usable = budget.usable_bytes
     limits = [(usable // page_bytes - 1, "memory"), (demand, "demand")]

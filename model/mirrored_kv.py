@@ -3,8 +3,9 @@
     prefill   forward writes a layer -> stage_out (device to host) -> the sender reads the twin
     decode    the receiver writes the twin -> stage_in (host to device) -> decoded
 
-Page p of the device is page p of the twin. Each call is one call to the device for all its pages and layers. The caller
-chooses the stream; its events tell when the host may read. The twin takes as much memory as the pool on the device.
+Page p of the device is page p of the twin. Each call is one call to the device for all its pages and all layers of a
+group. The caller chooses the stream; its events tell when the host may read. The twin takes as much memory as the
+pool on the device.
 """
 
 from collections.abc import Callable
@@ -35,14 +36,13 @@ class MirroredKv(PagedKv):
         self._copy = copy or _copy_of(self.device)
 
         if self.device.type == "cuda":
-            first = self._host.layer(0)
-            num_bytes = layout.num_layers * first.nbytes
+            address, num_bytes = self._host.device_bytes.data_ptr(), self._host.device_bytes.nbytes
             with torch.cuda.device(self.device):
-                status = torch.cuda.cudart().cudaHostRegister(first.data_ptr(), num_bytes, REGISTER_FLAGS)
+                status = torch.cuda.cudart().cudaHostRegister(address, num_bytes, REGISTER_FLAGS)
             if int(status) != 0:
                 raise MemoryError(f"cannot pin {num_bytes} bytes of host memory: {status}")
 
-        self._device_LPW, self._host_LPW = _words(self), _words(self._host)
+        self._pairs = tuple(zip(_words(self), _words(self._host), strict=True))
 
     @property
     def shared_fd(self) -> int:
@@ -58,17 +58,23 @@ class MirroredKv(PagedKv):
 
         `pages_N` is int64 on the device.
         """
-        self._copy(self._device_LPW[layer : layer + 1], self._host_LPW[layer : layer + 1], pages_N)
+        group, index = self.layout.place(layer)
+        device_LPW, host_LPW = self._pairs[group]
+        self._copy(device_LPW[index : index + 1], host_LPW[index : index + 1], pages_N)
 
     def stage_in(self, pages_N: Tensor) -> None:
         """Copies pages of every layer from the twin to the device, on the current stream."""
-        self._copy(self._host_LPW, self._device_LPW, pages_N)
+        for device_LPW, host_LPW in self._pairs:
+            self._copy(host_LPW, device_LPW, pages_N)
 
 
-def _words(kv: PagedKv) -> Tensor:
-    """All pages as (num_layers, num_pages, words), in the longest words that divide a page."""
-    word = WORDS[gcd(kv.layout.page_bytes, max(WORDS))]
-    return kv.device_bytes.view(kv.layout.num_layers, kv.num_pages, -1).view(word)
+def _words(kv: PagedKv) -> list[Tensor]:
+    """All pages of each group as (num_layers, num_pages, words), in the longest words that divide a page."""
+    words = []
+    for span, layer in zip(kv.layout.group_spans(kv.num_pages), kv.layout.group_layouts, strict=True):
+        word = WORDS[gcd(layer.page_bytes, max(WORDS))]
+        words.append(kv.device_bytes[span].view(-1, kv.num_pages, layer.page_bytes).view(word))
+    return words
 
 
 def _copy_of(device: torch.device) -> CopyPages:

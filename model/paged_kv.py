@@ -1,5 +1,7 @@
 """The KV memory of one worker: one allocation, with pages by number. Page 0 is padding; anyone may read or write it.
 
+Each group of layers has its own part of the allocation.
+
 The memory is zeroed at creation. So it is really allocated, and a slot never written holds finite numbers.
 """
 
@@ -18,30 +20,39 @@ TORCH_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fl
 
 
 class PagedKv:
-    """(num_layers, num_pages, 2, page_size, num_kv_heads, head_dim). A page of one layer is contiguous."""
+    """For each group of layers (num_layers, num_pages, 2, page_size, num_kv_heads, head_dim). A page of one layer is
+    contiguous."""
 
     def __init__(self, layout: KvLayout, num_pages: int, device: torch.device | str = "cpu") -> None:
-        """`num_pages` includes the padding page 0."""
+        """`num_pages` includes the padding page 0.
+
+        `device_bytes` are all bytes that the model reads and writes, uint8; `layout.span()` tells where a layer lies.
+        """
         assert num_pages >= 2, num_pages
         self.layout = layout
         self.num_pages = num_pages
         self.device = torch.device(device)
-        shape = (layout.num_layers, num_pages, 2, layout.page_size, layout.num_kv_heads, layout.head_dim)
-        dtype = TORCH_DTYPES[layout.dtype]
+        num_bytes = layout.pool_bytes(num_pages)
 
         self._bytes: memoryview | None = None
         self._shared: SharedMemory | None = None
         if self.device.type == "cpu":
             # A mapping gives tensor and memoryview over the same bytes, whatever the dtype; another process may map it.
-            self._shared = SharedMemory(layout.pool_bytes(num_pages))
+            self._shared = SharedMemory(num_bytes)
             self._bytes = memoryview(self._shared.mapping)
-            self._storage = torch.frombuffer(self._shared.mapping, dtype=dtype).view(shape)
-            self._storage.zero_()
+            self.device_bytes = torch.frombuffer(self._shared.mapping, dtype=torch.uint8).zero_()
         else:
-            self._storage = torch.zeros(shape, dtype=dtype, device=self.device)
+            self.device_bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
 
-        self._layers = tuple(self._storage.unbind(0))
-        self._rows = tuple(layer.view(-1, layout.num_kv_heads * layout.head_dim) for layer in self._layers)
+        self._dtype = TORCH_DTYPES[layout.dtype]
+        self._groups = tuple(self._group(index, span) for index, span in enumerate(layout.group_spans(num_pages)))
+        self._layers = tuple(layer for group in self._groups for layer in group.unbind(0))
+        self._rows = tuple(layer.view(-1, layer.shape[-2] * layer.shape[-1]) for layer in self._layers)
+
+    def _group(self, index: int, span: slice) -> Tensor:
+        layer = self.layout.group_layouts[index]
+        shape = (-1, self.num_pages, 2, layer.page_size, layer.num_kv_heads, layer.head_dim)
+        return self.device_bytes[span].view(self._dtype).view(shape)
 
     def layer(self, layer: int) -> Tensor:
         """(num_pages, 2, page_size, num_kv_heads, head_dim) of one layer: [:, 0] is K, [:, 1] is V."""
@@ -55,17 +66,13 @@ class PagedKv:
     def write(self, layer: int, rows: tuple[Tensor, Tensor], k_TN: Tensor, v_TN: Tensor) -> None:
         """Writes each token's K and V, (T, num_kv_heads * head_dim), in the dtype of the pages."""
         for rows_T, values_TN in zip(rows, (k_TN, v_TN), strict=True):
-            self._rows[layer].index_copy_(0, rows_T, values_TN.to(self._storage.dtype))
+            self._rows[layer].index_copy_(0, rows_T, values_TN.to(self._dtype))
 
     def copy_pages(self, src_N: Tensor, dst_N: Tensor) -> None:
         """Copies page src_N[i] to page dst_N[i] in every layer, on the device. No page may be in both."""
         if src_N.numel():
-            self._storage.index_copy_(1, dst_N, self._storage.index_select(1, src_N))
-
-    @property
-    def device_bytes(self) -> Tensor:
-        """The pages that the model reads and writes, as (num_layers, num_pages * page_bytes) uint8."""
-        return self._storage.view(torch.uint8).view(self.layout.num_layers, -1)
+            for group in self._groups:
+                group.index_copy_(1, dst_N, group.index_select(1, src_N))
 
     @property
     def shared_fd(self) -> int:

@@ -79,7 +79,7 @@ class TorchPasses:
     ) -> Tensor:
         """One pass norms and rotates queries and keys together; see Passes."""
         if len(qkv) == 1:
-            v_size = kv.layout.num_kv_heads * self.head_dim
+            v_size = kv.layer(layer).shape[-2] * self.head_dim
             qk_TN, v_TN = qkv[0][:, :-v_size], qkv[0][:, -v_size:]
         else:
             qk_TN, v_TN = torch.cat(qkv[:2], dim=-1), qkv[2]

@@ -129,7 +129,9 @@ class ModelRunner:
         kernels = _kernels(config, compute, name) if cpu_kernels and on.type == "cpu" else None
         passes = kernels or TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
         layout = _kv_layout(config, page_size, name)
-        backend = choose_attention(attention, on, layout, config.num_heads, compute, config.context_length, kernels)
+        backend = choose_attention(
+            attention, on, layout.layer(0), config.num_heads, compute, config.context_length, kernels
+        )
         decoder = load_decoder(checkpoint, config, passes, to_dtype=compute, to_device=on, packed=packed)
         return cls(config, on, name, decoder, backend, checkpoint, packed, widened, check_weights)
 
@@ -169,7 +171,7 @@ class ModelRunner:
 
 
 def _kv_layout(config: ModelConfig, page_size: int, dtype: str) -> KvLayout:
-    return KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, page_size, dtype)
+    return KvLayout.uniform(config.num_layers, config.num_kv_heads, config.head_dim, page_size, dtype)
 
 
 def _kernels(config: ModelConfig, compute: torch.dtype, pages: str) -> CpuKernels | None:

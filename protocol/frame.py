@@ -1,7 +1,7 @@
 """The data plane's frame: a fixed header, then raw bytes.
 
     KV frame    payload: pages `[page_start, page_start + num_pages)` of the reservation in one layer, each of
-                `KvLayout.page_bytes`. Only their first `num_tokens` token slots are valid.
+                `LayerLayout.page_bytes`. Only their first `num_tokens` token slots are valid.
     last frame  `layer == LAST_LAYER`; payload: msgpack of LastMessage.
 
 The checksum is xxh3-64 of the header (checksum field zero) and the payload. For a payload in device memory it covers

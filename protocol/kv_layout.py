@@ -1,46 +1,122 @@
 """The shape of KV memory, which two workers compare before KV moves; and all arithmetic of pages, tokens and bytes.
 
 token t of a context lies in its page t // page_size, at offset t % page_size; the last page may be partly filled
-page p of layer l lies in a pool of num_pages pages at byte (l * num_pages + p) * page_bytes
+layers are numbered through all groups; in a pool, groups lie one after the other, and so do the layers of a group
+page p of the i-th layer of a group lies at byte (i * num_pages + p) * page_bytes from the beginning of its group
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Final
+
+from pydantic import FailFast
 
 from protocol.message import Count, Message, Text
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+GROUP_ALIGNMENT: Final = 256  # bytes: a group begins at a multiple of it, so that every device takes words from there
 
 
 @dataclass(frozen=True)
-class KvLayout(Message):
-    """KV of one layer is `(num_pages, 2, page_size, num_kv_heads, head_dim)`: [:, 0] is K, [:, 1] is V.
-
-    Layers lie one after the other, so page `p` of layer `l` is one contiguous run of `page_bytes`.
-    """
+class LayerGroup(Message):
+    """Layers whose pages have one shape: those of one model."""
 
     num_layers: Count
     num_kv_heads: Count
     head_dim: Count
+
+    def __post_init__(self) -> None:
+        _check_sizes(self, ("num_layers", "num_kv_heads", "head_dim"))
+
+
+@dataclass(frozen=True)
+class LayerLayout:
+    """The pages of one layer: `(num_pages, 2, page_size, num_kv_heads, head_dim)`. [:, 0] is K, [:, 1] is V."""
+
+    num_kv_heads: int
+    head_dim: int
+    page_size: int  # tokens
+    dtype: str  # a key of ITEM_BYTES
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of K (or of V) of one head of one token."""
+        return self.head_dim * ITEM_BYTES[self.dtype]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K (or of V) of one token."""
+        return self.num_kv_heads * self.head_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page, K and V together."""
+        return 2 * self.page_size * self.token_bytes
+
+    def num_pages(self, num_tokens: int) -> int:
+        """Pages that `num_tokens` tokens need; the last page may be partly filled."""
+        return pages_for(num_tokens, self.page_size)
+
+
+@dataclass(frozen=True)
+class KvLayout(Message):
+    """Several groups of layers, such as a model's and its draft's. A token has the same page in every layer.
+
+    Page `p` of layer `l` is one contiguous run of `layer(l).page_bytes`.
+    """
+
+    groups: Annotated[tuple[LayerGroup, ...], FailFast()]
     page_size: Count  # tokens
     dtype: Text  # a key of ITEM_BYTES
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_kv_heads", "head_dim", "page_size"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"KvLayout.{name}: got {value}, expected at least 1")
+        if not self.groups:
+            raise ValueError("KvLayout.groups: got none, expected at least 1")
+        _check_sizes(self, ("page_size",))
         if self.dtype not in ITEM_BYTES:
             raise ValueError(f"KvLayout.dtype: got {self.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of K (or of V) of one token in one layer."""
-        return self.num_kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
+    @classmethod
+    def uniform(cls, num_layers: int, num_kv_heads: int, head_dim: int, page_size: int, dtype: str) -> "KvLayout":
+        """The layout of one group."""
+        return cls((LayerGroup(num_layers, num_kv_heads, head_dim),), page_size, dtype)
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one page of one layer, K and V together."""
-        return 2 * self.page_size * self.token_bytes
+    def num_layers(self) -> int:
+        """The layers of all groups."""
+        return sum(group.num_layers for group in self.groups)
+
+    @cached_property
+    def group_layouts(self) -> tuple[LayerLayout, ...]:
+        """The layout of each group's layers."""
+        return tuple(
+            LayerLayout(group.num_kv_heads, group.head_dim, self.page_size, self.dtype) for group in self.groups
+        )
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """(the layer's group, its number within the group)."""
+        assert layer >= 0, layer
+        for index, group in enumerate(self.groups):
+            if layer < group.num_layers:
+                return index, layer
+            layer -= group.num_layers
+        raise AssertionError(f"layer {self.num_layers + layer} of {self.num_layers}")
+
+    def layer(self, layer: int) -> LayerLayout:
+        """The layout of one layer."""
+        return self.group_layouts[self.place(layer)[0]]
+
+    @property
+    def all_page_bytes(self) -> int:
+        """Bytes of one page number: that page of every layer."""
+        layers = zip(self.groups, self.group_layouts, strict=True)
+        return sum(group.num_layers * layer.page_bytes for group, layer in layers)
+
+    @property
+    def largest_page_bytes(self) -> int:
+        """Bytes of one page of the layer whose pages are largest."""
+        return max(layer.page_bytes for layer in self.group_layouts)
 
     def num_pages(self, num_tokens: int) -> int:
         """Pages that `num_tokens` tokens need; the last page may be partly filled."""
@@ -55,15 +131,34 @@ class KvLayout(Message):
         """Tokens that fit into a pool of `num_pages` pages, of which page 0 is padding."""
         return (num_pages - 1) * self.page_size
 
+    def group_spans(self, pool_pages: int) -> list[slice]:
+        """The bytes of each group in a pool of `pool_pages` pages."""
+        spans, end = [], 0
+        for group, layer in zip(self.groups, self.group_layouts, strict=True):
+            start = -(-end // GROUP_ALIGNMENT) * GROUP_ALIGNMENT
+            end = start + group.num_layers * pool_pages * layer.page_bytes
+            spans.append(slice(start, end))
+        return spans
+
     def pool_bytes(self, num_pages: int) -> int:
         """Bytes of a pool of `num_pages` pages, all layers together."""
-        return self.num_layers * num_pages * self.page_bytes
+        num_bytes: int = self.group_spans(num_pages)[-1].stop
+        return num_bytes
 
     def span(self, pool_pages: int, layer: int, page_start: int, num_pages: int) -> slice:
         """The bytes of pages [page_start, page_start + num_pages) of `layer` in a pool of `pool_pages` pages."""
-        assert 0 <= layer < self.num_layers and 0 <= page_start <= page_start + num_pages <= pool_pages
-        start = (layer * pool_pages + page_start) * self.page_bytes
-        return slice(start, start + num_pages * self.page_bytes)
+        group, index = self.place(layer)
+        assert 0 <= page_start <= page_start + num_pages <= pool_pages
+        page_bytes = self.group_layouts[group].page_bytes
+        start = self.group_spans(pool_pages)[group].start + (index * pool_pages + page_start) * page_bytes
+        return slice(start, start + num_pages * page_bytes)
+
+
+def _check_sizes(sizes: Message, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(sizes, name)
+        if value < 1:
+            raise ValueError(f"{type(sizes).__name__}.{name}: got {value}, expected at least 1")
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:
@@ -102,8 +197,15 @@ def mismatch(ours: KvLayout, theirs: KvLayout, our_id: str, their_id: str) -> st
 
     Page sizes may differ.
     """
-    for name in ("num_layers", "num_kv_heads", "head_dim", "dtype"):
-        mine, other = getattr(ours, name), getattr(theirs, name)
-        if mine != other:
-            return f"{name} is {mine} on {our_id}, {other} on {their_id}"
+    if len(ours.groups) != len(theirs.groups):
+        return f"the number of layer groups is {len(ours.groups)} on {our_id}, {len(theirs.groups)} on {their_id}"
+
+    pairs: list[tuple[str, int | str, int | str]] = []
+    for index, (mine, other) in enumerate(zip(ours.groups, theirs.groups, strict=True)):
+        where = "" if len(ours.groups) == 1 else f" of layer group {index}"
+        names = ("num_layers", "num_kv_heads", "head_dim")
+        pairs += [(name + where, getattr(mine, name), getattr(other, name)) for name in names]
+    for name, one, two in (*pairs, ("dtype", ours.dtype, theirs.dtype)):
+        if one != two:
+            return f"{name} is {one} on {our_id}, {two} on {their_id}"
     return None

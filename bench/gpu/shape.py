@@ -81,8 +81,8 @@ def random_runner(fields: Mapping[str, Any], device: str, page_size: int) -> Mod
     weights = RandomWeights()
     decoder = load_decoder(weights, config, passes, to_dtype=compute, to_device=where)
     _made(where)
-    layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, page_size, DTYPE)
-    attention = choose_attention("auto", where, layout, config.num_heads, compute, config.context_length)
+    layout = KvLayout.uniform(config.num_layers, config.num_kv_heads, config.head_dim, page_size, DTYPE)
+    attention = choose_attention("auto", where, layout.layer(0), config.num_heads, compute, config.context_length)
     return ModelRunner(config, where, DTYPE, decoder, attention, weights)
 
 
@@ -115,7 +115,7 @@ def decode_bytes(config: ModelConfig, layout: KvLayout, batch: int, context: int
     """The bytes that a decode step must read: each weight once (of the embedding one row each), each request's KV."""
     weights = config.num_layers * layer_weights(config) + config.vocab_size * config.hidden_size
     item_bytes = TORCH_DTYPES[layout.dtype].itemsize
-    kv = batch * context * 2 * layout.token_bytes * layout.num_layers
+    kv = batch * context * layout.all_page_bytes // layout.page_size
     return (weights + batch * config.hidden_size) * item_bytes + kv
 
 

@@ -11,7 +11,7 @@ from bench.transfer.cuda_ipc import measure as measure_ipc
 from protocol.kv_layout import KvLayout
 
 COPY_SHARE: Final = 0.8
-TINY: Final = KvLayout(num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, dtype="bfloat16")
+TINY: Final = KvLayout.uniform(num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, dtype="bfloat16")
 STAND_IN: Final = "Shared memory of the host stands in for device memory, and torch on the CPU for the kernel."
 ABOUT: Final = "Bytes moved once a second; the copy is counted likewise. *check*: what decode's sum over it takes."
 

@@ -11,7 +11,9 @@ import xxhash
 from protocol.kv_layout import KvLayout
 from runtime.shared_memory import SharedMemory
 
-SMALL_MODEL = KvLayout(num_layers=8, num_kv_heads=4, head_dim=64, page_size=16, dtype="bfloat16")  # 29M parameters
+SMALL_MODEL = KvLayout.uniform(
+    num_layers=8, num_kv_heads=4, head_dim=64, page_size=16, dtype="bfloat16"
+)  # 29M parameters
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Blocks:
     @property
     def num_bytes(self) -> int:
         """Bytes of K and V of all tokens in all layers."""
-        return self.sent.num_layers * self.num_tokens * 2 * self.sent.token_bytes
+        return self.num_tokens * self.sent.all_page_bytes // self.sent.page_size
 
     def pages(self, layout: KvLayout, seed: int) -> list[int]:
         """The pages of one side, in the order of the prompt."""
@@ -43,8 +45,8 @@ class Blocks:
 
 def equal_blocks(count: int, kib: int) -> Blocks:
     """`count` blocks of `kib` KiB in one layer, as other libraries are measured."""
-    one = replace(SMALL_MODEL, num_layers=1)
-    tokens = kib * 1024 // (2 * one.token_bytes)
+    one = KvLayout.uniform(1, 4, 64, 1, "bfloat16")
+    tokens = kib * 1024 // one.all_page_bytes
     return Blocks(replace(one, page_size=tokens), count * tokens, scattered=True)
 
 
@@ -88,16 +90,17 @@ class HostPages:
 
     def digest(self, pages: list[int], num_tokens: int) -> int:
         """The digest of K and V of a prompt, whichever pages hold it."""
-        layout = self.layout
-        whole = self._array.reshape(layout.num_layers, self.num_pages, 2, layout.page_size, layout.token_bytes)
         found = xxhash.xxh3_64()
-        for layer, half in np.ndindex(layout.num_layers, 2):
-            rows = whole[layer, pages, half].reshape(-1, layout.token_bytes)[:num_tokens]
-            found.update(np.ascontiguousarray(rows).data)
+        for at in range(self.layout.num_layers):
+            layer, span = self.layout.layer(at), self.layout.span(self.num_pages, at, 0, self.num_pages)
+            whole = self._array[span].reshape(self.num_pages, 2, layer.page_size, layer.token_bytes)
+            for half in (0, 1):
+                rows = whole[pages, half].reshape(-1, layer.token_bytes)[:num_tokens]
+                found.update(np.ascontiguousarray(rows).data)
         return found.intdigest()
 
     def pieces(self, num_bytes: int, size: int) -> Iterator[memoryview]:
         """The first `num_bytes` after the padding page of layer 0, in pieces of `size`."""
-        start = self.layout.page_bytes
+        start = self.layout.layer(0).page_bytes
         for at in range(start, start + num_bytes, size):
             yield self.bytes[at : min(at + size, start + num_bytes)]

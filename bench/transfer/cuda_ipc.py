@@ -19,6 +19,7 @@ from typing import IO, Any, Final, TypeVar
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -37,7 +38,7 @@ from transfer.in_place.seats import PoolOwner, SeatFile
 from transfer.plan.copying import Copy, Runs
 from transfer.plan.reslice import Shard, moves_of
 
-LAYOUT: Final = KvLayout(num_layers=36, num_kv_heads=8, head_dim=128, page_size=16, dtype="bfloat16")
+LAYOUT: Final = KvLayout.uniform(num_layers=36, num_kv_heads=8, head_dim=128, page_size=16, dtype="bfloat16")
 NUM_TOKENS: Final = 32 * 1024
 WARM_UP: Final = 3
 P = TypeVar("P", Copy, Runs)
@@ -64,17 +65,17 @@ class Prompt:
     @property
     def num_bytes(self) -> int:
         """Bytes of K and V in all layers."""
-        return self.num_tokens * 2 * self.layout.token_bytes * self.layout.num_layers
+        return self.num_tokens * self.layout.all_page_bytes // self.layout.page_size
 
     def memory(self) -> AtDevice:
         """Zeroed pages for the prompt, and the padding page."""
         num_pages = self.layout.num_pages(self.num_tokens) + 1
-        shape = self.layout.num_layers, num_pages * self.layout.page_bytes
+        num_bytes = self.layout.pool_bytes(num_pages)
         if self.device == "cpu":
-            shared = SharedMemory(shape[0] * shape[1])
-            zeroed = torch.frombuffer(shared.mapping, dtype=torch.uint8).view(shape)
+            shared = SharedMemory(num_bytes)
+            zeroed = torch.frombuffer(shared.mapping, dtype=torch.uint8)
             return AtDevice(Pages(self.layout, num_pages, zeroed), HostCopies(), HostIpc(shared))
-        pages = Pages(self.layout, num_pages, torch.zeros(shape, dtype=torch.uint8, device="cuda:0"))
+        pages = Pages(self.layout, num_pages, torch.zeros(num_bytes, dtype=torch.uint8, device="cuda:0"))
         torch.cuda.synchronize()
         return at_device(pages)
 
@@ -82,9 +83,10 @@ class Prompt:
         """The prompt's pages, consecutive or scattered."""
         pages = np.arange(1, self.layout.num_pages(self.num_tokens) + 1)
         target = np.random.default_rng(1).permutation(pages) if scattered else pages
-        shards = Shard(self.layout, pages.tolist()), Shard(self.layout, target.tolist())
-        moves = moves_of(*shards, range(self.layout.num_kv_heads), range(self.num_tokens))
-        return Copy(moves, self.layout.page_bytes, self.layout.page_bytes)
+        layer = self.layout.layer(0)
+        shards = Shard(layer, pages.tolist()), Shard(layer, target.tolist())
+        moves = moves_of(*shards, range(layer.num_kv_heads), range(self.num_tokens))
+        return Copy(moves, layer.page_bytes, layer.page_bytes)
 
 
 def seconds_of(begin: Callable[[int, P], Moving], what: P, num_layers: int) -> tuple[float, list[int]]:
@@ -100,7 +102,7 @@ def prefill(commands: IO[str], answers: IO[str]) -> None:
     """The process that writes."""
     told = json.loads(commands.readline())
     offer = PoolOffer(**{**told["offer"], "device": DeviceHandle(**told["offer"]["device"])})
-    prompt = Prompt(KvLayout(**told["layout"]), told["num_tokens"], told["device"])
+    prompt = Prompt(TypeAdapter(KvLayout).validate_python(told["layout"]), told["num_tokens"], told["device"])
 
     ours = prompt.memory()
     ours.pages.device_bytes.random_(0, 256)
@@ -124,9 +126,10 @@ def prefill(commands: IO[str], answers: IO[str]) -> None:
 
 def limit_seconds(ours: AtDevice) -> float:
     """Seconds in which the device copies as many bytes within its own memory."""
-    source_B = ours.pages.device_bytes[0]
+    pages = ours.pages
+    source_B = pages.device_bytes[pages.layout.span(pages.num_pages, 0, 0, pages.num_pages)]
     target_B = torch.empty_like(source_B)
-    times = range(ours.pages.layout.num_layers)
+    times = range(pages.layout.num_layers)
 
     if source_B.device.type == "cpu":
         start = perf_counter()

@@ -12,7 +12,7 @@ from transfer.backends.nixl.notice import Region
 
 def regions(blocks: Blocks, seed: int, base: int) -> list[Region]:
     """Prefill's pages of the prompt, or decode's if they are alike, in memory that begins at `base`."""
-    size, in_layer = blocks.sent.page_bytes, 1 + blocks.sent.num_pages(blocks.num_tokens)
+    size, in_layer = blocks.sent.layer(0).page_bytes, 1 + blocks.sent.num_pages(blocks.num_tokens)
     return [
         Region(base + (layer * in_layer + page) * size, size)
         for layer in range(blocks.sent.num_layers)
@@ -60,7 +60,7 @@ class NixlReadEnd:
         if self._blocks.landed == self._blocks.sent:
             self._into = regions(self._blocks, 2, ours)
         else:
-            size = self._blocks.sent.page_bytes
+            size = self._blocks.sent.layer(0).page_bytes
             self._into = [Region(ours + number * size, size) for number in range(len(self._sources))]
 
     def move(self, check: bool) -> dict[str, float]:

@@ -21,7 +21,7 @@ from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import make_engine
 from transfer.landing.frame_receiver import FrameReceiver
 
-LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
+LAYOUT = KvLayout.uniform(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
 PREFILLS = [WorkerAddress(f"p{instance}", instance) for instance in range(3)]
 CREDIT = 40
 

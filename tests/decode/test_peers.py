@@ -34,7 +34,8 @@ def test_an_answer_with_another_kv_layout_is_refused_with_both_values() -> None:
     (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
     cluster.assign("a", PROMPT, PARAMS)
     cluster.assign("b", PROMPT, PARAMS)
-    layout = replace(decode.engine.kv.layout, head_dim=64)
+    ours = decode.engine.kv.layout
+    layout = replace(ours, groups=(replace(ours.groups[0], head_dim=64),))
     decode.on_peer(prefill, HelloAccepted(cluster.addresses[prefill], 1000, layout))
     cluster.run()
     cluster.assign("c", PROMPT, PARAMS)  # the refusal is remembered

@@ -10,7 +10,7 @@ from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import HelloAccepted
 from transfer.landing.frame_receiver import FrameReceiver
 
-LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=4, page_size=16, dtype="float32")
+LAYOUT = KvLayout.uniform(num_layers=1, num_kv_heads=1, head_dim=4, page_size=16, dtype="float32")
 PREFILL, DECODE = WorkerAddress("p", 1), WorkerAddress("d", 2)
 
 

@@ -239,7 +239,7 @@ def test_a_worker_comes_back_with_the_kv_that_it_had(typed: str | None) -> None:
     """Where memory is short: what is free when one starts again is not to be shared with those that have theirs."""
     flags = {} if typed is None else {"max_total_tokens": typed}
     spec = serve_plan(config("serve", **flags), MODEL, "story", cores=2).workers("tcp://127.0.0.1:7000")[1]
-    layout = KvLayout(num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, dtype="float32")
+    layout = KvLayout.uniform(num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, dtype="float32")
 
     def size(settings: WorkerSettings, available: int) -> KvSize:
         budget = KvBudget(available, settings.workers_on_host, weight_bytes=0, activation_bytes=0)
@@ -250,7 +250,7 @@ def test_a_worker_comes_back_with_the_kv_that_it_had(typed: str | None) -> None:
     first = size(before, available)
     again = as_large(spec, first.num_pages - 1)
     after = WorkerSettings.from_json(again.command[-1])
-    others = first.num_pages * layout.page_bytes * layout.num_layers
+    others = layout.pool_bytes(first.num_pages)
     assert size(after, available - others).num_pages == first.num_pages
     assert replace(after, max_total_tokens=before.max_total_tokens, workers_on_host=2) == before
     assert (again.name, again.environment, again.command[:-1]) == (spec.name, spec.environment, spec.command[:-1])

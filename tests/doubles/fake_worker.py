@@ -41,7 +41,7 @@ from protocol.request import finish_reason
 from runtime.session import Session, open_envelope
 
 PATIENCE_S = 300.0  # for what takes moments; only a failure takes so long
-LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
+LAYOUT = KvLayout.uniform(num_layers=2, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
 MODEL = Fingerprint("story")
 STATS = WorkerStats(KvPages(total=256, free=250, owned=6), running=1, waiting=0, counters={"bytes_sent_total": 5.0})
 _instances = itertools.count(1000)

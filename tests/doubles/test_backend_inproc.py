@@ -36,7 +36,7 @@ def test_a_late_copy_does_not_overwrite_what_decode_has_added_since() -> None:
     pair.send_all(pair.open(1, [1, 2], [3, 4], 6), 6)
     pair.poll()
     assert len(pair.seen(Delivered)) == 1
-    pair.pool.page_bytes_view(1, 4, 1)[:] = bytes(LAYOUT.page_bytes)  # decode writes on
+    pair.pool.page_bytes_view(1, 4, 1)[:] = bytes(LAYOUT.layer(0).page_bytes)  # decode writes on
     decoded = bytes(pair.pool.pool)
     pair.settle()
     assert pair.rejections()[Rejection.NOT_RECEIVING] == LAYOUT.num_layers + 1
@@ -63,7 +63,7 @@ def test_pages_that_change_while_they_are_being_read_are_noticed() -> None:
     transfer = pair.open(1, [1, 2], [3, 4], 8)
     pair.send_all(transfer, 8)
     assert pair.sender.is_reading(transfer)
-    pair.source.page_bytes_view(1, 2, 1)[:] = bytes(LAYOUT.page_bytes)
+    pair.source.page_bytes_view(1, 2, 1)[:] = bytes(LAYOUT.layer(0).page_bytes)
     pair.settle()
     assert not pair.sender.is_reading(transfer)
     assert pair.seen(Delivered) == []
@@ -156,8 +156,8 @@ def test_delivered_implies_exact_bytes(
     assert pair.pool.pool == want  # what was delivered is there
     for layer in range(LAYOUT.num_layers):  # and no page of anybody else was touched
         for page in set(range(12)) - whole:
-            start = (layer * 12 + page) * LAYOUT.page_bytes
-            assert pair.pool.page_bytes_view(layer, page, 1) == pair.before[start : start + LAYOUT.page_bytes]
+            start = (layer * 12 + page) * LAYOUT.layer(0).page_bytes
+            assert pair.pool.page_bytes_view(layer, page, 1) == pair.before[start : start + LAYOUT.layer(0).page_bytes]
     if not lost[0] and not released:
         assert sorted(event.reservation for event in pair.seen(Delivered)) == [0, 1]
         assert pair.sender.counters["bytes_in_flight_now"] == 0

@@ -155,7 +155,7 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         assert (transfer is None) == (not request.gets_kv), f"reservation {reservation} cannot be received"
         if transfer is not None:
             prompt_pages = request.reqs[0].held.pages[: core.engine.kv.layout.num_pages(request.prompt_len)]
-            assert transfer._place.pages == tuple(prompt_pages), "frames may land in pages of somebody else"
+            assert transfer._pages == tuple(prompt_pages), "frames may land in pages of somebody else"
             assert transfer.state in OPEN, f"reservation {reservation} is {transfer.state}"
     assert set(receiver._transfers) <= set(reserved), "frames may land for a request that is gone"
     for peer in core._peers._peers.values():

@@ -81,7 +81,7 @@ def test_what_there_is_room_for_fits_a_worker_whatever_its_page_size(
 
 
 def member(role: Role, page_size: int, num_pages: int) -> Member:
-    layout = KvLayout(1, 1, 4, page_size, "float32")
+    layout = KvLayout.uniform(1, 1, 4, page_size, "float32")
     pool = num_pages * page_size
     pages = WorkerStats(KvPages(num_pages, num_pages), 0, 0)
     address = WorkerAddress(f"{role}-{page_size}-{num_pages}", 1)

@@ -20,7 +20,7 @@ from protocol.messages_gateway import (
 )
 from runtime.settings import GatewaySettings
 
-LAYOUT = KvLayout(2, 1, 4, 16, "float32")
+LAYOUT = KvLayout.uniform(2, 1, 4, 16, "float32")
 MODEL = pack_weights("model-a", {"w": bytes(7) + b"\x01"})
 STATS = WorkerStats(KvPages(10, 10), 0, 0)
 
@@ -64,7 +64,7 @@ def test_registering_again_is_welcome_and_changes_nothing(table: Membership) -> 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"layout": replace(LAYOUT, head_dim=8)}, f"head_dim is 8 on d, {LAYOUT.head_dim} on p"),
+        ({"layout": KvLayout.uniform(2, 1, 8, 16, "float32")}, "head_dim is 8 on d, 4 on p"),
         ({"layout": replace(LAYOUT, dtype="bfloat16")}, "dtype is bfloat16 on d, float32 on p"),
         ({"fingerprint": Fingerprint("model-b")}, "model fingerprint is model-b on d, model-a on p"),
         (

@@ -75,7 +75,7 @@ def test_greedy_tokens_on_cuda_equal_those_on_the_cpu(tmp_path: Path, topology: 
 
 # ---- KV from one process's device memory into another's ----
 
-LAYOUT = KvLayout(num_layers=3, num_kv_heads=2, head_dim=64, page_size=16, dtype="bfloat16")
+LAYOUT = KvLayout.uniform(num_layers=3, num_kv_heads=2, head_dim=64, page_size=16, dtype="bfloat16")
 PAGES_THERE, PAGES_HERE, NUM_TOKENS = [5, 2, 9], [4, 1, 7], 41
 WRITER = """
 import json, sys
@@ -105,8 +105,9 @@ sys.stdin.readline()
 
 def copy_of(source: list[int], target: list[int]) -> Copy:
     """The prompt's tokens, from pages to pages."""
-    moves = moves_of(Shard(LAYOUT, source), Shard(LAYOUT, target), range(LAYOUT.num_kv_heads), range(NUM_TOKENS))
-    return Copy(moves, LAYOUT.page_bytes, LAYOUT.page_bytes)
+    layer = LAYOUT.layer(0)
+    moves = moves_of(Shard(layer, source), Shard(layer, target), range(layer.num_kv_heads), range(NUM_TOKENS))
+    return Copy(moves, layer.page_bytes, layer.page_bytes)
 
 
 @contextmanager
@@ -152,9 +153,9 @@ def test_another_process_writes_valid_slots_and_nothing_else() -> None:
             assert reading.total == total
         want = torch.full(kv.device_bytes.shape, 1, dtype=torch.uint8)
         for start, end in written.spans:
-            want[:, start:end] = 3
+            want.view(LAYOUT.num_layers, -1)[:, start:end] = 3
         assert torch.equal(kv.device_bytes.cpu(), want)
-        kv.device_bytes[1, written.spans[0][0]] ^= 1
+        kv.device_bytes.view(LAYOUT.num_layers, -1)[1, written.spans[0][0]] ^= 1
         torch.cuda.synchronize()
         reading = reader.begin(1, written)
         reading.wait()

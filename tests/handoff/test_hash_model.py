@@ -119,7 +119,7 @@ def test_kv_that_a_device_writes_late_and_no_twin_overwrites(sizes: tuple[int, i
     assert not copies.queue and not cluster.failures
 
     layout = runner.kv_layout(page_size=1)
-    words_per_token = layout.num_layers * layout.page_bytes // word_bytes(layout)
+    words_per_token = layout.num_layers * layout.layer(0).page_bytes // word_bytes(layout.layer(0))
     num_tokens = sum(len(prompt) for index, prompt in enumerate(prompts) if index not in left)
     assert min(copies.words_written, copies.words_read) >= words_per_token * num_tokens
     for index, prompt in enumerate(prompts):

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import KvLayout, LayerLayout
 
 
 @dataclass(frozen=True)
 class Case:
     inp: ModelInput
-    layout: KvLayout
+    layout: LayerLayout
     q_THD: Tensor
     kv_layer: Tensor
     expected_THD: Tensor  # float64
@@ -33,10 +33,10 @@ def make_case(
     """`extends` are (chunk, context with it), `decodes` contexts. Slots that nobody wrote, page 0 too, hold NaN."""
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads = heads
-    layout = KvLayout(1, num_kv_heads, head_dim, page_size, dtype)
+    layout = LayerLayout(num_kv_heads, head_dim, page_size, dtype)
     lens = [(chunk, context) for chunk, context in extends] + [(1, context) for context in decodes]
     counts = [layout.num_pages(context) for _, context in lens]
-    kv = PagedKv(layout, sum(counts) + 2)
+    kv = PagedKv(KvLayout.uniform(1, num_kv_heads, head_dim, page_size, dtype), sum(counts) + 2)
     kv_layer = kv.layer(0).fill_(float("nan"))
     pages: list[int] = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
     table = torch.zeros(len(lens), max(counts, default=0), dtype=torch.int64)

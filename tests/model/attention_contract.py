@@ -15,10 +15,10 @@ from torch import Tensor
 
 from model.attention import AttentionBackend
 from model.inputs import ModelInput
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 from tests.model.attention_cases import Case, make_case
 
-MakeBackend = Callable[[int, KvLayout], AttentionBackend]  # of a number of query heads and a layout of pages
+MakeBackend = Callable[[int, LayerLayout], AttentionBackend]  # of a number of query heads and a layout of pages
 TOLERANCE = {"float32": 1e-4, "float16": 0.005, "bfloat16": 0.03}
 
 

@@ -11,7 +11,7 @@ import torch
 import tests.interpreted  # noqa: F401 - mends what the installed versions need
 from model import attention_triton
 from model.attention_triton import SPLIT, TritonAttention, extend_tiles
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 from tests.model.attention_cases import make_case
 from tests.model.attention_contract import (
     CASES,
@@ -24,7 +24,7 @@ from tests.model.attention_contract import (
 CPU = torch.device("cpu")
 
 
-def make(num_heads: int, layout: KvLayout, max_context: int = 6000) -> TritonAttention:
+def make(num_heads: int, layout: LayerLayout, max_context: int = 6000) -> TritonAttention:
     return TritonAttention(num_heads, layout.num_kv_heads, layout.head_dim, max_context, CPU)
 
 
@@ -75,7 +75,7 @@ def test_a_graph_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_of_partial_results_is_bounded_and_holds_the_longest_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = KvLayout(1, 2, 16, 16, "float32")
+    layout = LayerLayout(2, 16, 16, "float32")
     split_bytes = 4 * (16 + 2) * 4
     monkeypatch.setattr(attention_triton, "SCRATCH_BYTES", 1000 * split_bytes)
     assert make(4, layout, 10 * SPLIT).max_splits == 1000

@@ -11,10 +11,10 @@ from model.attention import choose_attention
 from model.attention_cpu import CpuAttention
 from model.attention_varlen import VarlenAttention
 from protocol.errors import ConfigError
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 from tests.model.test_attention_varlen import paged_kernel
 
-LAYOUT = KvLayout(1, 2, 16, 4, "float32")
+LAYOUT = LayerLayout(2, 16, 4, "float32")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 

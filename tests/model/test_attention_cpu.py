@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from model import attention_cpu
 from model.attention_cpu import CpuAttention, group_by_length
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 from tests.model.attention_cases import Case, make_case
 from tests.model.attention_contract import CASES, ContractCase, check_case
 
 
-def make(num_heads: int, layout: KvLayout) -> CpuAttention:
+def make(num_heads: int, layout: LayerLayout) -> CpuAttention:
     return CpuAttention()
 
 

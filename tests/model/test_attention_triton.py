@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model.attention import AttentionBackend
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 from tests.compiled import cubin_bytes
 from tests.interpreting import check_interpreted
 from tests.model.attention_contract import CASES, ContractCase, check_alone_or_together, check_case
@@ -28,7 +28,7 @@ def test_interpreted_cases(half: str) -> None:
     check_interpreted("tests/model/interpreted_attention_triton.py", "-k", half)
 
 
-def make_on_the_device(num_heads: int, layout: KvLayout) -> AttentionBackend:
+def make_on_the_device(num_heads: int, layout: LayerLayout) -> AttentionBackend:
     from model.attention_triton import TritonAttention  # noqa: PLC0415 - must not be imported where it is interpreted
 
     return TritonAttention(num_heads, layout.num_kv_heads, layout.head_dim, 10_000, torch.device("cuda"))

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from model.attention_varlen import VarlenAttention, find_kernel, reads_block_tables, trial
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 from tests.model.attention_cases import plain_attention
 from tests.model.attention_contract import CASES, ContractCase, check_a_graph_can_be_made, check_case
 
-LAYOUT = KvLayout(1, 2, 16, 4, "float32")
+LAYOUT = LayerLayout(2, 16, 4, "float32")
 
 
 def paged_kernel(
@@ -42,7 +42,7 @@ def paged_kernel(
     return torch.cat(outs)
 
 
-def make(num_heads: int, layout: KvLayout) -> VarlenAttention:
+def make(num_heads: int, layout: LayerLayout) -> VarlenAttention:
     return VarlenAttention(paged_kernel)
 
 
@@ -85,7 +85,7 @@ def test_on_the_device_it_is_right_or_refused(page_size: int) -> None:
     if kernel is None:
         pytest.skip("this torch has no varlen_attn with block tables")
     backend = VarlenAttention(kernel)
-    trouble = trial(backend, KvLayout(1, 2, 64, page_size, "bfloat16"), 4, torch.device("cuda"))
+    trouble = trial(backend, LayerLayout(2, 64, page_size, "bfloat16"), 4, torch.device("cuda"))
     assert trouble is None or "refuses pages" in trouble
     for case in CASES if trouble is None else ():
         if case.head_dim % 8 == 0:  # as that kernel says

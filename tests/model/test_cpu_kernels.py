@@ -20,7 +20,7 @@ from model.paged_kv import PagedKv
 from model.passes import TorchPasses
 from model.rope import inverse_frequencies
 from model.runner import ModelRunner
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import KvLayout, LayerLayout
 from runtime.model_config import ModelConfig, RopeConfig
 from tests.checkpoints import make_checkpoint
 from tests.model.attention_cases import Case, make_case
@@ -63,7 +63,7 @@ def worst(case: Case, kernels: CpuKernels) -> float:
 @pytest.mark.parametrize("page_size", [1, 4, 16, 48])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_contract_of_attention(case: ContractCase, page_size: int) -> None:
-    def make(num_heads: int, layout: KvLayout) -> CpuAttention:
+    def make(num_heads: int, layout: LayerLayout) -> CpuAttention:
         kernels = kernels_for(heads=(num_heads, layout.num_kv_heads), head_dim=layout.head_dim)
         return CpuAttention(torch.float32, kernels)
 
@@ -167,7 +167,7 @@ def test_gate_of_what_is_not_finite_and_what_is_extreme() -> None:
 @pytest.mark.parametrize("dtype, pages", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")])
 def test_placing(dtype: str, pages: str, normed: bool, merged: bool) -> None:
     heads, kv_heads, head_dim, tokens = 6, 2, 32, 23
-    layout = KvLayout(2, kv_heads, head_dim, 4, pages)
+    layout = KvLayout.uniform(2, kv_heads, head_dim, 4, pages)
     kernels, plain = kernels_for(dtype, (heads, kv_heads), head_dim, pages), TorchPasses(heads, head_dim, EPS)
     q_size, kv_size = heads * head_dim, kv_heads * head_dim
     qkv = _random(dtype, tokens, q_size + 2 * kv_size)
@@ -189,7 +189,7 @@ def test_placing(dtype: str, pages: str, normed: bool, merged: bool) -> None:
 
 def test_rounding_to_bfloat16_is_torch_s() -> None:
     """Of numbers between two, halfway, huge, tiny and NaN: placed as V, which nothing else touches."""
-    layout = KvLayout(1, 2, 16, 4, "bfloat16")
+    layout = KvLayout.uniform(1, 2, 16, 4, "bfloat16")
     kernels = kernels_for("float32", pages="bfloat16")
     values = torch.randn(8, 32) * torch.logspace(-30, 30, 8)[:, None]
     values[0, :4] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, float("nan")])

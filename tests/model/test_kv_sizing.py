@@ -1,16 +1,18 @@
 """The size of KV as a pure decision over invented machines."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model.kv_sizing import SAFETY_SHARE, KvBudget, activation_bytes, choose_kv_size
 from protocol.errors import ConfigError
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import KvLayout, LayerGroup
 from tests.doubles.hash_model import FakeRunner
 
-LAYOUT = KvLayout(num_layers=4, num_kv_heads=2, head_dim=32, page_size=16, dtype="float32")
-PAGE = LAYOUT.page_bytes * 4
+LAYOUT = KvLayout.uniform(num_layers=4, num_kv_heads=2, head_dim=32, page_size=16, dtype="float32")
+PAGE = LAYOUT.all_page_bytes
 GIB = 1 << 30
 
 
@@ -27,6 +29,15 @@ def size(
     budget = KvBudget(available, workers, weights, activations)
     got = choose_kv_size(LAYOUT, budget, context_length=context, max_running_requests=running, max_total_tokens=total)
     return got.num_pages, got.limited_by
+
+
+def test_a_page_takes_bytes_of_every_group_of_layers() -> None:
+    both = replace(LAYOUT, groups=(*LAYOUT.groups, LayerGroup(num_layers=2, num_kv_heads=2, head_dim=16)))
+    assert both.all_page_bytes == PAGE + PAGE // 4
+
+    got = choose_kv_size(both, KvBudget(GIB, 1, 0, 0), context_length=256, max_running_requests=1 << 20)
+    assert got.num_pages == int(GIB * 0.9) // (PAGE + PAGE // 4)
+    assert both.pool_bytes(got.num_pages) < GIB
 
 
 def test_every_page_takes_from_every_memory() -> None:

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from model.mirrored_kv import MirroredKv
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import KvLayout, LayerGroup
 
-LAYOUT = KvLayout(2, 1, 4, 4, "bfloat16")
+LAYOUT = KvLayout.uniform(2, 1, 4, 4, "bfloat16")
+TWO_GROUPS = KvLayout((LayerGroup(1, 1, 3), LayerGroup(2, 2, 4)), 1, "bfloat16")  # words of 4 bytes, then of 8
 
 
 def pages(*numbers: int) -> Tensor:
@@ -28,7 +29,7 @@ def test_stage_out_copies_the_pages_of_one_layer() -> None:
 def test_stage_in_copies_the_pages_of_every_layer() -> None:
     kv = MirroredKv(LAYOUT, 8, "cpu")
     for layer in range(2):
-        kv.page_bytes_view(layer, 2, 2)[:] = bytes(range(1, 65)) * (2 * LAYOUT.page_bytes // 64)
+        kv.page_bytes_view(layer, 2, 2)[:] = bytes(range(1, 65)) * (2 * LAYOUT.layer(0).page_bytes // 64)
     assert not kv.layer(0).any()
     kv.stage_in(pages(3))
     for layer in range(2):
@@ -36,8 +37,10 @@ def test_stage_in_copies_the_pages_of_every_layer() -> None:
         assert not kv.layer(layer)[2].any()
 
 
-@pytest.mark.parametrize("layout", [LAYOUT, KvLayout(3, 1, 2, 1, "float32"), KvLayout(2, 1, 1, 1, "bfloat16")])
-def test_a_device_is_called_once_a_layer_out_and_once_in_all_in(layout: KvLayout) -> None:
+@pytest.mark.parametrize(
+    "layout", [LAYOUT, KvLayout.uniform(3, 1, 2, 1, "float32"), KvLayout.uniform(2, 1, 1, 1, "bfloat16"), TWO_GROUPS]
+)
+def test_a_device_is_called_once_a_layer_out_and_once_a_group_in(layout: KvLayout) -> None:
     """A prompt of 512 pages that lie anywhere: a call for each run of pages would hold up decoding for milliseconds."""
     calls: list[tuple[int, int]] = []
 
@@ -56,6 +59,6 @@ def test_a_device_is_called_once_a_layer_out_and_once_in_all_in(layout: KvLayout
     kv.device_bytes.zero_()
     calls.clear()
     kv.stage_in(scattered)
-    assert calls == [(layout.num_layers, 512)]
+    assert calls == [(group.num_layers, 512) for group in layout.groups]
     for layer in range(layout.num_layers):
         assert torch.equal(kv.layer(layer)[scattered], before[layer])

@@ -47,7 +47,7 @@ def test_on_the_device(words: int, layers: int, pages: int) -> None:
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_twin_in_host_memory_and_back(page_size: int) -> None:
     """The kernel reads and writes pinned memory at the address that the host has for it."""
-    kv = MirroredKv(KvLayout(3, 2, 64, page_size, "bfloat16"), 200, "cuda")
+    kv = MirroredKv(KvLayout.uniform(3, 2, 64, page_size, "bfloat16"), 200, "cuda")
     scattered_N = (torch.randperm(199) + 1)[:77].cuda()
     kv.device_bytes.random_(0, 255)
     before = kv.device_bytes.clone()

@@ -54,7 +54,7 @@ def test_an_unfinished_chunk_gives_no_rows(runner: ModelRunner) -> None:
 
 def test_layout_and_fingerprint(runner: ModelRunner) -> None:
     as_runner: Runner = runner
-    assert as_runner.kv_layout(16) == KvLayout(3, 2, 16, 16, "float32")
+    assert as_runner.kv_layout(16) == KvLayout.uniform(3, 2, 16, 16, "float32")
     assert as_runner.fingerprint() == runner.fingerprint()
     assert as_runner.fingerprint().facts["num_layers"] == "3"
 

@@ -28,7 +28,7 @@ from worker.outbox import Outbox
 
 pytestmark = pytest.mark.slow
 
-LAYOUT = KvLayout(2, 1, 4, 4, "float32")
+LAYOUT = KvLayout.uniform(2, 1, 4, 4, "float32")
 DECODE = b"d#7"
 HELLO = Hello(WorkerAddress("d", 7, data="tcp://127.0.0.1:5"), LAYOUT, Fingerprint("story"))
 JOB = PrefillJob(Assign("r", 0, (1, 2), SamplingParams(4), 1, None), 1)

@@ -163,7 +163,9 @@ def test_another_layout_or_model_is_refused_with_both_values() -> None:
     bench = Bench(greeted=False)
     bench.worker._fingerprint = pack_weights("print", {"w": bytes(8)})
     layout = bench.engine.kv.layout
-    bench.worker.on_peer(7, Hello(DECODE, replace(layout, head_dim=64), Fingerprint("print")))
+    bench.worker.on_peer(
+        7, Hello(DECODE, replace(layout, groups=(replace(layout.groups[0], head_dim=64),)), Fingerprint("print"))
+    )
     bench.worker.on_peer(7, Hello(DECODE, layout, Fingerprint("other")))
     bench.worker.on_peer(7, Hello(DECODE, layout, pack_weights("print", {"w": b"\x01" * 8})))
     bench.job()  # a stranger's: no state is created for it

@@ -13,7 +13,7 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import TO_GATEWAY, KvPages, Register, Role, WorkerAddress, WorkerStats
 from protocol.messages_handoff import TO_PREFILL, Hello
 
-LAYOUT = KvLayout(2, 1, 4, 16, "float32")
+LAYOUT = KvLayout.uniform(2, 1, 4, 16, "float32")
 PARTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
 
 

@@ -70,7 +70,7 @@ def test_messages_are_frozen_and_documented(kinds: tuple[type[Any], ...]) -> Non
 
 
 def test_a_layout_that_cannot_be_is_refused_on_arrival() -> None:
-    layout = KvLayout(2, 1, 4, 16, "float32")
+    layout = KvLayout.uniform(2, 1, 4, 16, "float32")
     raw = TO_PREFILL.encode(Hello(WorkerAddress("d", 1), layout, Fingerprint("print")))
     with pytest.raises(WireError, match="num_layers: got 0, expected at least 1"):
         TO_PREFILL.decode(raw.replace(b"num_layers\x02", b"num_layers\x00"))

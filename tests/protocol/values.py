@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from protocol.kv_layout import ITEM_BYTES, KvLayout
+from protocol.kv_layout import ITEM_BYTES, KvLayout, LayerGroup
 from protocol.message import (
     MAX_COUNT,
     MAX_INSTANCE,
@@ -27,6 +27,7 @@ from protocol.messages_gateway import TIME_EDGES_S, BucketCounts, Role
 
 PRINTABLE = st.characters(min_codepoint=ord("!"), max_codepoint=ord("~"))
 SIZE = st.integers(1, 2**20)
+GROUP = st.builds(LayerGroup, SIZE, SIZE, SIZE)
 SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     Int: st.integers(-(2**63), 2**64 - 1),
     Count: st.integers(0, MAX_COUNT),
@@ -43,7 +44,13 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     Endpoint: st.text(PRINTABLE, max_size=20),
     type(None): st.none(),
     Role: st.sampled_from(Role),
-    KvLayout: st.builds(KvLayout, SIZE, SIZE, SIZE, SIZE, st.sampled_from(sorted(ITEM_BYTES))),
+    LayerGroup: GROUP,
+    KvLayout: st.builds(
+        KvLayout,
+        st.lists(GROUP, min_size=1, max_size=3).map(tuple),
+        SIZE,
+        st.sampled_from(sorted(ITEM_BYTES)),
+    ),
 }
 NUM_BUCKETS = len(TIME_EDGES_S) + 1
 

@@ -164,7 +164,7 @@ def test_job_credit_is_granted_once() -> None:
     [
         lambda: TO_PREFILL.decode(TO_PREFILL.encode(DataCredit(1, -1))),
         lambda: TO_DECODE.decode(
-            TO_DECODE.encode(HelloAccepted(WorkerAddress("p", 1), -1, KvLayout(1, 1, 4, 16, "float32")))
+            TO_DECODE.encode(HelloAccepted(WorkerAddress("p", 1), -1, KvLayout.uniform(1, 1, 4, 16, "float32")))
         ),
     ],
 )

@@ -11,7 +11,7 @@ import zmq
 from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp, WorkerAddress
-from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from tests.transfer.memory import LAYOUT, ODD_GROUPS, TWO_GROUPS, HostMemory, expected_pool
 from transfer.landing.events import (
     CreditReturned,
     Delivered,
@@ -149,7 +149,9 @@ class KvContract:
         assert pair.sender.counters["bytes_in_flight_now"] == 0
 
     def test_large_pages_travel_as_views_of_page_memory(self, network: Network) -> None:
-        layout = KvLayout(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")  # 128 KiB a page
+        layout = KvLayout.uniform(
+            num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32"
+        )  # 128 KiB a page
         pair = Pair(network, layout)
         source, target = [8, 1, 2, 6], [4, 5, 9, 1]
         transfer = pair.open(1, source, target, 250)
@@ -178,8 +180,29 @@ class KvContract:
         assert pair.pool.pool == expected_pool(pair.before, pair.pool, target, pair.source, source, num_tokens)
         pair.close()
 
+    @pytest.mark.parametrize("sizes", [(4, 4), (4, 8), (8, 4), (3, 5)])
+    @pytest.mark.parametrize("groups", [TWO_GROUPS, ODD_GROUPS], ids=["two", "odd"])
+    def test_layers_of_every_shape_arrive_exactly(
+        self, network: Network, sizes: tuple[int, int], groups: KvLayout
+    ) -> None:
+        """A draft's layers beside the target's: other heads, another head size, pages of another size in bytes."""
+        num_tokens = 11
+        layout, pool_layout = (replace(groups, page_size=size) for size in sizes)
+        pair = Pair(network, layout, pool_layout=pool_layout)
+        source = [3, 4, 9, 1][: layout.num_pages(num_tokens)]
+        target = [7, 2, 11, 5][: pool_layout.num_pages(num_tokens)]
+        transfer = pair.open(1, source, target, num_tokens)
+        for final in (num_tokens // 2, num_tokens):
+            for layer in range(layout.num_layers):
+                pair.sender.layer_ready(transfer, layer, final)
+        pair.sender.finish(transfer, (5,))
+        pair.until(lambda: bool(pair.seen(Delivered)))
+        assert pair.rejections() == {}
+        assert pair.pool.pool == expected_pool(pair.before, pair.pool, target, pair.source, source, num_tokens)
+        pair.close()
+
     def test_a_page_is_being_read_until_the_peer_has_taken_or_lost_it(self, network: Network) -> None:
-        layout = KvLayout(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")
+        layout = KvLayout.uniform(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")
         pair = Pair(network, layout)
         transfer = Target(WorkerAddress("gone", 99, data=closed_address(network)), 1, 0)
         pair.sender.open(transfer, [1, 2], 128)
@@ -223,7 +246,7 @@ class KvContract:
         assert pair.sender.counters["bytes_in_flight_now"] == 0
 
     def test_credit_bounds_what_a_receiver_that_does_not_poll_can_have_in_flight(self, network: Network) -> None:
-        window = 5 * LAYOUT.page_bytes
+        window = 5 * LAYOUT.layer(0).page_bytes
         pair = Pair(network, window=window)
         transfer = pair.open(1, [1, 2], [3, 4], 8)
         other = pair.open(2, [5, 6], [7, 8], 8)
@@ -235,7 +258,7 @@ class KvContract:
         assert pair.sender.counters["frames_waiting_now"] == 6
         pair.until(lambda: len(pair.seen(Delivered)) == 2)
         assert pair.sender.counters["bytes_in_flight_now"] == 0
-        assert sum(event.num_bytes for event in pair.seen(CreditReturned)) > 6 * LAYOUT.page_bytes
+        assert sum(event.num_bytes for event in pair.seen(CreditReturned)) > 6 * LAYOUT.layer(0).page_bytes
         want = expected_pool(pair.before, pair.pool, [3, 4], pair.source, [1, 2], 8)
         assert pair.pool.pool == expected_pool(want, pair.pool, [7, 8], pair.source, [5, 6], 8)
         pair.close()

@@ -8,10 +8,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import KvLayout, LayerGroup
 from runtime.shared_memory import SharedMemory
 
-LAYOUT = KvLayout(num_layers=3, num_kv_heads=2, head_dim=4, page_size=4, dtype="float32")
+LAYOUT = KvLayout.uniform(num_layers=3, num_kv_heads=2, head_dim=4, page_size=4, dtype="float32")
+
+TWO_GROUPS = KvLayout((LayerGroup(2, 4, 64), LayerGroup(1, 2, 32)), page_size=4, dtype="float32")
+# Words of 2 bytes, then of 8.
+ODD_GROUPS = KvLayout((LayerGroup(1, 3, 3), LayerGroup(2, 2, 4)), page_size=3, dtype="bfloat16")
 
 
 class HostMemory:
@@ -20,7 +24,7 @@ class HostMemory:
     def __init__(self, layout: KvLayout, num_pages: int, seed: int) -> None:
         self.layout = layout
         self.num_pages = num_pages
-        num_bytes = layout.num_layers * num_pages * layout.page_bytes
+        num_bytes = layout.pool_bytes(num_pages)
         self._memory = SharedMemory(num_bytes)
         self.pool = memoryview(self._memory.mapping)
         self.pool[:] = random.Random(seed).randbytes(num_bytes)
@@ -28,17 +32,14 @@ class HostMemory:
     @property
     def device_bytes(self) -> Tensor:
         """The same bytes, as if a device had them."""
-        return torch.frombuffer(self._memory.mapping, dtype=torch.uint8).view(self.layout.num_layers, -1)
+        return torch.frombuffer(self._memory.mapping, dtype=torch.uint8)
 
     @property
     def shared_fd(self) -> int:
         return self._memory.fd
 
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
-        assert 0 <= layer < self.layout.num_layers
-        assert 0 <= page_start <= page_start + num_pages <= self.num_pages
-        start = (layer * self.num_pages + page_start) * self.layout.page_bytes
-        return self.pool[start : start + num_pages * self.layout.page_bytes]
+        return self.pool[self.layout.span(self.num_pages, layer, page_start, num_pages)]
 
     def window(self, layer: int, pages: npt.NDArray[np.int64]) -> memoryview:
         return self.page_bytes_view(layer, 0, int(pages.max()) + 1)
@@ -46,8 +47,9 @@ class HostMemory:
     def token(self, layer: int, pages: Sequence[int], position: int, half: int) -> memoryview:
         """K (half 0) or V (half 1) of one token of a prompt that lies in `pages`."""
         page, slot = divmod(position, self.layout.page_size)
-        start = half * self.layout.page_bytes // 2 + slot * self.layout.token_bytes
-        return self.page_bytes_view(layer, pages[page], 1)[start : start + self.layout.token_bytes]
+        of_layer = self.layout.layer(layer)
+        start = half * of_layer.page_bytes // 2 + slot * of_layer.token_bytes
+        return self.page_bytes_view(layer, pages[page], 1)[start : start + of_layer.token_bytes]
 
 
 def expected_pool(

@@ -125,7 +125,7 @@ class Bench:
             Role.UNIFIED,
             1,
             "host",
-            KvLayout(1, 1, 1, 1, "float32"),
+            KvLayout.uniform(1, 1, 1, 1, "float32"),
             Fingerprint("print"),
             9,
             9,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import WireError
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 from transfer.in_place.cuda_driver import CudaIpc
 from transfer.in_place.device_moves import WORDS, WRAP, Units, word_bytes
 from transfer.in_place.device_pools import AtDevice, DevicePages
@@ -28,7 +28,8 @@ def at_device(pages: DevicePages) -> AtDevice:
     """The means to move KV to or from these pages by CUDA IPC. WireError names what is missing."""
     memory = pages.device_bytes
     copies = CudaCopies(memory.device)
-    copies.warm_up(pages.layout)
+    for layer in dict.fromkeys(pages.layout.group_layouts):
+        copies.warm_up(layer)
     return AtDevice(pages, copies, CudaIpc(memory.device))
 
 
@@ -45,7 +46,7 @@ class CudaCopies:
         self._stream = torch.cuda.Stream(device, priority=HIGH_PRIORITY)
         self._tables: WeakKeyDictionary[Units, Tensor] = WeakKeyDictionary()
 
-    def warm_up(self, layout: KvLayout) -> None:
+    def warm_up(self, layout: LayerLayout) -> None:
         """Compiles the kernel for whole pages and for single tokens, to write and to read. Blocks."""
         word = word_bytes(layout)
         page_W = torch.zeros(layout.page_bytes // word, dtype=WORDS[word], device=self._device)

@@ -92,7 +92,7 @@ class ZmqArrivals:
         self._pull = context.socket(zmq.PULL)
         self._pull.setsockopt(zmq.LINGER, 0)
         self._pull.setsockopt(zmq.RCVHWM, RECEIVE_FRAMES)
-        self._pull.setsockopt(zmq.MAXMSGSIZE, max(FRAME_BYTES, memory.layout.page_bytes))
+        self._pull.setsockopt(zmq.MAXMSGSIZE, max(FRAME_BYTES, memory.layout.largest_page_bytes))
         self._pull.setsockopt(zmq.TCP_KEEPALIVE, 1)
         self.address = bind_on_host(self._pull, host, security)
 

@@ -17,9 +17,9 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 from transfer.plan.copying import Copy, Runs
-from transfer.plan.reslice import Ints64, head_bytes
+from transfer.plan.reslice import Ints64
 
 WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # by their bytes
 WRAP: Final = (1 << 64) - 1
@@ -28,9 +28,9 @@ FIRST: Final = 0x3F58476D1CE4E5B9
 SECOND: Final = 0x14D049BB133111EB
 
 
-def word_bytes(layout: KvLayout) -> int:
-    """Bytes of the words that are summed. Both ends get the same, whatever their page sizes."""
-    return gcd(head_bytes(layout), max(WORDS))
+def word_bytes(layout: LayerLayout) -> int:
+    """Bytes of the words of a layer that are summed. Both ends get the same, whatever their page sizes."""
+    return gcd(layout.head_bytes, max(WORDS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +43,13 @@ class Units:
     targets_U: Ints64
 
 
-def units_to_write(copy: Copy, source: KvLayout, target: KvLayout) -> Units:
+def units_to_write(copy: Copy, source: LayerLayout, target: LayerLayout) -> Units:
     """The units of a copy from pages of one layout to pages of another."""
     unit = gcd(copy.sources.unit, copy.targets.unit, source.page_bytes, target.page_bytes)
     return Units(unit // word_bytes(source), copy.sources.rows(unit), copy.targets.rows(unit))
 
 
-def units_to_read(written: Runs, layout: KvLayout) -> Units:
+def units_to_read(written: Runs, layout: LayerLayout) -> Units:
     """The units of what was written, in the same order."""
     unit = gcd(written.unit, layout.page_bytes)
     rows_U = written.rows(unit)

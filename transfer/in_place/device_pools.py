@@ -38,7 +38,7 @@ class DevicePages(Protocol):
 
     @property
     def device_bytes(self) -> Tensor:
-        """All bytes, contiguous: (num_layers, num_pages * page_bytes), uint8."""
+        """All bytes, contiguous, uint8: KvLayout.span() tells where each layer lies."""
         ...
 
 
@@ -80,9 +80,10 @@ class AtDevice:
         return self.ipc.export(self.pages.device_bytes)
 
 
-def layers_of(memory: Tensor, layout: KvLayout) -> Tensor:
-    """The words of each layer, (num_layers, words)."""
-    return memory.view(layout.num_layers, -1).view(WORDS[word_bytes(layout)])
+def words_by_layer(memory: Tensor, layout: KvLayout, num_pages: int) -> list[Tensor]:
+    """The words of each layer of a pool of `num_pages` pages. Words may be longer in one group than in another."""
+    layers = range(layout.num_layers)
+    return [memory[layout.span(num_pages, at, 0, num_pages)].view(WORDS[word_bytes(layout.layer(at))]) for at in layers]
 
 
 class DeviceReader:
@@ -90,15 +91,15 @@ class DeviceReader:
 
     def __init__(self, memory: DevicePages, copies: Copies) -> None:
         self._layout = memory.layout
-        self._words_LW = layers_of(memory.device_bytes, memory.layout)
+        self._words = words_by_layer(memory.device_bytes, memory.layout, memory.num_pages)
         self._copies = copies
-        self._units: WeakKeyDictionary[Runs, Units] = WeakKeyDictionary()  # one plan serves every layer
+        self._units: WeakKeyDictionary[Runs, Units] = WeakKeyDictionary()  # one plan serves all layers of a group
 
     def begin(self, layer: int, written: Runs) -> Moving:
         """Begins to sum what was written."""
         if (units := self._units.get(written)) is None:
-            units = self._units[written] = units_to_read(written, self._layout)
-        return self._copies.begin(self._words_LW[layer], None, units)
+            units = self._units[written] = units_to_read(written, self._layout.layer(layer))
+        return self._copies.begin(self._words[layer], None, units)
 
 
 class DevicePool:
@@ -110,7 +111,7 @@ class DevicePool:
         self.num_pages = offer.num_pages
         self._from = ours.pages.layout
         self._copies = ours.copies
-        self._units: WeakKeyDictionary[Copy, Units] = WeakKeyDictionary()  # one plan serves every layer
+        self._units: WeakKeyDictionary[Copy, Units] = WeakKeyDictionary()  # one plan serves all layers of a group
 
         if offer.device is None:
             raise WireError("decode offers no device memory to write in")
@@ -125,17 +126,17 @@ class DevicePool:
             os.close(self._fd)
             raise
 
-        self._source_LW = layers_of(ours.pages.device_bytes, self._from)
-        self._target_LW = layers_of(self._opened.memory, layout)
+        self._sources = words_by_layer(ours.pages.device_bytes, self._from, ours.pages.num_pages)
+        self._targets = words_by_layer(self._opened.memory, layout, offer.num_pages)
 
     def begin(self, layer: int, copy: Copy) -> Moving:
         """Begins to write from our pages into the peer's."""
         if (units := self._units.get(copy)) is None:
-            units = self._units[copy] = units_to_write(copy, self._from, self.layout)
-        return self._copies.begin(self._source_LW[layer], self._target_LW[layer], units)
+            units = self._units[copy] = units_to_write(copy, self._from.layer(layer), self.layout.layer(layer))
+        return self._copies.begin(self._sources[layer], self._targets[layer], units)
 
     def close(self) -> None:
         """Unmaps the memory, then frees the seat. The caller has made sure that nothing writes any more."""
-        del self._target_LW
+        del self._targets
         self._opened.close()
         os.close(self._fd)

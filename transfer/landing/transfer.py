@@ -69,8 +69,9 @@ class ReceiveTransfer:
         self._sent = sent or layout
         self._attempt = attempt
         self._sender_instance = sender_instance
-        self._place = Shard(layout, tuple(pages))
-        self._plans: dict[tuple[int, int], Copy] = {}  # by (page_start, num_pages); the same for every layer
+        self._layout = layout
+        self._pages = tuple(pages)
+        self._plans: dict[tuple[int, int, int], Copy] = {}  # by (layer group, page_start, num_pages)
         self._num_tokens = num_tokens
         self._num_pages = self._sent.num_pages(num_tokens)  # of the sender, in each layer
         self._claimed = bytearray(layout.num_layers * self._num_pages)  # 1 if (layer, page) has landed or is landing
@@ -141,7 +142,8 @@ class ReceiveTransfer:
             return Rejection.PAGE_RANGE
         if header.num_tokens != self._sent.tokens_in(self._num_tokens, start, count):
             return Rejection.NUM_TOKENS
-        in_pages, in_slots = count * self._sent.page_bytes, header.num_tokens * 2 * self._sent.token_bytes
+        layer = self._sent.layer(header.layer)
+        in_pages, in_slots = count * layer.page_bytes, header.num_tokens * 2 * layer.token_bytes
         if header.payload_bytes != (in_slots if self.is_in_place else in_pages):
             return Rejection.SIZE
         return None
@@ -156,14 +158,15 @@ class ReceiveTransfer:
         return None
 
     def _copy(self, header: FrameHeader) -> Copy:
-        pages = header.page_start, header.num_pages
-        if pages not in self._plans:
-            first_token = header.page_start * self._sent.page_size
-            payload = Shard(self._sent, range(header.num_pages), first_token=first_token)
-            heads, tokens = range(self._sent.num_kv_heads), range(first_token, first_token + header.num_tokens)
-            moves = moves_of(payload, self._place, heads, tokens)
-            self._plans[pages] = Copy(moves, self._sent.page_bytes, self._place.layout.page_bytes)
-        return self._plans[pages]
+        key = self._sent.place(header.layer)[0], header.page_start, header.num_pages
+        if key not in self._plans:
+            theirs, ours = self._sent.layer(header.layer), self._layout.layer(header.layer)
+            first_token = header.page_start * theirs.page_size
+            payload = Shard(theirs, range(header.num_pages), first_token=first_token)
+            heads, tokens = range(theirs.num_kv_heads), range(first_token, first_token + header.num_tokens)
+            moves = moves_of(payload, Shard(ours, self._pages), heads, tokens)
+            self._plans[key] = Copy(moves, theirs.page_bytes, ours.page_bytes)
+        return self._plans[key]
 
     @property
     def _may_get_more(self) -> bool:

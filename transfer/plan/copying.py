@@ -20,7 +20,7 @@ PIECE_BYTES: Final = 256 * 1024  # bytes that are copied or read at a time
 
 
 class Runs:
-    """The byte ranges of a layer that a payload fills, in the payload's order. Every layer has the same ranges."""
+    """The byte ranges of a layer that a payload fills, in the payload's order. All layers of a group have the same."""
 
     def __init__(self, starts: Ints64, sizes: Ints64, page_bytes: int) -> None:
         self.starts = starts
@@ -89,7 +89,7 @@ class Runs:
 
 
 class Copy:
-    """Moves between two layers. The same for every layer."""
+    """Moves between two layers. The same for every layer of a group."""
 
     def __init__(self, moves: Moves, source_page_bytes: int, target_page_bytes: int) -> None:
         self.sources = Runs(moves.source_starts_M, moves.sizes_M, source_page_bytes)

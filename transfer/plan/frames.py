@@ -37,7 +37,7 @@ def frames_of(
     layout: KvLayout, layer: int, page_start: int, page_end: int, num_tokens: int, max_bytes: int
 ) -> Iterator[KvFrame]:
     """Pages [page_start, page_end) of `layer` in frames of at most `max_bytes`, but of at least one page each."""
-    step = max(1, full_pages(max_bytes, layout.page_bytes))
+    step = max(1, full_pages(max_bytes, layout.layer(layer).page_bytes))
     for start in range(page_start, page_end, step):
         count = min(step, page_end - start)
         yield KvFrame(layer, start, count, layout.tokens_in(num_tokens, start, count))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from protocol.kv_layout import ITEM_BYTES, KvLayout
+from protocol.kv_layout import LayerLayout
 
 Ints64 = npt.NDArray[np.int64]  # suffixes: P pieces of tokens that lie in one page on both sides, N of K and V, M moves
 
@@ -24,7 +24,7 @@ class Shard:
     The rank holds heads [first_head, first_head + layout.num_kv_heads) of the model.
     """
 
-    layout: KvLayout
+    layout: LayerLayout
     pages: Sequence[int]
     first_head: int = 0
     first_token: int = 0
@@ -41,7 +41,7 @@ class Shard:
         first, end = (int(index_P[0]), int(index_P[-1]) + 1) if len(index_P) else (0, 0)
         pages_P = np.array(self.pages[first:end], np.int64)[index_P - first]
         row_2P = (pages_P * 2 + np.array([[0], [1]])) * layout.page_size + slot_P
-        starts_2P: Ints64 = row_2P * layout.token_bytes + (head - self.first_head) * head_bytes(layout)
+        starts_2P: Ints64 = row_2P * layout.token_bytes + (head - self.first_head) * layout.head_bytes
         return starts_2P
 
 
@@ -55,16 +55,11 @@ class Moves:
     sizes_M: Ints64
 
 
-def head_bytes(layout: KvLayout) -> int:
-    """Bytes of K (or of V) of one head of one token."""
-    return layout.head_dim * ITEM_BYTES[layout.dtype]
-
-
 def moves_of(source: Shard, target: Shard, heads: range, tokens: range) -> Moves:
     """The moves of K and V of `heads` of `tokens` from one shard to another, in the longest runs that ascend with the
     sender's pages. They touch no byte of another token or head."""
     ours, theirs = source.layout, target.layout
-    width = len(heads) * head_bytes(ours)
+    width = len(heads) * ours.head_bytes
     whole_rows = width == ours.token_bytes == theirs.token_bytes
 
     if (

@@ -66,10 +66,10 @@ class SendTransfer:
         self.last_sent = False
 
         self._layout = layout
-        self._place = None if place is None else Shard(place, target.pages)
+        self._place = place
         self._frame_bytes = frame_bytes
-        self._copies: dict[tuple[int, int], Copy] = {}  # by (page_start, num_pages); the same for every layer
-        self._runs: dict[tuple[int, int], Runs] = {}  # by the same
+        self._copies: dict[tuple[int, int, int], Copy] = {}  # by (layer group, page_start, num_pages)
+        self._runs: dict[tuple[int, int, int], Runs] = {}  # by the same
         self._num_tokens = num_tokens
         self._ready_pages = [0] * layout.num_layers  # pages [0, n) of each layer have been returned as frames
         self._digest = 0
@@ -110,9 +110,10 @@ class SendTransfer:
         """Size of the payload. `frame` must be the next to be sent."""
         if isinstance(frame, LastFrame):
             return len(self.last_payload(frame))
+        layer = self._layout.layer(frame.layer)
         if self._place is not None:
-            return frame.num_tokens * 2 * self._layout.token_bytes
-        return frame.num_pages * self._layout.page_bytes
+            return frame.num_tokens * 2 * layer.token_bytes
+        return frame.num_pages * layer.page_bytes
 
     @property
     def is_in_place(self) -> bool:
@@ -122,21 +123,26 @@ class SendTransfer:
     def copy(self, frame: KvFrame) -> Copy:
         """The copy from source pages to target pages, for a transfer in place. Only valid slots are moved."""
         assert self._place is not None
-        pages = frame.page_start, frame.num_pages
-        if pages not in self._copies:
-            first = frame.page_start * self._layout.page_size
-            heads, tokens = range(self._layout.num_kv_heads), range(first, first + frame.num_tokens)
-            moves = moves_of(Shard(self._layout, self.source_pages), self._place, heads, tokens)
-            self._copies[pages] = Copy(moves, self._layout.page_bytes, self._place.layout.page_bytes)
-        return self._copies[pages]
+        key = self._key(frame)
+        if key not in self._copies:
+            ours, theirs = self._layout.layer(frame.layer), self._place.layer(frame.layer)
+            first = frame.page_start * ours.page_size
+            heads, tokens = range(ours.num_kv_heads), range(first, first + frame.num_tokens)
+            moves = moves_of(Shard(ours, self.source_pages), Shard(theirs, self.target.pages), heads, tokens)
+            self._copies[key] = Copy(moves, ours.page_bytes, theirs.page_bytes)
+        return self._copies[key]
 
     def runs(self, frame: KvFrame) -> Runs:
         """The byte ranges of the source pages that make up a frame's payload."""
-        pages = frame.page_start, frame.num_pages
-        if pages not in self._runs:
+        key = self._key(frame)
+        if key not in self._runs:
             numbers = self.source_pages[frame.page_start : frame.page_start + frame.num_pages]
-            self._runs[pages] = whole_pages(numbers, self._layout.page_bytes)
-        return self._runs[pages]
+            self._runs[key] = whole_pages(numbers, self._layout.layer(frame.layer).page_bytes)
+        return self._runs[key]
+
+    def _key(self, frame: KvFrame) -> tuple[int, int, int]:
+        """Frames with the same key move the same bytes of their layers."""
+        return self._layout.place(frame.layer)[0], frame.page_start, frame.num_pages
 
     def last_payload(self, frame: LastFrame) -> bytes:
         """Payload of the last frame, once every KV frame has been sent."""

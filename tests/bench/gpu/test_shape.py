@@ -34,7 +34,7 @@ def test_the_shape_is_of_eight_billion_weights() -> None:
 
 
 def test_a_decode_reads_every_weight_once_and_each_context() -> None:
-    config, layout = config_of(TINY), KvLayout(2, 2, 16, 16, "bfloat16")
+    config, layout = config_of(TINY), KvLayout.uniform(2, 2, 16, 16, "bfloat16")
     products = 2 * (64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128) + 512 * 64
     of_one_token = 2 * 2 * 2 * 16 * 2  # layers, K and V, heads, head size, bytes
     assert decode_bytes(config, layout, 3, 10) == (products + 3 * 64) * 2 + 3 * 10 * of_one_token

@@ -9,11 +9,11 @@ from bench.transfer.blocks import BLOCKS, Blocks, HostPages, equal_blocks
 from bench.transfer.process import SIDES
 from protocol.kv_layout import KvLayout
 
-TINY = KvLayout(num_layers=2, num_kv_heads=1, head_dim=2, page_size=4, dtype="bfloat16")
+TINY = KvLayout.uniform(num_layers=2, num_kv_heads=1, head_dim=2, page_size=4, dtype="bfloat16")
 
 
 def test_blocks_are_as_large_as_their_names_say() -> None:
-    sizes = {name: (blocks.sent.page_bytes, blocks.num_bytes) for name, blocks in BLOCKS.items()}
+    sizes = {name: (blocks.sent.layer(0).page_bytes, blocks.num_bytes) for name, blocks in BLOCKS.items()}
     assert sizes["64 x 16 KiB"] == (16 << 10, 64 * 16 << 10)
     assert sizes["1024 x 16 KiB"] == (16 << 10, 16 << 20)
     assert sizes["256 x 1 MiB"] == (1 << 20, 256 << 20)
@@ -36,9 +36,9 @@ def test_a_digest_is_of_tokens_whatever_pages_they_lie_in() -> None:
         for token in range(blocks.num_tokens):
             page = wide.page_bytes_view(layer, wide_pages[token // 4], 1)
             for half in (0, 1):
-                start = (half * 4 + token % 4) * TINY.token_bytes
-                into = narrow.page_bytes_view(layer, narrow_pages[token], 1)[half * TINY.token_bytes :]
-                into[: TINY.token_bytes] = page[start : start + TINY.token_bytes]
+                start = (half * 4 + token % 4) * TINY.layer(0).token_bytes
+                into = narrow.page_bytes_view(layer, narrow_pages[token], 1)[half * TINY.layer(0).token_bytes :]
+                into[: TINY.layer(0).token_bytes] = page[start : start + TINY.layer(0).token_bytes]
     assert wide.digest(wide_pages, 7) == narrow.digest(narrow_pages, 7)
     narrow.page_bytes_view(1, narrow_pages[6], 1)[0] ^= 1
     assert wide.digest(wide_pages, 7) != narrow.digest(narrow_pages, 7)

@@ -30,7 +30,7 @@ def test_figures_are_of_medians() -> None:
 @pytest.mark.parametrize("scattered", [False, True])
 def test_a_plan_moves_the_whole_prompt(scattered: bool) -> None:
     copy = Prompt(LAYOUT, 4096, "cpu").plan(scattered)
-    assert copy.sources.num_bytes == copy.targets.num_bytes == 4096 * 2 * LAYOUT.token_bytes
+    assert copy.sources.num_bytes == copy.targets.num_bytes == 4096 * 2 * LAYOUT.layer(0).token_bytes
     assert (len(copy.targets) == 1) != scattered
 
 
@@ -38,7 +38,7 @@ def test_a_plan_moves_the_whole_prompt(scattered: bool) -> None:
 def test_shared_memory_stands_in_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes; `measure` itself compares the sums of what was sent with those of what lies there."""
     monkeypatch.setattr(cuda_ipc, "WARM_UP", 0)
-    layout = KvLayout(num_layers=2, num_kv_heads=2, head_dim=8, page_size=4, dtype="bfloat16")
+    layout = KvLayout.uniform(num_layers=2, num_kv_heads=2, head_dim=8, page_size=4, dtype="bfloat16")
     figures = measure(repeat=1, num_tokens=41, layout=layout, device="cpu")
     assert figures is not None and figures["bytes"] == 41 * 2 * 2 * 8 * 2 * 2
     assert min(figures["gb_s"], figures["scattered_gb_s"], figures["limit_gb_s"]) > 0

@@ -170,7 +170,7 @@ def test_memory_that_cannot_be_mapped_is_refused_by_name() -> None:
         (replace(offer, pid=2**22 + 1), "cannot be opened"),
         (
             replace(offer, num_pages=3),
-            f"it has {2 * 3 * LAYOUT.page_bytes} bytes, expected {3 * 3 * LAYOUT.page_bytes}",
+            f"it has {2 * 3 * LAYOUT.layer(0).page_bytes} bytes, expected {3 * 3 * LAYOUT.layer(0).page_bytes}",
         ),
     ]:
         num_files = num_open_files()

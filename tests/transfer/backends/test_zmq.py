@@ -72,7 +72,7 @@ class TestZmq(KvContract):
     pass
 
 
-LARGE = KvLayout(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")  # 128 KiB a page
+LARGE = KvLayout.uniform(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")  # 128 KiB a page
 GARBAGE = [
     [b""],
     [b"hello"],
@@ -109,7 +109,7 @@ def test_what_speaks_another_protocol_or_sends_too_much_is_cut_off(pair: Pair, s
 
 def test_a_damaged_payload_fails_its_transfer(pair: Pair, stranger: "zmq.Socket[Any]") -> None:
     pair.receiver.reserve(1, 0, PREFILL, [3], 4)
-    payload = bytes(LAYOUT.page_bytes)
+    payload = bytes(LAYOUT.layer(0).page_bytes)
     header = seal(FrameHeader(0, PREFILL, 1, 0, 0, 0, 1, 4, 0), payload)
     stranger.send_multipart([pack_header(header), payload[:-1] + b"\x01"])
     pair.until(lambda: bool(pair.seen(TransferFailed)))
@@ -140,7 +140,7 @@ def test_pages_stay_in_use_while_a_mute_peer_may_still_get_them(network: ZmqNetw
 
 
 def test_a_peer_that_vanishes_half_way_blocks_nobody(network: ZmqNetwork) -> None:
-    pair = Pair(network, LARGE, window=2 * LARGE.page_bytes)
+    pair = Pair(network, LARGE, window=2 * LARGE.layer(0).page_bytes)
     transfer = pair.open(1, [1, 2, 3], [4, 5, 6], 192)
     pair.sender.layer_ready(transfer, 0, 64)
     pair.until(lambda: bool(pair.seen(FirstFrame)))
@@ -150,7 +150,7 @@ def test_a_peer_that_vanishes_half_way_blocks_nobody(network: ZmqNetwork) -> Non
             pair.sender.layer_ready(transfer, layer, final)
     pair.sender.finish(transfer, (5,))
     pair.sender.pump()
-    assert pair.sender.counters["bytes_in_flight_now"] <= 2 * LARGE.page_bytes
+    assert pair.sender.counters["bytes_in_flight_now"] <= 2 * LARGE.layer(0).page_bytes
     pair.sender.drop_peer(DECODE)
     assert pair.sender.counters["frames_waiting_now"] == 0
     pair.close()

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 from tests.doubles.device_on_host import HostCopies
 from transfer.in_place.device_moves import WORDS, Units, units_to_write, word_bytes
 from transfer.plan.copying import Copy
@@ -26,8 +26,8 @@ class Case:
     num_tokens: int
     scattered: bool
 
-    def layout(self, side: int) -> KvLayout:
-        return KvLayout(1, self.heads, self.head_dim, self.page_sizes[side], self.dtype)
+    def layout(self, side: int) -> LayerLayout:
+        return LayerLayout(self.heads, self.head_dim, self.page_sizes[side], self.dtype)
 
     def pages(self, side: int) -> list[int]:
         count = self.layout(side).num_pages(self.num_tokens)

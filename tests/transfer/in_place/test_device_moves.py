@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 from tests.doubles.device_on_host import HostCopies, total_of
 from tests.transfer.in_place.device_cases import CASES, Case
 from tests.transfer.plan.moves import listed
@@ -85,7 +85,7 @@ def test_who_reads_what_was_written_finds_the_same_sum(case: Case) -> None:
 
 
 def test_whole_pages_move_as_pages() -> None:
-    layout = KvLayout(1, 8, 128, 16, "bfloat16")
+    layout = LayerLayout(8, 128, 16, "bfloat16")
     source, target = Shard(layout, [3, 4, 9]), Shard(layout, [5, 6, 7])
     units = units_to_write(
         Copy(moves_of(source, target, range(8), range(48)), layout.page_bytes, layout.page_bytes), layout, layout
@@ -96,4 +96,4 @@ def test_whole_pages_move_as_pages() -> None:
 
 @pytest.mark.parametrize("head_dim, dtype, size", [(128, "bfloat16", 8), (2, "bfloat16", 4), (5, "float16", 2)])
 def test_words_are_as_wide_as_every_head_allows(head_dim: int, dtype: str, size: int) -> None:
-    assert word_bytes(KvLayout(1, 3, head_dim, 4, dtype)) == size
+    assert word_bytes(LayerLayout(3, head_dim, 4, dtype)) == size

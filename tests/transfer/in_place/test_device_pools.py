@@ -188,12 +188,12 @@ def test_where_pages_are_not_told_frames_go_as_ever() -> None:
         sizes.append(sum(map(len, parcel.parts[1:])))
         return [parcel]
 
-    layout = KvLayout(num_layers=1, num_kv_heads=8, head_dim=128, page_size=64, dtype="float32")
+    layout = KvLayout.uniform(num_layers=1, num_kv_heads=8, head_dim=128, page_size=64, dtype="float32")
     pair = Pair(InprocNetwork(note, copies=HostCopies()), layout)
     pair.in_place = False
     pair.send_all(pair.open(1, list(range(1, 9)), list(range(3, 11)), 512), 512)
     pair.until(lambda: bool(pair.seen(Delivered)))
-    assert sum(sizes[:-1]) == 8 * layout.page_bytes and max(sizes) <= FRAME_BYTES
+    assert sum(sizes[:-1]) == 8 * layout.layer(0).page_bytes and max(sizes) <= FRAME_BYTES
     assert [event.on_device for event in pair.seen(Delivered)] == [False]
     pair.close()
 

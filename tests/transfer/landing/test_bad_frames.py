@@ -128,7 +128,7 @@ CASES: list[KvCase] = [
     ("first bit", lambda: [pack_header(KV), bytes([KV_PAYLOAD[0] ^ 1]) + KV_PAYLOAD[1:]], CHECKSUM),
     ("last bit", lambda: [pack_header(KV), KV_PAYLOAD[:-1] + bytes([KV_PAYLOAD[-1] ^ 128])], CHECKSUM),
     ("another frame's payload", lambda: [pack_header(KV), VICTIM.frames()[0][1]], CHECKSUM),
-    resized("one page", KV_PAYLOAD[: LAYOUT.page_bytes]),
+    resized("one page", KV_PAYLOAD[: LAYOUT.layer(0).page_bytes]),
     resized("nothing", b""),
     resized("too much", KV_PAYLOAD * 4),
     # no header at all
@@ -215,7 +215,7 @@ def test_a_frame_that_is_replayed_lands_once(which: int, times: int) -> None:
 
 def test_a_frame_over_what_has_landed_in_part_fails_the_transfer() -> None:
     bench = Bench()
-    page = KV_PAYLOAD[: LAYOUT.page_bytes]
+    page = KV_PAYLOAD[: LAYOUT.layer(0).page_bytes]
     bench.give([pack_header(seal(replace(KV, num_pages=1, num_tokens=4), page)), page], [pack_header(KV), KV_PAYLOAD])
     assert bench.rejections() == {Rejection.PARTLY_LANDED: 1}
     assert bench.has_failed(VICTIM)

@@ -116,7 +116,7 @@ def test_any_header_field_may_lie(which: int, field: str, value: int, sealed: bo
         assert [event for event in later if isinstance(event, TransferFailed)]
 
 
-@given(st.lists(st.integers(1, 2 * LAYOUT.page_bytes - 1), max_size=5))
+@given(st.lists(st.integers(1, 2 * LAYOUT.layer(0).page_bytes - 1), max_size=5))
 def test_a_payload_may_come_in_any_parts(cuts: list[int]) -> None:
     case = Case()
     for header, payload in zip(case.headers, case.payloads, strict=True):

@@ -5,13 +5,13 @@ import pytest
 
 from protocol.frame import LAST_LAYER, FrameHeader, LastMessage
 from runtime.state_table import advance
-from tests.transfer.memory import LAYOUT
+from tests.transfer.memory import LAYOUT, TWO_GROUPS
 from transfer.landing.events import Rejection
 from transfer.landing.transfer import RECEIVE_MOVES, ReceiveState, ReceiveTransfer
 from transfer.plan.copying import Copy
 
 NUM_TOKENS, PAGES = 6, (5, 2)  # a full page and half of another
-BLANK = FrameHeader(0, 77, 4, 1, 0, 0, 2, NUM_TOKENS, 2 * LAYOUT.page_bytes)
+BLANK = FrameHeader(0, 77, 4, 1, 0, 0, 2, NUM_TOKENS, 2 * LAYOUT.layer(0).page_bytes)
 FRAMES = [replace(BLANK, layer=layer, checksum=2**63 + layer) for layer in range(LAYOUT.num_layers)]
 LAST_HEADER = replace(BLANK, layer=LAST_LAYER, num_pages=0, num_tokens=0, payload_bytes=30)
 LAST = LastMessage((9,), LAYOUT.num_layers, sum(frame.checksum for frame in FRAMES) % 2**64)
@@ -75,7 +75,7 @@ def test_a_landing_names_the_receivers_own_pages() -> None:
         ({"num_pages": 1}, Rejection.NUM_TOKENS),
         ({"num_tokens": NUM_TOKENS + 1}, Rejection.NUM_TOKENS),
         ({"num_tokens": NUM_TOKENS - 1}, Rejection.NUM_TOKENS),
-        ({"payload_bytes": 2 * LAYOUT.page_bytes - 1}, Rejection.SIZE),
+        ({"payload_bytes": 2 * LAYOUT.layer(0).page_bytes - 1}, Rejection.SIZE),
         ({"layer": LAST_LAYER}, Rejection.PAGE_RANGE),
     ],
 )
@@ -87,9 +87,24 @@ def test_a_frame_that_does_not_fit_is_refused_by_name(change: dict[str, int], re
     assert transfer.state is ReceiveState.DELIVERED
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_frame_has_the_size_of_its_own_layers_pages(in_place: bool) -> None:
+    sizes = [TWO_GROUPS.layer(layer).page_bytes for layer in range(3)]
+    sizes = [num_bytes * NUM_TOKENS // 4 if in_place else num_bytes * 2 for num_bytes in sizes]
+    assert sizes[0] == sizes[1] == 4 * 2 * sizes[2] // 2
+    transfer = ReceiveTransfer(TWO_GROUPS, 1, 77, PAGES, NUM_TOKENS, in_place=in_place)
+    for layer, size in enumerate(sizes):
+        header = replace(BLANK, layer=layer, payload_bytes=size)
+        assert transfer.accept(replace(header, payload_bytes=sizes[2 - layer // 2 * 2])) is Rejection.SIZE
+        copy = transfer.accept(header)
+        assert isinstance(copy, Copy)
+        assert copy.targets.num_bytes == NUM_TOKENS * 2 * TWO_GROUPS.layer(layer).token_bytes
+    assert transfer.accept(replace(BLANK, layer=3, payload_bytes=sizes[2])) is Rejection.LAYER_RANGE
+
+
 def test_a_page_lands_at_most_once() -> None:
     transfer = reserved()
-    part = replace(FRAMES[0], num_pages=1, num_tokens=4, payload_bytes=LAYOUT.page_bytes)
+    part = replace(FRAMES[0], num_pages=1, num_tokens=4, payload_bytes=LAYOUT.layer(0).page_bytes)
     receive(transfer, part)
     assert transfer.accept(part) is Rejection.ALREADY_LANDED
     assert transfer.accept(FRAMES[0]) is Rejection.PARTLY_LANDED

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
 from tests.transfer.plan.moves import Move, listed
 from transfer.plan import copying
 from transfer.plan.copying import Copy, Runs, whole_pages
 from transfer.plan.reslice import Moves, Shard, moves_of
 
-LAYOUT = KvLayout(num_layers=1, num_kv_heads=2, head_dim=2, page_size=4, dtype="float16")  # 64 bytes a page
+LAYOUT = LayerLayout(num_kv_heads=2, head_dim=2, page_size=4, dtype="float16")  # 64 bytes a page
 NUM_PAGES = 9
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
+from tests.transfer.memory import TWO_GROUPS
 from transfer.plan.frames import final_pages, frames_of
 from transfer.sending.transfer import SendTransfer, Target
 
@@ -13,7 +14,7 @@ TARGET = Target(WorkerAddress("d0", 1, data="nowhere"), reservation=1, attempt=0
 
 
 def layout_of(page_size: int, num_layers: int = 2) -> KvLayout:
-    return KvLayout(num_layers=num_layers, num_kv_heads=1, head_dim=2, page_size=page_size, dtype="float16")
+    return KvLayout.uniform(num_layers=num_layers, num_kv_heads=1, head_dim=2, page_size=page_size, dtype="float16")
 
 
 @given(st.sampled_from([1, 2, 3, 16]), st.integers(0, 70), st.lists(st.integers(0, 70), max_size=6))
@@ -40,10 +41,20 @@ def test_every_page_of_every_layer_leaves_once_however_the_prompt_is_cut(
 def test_frames_keep_to_the_limit_and_still_move(page_size: int, n: int, max_bytes: int) -> None:
     layout = layout_of(page_size)
     frames = list(frames_of(layout, 1, 0, layout.num_pages(n), n, max_bytes))
-    assert all(frame.num_pages == 1 or frame.num_pages * layout.page_bytes <= max_bytes for frame in frames)
+    assert all(frame.num_pages == 1 or frame.num_pages * layout.layer(0).page_bytes <= max_bytes for frame in frames)
     for one, two in pairwise(frames):
         assert one.page_start + one.num_pages == two.page_start
-        assert (one.num_pages + two.num_pages) * layout.page_bytes > max_bytes or two is frames[-1]
+        assert (one.num_pages + two.num_pages) * layout.layer(0).page_bytes > max_bytes or two is frames[-1]
+
+
+def test_each_layer_is_cut_by_the_size_of_its_own_pages() -> None:
+    page_bytes = [TWO_GROUPS.layer(layer).page_bytes for layer in range(3)]
+    assert page_bytes == [8192, 8192, 2048]
+    for layer, counts in enumerate([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [4, 1]]):
+        frames = list(frames_of(TWO_GROUPS, layer, 0, 5, 19, 8192))
+        assert [frame.num_pages for frame in frames] == counts
+        transfer = SendTransfer(TARGET, TWO_GROUPS, range(5), 19)
+        assert [transfer.payload_bytes(each) for each in frames] == [count * page_bytes[layer] for count in counts]
 
 
 def test_a_partial_page_waits_for_the_end() -> None:

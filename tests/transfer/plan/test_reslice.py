@@ -5,10 +5,12 @@ from itertools import pairwise, product
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import LayerLayout
+from tests.transfer.memory import TWO_GROUPS
 from tests.transfer.plan.moves import Move, listed
 from transfer.plan.reslice import Shard, moves_of
 
@@ -31,7 +33,7 @@ class Side:
         """The rank's memory with its share of the whole KV in place."""
         shard = self.shards[rank]
         layer, layout = self.layer_of(rank), shard.layout
-        pages = layer.reshape(-1, 2, layout.page_size, layout.num_kv_heads, 2 * HEAD_DIM)
+        pages = layer.reshape(-1, 2, layout.page_size, layout.num_kv_heads, layout.head_bytes)
         for token, value_2HB in enumerate(dense_T2HB):
             index, slot = divmod(token, layout.page_size)
             pages[shard.pages[index], :, slot] = value_2HB[:, shard.first_head : shard.first_head + layout.num_kv_heads]
@@ -53,7 +55,7 @@ def sides(draw: st.DrawFn, num_kv_heads: int, num_tokens: int) -> Side:
     shards = []
     for rank in range(tp_size):
         heads = heads_of_rank(num_kv_heads, tp_size, rank)
-        layout = KvLayout(1, len(heads), HEAD_DIM, page_size, "float16")
+        layout = LayerLayout(len(heads), HEAD_DIM, page_size, "float16")
         count = layout.num_pages(num_tokens)
         pages = draw(st.one_of(st.just(list(range(1, count + 1))), st.permutations(range(1, count + 3))))
         shards.append(Shard(layout, pages[:count], heads.start))
@@ -106,12 +108,45 @@ def test_every_receiver_ends_with_exactly_its_share_and_each_byte_comes_once(cas
         assert written[rank].sum() == case.num_tokens * 2 * case.receiver.shards[rank].layout.token_bytes
 
 
+@pytest.mark.parametrize("sends_whole", [True, False])
+@pytest.mark.parametrize("page_sizes", [(4, 4), (4, 3), (2, 8)])
+def test_the_heads_of_two_ranks_are_those_of_every_group(page_sizes: tuple[int, int], sends_whole: bool) -> None:
+    num_tokens = 11
+    whole = replace(TWO_GROUPS, page_size=page_sizes[0])
+    halves = tuple(replace(group, num_kv_heads=group.num_kv_heads // 2) for group in whole.groups)
+    half = replace(whole, groups=halves, page_size=page_sizes[1])
+
+    for at in range(whole.num_layers):
+        one, two = whole.layer(at), half.layer(at)
+        ranks = Side(tuple(Shard(two, pages_of(two, num_tokens), first) for first in (0, two.num_kv_heads)))
+        alone = Side((Shard(one, pages_of(one, num_tokens)),))
+        sender, receiver = (alone, ranks) if sends_whole else (ranks, alone)
+        shape = num_tokens, 2, one.num_kv_heads, one.head_bytes
+        dense_T2HB = np.random.default_rng(at).integers(0, UNTOUCHED, shape, np.uint8)
+
+        landed = [receiver.layer_of(rank) for rank in range(len(receiver.shards))]
+        for (here, ours), (there, theirs) in product(enumerate(sender.shards), enumerate(receiver.shards)):
+            first = max(ours.first_head, theirs.first_head)
+            moves = moves_of(ours, theirs, range(first, first + two.num_kv_heads), range(num_tokens))
+            source = sender.filled(here, dense_T2HB)
+            for move in listed(moves):
+                come = source[move.source_start : move.source_start + move.num_bytes]
+                landed[there][move.target_start : move.target_start + move.num_bytes] = come
+        for rank, memory in enumerate(landed):
+            assert memory.tolist() == receiver.filled(rank, dense_T2HB).tolist()
+
+
+def pages_of(layout: LayerLayout, num_tokens: int) -> list[int]:
+    """Pages in no order."""
+    return [1 + 5 * index % 7 for index in range(layout.num_pages(num_tokens))]
+
+
 def joins(one: Move, two: Move) -> bool:
     ends = one.source_start + one.num_bytes, one.target_start + one.num_bytes
     return ends == (two.source_start, two.target_start)
 
 
-LAYOUT = KvLayout(num_layers=1, num_kv_heads=2, head_dim=HEAD_DIM, page_size=4, dtype="float16")  # 8 bytes a row
+LAYOUT = LayerLayout(num_kv_heads=2, head_dim=HEAD_DIM, page_size=4, dtype="float16")  # 8 bytes a row
 
 
 def test_equal_pages_that_are_neighbours_on_both_sides_are_one_run() -> None:

@@ -40,7 +40,7 @@ def nixl_sender(
 
 def nixl_receiver(memory: SharedPages, arrivals: Arrivals) -> FrameReceiver:
     """A FrameReceiver that gets notices from `arrivals`."""
-    return FrameReceiver(memory, NixlArrivals(arrivals, max(FRAME_BYTES, memory.layout.page_bytes)))
+    return FrameReceiver(memory, NixlArrivals(arrivals, max(FRAME_BYTES, memory.layout.largest_page_bytes)))
 
 
 class Pin:

@@ -29,7 +29,7 @@ from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES, Target
 
 pytestmark = pytest.mark.slow
-LARGE = KvLayout(num_layers=2, num_kv_heads=8, head_dim=128, page_size=256, dtype="float32")  # 2 MiB a page
+LARGE = KvLayout.uniform(num_layers=2, num_kv_heads=8, head_dim=128, page_size=256, dtype="float32")  # 2 MiB a page
 
 
 class NixlNetwork:
@@ -110,7 +110,7 @@ def test_pages_are_given_back_when_decode_is_lost_or_silent_for_long(network: Ni
 
 def test_more_than_the_ring_holds_comes_through_it(network: NixlNetwork) -> None:
     pair = Pair(network, LARGE)
-    assert LARGE.num_layers * 10 * LARGE.page_bytes > 2 * 4 * FRAME_BYTES
+    assert LARGE.num_layers * 10 * LARGE.layer(0).page_bytes > 2 * 4 * FRAME_BYTES
     assert lands(pair, 1, [*range(1, 11)], [*range(11, 1, -1)])
     assert lands(pair, 2, [5], [1])
     assert pair.rejections() == {}
@@ -118,8 +118,8 @@ def test_more_than_the_ring_holds_comes_through_it(network: NixlNetwork) -> None
 
 
 def test_a_strangers_notices_are_counted_and_harmless(pair: Pair, stranger: "zmq.Socket[Any]") -> None:
-    header = pack_header(seal(FrameHeader(0, 99, 1, 0, 0, 0, 1, 4, 0), bytes(LAYOUT.page_bytes)))
-    notice = pack_notice(1, [Region(4096, LAYOUT.page_bytes)])
+    header = pack_header(seal(FrameHeader(0, 99, 1, 0, 0, 0, 1, 4, 0), bytes(LAYOUT.layer(0).page_bytes)))
+    notice = pack_notice(1, [Region(4096, LAYOUT.layer(0).page_bytes)])
     garbage = [[notice], [notice, b""], [notice[:9], header], [notice, header], [notice, header, b"more"]]
     for each in garbage:
         stranger.send_multipart(each)
@@ -131,9 +131,9 @@ def test_a_strangers_notices_are_counted_and_harmless(pair: Pair, stranger: "zmq
 def test_what_is_not_exported_cannot_be_read_and_harms_no_other(pair: Pair, stranger: "zmq.Socket[Any]") -> None:
     (pages,) = regions_of(pair.source)
     pair.receiver.reserve(7, 0, PREFILL, [9], 4)
-    header = pack_header(seal(FrameHeader(0, PREFILL, 7, 0, 0, 0, 1, 4, 0), bytes(LAYOUT.page_bytes)))
+    header = pack_header(seal(FrameHeader(0, PREFILL, 7, 0, 0, 0, 1, 4, 0), bytes(LAYOUT.layer(0).page_bytes)))
     for address in (1, pages.address - 8, pages.address + pages.num_bytes - 8, 2**64 - 8):
-        stranger.send_multipart([pack_notice(2**60, [Region(address, LAYOUT.page_bytes)]), header])
+        stranger.send_multipart([pack_notice(2**60, [Region(address, LAYOUT.layer(0).page_bytes)]), header])
     pair.until(lambda: len(pair.seen(FrameRejected)) == 4)
     assert pair.rejections() == {Rejection.SIZE: 4}
     assert [event.reservation for event in pair.seen(TransferFailed)] == [7]
@@ -156,14 +156,14 @@ def test_a_prefill_worker_that_is_gone_fails_its_own_transfers_alone(network: Ni
     push.connect(pair.receiver.address.removeprefix(SCHEME))
     (pages,) = regions_of(other)
     gone.close()
-    header = pack_header(seal(FrameHeader(1, PREFILL + 1, 5, 0, 1, 0, 1, 4, 0), bytes(LAYOUT.page_bytes)))
-    push.send_multipart([pack_notice(9, [Region(pages.address, LAYOUT.page_bytes)]), header])
+    header = pack_header(seal(FrameHeader(1, PREFILL + 1, 5, 0, 1, 0, 1, 4, 0), bytes(LAYOUT.layer(0).page_bytes)))
+    push.send_multipart([pack_notice(9, [Region(pages.address, LAYOUT.layer(0).page_bytes)]), header])
     pair.until(lambda: bool(pair.seen(TransferFailed)))
     assert pair.rejections() == {Rejection.SIZE: 1}
     assert lands(pair, 1, [1, 2], [3, 4])
     pair.receiver.lose(PREFILL + 1)
     pair.receiver.lose(PREFILL + 1)
-    push.send_multipart([pack_notice(9, [Region(pages.address, LAYOUT.page_bytes)]), header])
+    push.send_multipart([pack_notice(9, [Region(pages.address, LAYOUT.layer(0).page_bytes)]), header])
     pair.until(lambda: pair.rejections()[Rejection.MALFORMED] == 1)
     push.close(0)
     pair.close()

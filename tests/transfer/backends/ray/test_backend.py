@@ -34,7 +34,7 @@ from transfer.sending.transfer import WINDOW_BYTES, Target
 from transfer.wire import Pollable
 
 pytestmark = pytest.mark.slow
-PAGE_1M = KvLayout(num_layers=1, num_kv_heads=8, head_dim=128, page_size=128, dtype="float32")
+PAGE_1M = KvLayout.uniform(num_layers=1, num_kv_heads=8, head_dim=128, page_size=128, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -164,14 +164,14 @@ def test_what_has_landed_leaves_nothing_in_the_object_store(own: OwnPorter) -> N
         pair.send_all(transfer, 11 * 128)
         pair.until(lambda number=reservation: number in [each.reservation for each in pair.seen(Delivered)])  # type: ignore[misc]
         pair.sender.delivered(transfer)
-        moved += 11 * PAGE_1M.page_bytes
+        moved += 11 * PAGE_1M.layer(0).page_bytes
     until(lambda: stored_bytes() == 0)
     assert pair.sender.counters["bytes"] > 2 * STORE_BYTES
     pair.close()
 
 
 def test_the_object_store_holds_no_more_than_credit_allows(own: OwnPorter) -> None:
-    window = 8 * PAGE_1M.page_bytes
+    window = 8 * PAGE_1M.layer(0).page_bytes
     pair = Pair(own, PAGE_1M, window)
     porter = psutil.Process(pid_of_porter(pair.receiver.address))
     porter.suspend()
