@@ -8,7 +8,7 @@ group. The caller chooses the stream; its events tell when the host may read. Th
 pool on the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import gcd
 from typing import Final
 
@@ -53,17 +53,18 @@ class MirroredKv(PagedKv):
         """Bytes of the twin."""
         return self._host.page_bytes_view(layer, page_start, num_pages)
 
-    def stage_out(self, layer: int, pages_N: Tensor) -> None:
-        """Copies pages of one layer from the device to the twin, on the current stream.
+    def to_stage(self, pages: Sequence[int]) -> Sequence[int]:
+        """All of them."""
+        return pages
 
-        `pages_N` is int64 on the device.
-        """
+    def stage_out(self, layer: int, pages_N: Tensor) -> None:
+        """Copies pages of one layer from the device to the twin."""
         group, index = self.layout.place(layer)
         device_LPW, host_LPW = self._pairs[group]
         self._copy(device_LPW[index : index + 1], host_LPW[index : index + 1], pages_N)
 
     def stage_in(self, pages_N: Tensor) -> None:
-        """Copies pages of every layer from the twin to the device, on the current stream."""
+        """Copies pages of every layer from the twin to the device."""
         for device_LPW, host_LPW in self._pairs:
             self._copy(host_LPW, device_LPW, pages_N)
 

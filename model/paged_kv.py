@@ -5,6 +5,7 @@ Each group of layers has its own part of the allocation.
 The memory is zeroed at creation. So it is really allocated, and a slot never written holds finite numbers.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -73,6 +74,19 @@ class PagedKv:
         if src_N.numel():
             for group in self._groups:
                 group.index_copy_(1, dst_N, group.index_select(1, src_N))
+
+    def to_stage(self, pages: Sequence[int]) -> Sequence[int]:
+        """Those of `pages` that must be copied between the device and host memory, because a transport reads or writes
+        them there: none, without a twin."""
+        del pages
+        return ()
+
+    def stage_out(self, layer: int, pages_N: Tensor) -> None:
+        """Copies pages of one layer to host memory, on the current stream; here there is nothing to copy. `pages_N` is
+        int64 on the device."""
+
+    def stage_in(self, pages_N: Tensor) -> None:
+        """The way back: copies pages of every layer from host memory to the device."""
 
     @property
     def shared_fd(self) -> int:

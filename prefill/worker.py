@@ -229,7 +229,7 @@ class PrefillWorker:
 
         peer.newest = message.reservation
         job = Job(assign, Target(peer.address, message.reservation, assign.attempt, message.pages))
-        job.prompt.stays_on_device = bool(message.pages) and peer.device_writer > 0
+        job.to_host = not (message.pages and peer.device_writer)
         self._jobs[instance, message.reservation] = job
         self._job_of.update(dict.fromkeys(job.reqs, job))
         self._waiting[job] = None

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from model.inputs import ModelInput, int64_column
-from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from model.sampler import sample
@@ -124,10 +123,11 @@ class Engine:
         The copies run beside the launches. The event is done when the pages may be decoded. Without a twin the result
         is None, and the next launch may decode them.
         """
-        if not in_twin or not isinstance(self.kv, MirroredKv):
+        staged = self.kv.to_stage(in_twin)
+        if not staged:
             self.copy_pages(sources, targets)
             return None
-        self._enqueue(self._staging, self.kv.stage_in, in_twin)
+        self._enqueue(self._staging, self.kv.stage_in, staged)
         self._copy_pages(self._staging, sources, targets)
         return self._copies[-1][1]
 
@@ -169,7 +169,7 @@ class Engine:
             req.num_sampled += 1
 
         self.num_launches += 1
-        written = self._pages_written(plan)
+        written = self._pages_to_host(plan)
         launch = Launch(self.book.next_ticket(), plan, batch, int64_column(written, self.device) if written else None)
         self._forward.wait(self._schedule.record())
         self._forward.launch([self._resolve, self._compute, self._sample], launch)
@@ -266,21 +266,18 @@ class Engine:
     def _layer_written(self, launch: Launch, layer: int) -> None:
         written, pages_N = self._forward.mark(), launch.written_pages_N
         if pages_N is not None:
-            assert isinstance(self.kv, MirroredKv)
             self._staging.wait(written)
             self._staging.launch([partial(self._copy, partial(self.kv.stage_out, layer))], pages_N)
             written = self._staging.record()
         launch.layers.append((layer, written))
 
-    def _pages_written(self, plan: LaunchPlan) -> tuple[int, ...]:
-        if not plan.ships or not isinstance(self.kv, MirroredKv):
-            return ()
-        return tuple(
-            page
-            for chunk in plan.chunks
-            if not chunk.req.stays_on_device
-            for page in chunk.req.held.pages[touched(chunk.start, chunk.end, self.page_size)]
-        )
+    def _pages_to_host(self, plan: LaunchPlan) -> Sequence[int]:
+        """The pages that the launch writes and that must be copied to the host."""
+        pages: list[int] = []
+        for chunk in plan.chunks:
+            if chunk.to_host:
+                pages += chunk.req.held.pages[touched(chunk.start, chunk.end, self.page_size)]
+        return self.kv.to_stage(pages)
 
 
 @contextmanager

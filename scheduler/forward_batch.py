@@ -26,13 +26,15 @@ from scheduler.schedule_batch import IntArray, Members, ScheduleBatch
 class ExtendChunk:
     """Prompt tokens [start, end) of `req`. `samples` are the choices whose first token is drawn at its end.
 
-    A middle chunk has none; the last chunk of a prompt with n choices has n.
+    A middle chunk has none; the last chunk of a prompt with n choices has n. `to_host`: the KV that it writes is needed
+    in host memory, because a transport reads it there. Only a launch that `ships` copies it.
     """
 
     req: Req
     start: int
     end: int
     samples: tuple[Req, ...] = ()
+    to_host: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,6 @@ class Req:
 
     holding: Holding | None = None  # set at admission, cleared at release
 
-    # set before admission
-    stays_on_device: bool = False  # its KV is read from device memory, so it is not copied to the host twin
-
     # progress, counting all launches enqueued so far
     num_computed: int = 0  # KV of prompt tokens [0, num_computed) is written
     num_sampled: int = 0  # outputs drawn, with the replayed ones

@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from model.graphs import GraphedRunner, Lanes
-from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.errors import InternalError
@@ -31,9 +30,10 @@ def warm_up(runner: Runner, kv: PagedKv, forward: Stream, *, max_requests: int, 
                 chunk = replace(decode, extend_lens=(1,), extend_seq_lens=(1,), num_decodes=0, max_decode_seq_len=0)
                 for inp in (chunk, decode):
                     runner.forward(inp, kv)
-                if isinstance(kv, MirroredKv):
-                    kv.stage_out(0, torch.zeros(1, dtype=torch.int64, device=kv.device))
-                    kv.stage_in(torch.zeros(1, dtype=torch.int64, device=kv.device))
+                padding_N = torch.zeros(1, dtype=torch.int64, device=kv.device)
+                for layer in range(kv.layout.num_layers):
+                    kv.stage_out(layer, padding_N)
+                kv.stage_in(padding_N)
                 if isinstance(runner, GraphedRunner):
                     runner.capture(kv, max_requests, max_pages)
                 for layer in range(kv.layout.num_layers):

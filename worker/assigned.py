@@ -19,6 +19,7 @@ class Assigned:
     assign: Assign
     reqs: tuple[Req, ...] = field(init=False)
     stamps: list[Stamp] = field(init=False, default_factory=list)  # for the client, if it asked for a time line
+    to_host: bool = field(init=False, default=False)  # the prompt's KV is needed in host memory, to be sent from there
     moments: dict[str, float] = field(init=False, default_factory=dict)  # of this worker's stamps, by their names
 
     def __post_init__(self) -> None:
@@ -86,7 +87,7 @@ def next_chunks(requests: Sequence[Assigned], chunk_size: int, num_decodes: int 
         prompt, end = request.prompt, request.prompt.num_computed + size
         samples = [req for req in request.reqs if req.finish is None] if end == prompt.prompt_len else []
         if size:
-            chunks.append(ExtendChunk(prompt, prompt.num_computed, end, tuple(samples)))
+            chunks.append(ExtendChunk(prompt, prompt.num_computed, end, tuple(samples), request.to_host))
     return tuple(chunks)
 
 

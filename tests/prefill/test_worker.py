@@ -380,8 +380,8 @@ def test_kv_that_is_written_on_the_device_is_not_staged_to_the_host(
     bench.worker.on_peer(7, PrefillJob(Assign("r1", 0, PROMPT, greedy(5), 1, None), 1, pages))
     bench.worker.step()
     (launch,) = bench.engine.in_flight
-    staged = [chunk.req.stays_on_device for chunk in launch.plan.chunks]
-    assert staged == [writes_on_device and bool(pages)]
+    to_host = [chunk.to_host for chunk in launch.plan.chunks]
+    assert to_host == [not (writes_on_device and pages)]
     bench.run()
 
 

@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from model.inputs import ModelInput
+from model.mirrored_kv import MirroredKv
+from model.paged_kv import PagedKv
 from protocol.errors import InternalError
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import ExtendChunk, LaunchPlan
 from scheduler.req import Req
 from scheduler.schedule_batch import ScheduleBatch
-from scheduler.streams_host import HostStream
+from scheduler.streams_host import HostStream, InlineStream
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import CPU, ManualStream, admitted, greedy, make_engine, make_req
 
@@ -282,3 +284,36 @@ def test_a_failed_copy_ends_the_worker_instead_of_leaving_kv_incomplete(monkeypa
     stream.record().synchronize()
     with pytest.raises(RuntimeError, match="copy of KV pages has failed"):
         engine.collect()
+
+
+def engine_with(memory: type[PagedKv]) -> Engine:
+    runner, stream = FakeRunner(vocab_size=97, context_length=64), InlineStream()
+    kv = memory(runner.kv_layout(4), 16, CPU)
+    return Engine(runner, kv, max_requests=2, max_context=64, forward=stream, schedule=stream, device=CPU)
+
+
+def test_only_pages_of_chunks_for_the_host_reach_the_twin() -> None:
+    """A launch ships two prompts. Of one, a device at the peer reads the KV where it is."""
+    engine = engine_with(MirroredKv)
+    stays, goes = admitted(engine, tuple(range(6)), greedy(1)), admitted(engine, tuple(range(9)), greedy(1))
+    chunks = ExtendChunk(stays, 0, 6, (stays,)), ExtendChunk(goes, 0, 8, (), to_host=True)
+    launch = engine.launch(LaunchPlan(chunks, None, relay=False, ships=True))
+    assert engine.take_completed() is launch and launch.error is None
+    layers = range(engine.kv.layout.num_layers)
+    assert [layer for layer, _ in launch.layers] == list(layers)
+
+    for layer in layers:
+        filled = [page for page in range(1, 16) if any(engine.kv.page_bytes_view(layer, page, 1))]
+        assert filled == goes.pages[:2]
+        assert all(engine.kv.layer(layer)[page].any() for page in stays.pages[:2])
+
+
+@pytest.mark.parametrize("memory", [PagedKv, MirroredKv])
+def test_landed_pages_are_copied_to_the_device_and_then_shared(memory: type[PagedKv]) -> None:
+    engine = engine_with(memory)
+    landed = engine.kv.page_bytes_view(1, 3, 1)
+    landed[:] = b"\x01" * landed.nbytes
+    event = engine.land((3,), (3,), (5,))
+    assert (event is not None) == (memory is MirroredKv)
+    layer = engine.kv.layer(1)
+    assert layer[3].any() and torch.equal(layer[3], layer[5]) and not layer[4].any()
