@@ -4,11 +4,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, pack_header, seal
+from protocol.kv_layout import KvLayout, LayerGroup
 from tests.transfer.landing.test_frame_receiver import Queue
-from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from tests.transfer.memory import HostMemory, expected_pool
 from transfer.landing.events import Delivered, FrameRejected, ReceiverEvent, Rejection, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
 
+LAYOUT = KvLayout((LayerGroup(2, 2, 4), LayerGroup(1, 1, 4)), page_size=4, dtype="float32")
 Parts = list[bytes]
 NUM_PAGES = 12
 NUM_TOKENS = 6

@@ -20,8 +20,7 @@ from protocol.frame import (
     pack_header,
     seal,
 )
-from tests.transfer.bad_frames import NEIGHBOUR, NUM_TOKENS, VICTIM, Bench, Parts
-from tests.transfer.memory import LAYOUT
+from tests.transfer.bad_frames import LAYOUT, NEIGHBOUR, NUM_TOKENS, VICTIM, Bench, Parts
 from transfer.landing.events import FATAL, CreditReturned, Rejection
 from transfer.landing.frame_receiver import MAX_PARTS
 
