@@ -52,7 +52,7 @@ class Decoder:
         """Logits (L, V) float32. Writes K and V of all T tokens at their slots, layer by layer."""
         passes = self.passes
         rotation = passes.rotation(inp.positions_T, self.inv_freq_F)
-        plan = attention.plan(inp, kv.layout.layer(0))
+        plan = attention.plan(inp, kv.layout.layer(0))  # the model's own layers come first
         rows = kv.token_rows(inp.slots_T)
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
 

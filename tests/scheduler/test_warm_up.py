@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from model.graphs import GraphedRunner
 from model.inputs import ModelInput
+from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from protocol.errors import InternalError
 from protocol.messages_gateway import Role
@@ -44,6 +46,18 @@ def test_a_chunk_and_a_decode_run_on_page_0_only(page_size: int) -> None:
         assert (engine.kv.layer(layer)[0] == 0.0).all()
     assert engine.book.pages.num_free == engine.book.pages.num_pages - 1 and not engine.in_flight
     engine.close()
+
+
+def test_copies_to_the_twin_and_back_are_compiled_for_every_layer() -> None:
+    copied: list[tuple[int, list[int]]] = []
+
+    def copy(source_LPW: Tensor, target_LPW: Tensor, pages_N: Tensor) -> None:
+        copied.append((len(source_LPW), pages_N.tolist()))
+
+    fake, stream = FakeRunner(vocab_size=97, context_length=64), InlineStream()
+    kv = MirroredKv(fake.kv_layout(4), 8, CPU, copy)
+    Engine(fake, kv, max_requests=1, max_context=64, forward=stream, schedule=stream, device=CPU).warm_up()
+    assert copied == [(1, [0])] * kv.layout.num_layers + [(kv.layout.num_layers, [0])]
 
 
 def test_a_first_forward_that_fails_is_an_error_before_ready() -> None:
