@@ -9,6 +9,7 @@ from model.paged_kv import PagedKv
 from protocol.errors import InternalError
 from scheduler.engine import Engine, Launch
 from scheduler.forward_batch import ExtendChunk, LaunchPlan
+from scheduler.kv_book import KvBook
 from scheduler.req import Req
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams_host import HostStream, InlineStream
@@ -289,7 +290,8 @@ def test_a_failed_copy_ends_the_worker_instead_of_leaving_kv_incomplete(monkeypa
 def engine_with(memory: type[PagedKv]) -> Engine:
     runner, stream = FakeRunner(vocab_size=97, context_length=64), InlineStream()
     kv = memory(runner.kv_layout(4), 16, CPU)
-    return Engine(runner, kv, max_requests=2, max_context=64, forward=stream, schedule=stream, device=CPU)
+    book = KvBook(kv.num_pages, kv.layout.page_size, max_requests=2, max_context=64)
+    return Engine(runner, kv, book, forward=stream, schedule=stream, device=CPU)
 
 
 def test_only_pages_of_chunks_for_the_host_reach_the_twin() -> None:
@@ -304,8 +306,8 @@ def test_only_pages_of_chunks_for_the_host_reach_the_twin() -> None:
 
     for layer in layers:
         filled = [page for page in range(1, 16) if any(engine.kv.page_bytes_view(layer, page, 1))]
-        assert filled == goes.pages[:2]
-        assert all(engine.kv.layer(layer)[page].any() for page in stays.pages[:2])
+        assert filled == goes.held.pages[:2]
+        assert all(engine.kv.layer(layer)[page].any() for page in stays.held.pages[:2])
 
 
 @pytest.mark.parametrize("memory", [PagedKv, MirroredKv])

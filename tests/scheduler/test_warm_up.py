@@ -56,7 +56,8 @@ def test_copies_to_the_twin_and_back_are_compiled_for_every_layer() -> None:
 
     fake, stream = FakeRunner(vocab_size=97, context_length=64), InlineStream()
     kv = MirroredKv(fake.kv_layout(4), 8, CPU, copy)
-    Engine(fake, kv, max_requests=1, max_context=64, forward=stream, schedule=stream, device=CPU).warm_up()
+    book = KvBook(kv.num_pages, kv.layout.page_size, max_requests=1, max_context=64)
+    Engine(fake, kv, book, forward=stream, schedule=stream, device=CPU).warm_up()
     assert copied == [(1, [0])] * kv.layout.num_layers + [(kv.layout.num_layers, [0])]
 
 
