@@ -176,10 +176,10 @@ class GraphedRunner:
         return replay
 
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
-        """See Runner.forward."""
+        """See Runner.forward. Without requests it replays the smallest graph, whose lanes are then all padding."""
         num = inp.num_decodes
         lanes, logits_LV = self._lanes, self._logits_LV
-        only_decodes = num > 0 and not inp.extend_lens and on_layer is None
+        only_decodes = not inp.extend_lens and on_layer is None
         if lanes is None or logits_LV is None or kv is not self._kv or not only_decodes or num > self._sizes[-1]:
             return self.runner.forward(inp, kv, on_layer)
 

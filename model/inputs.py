@@ -1,6 +1,6 @@
 """The input of one forward. The scheduler builds it, runners read it.
 
-Shapes: T tokens, B requests, P pages of the longest context in the batch, L rows of wanted logits.
+Shapes: T tokens, B requests, P pages of the longest context in the batch, L rows of wanted logits. Each may be 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class ModelInput:
     extend_seq_lens: tuple[int, ...]  # E entries: context length including this chunk
     num_decodes: int
     max_decode_seq_len: int  # host upper bound of the decodes' seq_lens; 0 without decodes
-    logit_indices_L: Tensor  # into T; L may be 0, entries may repeat
+    logit_indices_L: Tensor  # into T; entries may repeat
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -18,9 +18,10 @@ def copy_pages(source_LPW: Tensor, target_LPW: Tensor, pages_N: Tensor) -> None:
     """Queues the copy on the current stream. Both memories have equal strides and contiguous last two dimensions."""
     num_layers, _, num_words = source_LPW.shape
     pieces = pages_N.shape[0] * -(-num_words // BLOCK)
-    _kernel[(min(PROGRAMS, num_layers * pieces),)](
-        source_LPW, target_LPW, pages_N, num_layers, pages_N.shape[0], num_words, source_LPW.stride(0), BLOCK=BLOCK
-    )
+    if pieces:  # no kernel without programs
+        _kernel[(min(PROGRAMS, num_layers * pieces),)](
+            source_LPW, target_LPW, pages_N, num_layers, pages_N.shape[0], num_words, source_LPW.stride(0), BLOCK=BLOCK
+        )
 
 
 def _copy_pages(

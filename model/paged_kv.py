@@ -71,9 +71,8 @@ class PagedKv:
 
     def copy_pages(self, src_N: Tensor, dst_N: Tensor) -> None:
         """Copies page src_N[i] to page dst_N[i] in every layer, on the device. No page may be in both."""
-        if src_N.numel():
-            for group in self._groups:
-                group.index_copy_(1, dst_N, group.index_select(1, src_N))
+        for group in self._groups:
+            group.index_copy_(1, dst_N, group.index_select(1, src_N))
 
     def to_stage(self, pages: Sequence[int]) -> Sequence[int]:
         """Those of `pages` that must be copied between the device and host memory, because a transport reads or writes

@@ -69,7 +69,8 @@ class Runner(Protocol):
 
         The next forward may overwrite the logits, so work enqueued after it must not read them.
         on_layer(l) is called on this thread when layer l's K and V are written (on a device: enqueued), before the
-        attention of layer l. So layer l can be sent while later layers compute.
+        attention of layer l. So layer l can be sent while later layers compute. A forward of no tokens reports every
+        layer, too, and writes no page but the padding page 0.
         """
         ...
 

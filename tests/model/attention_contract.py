@@ -24,7 +24,8 @@ TOLERANCE = {"float32": 1e-4, "float16": 0.005, "bfloat16": 0.03}
 
 @dataclass(frozen=True)
 class ContractCase:
-    """`extends` are (chunk, context with it), `decodes` contexts. `padding`: lanes of a graph that nobody has."""
+    """`extends` are (chunk, context with it), `decodes` contexts. `padding`: lanes of a graph that nobody has.
+    `wider`: pages by which the page table is wider than the longest context."""
 
     name: str
     extends: tuple[tuple[int, int], ...] = ()
@@ -32,6 +33,7 @@ class ContractCase:
     heads: tuple[int, int] = (4, 2)
     head_dim: int = 16
     padding: int = 0
+    wider: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -48,6 +50,7 @@ CASES = (
     ContractCase("chunks and decodes", ((9, 9), (12, 40)), (31, 2, 300)),
     ContractCase("padded lanes", (), (31, 2, 64), padding=5),
     ContractCase("no rows at all"),
+    ContractCase("no rows of a wide page table", wider=3),
     ContractCase("a kv head for each query head", ((12, 40),), (70, 5), heads=(3, 3), head_dim=12),
     ContractCase("one kv head for all", ((12, 40), (7, 7)), (70, 5), heads=(20, 1), head_dim=8),
     ContractCase("an odd head size", ((12, 40),), (70, 300), heads=(10, 2), head_dim=40),
@@ -64,6 +67,8 @@ def check_case(
         case.extends, case.decodes, page_size=page_size, heads=case.heads, head_dim=case.head_dim, dtype=dtype
     )
     made = _padded(made, case.padding) if case.padding else made
+    table_BP = F.pad(made.inp.page_table_BP, (0, case.wider))
+    made = replace(made, inp=replace(made.inp, page_table_BP=table_BP))
     backend = make(case.heads[0], made.layout)
     out_THD = _attended(backend, made, device)
     assert out_THD.shape == made.q_THD.shape and out_THD.dtype == made.q_THD.dtype

@@ -4,7 +4,7 @@ import torch
 
 from model.mirrored_kv import CopyPages
 
-CASES = [(16, 1, 1), (1024, 3, 5), (1500, 2, 40), (2, 4, 33)]  # words of a page, layers, pages to copy
+CASES = [(16, 1, 1), (1024, 3, 5), (1500, 2, 40), (2, 4, 33), (16, 2, 0)]  # words of a page, layers, pages to copy
 
 
 def check_copy(copy: CopyPages, words: int, layers: int, pages: int, device: torch.device) -> None:
