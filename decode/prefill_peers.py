@@ -14,6 +14,7 @@ from protocol.kv_layout import KvLayout, mismatch
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import Hello, HelloAccepted, HelloRefused
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.offers import Agreed
 
 HELLO_DEADLINE_S = 30.0  # for prefill to answer a greeting
 
@@ -25,20 +26,27 @@ class PrefillPeer:
 
     address: WorkerAddress
     answer_by: float  # when to give up an unanswered Hello, in seconds of the worker's clock
-    accepted: bool = False
     refusal: str = ""
     granted: int = 0
     queued: dict[int, int] = field(default_factory=dict)
     tokens_queued: int = 0  # the sum of `queued`
     layout: KvLayout | None = None  # of its pages, once it has accepted
-    seat: int = 0  # the seat that it holds, so that it may write pages in place; 0: none
-    backend: str = ""  # the transfer backend that carries its KV
+    agreed: Agreed | None = None  # how its KV comes, from then on
 
-    def accept(self, job_tokens: int, layout: KvLayout, seat: int = 0, backend: str = "") -> None:
+    def accept(self, job_tokens: int, layout: KvLayout, agreed: Agreed) -> None:
         """Notes that the peer takes jobs for `job_tokens` prompt tokens. Only the first call counts."""
         if not self.accepted:
-            self.accepted, self.granted = True, job_tokens
-            self.layout, self.seat, self.backend = layout, seat, backend
+            self.granted, self.layout, self.agreed = job_tokens, layout, agreed
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it writes our pages itself."""
+        return self.agreed is not None and self.agreed.in_place
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it has accepted the greeting."""
+        return self.agreed is not None
 
     def sent(self, reservation: int, num_tokens: int) -> None:
         """Counts a job that was sent to it."""
@@ -76,9 +84,12 @@ class PrefillPeers:
         if address.instance in self._peers:
             return None
         self._peers[address.instance] = PrefillPeer(address, now + HELLO_DEADLINE_S)
-        pool = self._receiver.offer(address.instance)
         return Hello(
-            address=self._address, layout=self._layout, fingerprint=self._fingerprint, pool=pool, to=address.instance
+            address=self._address,
+            layout=self._layout,
+            fingerprint=self._fingerprint,
+            offer=self._receiver.offer(address.instance),
+            to=address.instance,
         )
 
     def answered(self, peer: PrefillPeer, answer: HelloAccepted | HelloRefused) -> str:
@@ -94,13 +105,11 @@ class PrefillPeers:
 
     def _accept(self, peer: PrefillPeer, answer: HelloAccepted) -> None:
         try:
-            self._receiver.meet(peer.address.instance, answer.export)
-            seat = self._receiver.admit_writer(peer.address.instance, answer.in_place, answer.device_writer)
-            backend = self._receiver.backend(peer.address.instance, bool(seat))
+            agreed = self._receiver.answered(peer.address.instance, answer.offer)
         except WireError as error:
             peer.refusal = error.message
         else:
-            peer.accept(answer.job_tokens, answer.layout, seat, backend)
+            peer.accept(answer.job_tokens, answer.layout, agreed)
 
     def silent(self, now: float) -> list[PrefillPeer]:
         """Peers that have not answered the Hello in time."""
@@ -109,8 +118,7 @@ class PrefillPeers:
     @property
     def backends(self) -> dict[str, str]:
         """The transfer backend by worker id, of peers that take jobs."""
-        accepted = [peer for peer in self._peers.values() if peer.accepted]
-        return {peer.address.worker_id: peer.backend for peer in accepted}
+        return {peer.address.worker_id: peer.agreed.backend for peer in self._peers.values() if peer.agreed}
 
     def forget_all(self) -> None:
         """Forgets every peer, so that each gets another Hello when it is next needed."""

@@ -129,9 +129,9 @@ class Reservations:
                 prompt_pages,
                 request.prompt_len,
                 peer.layout,
-                in_place=bool(peer.seat),
+                in_place=peer.in_place,
             )
-            if peer.seat:
+            if peer.in_place:
                 request.pages_in_place = tuple(prompt_pages)
 
         self._reserved[request.reservation] = request

@@ -50,7 +50,6 @@ class _Peer:
     """A decode worker that has said hello."""
 
     address: WorkerAddress
-    device_writer: int  # the process id that writes into its device memory; 0: none
     newest: int = -1  # the last job's reservation; reservations ascend
 
 
@@ -184,19 +183,17 @@ class PrefillWorker:
             self._lose_peer(instance)  # a decode worker that greets again has forgotten its jobs
         try:
             self._check(instance, hello)
-            in_place = self._sender.attach(instance, hello.layout, hello.pool)
+            offer = self._sender.attach(instance, hello.layout, hello.offer)
         except WireError as error:
             self.outbox.decode.append((instance, HelloRefused(error.message)))
             return
 
-        peer = self._peers[instance] = _Peer(hello.address, self._sender.device_writer(instance))
+        self._peers[instance] = _Peer(hello.address)
         accepted = HelloAccepted(
             address=self._address,
             job_tokens=JOB_TOKENS,
             layout=self.engine.kv.layout,
-            in_place=in_place,
-            device_writer=peer.device_writer,
-            export=self._sender.export,
+            offer=offer,
         )
         self.outbox.decode.append((instance, accepted))
 
@@ -229,7 +226,7 @@ class PrefillWorker:
 
         peer.newest = message.reservation
         job = Job(assign, Target(peer.address, message.reservation, assign.attempt, message.pages))
-        job.to_host = not (message.pages and peer.device_writer)
+        job.to_host = self._sender.reads_host(job.target)
         self._jobs[instance, message.reservation] = job
         self._job_of.update(dict.fromkeys(job.reqs, job))
         self._waiting[job] = None

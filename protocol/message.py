@@ -25,7 +25,6 @@ Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Strict()]
 Id = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_ID_CHARS)]  # of a request
 WorkerId = Annotated[str, Field(strict=True, pattern=WORKER_ID_PATTERN)]
-IpcHandle = Annotated[str, Field(strict=True, pattern=r"\A[0-9a-f]{128}\z")]  # 64 bytes, opaque
 Endpoint = Annotated[str, Field(strict=True, pattern=r"\A[!-~]{0,256}\z")]
 Blob = Annotated[bytes, Field(strict=True, max_length=MAX_BLOB_BYTES)]  # bytes that a library reads
 Ints = Annotated[tuple[Int, ...], FailFast()]

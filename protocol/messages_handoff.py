@@ -9,45 +9,21 @@ from dataclasses import dataclass
 from protocol.codec import Boundary
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.message import Blob, Count, Flag, Instance, Int, Ints, IpcHandle, Message, Positive, Text
+from protocol.message import Blob, Count, Instance, Int, Ints, Message, Text
 from protocol.messages_gateway import Assign, Stamps, WorkerAddress
 
 # ---- decode to prefill ----
 
 
 @dataclass(frozen=True)
-class DeviceHandle(Message):
-    """Device memory that a process of the same host can map."""
-
-    handle: IpcHandle  # the driver's name of an allocation
-    offset: Count  # bytes from the beginning of the allocation
-    num_bytes: Positive
-
-
-@dataclass(frozen=True)
-class PoolOffer(Message):
-    """Decode's KV memory, for a prefill worker on the same `host` that can open descriptor `fd` of process `pid`.
-
-    It may write there, or into `device`, while it holds `seat`.
-    """
-
-    host: Text
-    pid: Positive
-    fd: Count  # the pages in host memory, or a file of seats only
-    num_pages: Positive  # of each layer
-    seat: Count
-    device: DeviceHandle | None = None  # the pages where decode computes
-
-
-@dataclass(frozen=True)
 class Hello(Message):
     """The first message of a session; it ends the session before. Prefill compares layout and fingerprint and answers
-    HelloAccepted or HelloRefused. `pool` is set if KV may be written in place."""
+    HelloAccepted or HelloRefused. Only transfer/ reads `offer`."""
 
     address: WorkerAddress
     layout: KvLayout
     fingerprint: Fingerprint
-    pool: PoolOffer | None = None
+    offer: Blob = b""  # how KV may reach decode; see transfer/offers.py
     to: Instance | None = None  # the prefill worker meant; another process that got its port ignores the Hello
 
 
@@ -95,9 +71,7 @@ class HelloAccepted(Message):
     address: WorkerAddress
     job_tokens: Count  # queued prompt tokens that decode may reach; a job may be sent while fewer are queued
     layout: KvLayout
-    in_place: Flag = False  # prefill has taken the offered seat; decode checks that
-    device_writer: Count = 0  # the process id that has mapped decode's device memory; 0: none
-    export: Blob = b""  # what decode needs to read prefill's pages, if the backend does that
+    offer: Blob = b""  # prefill's answer to decode's offer
 
 
 @dataclass(frozen=True)

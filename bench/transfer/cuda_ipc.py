@@ -28,13 +28,13 @@ from bench.transfer.host_ipc import HostIpc
 from loadtest.tied import tied
 from protocol.errors import BatonError
 from protocol.kv_layout import KvLayout
-from protocol.messages_handoff import DeviceHandle, PoolOffer
 from runtime.shared_memory import SharedMemory
 from tests.doubles.device_on_host import HostCopies
 from transfer.backends.cuda_ipc import at_device
 from transfer.in_place.device_moves import Moving
 from transfer.in_place.device_pools import AtDevice, DevicePool, DeviceReader
 from transfer.in_place.seats import PoolOwner, SeatFile
+from transfer.offers import DeviceHandle, PoolOffer
 from transfer.plan.copying import Copy, Runs
 from transfer.plan.reslice import Shard, moves_of
 

@@ -96,9 +96,9 @@ class PrefillEnd:
         hello = TO_PREFILL.decode(raw)
         assert isinstance(hello, Hello), hello
         self._peer = hello.address
-        in_place = self._sender.attach(DECODE, hello.layout, hello.pool)
-        ours, export = WorkerAddress(worker_id="prefill", instance=PREFILL), self._sender.export
-        answer = HelloAccepted(address=ours, job_tokens=0, layout=self._memory.layout, in_place=in_place, export=export)
+        offer = self._sender.attach(DECODE, hello.layout, hello.offer)
+        ours = WorkerAddress(worker_id="prefill", instance=PREFILL)
+        answer = HelloAccepted(address=ours, job_tokens=0, layout=self._memory.layout, offer=offer)
         self._router.send(identity, TO_DECODE.encode(answer))
 
     def move(self, check: bool) -> dict[str, float]:
@@ -171,7 +171,7 @@ class DecodeEnd:
             address=ours,
             layout=self._memory.layout,
             fingerprint=Fingerprint(""),
-            pool=self._receiver.offer(PREFILL),
+            offer=self._receiver.offer(PREFILL),
             to=PREFILL,
         )
         self._dealer.send(TO_PREFILL.encode(hello))
@@ -182,8 +182,7 @@ class DecodeEnd:
         assert isinstance(accepted, HelloAccepted), accepted
 
         self._sent = accepted.layout
-        self._receiver.meet(PREFILL, accepted.export)
-        self._in_place = bool(self._receiver.admit_writer(PREFILL, accepted.in_place))
+        self._in_place = self._receiver.answered(PREFILL, accepted.offer).in_place
 
     def move(self, check: bool) -> dict[str, float]:
         """One reservation, from its job to its end."""

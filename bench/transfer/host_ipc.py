@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from protocol.errors import WireError
-from protocol.messages_handoff import DeviceHandle
 from runtime.shared_memory import SharedMemory, open_shared
+from transfer.offers import DeviceHandle
 
 _HALF: Final = 64  # hexadecimal digits of the process id; as many follow for the descriptor
 

@@ -20,6 +20,7 @@ from tests.decode.driving import drive_to, expect_rest, greedy, make_cluster, pr
 from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import make_engine
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.offers import Agreed
 
 LAYOUT = KvLayout.uniform(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
 PREFILLS = [WorkerAddress(f"p{instance}", instance) for instance in range(3)]
@@ -83,7 +84,7 @@ class World:
         elif name == "accept":
             self.peers.greet(prefill, now=0.0)
             if (peer := self.peers.get(prefill.instance)) is not None:
-                peer.accept(CREDIT, LAYOUT)
+                peer.accept(CREDIT, LAYOUT, Agreed("zmq", in_place=False))
         elif name == "lose":
             self.peers.lose(prefill.instance)
         elif name == "admit":

@@ -137,7 +137,7 @@ def test_a_second_answer_to_a_greeting_changes_nothing(cluster: Cluster) -> None
     drive_to(cluster, "r", DecodeState.REQUESTED)
     prefill, decode = pair_of(cluster)
     (instance,) = cluster.prefills
-    decode.on_peer(instance, HelloAccepted(cluster.addresses[instance], 10**9, prefill.engine.kv.layout, False))
+    decode.on_peer(instance, HelloAccepted(cluster.addresses[instance], 10**9, prefill.engine.kv.layout))
     cluster.run()
     expect_exact(cluster, "r", PROMPT, PARAMS)
     assert decode.stats().transfer == {"prefill-0": "shm"}

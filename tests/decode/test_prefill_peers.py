@@ -9,35 +9,32 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import HelloAccepted
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.offers import Agreed
 
 LAYOUT = KvLayout.uniform(num_layers=1, num_kv_heads=1, head_dim=4, page_size=16, dtype="float32")
 PREFILL, DECODE = WorkerAddress("p", 1), WorkerAddress("d", 2)
+AGREED = Agreed("shm", in_place=True)
 
 
 class Receiver:
-    """Admits as `seat` says."""
+    """Agrees to every answer, unless it `refuses`."""
 
-    seat = 7
+    refuses = False
 
     def __init__(self) -> None:
-        self.exports: dict[int, bytes] = {}  # of those that were met and not lost
+        self.answers: dict[int, bytes] = {}  # of those that were met and not lost
 
-    def offer(self, instance: int) -> None:
-        """Nothing is offered."""
+    def offer(self, instance: int) -> bytes:
+        return b"our pages"
 
-    def admit_writer(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
-        if self.seat < 0:
+    def answered(self, instance: int, answer: bytes) -> Agreed:
+        if self.refuses:
             raise WireError("it must")
-        return self.seat if in_place else 0
-
-    def meet(self, instance: int, export: bytes) -> None:
-        self.exports[instance] = export
+        self.answers[instance] = answer
+        return AGREED
 
     def lose(self, instance: int) -> None:
-        self.exports.pop(instance, None)
-
-    def backend(self, instance: int, in_place: bool) -> str:
-        return "shm" if in_place else "zmq"
+        self.answers.pop(instance, None)
 
 
 @pytest.fixture
@@ -54,7 +51,7 @@ def test_jobs_are_credited_until_they_are_computed_or_over(peers: PrefillPeers) 
     assert peers.greet(PREFILL, now=1.0) is not None
     peer = peers.get(1)
     assert peer is not None and not peer.takes_jobs
-    peer.accept(100, LAYOUT)
+    peer.accept(100, LAYOUT, AGREED)
     peer.sent(1, 60)
     assert (peer.takes_jobs, peer.tokens_queued) == (True, 60)
     peer.sent(2, 70)  # a long prompt goes whenever any credit is left
@@ -64,13 +61,13 @@ def test_jobs_are_credited_until_they_are_computed_or_over(peers: PrefillPeers) 
     for reservation in (1, 3, 2, 2):  # again, never sent, and twice
         peer.settle(reservation)
     assert peer.tokens_queued == 0
-    peer.accept(10**9, LAYOUT)  # it grants once
+    peer.accept(10**9, LAYOUT, AGREED)  # it grants once
     assert peer.granted == 100
 
 
 def test_a_peer_is_greeted_once_until_it_is_lost(peers: PrefillPeers) -> None:
     hello = peers.greet(PREFILL, now=1.0)
-    assert hello is not None and (hello.address, hello.to) == (DECODE, 1)
+    assert hello is not None and (hello.address, hello.to, hello.offer) == (DECODE, 1, b"our pages")
     assert peers.greet(PREFILL, now=2.0) is None
     assert peers.silent(HELLO_DEADLINE_S + 0.9) == []
     assert peers.silent(HELLO_DEADLINE_S + 1.0) == [peers.get(1)]
@@ -78,36 +75,37 @@ def test_a_peer_is_greeted_once_until_it_is_lost(peers: PrefillPeers) -> None:
     assert peers.greet(PREFILL, now=3.0) == hello
 
 
-def test_a_peer_that_accepts_has_the_seat_that_it_was_offered(peers: PrefillPeers) -> None:
+def test_how_kv_comes_from_a_peer_that_accepts_is_what_its_answer_led_to(peers: PrefillPeers) -> None:
     peers.greet(PREFILL, now=1.0)
     peer = peers.get(1)
     assert peer is not None
-    assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT, True)) == ""
-    assert (peer.accepted, peer.seat, peers.backends) == (True, 7, {"p": "shm"})
+    assert (peer.accepted, peer.in_place, peers.backends) == (False, False, {})
+    assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT, b"yes")) == ""
+    assert (peer.accepted, peer.in_place, peers.backends) == (True, True, {"p": "shm"})
 
 
 def test_a_refusal_stays_until_the_peer_is_greeted_anew(peers: PrefillPeers, receiver: Receiver) -> None:
     peers.greet(PREFILL, now=1.0)
     peer = peers.get(1)
     assert peer is not None
-    receiver.seat = -1
+    receiver.refuses = True
     assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT)) == "it must"
-    receiver.seat = 7
+    receiver.refuses = False
     assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT)) == "it must"
     assert not peer.takes_jobs
 
 
 @pytest.mark.parametrize("forget_all", [True, False])
-def test_what_an_accepted_peer_exports_is_the_receivers_until_the_peer_is_lost(
+def test_what_an_accepted_peer_answers_is_the_receivers_until_the_peer_is_lost(
     peers: PrefillPeers, receiver: Receiver, forget_all: bool
 ) -> None:
     peers.greet(PREFILL, now=1.0)
     peer = peers.get(1)
-    assert peer is not None and receiver.exports == {}
-    assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT, export=b"pages")) == ""
-    assert receiver.exports == {1: b"pages"}
+    assert peer is not None and receiver.answers == {}
+    assert peers.answered(peer, HelloAccepted(PREFILL, 100, LAYOUT, b"pages")) == ""
+    assert receiver.answers == {1: b"pages"}
     if forget_all:
         peers.forget_all()
     else:
         peers.lose(1)
-    assert receiver.exports == {}
+    assert receiver.answers == {}

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from protocol.errors import WireError
-from protocol.messages_handoff import DeviceHandle
 from transfer.in_place.device_moves import FIRST, SECOND, STEP, WRAP, Units
+from transfer.offers import DeviceHandle
 
 
 def total_of(words_N: Tensor) -> int:

@@ -16,7 +16,6 @@ from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
-from protocol.messages_handoff import PoolOffer
 from protocol.request import SamplingParams
 from runtime.ending import is_ending
 from tests.checkpoints import make_checkpoint
@@ -26,6 +25,7 @@ from tests.e2e.baton_process import PROJECT, BatonProcess
 from transfer.backends.cuda_ipc import at_device
 from transfer.in_place.device_pools import DeviceReader
 from transfer.in_place.seats import PoolOwner, SeatFile
+from transfer.offers import PoolOffer
 from transfer.plan.copying import Copy
 from transfer.plan.reslice import Shard, moves_of
 
@@ -81,7 +81,7 @@ WRITER = """
 import json, sys
 import torch
 from model.paged_kv import PagedKv
-from protocol.messages_handoff import DeviceHandle, PoolOffer
+from transfer.offers import DeviceHandle, PoolOffer
 from tests.handoff.test_cuda import LAYOUT, PAGES_HERE, PAGES_THERE, copy_of
 from transfer.backends.cuda_ipc import at_device
 from transfer.in_place.device_pools import DevicePool

@@ -50,7 +50,7 @@ def test_a_session_that_is_lost_drops_its_jobs_and_a_greeting_begins_anew(is_not
         bench.run()
         assert bench.at_rest()
     bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, Fingerprint("print")))
-    accepted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, export=b"our pages")
+    accepted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, offer=b"our answer")
     assert bench.sent(HelloAccepted)[-1] == accepted
     bench.run()
     assert bench.at_rest()

@@ -20,7 +20,6 @@ from protocol.messages_handoff import (
     JobFinishedEarly,
     JobStopped,
     KvDelivered,
-    PoolOffer,
     PrefillJob,
 )
 from protocol.request import SamplingParams
@@ -45,15 +44,14 @@ class Sender:
         self.reading: set[Target] = set()
         self.counters: dict[str, float] = {}
         self.lost: list[Target] = []
-        self.export = b"our pages"
         self.is_moving = False
         self.writes_on_device = False
 
-    def attach(self, instance: int, layout: KvLayout, pool: PoolOffer | None) -> bool:
-        return False
+    def attach(self, instance: int, layout: KvLayout, offer: bytes) -> bytes:
+        return b"our answer"
 
-    def device_writer(self, instance: int) -> int:
-        return 99 if self.writes_on_device else 0
+    def reads_host(self, target: Target) -> bool:
+        return not self.writes_on_device
 
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
         self.calls.append(("open", target.reservation, num_tokens))
@@ -155,7 +153,7 @@ def first(prompt: tuple[int, ...] = PROMPT) -> int:
 def test_a_greeting_is_answered_with_credit() -> None:
     bench = Bench(greeted=False)
     bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, Fingerprint("print")))
-    accepted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, export=b"our pages")
+    accepted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, offer=b"our answer")
     assert bench.worker.outbox.decode == [(7, accepted)]
 
 
@@ -367,21 +365,15 @@ def test_what_does_not_concern_it_is_ignored() -> None:
     assert bench.sender.calls[-1][0] == "finish"
 
 
-@pytest.mark.parametrize("pages", [(), (3, 4, 5)])
 @pytest.mark.parametrize("writes_on_device", [True, False])
-def test_kv_that_is_written_on_the_device_is_not_staged_to_the_host(
-    pages: tuple[int, ...], writes_on_device: bool
-) -> None:
-    bench = Bench(greeted=False)
+def test_kv_that_is_written_on_the_device_is_not_staged_to_the_host(writes_on_device: bool) -> None:
+    bench = Bench()
     bench.sender.writes_on_device = writes_on_device
-    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, Fingerprint("print")))
-    greeted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, export=b"our pages")
-    assert bench.sent(HelloAccepted) == [replace(greeted, device_writer=99 if writes_on_device else 0)]
-    bench.worker.on_peer(7, PrefillJob(Assign("r1", 0, PROMPT, greedy(5), 1, None), 1, pages))
+    bench.worker.on_peer(7, PrefillJob(Assign("r1", 0, PROMPT, greedy(5), 1, None), 1))
     bench.worker.step()
     (launch,) = bench.engine.in_flight
     to_host = [chunk.to_host for chunk in launch.plan.chunks]
-    assert to_host == [not (writes_on_device and pages)]
+    assert to_host == [not writes_on_device]
     bench.run()
 
 

@@ -25,12 +25,15 @@ from protocol.messages_gateway import (
 from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, ToDecode, ToPrefill
 from protocol.request import SamplingParams
 from tests.protocol.values import values_of
+from transfer.offers import ANSWER, OFFER, Answer, PoolOffer
 
 BOUNDARIES: list[tuple[Boundary[Any], tuple[type[Any], ...]]] = [
     (TO_GATEWAY, get_args(ToGateway)),
     (TO_WORKER, get_args(ToWorker)),
     (TO_PREFILL, get_args(ToPrefill)),
     (TO_DECODE, get_args(ToDecode)),
+    (OFFER, (PoolOffer,)),
+    (ANSWER, (Answer,)),
 ]
 KINDS = [(boundary, kind) for boundary, kinds in BOUNDARIES for kind in kinds]
 

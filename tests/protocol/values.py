@@ -16,7 +16,6 @@ from protocol.message import (
     Id,
     Instance,
     Int,
-    IpcHandle,
     Number,
     Positive,
     Seconds,
@@ -24,6 +23,7 @@ from protocol.message import (
     WorkerId,
 )
 from protocol.messages_gateway import TIME_EDGES_S, BucketCounts, Role
+from transfer.offers import IpcHandle
 
 PRINTABLE = st.characters(min_codepoint=ord("!"), max_codepoint=ord("~"))
 SIZE = st.integers(1, 2**20)

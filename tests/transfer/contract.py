@@ -60,9 +60,8 @@ class Pair:
 
     def greet(self) -> None:
         """Decode greets prefill, with its memory if others may write there."""
-        attached = self.sender.attach(DECODE, self.pool.layout, self.receiver.offer(PREFILL))
-        self.receiver.meet(PREFILL, self.sender.export)
-        self.in_place = bool(self.receiver.admit_writer(PREFILL, attached, self.sender.device_writer(DECODE)))
+        answer = self.sender.attach(DECODE, self.pool.layout, self.receiver.offer(PREFILL))
+        self.in_place = self.receiver.answered(PREFILL, answer).in_place
 
     def open(self, reservation: int, source: list[int], target: list[int], num_tokens: int) -> Target:
         layout, in_place = self.source.layout, self.in_place

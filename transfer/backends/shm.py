@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
-from protocol.messages_handoff import PoolOffer
 from transfer.in_place.seats import hold_seat
+from transfer.offers import PoolOffer
 
 
 class MappedPool:

@@ -12,7 +12,6 @@ from typing import Any
 import zmq
 
 from protocol.errors import ConfigError, WireError
-from protocol.messages_handoff import DeviceHandle
 from runtime.curve import OPEN, Security
 from runtime.log import get_log
 from runtime.settings import TransferBackend
@@ -25,6 +24,7 @@ from transfer.in_place.seats import PoolOwner, SeatFile
 from transfer.in_place.writers import Writers
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import SharedPages
+from transfer.offers import DeviceHandle
 from transfer.sending.frame_sender import FrameSender
 
 log = get_log("transfer")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import WireError
-from protocol.messages_handoff import DeviceHandle
+from transfer.offers import DeviceHandle
 
 HANDLE_BYTES: Final = 64
 _LIBRARY: Final = "libcuda.so.1"

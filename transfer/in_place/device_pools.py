@@ -17,9 +17,9 @@ from torch import Tensor
 
 from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
-from protocol.messages_handoff import DeviceHandle, PoolOffer
 from transfer.in_place.device_moves import WORDS, Copies, Moving, Units, units_to_read, units_to_write, word_bytes
 from transfer.in_place.seats import hold_seat
+from transfer.offers import DeviceHandle, PoolOffer
 from transfer.plan.copying import Copy, Runs
 
 

@@ -5,10 +5,10 @@ from typing import Protocol
 
 from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
-from protocol.messages_handoff import PoolOffer
 from runtime.log import get_log
 from transfer.in_place.device_pools import DevicePool
 from transfer.memory import PageMemory
+from transfer.offers import PoolOffer
 
 log = get_log("transfer")
 

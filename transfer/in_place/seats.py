@@ -6,9 +6,9 @@ A free seat proves that its holder writes no more: it has released the seat or i
 import os
 
 from protocol.errors import WireError
-from protocol.messages_handoff import DeviceHandle, PoolOffer
 from runtime.shared_memory import SharedMemory, host_identity, is_taken, open_shared, take_seat
 from transfer.memory import Seated
+from transfer.offers import DeviceHandle, PoolOffer
 
 SEATS_BYTES = 4096  # size of a file that holds only seats; they are locks and use none of it
 

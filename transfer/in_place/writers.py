@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.errors import WireError
-from protocol.messages_handoff import PoolOffer
 from runtime.ending import is_ending
+from transfer.offers import PoolOffer
 
 
 class Seats(Protocol):
@@ -71,27 +71,23 @@ class Writers:
         self._offers.pop(instance, None)
         self._processes.pop(instance, None)
 
-    def admit(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
-        """The seat of a prefill worker that reports it can write (`in_place`) and holds its seat. Else 0, or WireError
-        if required. `device_writer`: the process whose device writes, or 0."""
+    def admit(self, instance: int, in_place: bool, device_writer: int = 0) -> str:
+        """The backend by which a prefill worker writes that reports it can (`in_place`) and holds its seat. Else "", or
+        WireError if required. `device_writer`: the process whose device writes, or 0."""
         offer = self._offers.get(instance)
         by_device = bool(device_writer) and offer is not None and offer.device is not None
         if in_place and offer is not None and self._is_taken(offer.seat):
             if by_device:
                 self._processes[instance] = device_writer
             if by_device or self._required != "cuda_ipc":
-                return offer.seat
+                return "cuda_ipc" if self.is_on_device(instance) else "shm"
         if self._required:
             raise WireError(f"transfer_backend is {self._required}, but prefill has not mapped the KV memory of decode")
-        return 0
+        return ""
 
     def is_on_device(self, instance: int) -> bool:
         """Whether an admitted prefill worker writes by a device into device memory."""
         return instance in self._processes
-
-    def backend_of(self, instance: int) -> str:
-        """The backend by which an admitted prefill worker writes."""
-        return "cuda_ipc" if self.is_on_device(instance) else "shm"
 
     def began(self, reservation: int, instance: int) -> None:
         """An admitted prefill worker is told the reservation's pages."""

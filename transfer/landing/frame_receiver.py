@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from protocol.errors import WireError
 from protocol.frame import LAST_MESSAGE, Check, FrameHeader, seal_sum, unpack_header, verify_checksum
 from protocol.kv_layout import KvLayout
-from protocol.messages_handoff import PoolOffer
 from runtime.log import Refusals, get_log
 from transfer.in_place.device_moves import Moving
 from transfer.in_place.device_pools import DeviceReader
@@ -30,6 +29,7 @@ from transfer.landing.events import (
 )
 from transfer.landing.transfer import OPEN, ReceiveState, ReceiveTransfer
 from transfer.memory import PageMemory
+from transfer.offers import ANSWER, OFFER, Agreed, Answer
 from transfer.wire import Arrivals, Pollable
 
 POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll: about 2 ms of copying
@@ -82,27 +82,22 @@ class FrameReceiver:
         refused = {f"rejected_{reason}": count for reason, count in self._refusals.counts.items()}
         return {**self._totals, **refused, "reservations_now": len(self._transfers)}
 
-    def offer(self, instance: int) -> PoolOffer | None:
-        """The offer to the prefill worker `instance` in a greeting; None if no peer may write in place."""
-        return self._writers.offer(instance) if self._writers.lends else None
+    def offer(self, instance: int) -> bytes:
+        """The offer for the greeting of the prefill worker `instance`."""
+        return OFFER.encode(self._writers.offer(instance)) if self._writers.lends else b""
 
-    def admit_writer(self, instance: int, in_place: bool, device_writer: int = 0) -> int:
-        """The seat of that worker, which reports whether it can write in place. 0 if it cannot, or WireError if the
-        backend requires it. `device_writer`: see FrameSender.device_writer()."""
-        return self._writers.admit(instance, in_place, device_writer)
-
-    def meet(self, instance: int, export: bytes) -> None:
-        """That worker accepts jobs and exports these bytes. WireError if its KV cannot be read."""
-        self._arrivals.meet(instance, export)
+    def answered(self, instance: int, answer: bytes) -> Agreed:
+        """That worker accepts jobs, and this is its answer to the offer. WireError if its KV cannot come here, or not
+        as the backend requires."""
+        told = ANSWER.decode(answer) if answer else Answer()
+        self._arrivals.meet(instance, told.export)
+        written_by = self._writers.admit(instance, told.in_place, told.device_writer)
+        return Agreed(written_by or self._arrivals.backend, bool(written_by))
 
     def lose(self, instance: int) -> None:
         """That worker is lost or starts anew. Nothing is read from it any more, and its offer is void. Idempotent."""
         self._writers.lose(instance)
         self._arrivals.lose(instance)
-
-    def backend(self, instance: int, in_place: bool) -> str:
-        """The name of the backend that brings KV from that worker, in place or not."""
-        return self._writers.backend_of(instance) if in_place else self._arrivals.backend
 
     def stopped(self, reservation: int, instance: int) -> None:
         """That worker reports that it writes and sends no more for the reservation. Idempotent."""

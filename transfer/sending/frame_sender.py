@@ -15,10 +15,10 @@ from protocol.errors import WireError
 from protocol.frame import FrameHeader, pack_header, seal_sized, seal_sum
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp
-from protocol.messages_handoff import PoolOffer
 from transfer.in_place.device_pools import DevicePool
 from transfer.in_place.pools import Pool, Pools
 from transfer.memory import PageMemory
+from transfer.offers import ANSWER, OFFER, Answer
 from transfer.plan.frames import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame
 from transfer.sending.transfer import DEVICE_WINDOW_BYTES, WINDOW_BYTES, Frame, PeerQueue, SendTransfer, Target
 from transfer.wire import Part, Reading, Wire
@@ -41,9 +41,9 @@ class FrameSender:
         export: bytes = b"",
         device_window: int = DEVICE_WINDOW_BYTES,
     ) -> None:
-        """Without `pools` nothing is written in place. `export`: the bytes for HelloAccepted that let decode read our
-        pages. `gather_below`: bytes, GATHER_BELOW by default."""
-        self.export = export
+        """Without `pools` nothing is written in place. `export`: the bytes that let decode read our pages.
+        `gather_below`: bytes, GATHER_BELOW by default."""
+        self._export = export
         self._gather_below = GATHER_BELOW if gather_below is None else gather_below
         self._memory = memory
         self._layout = memory.layout
@@ -68,18 +68,19 @@ class FrameSender:
         }
         return {**self._totals, **now}
 
-    def attach(self, instance: int, layout: KvLayout, pool: PoolOffer | None) -> bool:
+    def attach(self, instance: int, layout: KvLayout, offer: bytes) -> bytes:
         """The decode worker `instance` has greeted, maybe again. Everything about it is dropped, as by drop_peer().
 
-        Returns whether its pages, of `layout`, can be written in place. WireError if they cannot but must.
+        Returns the answer to the offer of its pages, of `layout`. WireError if they cannot be written but must.
         """
         self.drop_peer(instance)
-        return self._pools.attach(instance, layout, pool)
+        in_place = self._pools.attach(instance, layout, OFFER.decode(offer) if offer else None)
+        on_device = isinstance(self._pools.get(instance), DevicePool)
+        return ANSWER.encode(Answer(in_place, os.getpid() if on_device else 0, self._export))
 
-    def device_writer(self, instance: int) -> int:
-        """The process that writes into that worker's device memory; 0 if no device writes and pages are read from host
-        memory."""
-        return os.getpid() if isinstance(self._pools.get(instance), DevicePool) else 0
+    def reads_host(self, target: Target) -> bool:
+        """Whether the KV of such a transfer must be in host memory: no device writes it from its own."""
+        return not (target.pages and isinstance(self._pools.get(target.peer.instance), DevicePool))
 
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
         """Announces a transfer and connects to its peer if needed.
@@ -102,7 +103,7 @@ class FrameSender:
         self._transfers[target] = SendTransfer(target, self._layout, source_pages, num_tokens, place, frame_bytes)
 
     def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
-        """K and V of tokens [0, num_tokens) of `layer` are final in the memory that device_writer() names.
+        """K and V of tokens [0, num_tokens) of `layer` are final, also in host memory if it reads_host().
 
         Whole pages leave at once, as credit allows. The partial last page leaves only when `num_tokens` is the total.
         """

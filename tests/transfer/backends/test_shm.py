@@ -8,7 +8,6 @@ import pytest
 
 from protocol.errors import WireError
 from protocol.messages_gateway import WorkerAddress
-from protocol.messages_handoff import PoolOffer
 from runtime.shared_memory import SharedMemory, is_taken, take_seat
 from tests.processes import num_open_files
 from tests.transfer.backends.test_zmq import ZmqNetwork, ended
@@ -22,6 +21,7 @@ from transfer.in_place.writers import Writers
 from transfer.landing.events import Delivered, Rejection, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import PageMemory, SharedPages
+from transfer.offers import ANSWER, OFFER, Answer, PoolOffer
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES, Target
 
@@ -125,9 +125,17 @@ def test_a_greeting_anew_ends_what_was_written_after_the_one_before(pair: Pair) 
 def test_an_answer_to_an_older_greeting_admits_nobody(pair: Pair) -> None:
     pair.receiver.offer(PREFILL)
     with pytest.raises(WireError, match="transfer_backend is shm, but prefill has not mapped"):
-        pair.receiver.admit_writer(PREFILL, True)
+        pair.receiver.answered(PREFILL, ANSWER.encode(Answer(in_place=True)))
     with pytest.raises(WireError, match="transfer_backend is shm"):
-        pair.receiver.admit_writer(PREFILL + 1, True)
+        pair.receiver.answered(PREFILL + 1, ANSWER.encode(Answer(in_place=True)))
+
+
+@pytest.mark.parametrize("garbage", [b"x", OFFER.encode(PoolOffer("here", 1, 3, 10, 1))[:-1], bytes(300_000)])
+def test_an_offer_or_an_answer_that_is_none_is_refused_in_a_sentence(pair: Pair, garbage: bytes) -> None:
+    with pytest.raises(WireError, match="transfer offer: "):
+        pair.sender.attach(DECODE, LAYOUT, garbage)
+    with pytest.raises(WireError, match="answer to a transfer offer: "):
+        pair.receiver.answered(PREFILL, garbage)
 
 
 @pytest.mark.parametrize("pages", [[3], [3, 4, 5], [3, 3], [0, 3], [3, 12], [-1, 3]])

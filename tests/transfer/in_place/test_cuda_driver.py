@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from protocol.errors import WireError
-from protocol.messages_handoff import DeviceHandle
 from transfer.in_place.cuda_driver import HANDLE_BYTES, CudaIpc
+from transfer.offers import DeviceHandle
 
 BASE, MAPPED = 0x1000, 0x90000
 KEY = bytes(range(HANDLE_BYTES))

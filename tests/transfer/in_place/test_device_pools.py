@@ -10,7 +10,7 @@ import pytest
 from protocol.errors import WireError
 from protocol.frame import Check, FrameHeader, pack_header, seal, unpack_header
 from protocol.kv_layout import KvLayout
-from protocol.messages_handoff import DeviceHandle, PoolOffer
+from protocol.messages_gateway import WorkerAddress
 from runtime.shared_memory import is_taken
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
 from tests.doubles.device_on_host import HostCopies, LocalIpc
@@ -23,7 +23,9 @@ from transfer.in_place.device_pools import AtDevice, DevicePool
 from transfer.in_place.pools import IN_PLACE, ON_DEVICE, Pools
 from transfer.in_place.seats import PoolOwner, SeatFile
 from transfer.landing.events import Delivered, Rejection, TransferFailed
+from transfer.offers import DeviceHandle, PoolOffer
 from transfer.plan.frames import FRAME_BYTES
+from transfer.sending.transfer import Target
 from transfer.wire import Part
 
 
@@ -55,6 +57,13 @@ def run_all(pair: Pair, device: HeldCopies) -> None:
             device.step()
         pair.sender.pump()
         is_idle = not pair.poll()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_kv_that_a_device_writes_is_not_read_from_host_memory(pair: Pair, in_place: bool) -> None:
+    pages = (3,) if in_place else ()
+    assert pair.sender.reads_host(Target(pair.peer, 1, 0, pages)) == (not in_place)
+    assert pair.sender.reads_host(Target(WorkerAddress("other", DECODE + 1), 1, 0, pages))
 
 
 def test_a_header_leaves_when_its_copy_is_done_and_is_believed_when_it_was_read(pair: Pair, device: HeldCopies) -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import WireError
-from protocol.messages_handoff import DeviceHandle, PoolOffer
 from transfer.in_place.writers import Writers
+from transfer.offers import DeviceHandle, PoolOffer
 
 ONE, TWO = 11, 12  # prefill instances
 
@@ -46,22 +46,22 @@ def test_a_writer_is_admitted_when_it_says_so_and_holds_its_seat(table: Table, s
     free, strict = Writers(table), Writers(table, required="shm")
     free_seat, strict_seat = (each.offer(ONE).seat for each in (free, strict))
     table.taken |= {free_seat, strict_seat} if holds else set()
-    assert free.admit(ONE, says) == (free_seat if says and holds else 0)
+    assert free.admit(ONE, says) == ("shm" if says and holds else "")
     if says and holds:
-        assert strict.admit(ONE, says) == strict_seat
+        assert strict.admit(ONE, says) == "shm"
     else:
         with pytest.raises(WireError, match="transfer_backend is shm"):
             strict.admit(ONE, says)
 
 
 def test_who_is_lost_is_forgotten_but_not_what_it_may_be_writing(table: Table, writers: Writers) -> None:
-    seat = writers.admit(ONE, True)
+    assert writers.admit(ONE, True)
     writers.began(5, ONE)
     writers.lose(ONE)
     assert not writers.admit(ONE, True) and writers.admit(TWO, True)
     assert not writers.is_on_device(ONE) and ONE not in writers._offers
     assert writers.may_be_written(5)
-    table.taken.remove(seat)
+    table.taken.remove(1)
     assert not writers.may_be_written(5)
 
 
@@ -121,10 +121,8 @@ def test_who_must_write_on_the_device_and_does_not_is_refused(required: bool) ->
         with pytest.raises(WireError, match="transfer_backend is cuda_ipc"):
             writers.admit(ONE, True)
     else:
-        assert writers.admit(ONE, True) == seat
-        assert (writers.is_on_device(ONE), writers.backend_of(ONE)) == (False, "shm")
-    assert writers.admit(ONE, True, 77) == seat
-    assert (writers.is_on_device(ONE), writers.backend_of(ONE)) == (True, "cuda_ipc")
+        assert writers.admit(ONE, True) == "shm" and not writers.is_on_device(ONE)
+    assert writers.admit(ONE, True, 77) == "cuda_ipc" and writers.is_on_device(ONE)
     writers.offer(ONE)
     assert not writers.is_on_device(ONE)
 

@@ -24,6 +24,7 @@ from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.landing.events import Delivered, FrameRejected, Rejection, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import SharedPages
+from transfer.offers import ANSWER, Answer
 from transfer.plan.frames import FRAME_BYTES
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES, Target
@@ -144,8 +145,7 @@ def test_a_prefill_worker_that_is_gone_fails_its_own_transfers_alone(network: Ni
     pair = Pair(network)
     other = HostMemory(LAYOUT, 4, seed=9)
     gone = network.sender(other, PREFILL + 1)
-    gone.attach(DECODE, LAYOUT, None)
-    pair.receiver.meet(PREFILL + 1, gone.export)
+    pair.receiver.answered(PREFILL + 1, gone.attach(DECODE, LAYOUT, b""))
     pair.receiver.reserve(5, 0, PREFILL + 1, [11], 4)
     transfer = Target(pair.peer, 5, 0)
     gone.open(transfer, [1], 4)
@@ -171,9 +171,9 @@ def test_a_prefill_worker_that_is_gone_fails_its_own_transfers_alone(network: Ni
 
 def test_what_is_no_export_is_refused(pair: Pair) -> None:
     with pytest.raises(WireError, match="transfer_backend is nixl, but prefill offers no memory"):
-        pair.receiver.meet(5, b"")
+        pair.receiver.answered(5, b"")
     with pytest.raises(WireError, match="what prefill exports for NIXL cannot be read"):
-        pair.receiver.meet(5, b"hello")
+        pair.receiver.answered(5, ANSWER.encode(Answer(export=b"hello")))
     assert lands(pair, 1, [1], [3])
 
 
