@@ -17,7 +17,7 @@ class DecodeRequest(Assigned):
     prefill: WorkerAddress
     reservation: int
     state: DecodeState = DecodeState.RESERVING
-    pages_in_place: tuple[int, ...] = ()  # the prompt's pages, if prefill may write them in place
+    pages_in_place: tuple[int, ...] | None = None  # the prompt's pages, if prefill may write them in place
     deadline: float = float("inf")  # for its last frame, in seconds of the worker's clock
     late: str = ""  # the error if the deadline passes
     first_tokens: tuple[int, ...] = ()  # by choice, once it is DELIVERED

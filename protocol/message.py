@@ -6,7 +6,7 @@ finite are refused. Checking a list stops at its first wrong item.
 
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, FailFast, Field, Strict
+from pydantic import ConfigDict, Field, Strict
 
 MAX_COUNT = 2**63 - 1
 MAX_INSTANCE = 2**64 - 1  # the largest that fits into a frame's header
@@ -27,7 +27,7 @@ Id = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_ID_CHARS)]  
 WorkerId = Annotated[str, Field(strict=True, pattern=WORKER_ID_PATTERN)]
 Endpoint = Annotated[str, Field(strict=True, pattern=r"\A[!-~]{0,256}\z")]
 Blob = Annotated[bytes, Field(strict=True, max_length=MAX_BLOB_BYTES)]  # bytes that a library reads
-Ints = Annotated[tuple[Int, ...], FailFast()]
+Ints = Annotated[tuple[Int, ...], Field(fail_fast=True)]
 
 
 class Message:

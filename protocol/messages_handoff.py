@@ -30,11 +30,11 @@ class Hello(Message):
 @dataclass(frozen=True)
 class PrefillJob(Message):
     """Compute the prompt of `assign`. Send the first tokens to the gateway, and the KV to decode's data address under
-    `reservation`, or write it into `pages` if there are any."""
+    `reservation`, or write it into `pages`."""
 
     assign: Assign
     reservation: Int
-    pages: Ints = ()  # decode's pages in prompt order, to be written in place; empty: KV goes as frames
+    pages: Ints | None = None  # decode's pages in prompt order, to be written in place; None: KV goes as frames
 
 
 @dataclass(frozen=True)

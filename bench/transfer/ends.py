@@ -193,7 +193,7 @@ class DecodeEnd:
         number, in_place = self._reservation, self._in_place
         self._receiver.reserve(number, 0, PREFILL, self._pages, self._blocks.num_tokens, self._sent, in_place)
 
-        pages = tuple(self._pages) if in_place else ()
+        pages = tuple(self._pages) if in_place else None
         assign = Assign(
             request_id="bench",
             attempt=0,

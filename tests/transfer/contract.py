@@ -66,7 +66,7 @@ class Pair:
     def open(self, reservation: int, source: list[int], target: list[int], num_tokens: int) -> Target:
         layout, in_place = self.source.layout, self.in_place
         self.receiver.reserve(reservation, 0, PREFILL, target, num_tokens, layout, in_place)
-        transfer = Target(self.peer, reservation, 0, tuple(target) if in_place else ())
+        transfer = Target(self.peer, reservation, 0, tuple(target) if in_place else None)
         self.sender.open(transfer, source, num_tokens)
         return transfer
 
@@ -146,6 +146,12 @@ class KvContract:
         assert pair.pool.pool == expected_pool(pair.before, pair.pool, target, pair.source, source, num_tokens)
         pair.until(lambda: not pair.sender.is_reading(transfer))
         assert pair.sender.counters["bytes_in_flight_now"] == 0
+
+    def test_a_transfer_of_no_pages_sends_its_last_message_only(self, pair: Pair) -> None:
+        pair.send_all(pair.open(1, [], [], 0), 0)
+        pair.until(lambda: bool(pair.seen(Delivered)))
+        assert pair.sender.counters["frames"] == 1 and pair.rejections() == {}
+        assert pair.pool.pool == pair.before
 
     def test_large_pages_travel_as_views_of_page_memory(self, network: Network) -> None:
         layout = KvLayout.uniform(

@@ -80,7 +80,7 @@ class FrameSender:
 
     def reads_host(self, target: Target) -> bool:
         """Whether the KV of such a transfer must be in host memory: no device writes it from its own."""
-        return not (target.pages and isinstance(self._pools.get(target.peer.instance), DevicePool))
+        return target.pages is None or not isinstance(self._pools.get(target.peer.instance), DevicePool)
 
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
         """Announces a transfer and connects to its peer if needed.
@@ -91,7 +91,7 @@ class FrameSender:
         if target in self._transfers:
             raise WireError(f"reservation {target.reservation} attempt {target.attempt} is being sent already")
 
-        pool = self._pool(target, num_tokens) if target.pages else None
+        pool = None if target.pages is None else self._pool(target, target.pages, num_tokens)
         on_device, instance = isinstance(pool, DevicePool), target.peer.instance
 
         if instance not in self._peers:
@@ -175,16 +175,16 @@ class FrameSender:
         self._pools.close()
         self._wire.close()
 
-    def _pool(self, target: Target, num_tokens: int) -> Pool:
-        """The memory with the target's pages. WireError if they may not be written."""
+    def _pool(self, target: Target, pages: Sequence[int], num_tokens: int) -> Pool:
+        """The memory with the target's `pages`. WireError if they may not be written."""
         pool = self._pools.get(target.peer.instance)
         if pool is None:
             raise WireError(f"the KV memory of {target.peer.worker_id} is not mapped")
 
-        if len(target.pages) != pool.layout.num_pages(num_tokens) or len(set(target.pages)) != len(target.pages):
-            raise WireError(f"{len(target.pages)} pages, expected {pool.layout.num_pages(num_tokens)} different ones")
-        if min(target.pages) < 1 or max(target.pages) >= pool.num_pages:
-            raise WireError(f"pages {min(target.pages)} to {max(target.pages)}, expected 1 to {pool.num_pages - 1}")
+        if len(pages) != pool.layout.num_pages(num_tokens) or len(set(pages)) != len(pages):
+            raise WireError(f"{len(pages)} pages, expected {pool.layout.num_pages(num_tokens)} different ones")
+        if pages and not 1 <= min(pages) <= max(pages) < pool.num_pages:
+            raise WireError(f"pages {min(pages)} to {max(pages)}, expected 1 to {pool.num_pages - 1}")
         return pool
 
     def _end(self, target: Target, outcome: str) -> None:

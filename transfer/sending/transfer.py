@@ -24,13 +24,13 @@ DEVICE_WINDOW_BYTES = 512 * 1024 * 1024  # the same between devices: takes no me
 class Target:
     """One transfer: the decode worker (`peer.data` is its endpoint), the reservation there, and the attempt.
 
-    `pages`: decode's pages in prompt order, if KV is written in place; empty if it travels in frames.
+    `pages`: decode's pages in prompt order, if KV is written in place; None if it travels in frames.
     """
 
     peer: WorkerAddress
     reservation: int
     attempt: int
-    pages: tuple[int, ...] = field(default=(), compare=False)
+    pages: tuple[int, ...] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class SendTransfer:
 
     def copy(self, frame: KvFrame) -> Copy:
         """The copy from source pages to target pages, for a transfer in place. Only valid slots are moved."""
-        assert self._place is not None
+        assert self._place is not None and self.target.pages is not None
         key = self._key(frame)
         if key not in self._copies:
             ours, theirs = self._layout.layer(frame.layer), self._place.layer(frame.layer)
