@@ -225,7 +225,8 @@ class PrefillWorker:
             return  # a repeat: its job may have ended, and other requests may own its pages
 
         peer.newest = message.reservation
-        job = Job(assign, Target(peer.address, message.reservation, assign.attempt, message.pages))
+        target = Target(peer.address, message.reservation, assign.attempt, message.pages, message.start)
+        job = Job(assign, target)
         job.to_host = self._sender.reads_host(job.target)
         self._jobs[instance, message.reservation] = job
         self._job_of.update(dict.fromkeys(job.reqs, job))

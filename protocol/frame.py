@@ -1,6 +1,6 @@
 """The data plane's frame: a fixed header, then raw bytes.
 
-    KV frame    payload: pages `[page_start, page_start + num_pages)` of the reservation in one layer, each of
+    KV frame    payload: pages `[page_start, page_start + num_pages)` of the prompt in one layer, each of
                 `LayerLayout.page_bytes`. Only their first `num_tokens` token slots are valid.
     last frame  `layer == LAST_LAYER`; payload: msgpack of LastMessage.
 

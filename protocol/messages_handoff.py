@@ -29,12 +29,13 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class PrefillJob(Message):
-    """Compute the prompt of `assign`. Send the first tokens to the gateway, and the KV to decode's data address under
-    `reservation`, or write it into `pages`."""
+    """Compute the prompt of `assign`. Send the first tokens to the gateway, and the KV of tokens from `start` on to
+    decode's data address under `reservation`, or write it into `pages`."""
 
     assign: Assign
     reservation: Int
-    pages: Ints | None = None  # decode's pages in prompt order, to be written in place; None: KV goes as frames
+    pages: Ints | None = None  # decode's pages from `start` on, to be written in place; None: KV goes as frames
+    start: Count = 0  # a token that begins a page on both sides; decode has the KV before it
 
 
 @dataclass(frozen=True)

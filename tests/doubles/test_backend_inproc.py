@@ -1,16 +1,21 @@
 """The contract without a socket, and what a network that loses, repeats, reorders and damages may do."""
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.frame import HEADER_BYTES
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.device_on_host import HostCopies
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, expected_pool
 from transfer.landing.events import CreditReturned, Delivered, FrameRejected, Rejection, TransferFailed
+from transfer.plan.frames import start_of
 from transfer.sending.transfer import Target
 
 
@@ -18,6 +23,26 @@ class TestInproc(KvContract):
     @pytest.fixture
     def network(self) -> InprocNetwork:
         return InprocNetwork()
+
+
+NETWORKS: dict[str, Callable[[], InprocNetwork]] = {
+    "frames": InprocNetwork,
+    "in place": partial(InprocNetwork, in_place=True),
+    "on device": lambda: InprocNetwork(copies=HostCopies()),
+}
+SIZES = st.sampled_from([1, 2, 3, 4, 8])
+
+
+@pytest.mark.parametrize("way", NETWORKS)
+@given(st.integers(0, 11), st.integers(0, 11), SIZES, SIZES)
+@settings(max_examples=40)
+def test_from_any_start_all_that_follows_arrives_and_nothing_else(
+    way: str, num_tokens: int, wished: int, ours: int, theirs: int
+) -> None:
+    pair = Pair(NETWORKS[way](), replace(LAYOUT, page_size=ours), pool_layout=replace(LAYOUT, page_size=theirs))
+    pair.transfers(1, num_tokens, start_of(min(wished, num_tokens), ours, theirs))
+    assert len(pair.seen(Delivered)) == 1
+    pair.close()
 
 
 def test_frames_come_again_and_land_once() -> None:

@@ -93,6 +93,24 @@ def test_a_job_that_makes_no_sense(changes: dict[str, Any], says: str) -> None:
     expect_rest(cluster)
 
 
+def test_a_job_that_starts_within_a_page_fails_with_one_sentence() -> None:
+    cluster = make_cluster()
+    (prefill,) = cluster.prefills.values()
+    cluster.assign("fine", prompt_of("fine", 30), PARAMS, 2)
+    drive_to(cluster, "fine", DecodeState.REQUESTED)
+    size, later = prefill.engine.page_size, 2**62
+    prefill.on_peer(200, PrefillJob(Assign("bad", 0, PROMPT, PARAMS, 1, None), later, start=1))
+    prefill.step()
+    failed = [each for _, each in prefill.outbox.decode if isinstance(each, JobFailed)]
+    begins = f"begins a page of {size} and one of {size} tokens"
+    says = f"start: got 1, expected a token that {begins}, and at most {len(PROMPT)}"
+    assert failed == [JobFailed(later, "wire_error", says)]
+    prefill.outbox.decode.clear()
+    cluster.run()
+    expect_exact(cluster, "fine", prompt_of("fine", 30), PARAMS, 2)
+    expect_rest(cluster)
+
+
 def test_the_largest_sensible_numbers_are_served() -> None:
     cluster = make_cluster()
     params = SamplingParams(

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import lcm
 from typing import Any, Protocol, TypeVar
 
 import pytest
@@ -63,10 +64,10 @@ class Pair:
         answer = self.sender.attach(DECODE, self.pool.layout, self.receiver.offer(PREFILL))
         self.in_place = self.receiver.answered(PREFILL, answer).in_place
 
-    def open(self, reservation: int, source: list[int], target: list[int], num_tokens: int) -> Target:
+    def open(self, reservation: int, source: list[int], target: list[int], num_tokens: int, start: int = 0) -> Target:
         layout, in_place = self.source.layout, self.in_place
-        self.receiver.reserve(reservation, 0, PREFILL, target, num_tokens, layout, in_place)
-        transfer = Target(self.peer, reservation, 0, tuple(target) if in_place else None)
+        self.receiver.reserve(reservation, 0, PREFILL, target, num_tokens, layout, in_place, start)
+        transfer = Target(self.peer, reservation, 0, tuple(target) if in_place else None, start)
         self.sender.open(transfer, source, num_tokens)
         return transfer
 
@@ -74,6 +75,21 @@ class Pair:
         for layer in range(self.source.layout.num_layers):
             self.sender.layer_ready(transfer, layer, num_tokens)
         self.sender.finish(transfer, (5,))
+
+    def transfers(self, reservation: int, num_tokens: int, start: int) -> None:
+        """A whole transfer: after it every byte of the pool is as it must be."""
+        before, numbers = bytes(self.pool.pool), [3, 4, 9, 1, 2, 8, 7, 5, 10, 6, 11]
+        source = numbers[: self.source.layout.num_pages(num_tokens)]
+        target = numbers[::-1][: self.pool.layout.num_pages(num_tokens - start)]
+        transfer = self.open(reservation, source, target, num_tokens, start)
+        for final in (num_tokens // 2, num_tokens):
+            for layer in range(self.source.layout.num_layers):
+                self.sender.layer_ready(transfer, layer, final)
+        self.sender.finish(transfer, (5,))
+        self.until(lambda: reservation in [event.reservation for event in self.seen(Delivered)])
+        self.sender.delivered(transfer)
+        assert self.rejections() == {}
+        assert self.pool.pool == expected_pool(before, self.pool, target, self.source, source, num_tokens, start)
 
     def poll(self) -> list[ReceiverEvent]:
         """One turn of the decode worker's loop, which may find nothing."""
@@ -147,11 +163,30 @@ class KvContract:
         pair.until(lambda: not pair.sender.is_reading(transfer))
         assert pair.sender.counters["bytes_in_flight_now"] == 0
 
-    def test_a_transfer_of_no_pages_sends_its_last_message_only(self, pair: Pair) -> None:
-        pair.send_all(pair.open(1, [], [], 0), 0)
-        pair.until(lambda: bool(pair.seen(Delivered)))
-        assert pair.sender.counters["frames"] == 1 and pair.rejections() == {}
-        assert pair.pool.pool == pair.before
+    @pytest.mark.parametrize("sizes", [(4, 4), (4, 8), (8, 4), (2, 3)])
+    def test_only_what_begins_with_the_start_is_sent_and_written(
+        self, network: Network, sizes: tuple[int, int]
+    ) -> None:
+        layout, pool_layout = (replace(LAYOUT, page_size=size) for size in sizes)
+        pair = Pair(network, layout, pool_layout=pool_layout)
+        step, num_tokens = lcm(*sizes), 2 * lcm(*sizes) + 1
+        for start in (0, step, 2 * step):
+            pair.transfers(start + 1, num_tokens, start)
+        pair.close()
+
+    @pytest.mark.parametrize("num_tokens", [0, 8])
+    def test_an_empty_tail_sends_its_last_message_only(self, pair: Pair, num_tokens: int) -> None:
+        pair.transfers(1, num_tokens, start=num_tokens)
+        assert pair.sender.counters["frames"] == 1
+
+    @pytest.mark.parametrize("start", [1, 4, 12, 2**40])
+    def test_a_start_that_cannot_be_is_refused(self, network: Network, start: int) -> None:
+        pair = Pair(network, pool_layout=replace(LAYOUT, page_size=8))
+        why = f"start: got {start}, expected a token that begins a page of 4 and one of 8 tokens, and at most 9"
+        with pytest.raises(WireError, match=why):
+            pair.sender.open(Target(pair.peer, 1, 0, (1, 2) if pair.in_place else None, start), [1, 2, 3], 9)
+        assert pair.sender.counters["transfers_now"] == 0
+        pair.close()
 
     def test_large_pages_travel_as_views_of_page_memory(self, network: Network) -> None:
         layout = KvLayout.uniform(
@@ -173,16 +208,7 @@ class KvContract:
     ) -> None:
         layout, pool_layout = (replace(LAYOUT, page_size=size) for size in sizes)
         pair = Pair(network, layout, pool_layout=pool_layout)
-        numbers = [3, 4, 9, 1, 2, 8, 7, 5, 10, 6, 11]
-        source, target = numbers[: layout.num_pages(num_tokens)], numbers[::-1][: pool_layout.num_pages(num_tokens)]
-        transfer = pair.open(1, source, target, num_tokens)
-        for final in (num_tokens // 2, num_tokens):
-            for layer in range(layout.num_layers):
-                pair.sender.layer_ready(transfer, layer, final)
-        pair.sender.finish(transfer, (5,))
-        pair.until(lambda: bool(pair.seen(Delivered)))
-        assert pair.rejections() == {}
-        assert pair.pool.pool == expected_pool(pair.before, pair.pool, target, pair.source, source, num_tokens)
+        pair.transfers(1, num_tokens, start=0)
         pair.close()
 
     @pytest.mark.parametrize("sizes", [(4, 4), (4, 8), (8, 4), (3, 5)])
@@ -191,19 +217,9 @@ class KvContract:
         self, network: Network, sizes: tuple[int, int], groups: KvLayout
     ) -> None:
         """A draft's layers beside the target's: other heads, another head size, pages of another size in bytes."""
-        num_tokens = 11
         layout, pool_layout = (replace(groups, page_size=size) for size in sizes)
         pair = Pair(network, layout, pool_layout=pool_layout)
-        source = [3, 4, 9, 1][: layout.num_pages(num_tokens)]
-        target = [7, 2, 11, 5][: pool_layout.num_pages(num_tokens)]
-        transfer = pair.open(1, source, target, num_tokens)
-        for final in (num_tokens // 2, num_tokens):
-            for layer in range(layout.num_layers):
-                pair.sender.layer_ready(transfer, layer, final)
-        pair.sender.finish(transfer, (5,))
-        pair.until(lambda: bool(pair.seen(Delivered)))
-        assert pair.rejections() == {}
-        assert pair.pool.pool == expected_pool(pair.before, pair.pool, target, pair.source, source, num_tokens)
+        pair.transfers(1, num_tokens=11, start=0)
         pair.close()
 
     def test_a_page_is_being_read_until_the_peer_has_taken_or_lost_it(self, network: Network) -> None:

@@ -59,12 +59,15 @@ def expected_pool(
     source: HostMemory,
     source_pages: Sequence[int],
     n: int,
+    start: int = 0,
 ) -> bytes:
-    """`before`, with K and V of tokens [0, n) of every layer as in `source`, and no other byte changed."""
+    """`before`, with K and V of tokens [start, n) of every layer as in `source`, and no other byte changed.
+    `target_pages` begin with the token `start`."""
     want = HostMemory(target.layout, target.num_pages, 0)
     want.pool[:] = before
     for layer in range(target.layout.num_layers):
-        for position in range(n):
+        for position in range(start, n):
             for half in (0, 1):
-                want.token(layer, target_pages, position, half)[:] = source.token(layer, source_pages, position, half)
+                sent = source.token(layer, source_pages, position, half)
+                want.token(layer, target_pages, position - start, half)[:] = sent
     return bytes(want.pool)

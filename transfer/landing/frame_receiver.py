@@ -116,8 +116,10 @@ class FrameReceiver:
         num_tokens: int,
         sent: KvLayout | None = None,
         in_place: bool = False,
+        start: int = 0,
     ) -> None:
-        """Lets one sender write these pages (the caller's own, in prompt order) until release(). Ids are not reused.
+        """Lets one sender write these pages (the caller's own, of tokens from `start` on) until release(). Ids are not
+        reused.
 
         `sent`: the sender's layout, by default our own; their page sizes may differ. `in_place`: an admitted writer is
         told the pages, so after release() they are free only once may_be_written() is False.
@@ -136,6 +138,7 @@ class FrameReceiver:
             in_place,
             in_place and self._writers.is_on_device(sender_instance),
             self._arrivals.is_ordered,
+            start,
         )
 
     def release(self, reservation: int) -> None:

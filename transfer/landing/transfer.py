@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from protocol.frame import FrameHeader, LastMessage, extend_digest
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import KvLayout, full_pages
 from runtime.state_table import advance
 from transfer.landing.events import Rejection
 from transfer.plan.copying import Copy
+from transfer.plan.frames import start_fault
 from transfer.plan.reslice import Shard, moves_of
 
 
@@ -54,10 +55,15 @@ class ReceiveTransfer:
         in_place: bool = False,
         on_device: bool = False,
         in_order: bool = False,
+        start: int = 0,
     ) -> None:
-        """`sent`: by default our own layout. `in_place`: the sender writes valid slots itself and frames are headers.
-        `on_device`: only a device reads the pages. `in_order`: frames arrive in the order in which they were sent."""
-        assert len(pages) == layout.num_pages(num_tokens), (len(pages), num_tokens)
+        """`pages`: of tokens from `start` on. `sent`: by default our own layout. `in_place`: the sender writes valid
+        slots itself and frames are headers. `on_device`: only a device reads the pages. `in_order`: frames arrive in
+        the order in which they were sent."""
+        self._sent = sent or layout
+        fault = start_fault(start, num_tokens, layout.page_size, self._sent.page_size)
+        assert fault is None, fault
+        assert len(pages) == layout.num_pages(num_tokens - start), (len(pages), num_tokens, start)
 
         self.state = ReceiveState.REQUESTED
         self.last: LastMessage | None = None
@@ -66,14 +72,15 @@ class ReceiveTransfer:
         self.is_on_device = on_device
 
         self._in_order = in_order
-        self._sent = sent or layout
         self._attempt = attempt
         self._sender_instance = sender_instance
         self._layout = layout
         self._pages = tuple(pages)
         self._plans: dict[tuple[int, int, int], Copy] = {}  # by (layer group, page_start, num_pages)
+        self._start = start
         self._num_tokens = num_tokens
-        self._num_pages = self._sent.num_pages(num_tokens)  # of the sender, in each layer
+        self._first_page = full_pages(start, self._sent.page_size)  # of the sender's pages that are to arrive
+        self._num_pages = self._sent.num_pages(num_tokens - start)  # of the same, in each layer
         self._claimed = bytearray(layout.num_layers * self._num_pages)  # 1 if (layer, page) has landed or is landing
         self._num_pages_landed = 0  # over all layers
         self._num_frames = 0  # KV frames landed
@@ -136,9 +143,10 @@ class ReceiveTransfer:
 
     def _misfit(self, header: FrameHeader) -> Rejection | None:
         start, count = header.page_start, header.num_pages
+        end = self._first_page + self._num_pages
         if header.layer >= self._sent.num_layers:
             return Rejection.LAYER_RANGE
-        if count < 1 or start + count > self._num_pages:
+        if count < 1 or start < self._first_page or start + count > end:
             return Rejection.PAGE_RANGE
         if header.num_tokens != self._sent.tokens_in(self._num_tokens, start, count):
             return Rejection.NUM_TOKENS
@@ -149,7 +157,7 @@ class ReceiveTransfer:
         return None
 
     def _claim(self, header: FrameHeader) -> Rejection | None:
-        first = header.layer * self._num_pages + header.page_start
+        first = header.layer * self._num_pages + header.page_start - self._first_page
         end = first + header.num_pages
         taken = self._claimed.count(1, first, end)
         if taken:
@@ -164,7 +172,7 @@ class ReceiveTransfer:
             first_token = header.page_start * theirs.page_size
             payload = Shard(theirs, range(header.num_pages), first_token=first_token)
             heads, tokens = range(theirs.num_kv_heads), range(first_token, first_token + header.num_tokens)
-            moves = moves_of(payload, Shard(ours, self._pages), heads, tokens)
+            moves = moves_of(payload, Shard(ours, self._pages, first_token=self._start), heads, tokens)
             self._plans[key] = Copy(moves, theirs.page_bytes, ours.page_bytes)
         return self._plans[key]
 

@@ -1,13 +1,15 @@
 """Which pages make up a transfer, when they may leave, and in which frames. Pure.
 
-    pages   [0, num_pages)            logical, of one reservation, in prompt order
+    pages   [0, num_pages)            logical, of one prompt, in order
     frame   [page_start, page_end)    of one layer; its payload is these pages in order
 
-Pages are the sender's. reslice.py tells where their bytes land.
+A transfer may start at a token that begins a page on both sides. Pages are the sender's. reslice.py tells where their
+bytes land.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import lcm
 
 from protocol.kv_layout import KvLayout, full_pages
 
@@ -24,6 +26,19 @@ class KvFrame:
     page_start: int
     num_pages: int
     num_tokens: int
+
+
+def start_of(wished: int, *page_sizes: int) -> int:
+    """The last token up to `wished` that begins a page of each of these sizes."""
+    return wished - wished % lcm(*page_sizes)
+
+
+def start_fault(start: int, num_tokens: int, ours: int, theirs: int) -> str | None:
+    """Why a transfer between pages of these sizes cannot start there, in one sentence; or None."""
+    if start <= num_tokens and start == start_of(start, ours, theirs):
+        return None
+    begins = f"begins a page of {ours} and one of {theirs} tokens"
+    return f"start: got {start}, expected a token that {begins}, and at most {num_tokens}"
 
 
 def final_pages(layout: KvLayout, num_final: int, num_tokens: int) -> int:

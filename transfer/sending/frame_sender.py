@@ -19,7 +19,7 @@ from transfer.in_place.device_pools import DevicePool
 from transfer.in_place.pools import Pool, Pools
 from transfer.memory import PageMemory
 from transfer.offers import ANSWER, OFFER, Answer
-from transfer.plan.frames import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame
+from transfer.plan.frames import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame, start_fault
 from transfer.sending.transfer import DEVICE_WINDOW_BYTES, WINDOW_BYTES, Frame, PeerQueue, SendTransfer, Target
 from transfer.wire import Part, Reading, Wire
 
@@ -53,6 +53,7 @@ class FrameSender:
         self._device_window = device_window
         self._pools = pools or Pools()
 
+        self._layouts: dict[int, KvLayout] = {}  # of decode workers that have greeted
         self._peers: dict[int, PeerQueue] = {}
         self._transfers: dict[Target, SendTransfer] = {}  # transfers that have not ended
         self._reading: dict[Target, list[Reading]] = {}
@@ -76,6 +77,7 @@ class FrameSender:
         self.drop_peer(instance)
         in_place = self._pools.attach(instance, layout, OFFER.decode(offer) if offer else None)
         on_device = isinstance(self._pools.get(instance), DevicePool)
+        self._layouts[instance] = layout
         return ANSWER.encode(Answer(in_place, os.getpid() if on_device else 0, self._export))
 
     def reads_host(self, target: Target) -> bool:
@@ -85,11 +87,14 @@ class FrameSender:
     def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
         """Announces a transfer and connects to its peer if needed.
 
-        `source_pages`: the caller's pages in prompt order. WireError if the peer's endpoint is no address, if this
-        target is already open, or if its pages may not be written.
+        `source_pages`: the caller's pages of the whole prompt, in order. WireError if the peer's endpoint is no
+        address, if this target is already open, or if its start or its pages cannot be.
         """
         if target in self._transfers:
             raise WireError(f"reservation {target.reservation} attempt {target.attempt} is being sent already")
+        theirs = self._layouts.get(target.peer.instance, self._layout)
+        if (fault := start_fault(target.start, num_tokens, self._layout.page_size, theirs.page_size)) is not None:
+            raise WireError(fault)
 
         pool = None if target.pages is None else self._pool(target, target.pages, num_tokens)
         on_device, instance = isinstance(pool, DevicePool), target.peer.instance
@@ -143,6 +148,7 @@ class FrameSender:
         if self._peers.pop(instance, None) is not None:
             self._wire.disconnect(instance)
         self._pools.drop(instance)
+        self._layouts.pop(instance, None)
 
     def broken(self) -> list[Target]:
         """Transfers whose frames may have been lost with a connection since the last call. Only the caller can act."""
@@ -181,8 +187,9 @@ class FrameSender:
         if pool is None:
             raise WireError(f"the KV memory of {target.peer.worker_id} is not mapped")
 
-        if len(pages) != pool.layout.num_pages(num_tokens) or len(set(pages)) != len(pages):
-            raise WireError(f"{len(pages)} pages, expected {pool.layout.num_pages(num_tokens)} different ones")
+        num_pages = pool.layout.num_pages(num_tokens - target.start)
+        if len(pages) != num_pages or len(set(pages)) != len(pages):
+            raise WireError(f"{len(pages)} pages, expected {num_pages} different ones")
         if pages and not 1 <= min(pages) <= max(pages) < pool.num_pages:
             raise WireError(f"pages {min(pages)} to {max(pages)}, expected 1 to {pool.num_pages - 1}")
         return pool

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, extend_digest
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import KvLayout, full_pages
 from protocol.messages_gateway import Stamp, WorkerAddress
 from transfer.in_place.device_moves import Moving
 from transfer.plan.copying import Copy, Runs, whole_pages
@@ -24,13 +24,14 @@ DEVICE_WINDOW_BYTES = 512 * 1024 * 1024  # the same between devices: takes no me
 class Target:
     """One transfer: the decode worker (`peer.data` is its endpoint), the reservation there, and the attempt.
 
-    `pages`: decode's pages in prompt order, if KV is written in place; None if it travels in frames.
+    `pages`: decode's pages from the token `start` on, if KV is written in place; None if it travels in frames.
     """
 
     peer: WorkerAddress
     reservation: int
     attempt: int
     pages: tuple[int, ...] | None = field(default=None, compare=False)
+    start: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class SendTransfer:
         place: KvLayout | None = None,
         frame_bytes: int = FRAME_BYTES,
     ) -> None:
-        """`place`: the layout of the target's pages, if they are written in place."""
+        """`source_pages`: the whole prompt's. `place`: the layout of the target's pages, if they are written in
+        place."""
         assert len(source_pages) == layout.num_pages(num_tokens), (len(source_pages), num_tokens)
 
         self.target = target
@@ -71,7 +73,8 @@ class SendTransfer:
         self._copies: dict[tuple[int, int, int], Copy] = {}  # by (layer group, page_start, num_pages)
         self._runs: dict[tuple[int, int, int], Runs] = {}  # by the same
         self._num_tokens = num_tokens
-        self._ready_pages = [0] * layout.num_layers  # pages [0, n) of each layer have been returned as frames
+        # Pages of each layer, up to which they have been returned as frames or lie before the start.
+        self._ready_pages = [full_pages(target.start, layout.page_size)] * layout.num_layers
         self._digest = 0
 
     def layer_ready(self, layer: int, num_final: int) -> Iterator[KvFrame]:
@@ -128,7 +131,8 @@ class SendTransfer:
             ours, theirs = self._layout.layer(frame.layer), self._place.layer(frame.layer)
             first = frame.page_start * ours.page_size
             heads, tokens = range(ours.num_kv_heads), range(first, first + frame.num_tokens)
-            moves = moves_of(Shard(ours, self.source_pages), Shard(theirs, self.target.pages), heads, tokens)
+            targets = Shard(theirs, self.target.pages, first_token=self.target.start)
+            moves = moves_of(Shard(ours, self.source_pages), targets, heads, tokens)
             self._copies[key] = Copy(moves, ours.page_bytes, theirs.page_bytes)
         return self._copies[key]
 

@@ -102,6 +102,24 @@ def test_a_frame_has_the_size_of_its_own_layers_pages(in_place: bool) -> None:
     assert transfer.accept(replace(BLANK, layer=3, payload_bytes=sizes[2])) is Rejection.LAYER_RANGE
 
 
+def test_what_lies_before_the_start_is_refused_and_not_awaited() -> None:
+    transfer = ReceiveTransfer(LAYOUT, 1, 77, PAGES[1:], NUM_TOKENS, start=4)
+    for start, num_pages, num_tokens in [(0, 1, 4), (0, 2, 6)]:
+        early = replace(BLANK, page_start=start, num_pages=num_pages, num_tokens=num_tokens)
+        early = replace(early, payload_bytes=num_pages * LAYOUT.layer(0).page_bytes)
+        assert transfer.accept(early) is Rejection.PAGE_RANGE
+
+    frames = [
+        replace(frame, page_start=1, num_pages=1, num_tokens=2, payload_bytes=LAYOUT.layer(0).page_bytes)
+        for frame in FRAMES
+    ]
+    for frame in frames:
+        copy = receive(transfer, frame)
+        assert isinstance(copy, Copy) and copy.targets.spans == [(512, 576), (640, 704)]
+    assert receive(transfer, LAST_HEADER) is None
+    assert transfer.state is ReceiveState.DELIVERED
+
+
 def test_a_page_lands_at_most_once() -> None:
     transfer = reserved()
     part = replace(FRAMES[0], num_pages=1, num_tokens=4, payload_bytes=LAYOUT.layer(0).page_bytes)

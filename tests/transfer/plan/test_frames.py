@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from tests.transfer.memory import TWO_GROUPS
-from transfer.plan.frames import final_pages, frames_of
+from transfer.plan.frames import final_pages, frames_of, start_fault, start_of
 from transfer.sending.transfer import SendTransfer, Target
 
 TARGET = Target(WorkerAddress("d0", 1, data="nowhere"), reservation=1, attempt=0)
@@ -35,6 +36,23 @@ def test_every_page_of_every_layer_leaves_once_however_the_prompt_is_cut(
                 tokens[layer] += frame.num_tokens
     assert left == Counter({(layer, page): 1 for layer in range(2) for page in range(layout.num_pages(n))})
     assert tokens == Counter({layer: n for layer in range(2) if n})
+
+
+@given(st.integers(0, 70), st.integers(0, 70), st.sampled_from([1, 2, 3, 16]), st.sampled_from([1, 4, 6, 16]))
+def test_a_transfer_starts_at_the_last_page_that_begins_on_both_sides_and_sends_the_rest(
+    wished: int, n: int, ours: int, theirs: int
+) -> None:
+    start = start_of(min(wished, n), ours, theirs)
+    fits = [token for token in range(n + 1) if token % ours == 0 == token % theirs]
+    assert start == max(token for token in fits if token <= wished)
+    assert fits == [token for token in range(80) if start_fault(token, n, ours, theirs) is None]
+
+    layout = layout_of(ours)
+    transfer = SendTransfer(replace(TARGET, start=start), layout, range(layout.num_pages(n)), n)
+    frames = [frame for final in (n // 2, n) for frame in transfer.layer_ready(0, final)]
+    pages = [page for frame in frames for page in range(frame.page_start, frame.page_start + frame.num_pages)]
+    assert pages == list(range(start // ours, layout.num_pages(n)))
+    assert sum(frame.num_tokens for frame in frames) == n - start
 
 
 @given(st.sampled_from([1, 4]), st.integers(1, 40), st.integers(1, 200))
