@@ -86,10 +86,10 @@ def test_every_fault_is_drawn_by_some_scenario() -> None:
 
 
 def test_a_broken_rule_is_told_as_a_story(monkeypatch: pytest.MonkeyPatch) -> None:
-    def delivers_too_early(self: object, last: object) -> None:
+    def delivers_too_early(self: object, header: object, payload: object) -> None:
         raise AssertionError("the rule that is broken")
 
-    monkeypatch.setattr("transfer.landing.transfer.ReceiveTransfer.announced", delivers_too_early)
+    monkeypatch.setattr("transfer.landing.transfer.ReceiveTransfer._take_last", delivers_too_early)
     with pytest.raises(Violation) as caught:
         World(Scenario.random(0)).run()
     lines = str(caught.value).splitlines()

@@ -24,7 +24,7 @@ DEVICES = (
     Mutant(
         "what a device has written is not looked at",
         "FrameReceiver._checked",
-        "seal_sum(header, done.reading.total) == header",
+        "seal_sum(done.header, done.reading.total) == done.header",
         "True",
         "a byte that turned is decoded",
         (),
@@ -32,7 +32,7 @@ DEVICES = (
     ),
     Mutant(
         "a checksum of the other kind is taken for the right one",
-        "FrameReceiver._settle",
+        "ReceiveTransfer.take",
         "header.check != Check.DEVICE_SUM",
         "False",
         "what went wrong is not named",

@@ -170,6 +170,15 @@ ROLES = (
         ("tests/transfer",),
     ),
     Mutant(
+        "what lies before the start of a transfer may land",
+        "ReceiveTransfer._misfit",
+        "start < self._first_page",
+        "False",
+        "pages that other requests read are written",
+        (),
+        ("tests/transfer/landing/test_transfer.py",),
+    ),
+    Mutant(
         "pages that prefill may still write are free at once",
         "DecodeWorker._end",
         "req.release(self.book, __is_written)",
@@ -198,7 +207,7 @@ ROLES = (
     ),
     Mutant(
         "what was written in place is not looked at",
-        "FrameReceiver._settle",
+        "FrameReceiver._land",
         "_wrong_sum(header, __kv)",
         "None",
         "a byte that turned is decoded",

@@ -6,30 +6,21 @@ counter, never in an exception.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import WireError
-from protocol.frame import LAST_MESSAGE, Check, FrameHeader, seal_sum, unpack_header, verify_checksum
+from protocol.frame import Check, FrameHeader, seal_sum, unpack_header, verify_checksum
 from protocol.kv_layout import KvLayout
 from runtime.log import Refusals, get_log
 from transfer.in_place.device_moves import Moving
 from transfer.in_place.device_pools import DeviceReader
 from transfer.in_place.writers import Writers
-from transfer.landing.events import (
-    FATAL,
-    CreditReturned,
-    Delivered,
-    FirstFrame,
-    FrameRejected,
-    LastInDoubt,
-    ReceiverEvent,
-    Rejection,
-    TransferFailed,
-)
-from transfer.landing.transfer import OPEN, ReceiveState, ReceiveTransfer
+from transfer.landing.events import CreditReturned, Delivered, FrameRejected, LastInDoubt, ReceiverEvent, Rejection
+from transfer.landing.transfer import OPEN, ReceiveTransfer
 from transfer.memory import PageMemory
 from transfer.offers import ANSWER, OFFER, Agreed, Answer
+from transfer.plan.copying import Copy
 from transfer.wire import Arrivals, Pollable
 
 POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll: about 2 ms of copying
@@ -186,7 +177,7 @@ class FrameReceiver:
             self.release(reservation)
         self._arrivals.close()
 
-    def _take(self, parts: Sequence[memoryview], credit: Counter[tuple[int, int]]) -> Iterator[ReceiverEvent]:
+    def _take(self, parts: Sequence[memoryview], credit: Counter[tuple[int, int]]) -> Sequence[ReceiverEvent]:
         try:
             if len(parts) > MAX_PARTS:
                 raise WireError(f"frame of {len(parts)} parts, expected at most {MAX_PARTS}")
@@ -194,8 +185,7 @@ class FrameReceiver:
         except WireError as error:
             self._refusals.note(Rejection.MALFORMED, why=error.message)
             self._has_strays = True
-            yield FrameRejected(Rejection.MALFORMED, None)
-            return
+            return [FrameRejected(Rejection.MALFORMED, None)]
 
         payload = parts[1:]
         num_bytes = sum(map(len, payload))
@@ -203,53 +193,16 @@ class FrameReceiver:
         is_written = self._is_written(transfer, header, payload)
         credit[header.sender_instance, header.reservation] += header.payload_bytes if is_written else num_bytes
 
-        before = transfer.state if transfer else None
-        reason = None
+        damage = None
         if not is_written:
-            reason = Rejection.SIZE if num_bytes != header.payload_bytes else _wrong_sum(header, payload)
-        if reason is None:
-            reason = self._settle(transfer, header, payload) if transfer else Rejection.UNKNOWN_RESERVATION
-        yield from self._outcome(transfer, header, before, reason)
+            damage = Rejection.SIZE if num_bytes != header.payload_bytes else _wrong_sum(header, payload)
+        if damage is not None and (transfer is None or not transfer.owns(header)):
+            self._has_strays = True
+        if transfer is None:
+            return self._told(header, [FrameRejected(damage or Rejection.UNKNOWN_RESERVATION, header)])
 
-    def _checked(self, done: _Checking) -> Iterator[ReceiverEvent]:
-        """The device has summed a frame. If the transfer is over, the result is ignored."""
-        transfer, header, before = done.transfer, done.header, done.transfer.state
-        if before not in OPEN:
-            return
-        reason = None
-        if seal_sum(header, done.reading.total) == header:
-            self._landed(transfer, header)
-        else:
-            reason = Rejection.CHECKSUM
-        yield from self._outcome(transfer, header, before, reason)
-
-    def _outcome(
-        self,
-        transfer: ReceiveTransfer | None,
-        header: FrameHeader,
-        before: ReceiveState | None,
-        reason: Rejection | None,
-    ) -> Iterator[ReceiverEvent]:
-        """The events that a frame has led to, in a transfer that was in state `before`. A fatal reason fails it, if the
-        frame is the right sender's."""
-        if reason is not None:
-            self._refusals.note(reason, reservation=header.reservation, sender=header.sender_instance)
-            if reason in FATAL and (transfer is None or transfer.refuse_stranger(header) is not None):
-                self._has_strays = True
-            elif reason in FATAL and transfer is not None and transfer.state in OPEN:
-                transfer.fail(f"frame {header.sequence} was refused: {reason}")
-            yield FrameRejected(reason, header)
-
-        if transfer is None or transfer.state is before:
-            return
-        if before is ReceiveState.REQUESTED and reason is None:
-            yield FirstFrame(header.reservation)
-        if transfer.state is ReceiveState.DELIVERED:
-            assert transfer.last is not None
-            self.stopped(header.reservation, header.sender_instance)
-            yield Delivered(header.reservation, transfer.last, transfer.is_on_device)
-        elif transfer.state is ReceiveState.FAILED:
-            yield TransferFailed(header.reservation, transfer.failure)
+        taken = transfer.take(header, payload, damage)
+        return self._land(transfer, header, payload, taken) if isinstance(taken, Copy) else self._told(header, taken)
 
     def _is_written(self, transfer: ReceiveTransfer | None, header: FrameHeader, payload: Sequence[memoryview]) -> bool:
         """Whether the frame is the header of KV that was written in place."""
@@ -257,42 +210,46 @@ class FrameReceiver:
             return False
         return self._writers.lends if transfer is None else transfer.is_in_place
 
-    def _settle(
-        self, transfer: ReceiveTransfer, header: FrameHeader, payload: Sequence[memoryview]
-    ) -> Rejection | None:
-        """Copies the payload into place, looks at what lies there, or has a device look. Or returns why not."""
-        copy = transfer.accept(header)
-        if isinstance(copy, Rejection):
-            return copy
-
-        if copy is None:
-            try:
-                transfer.announced(LAST_MESSAGE.decode(b"".join(payload)))
-            except WireError:
-                return Rejection.MALFORMED
-            return None
-
-        if payload and transfer.is_in_place:
-            return Rejection.SIZE
+    def _land(
+        self, transfer: ReceiveTransfer, header: FrameHeader, payload: Sequence[memoryview], copy: Copy
+    ) -> Sequence[ReceiverEvent]:
+        """Copies the payload into place, looks at what lies there, or has a device look."""
         if transfer.is_on_device:
-            if header.check != Check.DEVICE_SUM:
-                return Rejection.CHECK_KIND
             assert self._reader is not None, "a writer on the device was admitted"
             self._checking.append(_Checking(transfer, header, self._reader.begin(header.layer, copy.targets)))
-            return None
+            return ()
 
+        damage = None
         pool = self._memory.window(header.layer, copy.targets.pages)
-        if not transfer.is_in_place:
+        if transfer.is_in_place:
+            damage = _wrong_sum(header, copy.targets.read(pool))
+        else:
             copy.run(payload[0] if len(payload) == 1 else memoryview(b"".join(payload)), pool)
-        elif (damage := _wrong_sum(header, copy.targets.read(pool))) is not None:
-            return damage
-        self._landed(transfer, header)
-        return None
+        return self._landed(transfer, header, damage)
 
-    def _landed(self, transfer: ReceiveTransfer, header: FrameHeader) -> None:
-        transfer.landed(header)
-        self._totals["frames"] += 1
-        self._totals["bytes"] += header.payload_bytes
+    def _checked(self, done: _Checking) -> Sequence[ReceiverEvent]:
+        """The device has summed a frame. If the transfer is over, the result is ignored."""
+        if done.transfer.state not in OPEN:
+            return ()
+        is_right = seal_sum(done.header, done.reading.total) == done.header
+        return self._landed(done.transfer, done.header, None if is_right else Rejection.CHECKSUM)
+
+    def _landed(
+        self, transfer: ReceiveTransfer, header: FrameHeader, damage: Rejection | None
+    ) -> Sequence[ReceiverEvent]:
+        if damage is None:
+            self._totals["frames"] += 1
+            self._totals["bytes"] += header.payload_bytes
+        return self._told(header, transfer.landed(header, damage))
+
+    def _told(self, header: FrameHeader, events: Sequence[ReceiverEvent]) -> Sequence[ReceiverEvent]:
+        """Notes what a frame has led to."""
+        for event in events:
+            if isinstance(event, FrameRejected):
+                self._refusals.note(event.reason, reservation=header.reservation, sender=header.sender_instance)
+            elif isinstance(event, Delivered):
+                self.stopped(header.reservation, header.sender_instance)
+        return events
 
 
 def _wrong_sum(header: FrameHeader, payload: Iterable[memoryview]) -> Rejection | None:

@@ -10,10 +10,19 @@ time: first, last or in between. If frames keep their order, what is missing aft
 from collections.abc import Sequence
 from enum import StrEnum
 
-from protocol.frame import FrameHeader, LastMessage, extend_digest
+from protocol.errors import WireError
+from protocol.frame import LAST_MESSAGE, Check, FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout, full_pages
 from runtime.state_table import advance
-from transfer.landing.events import Rejection
+from transfer.landing.events import (
+    FATAL,
+    Delivered,
+    FirstFrame,
+    FrameRejected,
+    ReceiverEvent,
+    Rejection,
+    TransferFailed,
+)
 from transfer.plan.copying import Copy
 from transfer.plan.frames import start_fault
 from transfer.plan.reslice import Shard, moves_of
@@ -86,43 +95,47 @@ class ReceiveTransfer:
         self._num_frames = 0  # KV frames landed
         self._digest = 0
 
-    def refuse_stranger(self, header: FrameHeader) -> Rejection | None:
-        """Why the frame does not belong here: another sender or another attempt. None if it belongs."""
-        if header.sender_instance != self._sender_instance:
-            return Rejection.WRONG_SENDER
-        if header.attempt != self._attempt:
-            return Rejection.WRONG_ATTEMPT
-        return None
+    def owns(self, header: FrameHeader) -> bool:
+        """Whether the frame is of this transfer's sender and attempt."""
+        return header.sender_instance == self._sender_instance and header.attempt == self._attempt
 
     @property
     def lacks_last(self) -> bool:
         """Whether every KV frame has arrived but the last frame has not."""
         return self.last is None and self.state in OPEN and 0 not in self._claimed
 
-    def accept(self, header: FrameHeader) -> Copy | Rejection | None:
-        """The copy of a KV frame's payload to its place in the layer, or why it may not land. None: the last frame may,
-        which has nothing to copy. Claims the pages at once, so that a frame lands at most once."""
-        stranger = self.refuse_stranger(header)
-        if stranger is not None:
-            return stranger
+    def take(
+        self, header: FrameHeader, payload: Sequence[memoryview] = (), damage: Rejection | None = None
+    ) -> Copy | list[ReceiverEvent]:
+        """Takes a frame that has arrived, with the `damage` that was found. A KV frame that may land is a copy of its
+        payload to its place in the layer, and landed() is due; its pages are claimed at once, so that a frame lands at
+        most once. Otherwise it is what follows: a refusal, or what the last frame completes."""
+        if damage is not None:
+            return self._refused(header, damage)
+        if header.sender_instance != self._sender_instance:
+            return self._refused(header, Rejection.WRONG_SENDER)
+        if header.attempt != self._attempt:
+            return self._refused(header, Rejection.WRONG_ATTEMPT)
         if self.state not in OPEN:
-            return Rejection.NOT_RECEIVING
+            return self._refused(header, Rejection.NOT_RECEIVING)
         if header.is_last:
-            return self._misfit_of_last(header)
-        return self._misfit(header) or self._claim(header) or self._copy(header)
+            return self._take_last(header, payload)
 
-    def landed(self, header: FrameHeader) -> None:
-        """The payload of an accepted KV frame is in place."""
+        reason = self._misfit(header) or self._claim(header)
+        if reason is None and payload and self.is_in_place:
+            reason = Rejection.SIZE
+        if reason is None and self.is_on_device and header.check != Check.DEVICE_SUM:
+            reason = Rejection.CHECK_KIND
+        return self._copy(header) if reason is None else self._refused(header, reason)
+
+    def landed(self, header: FrameHeader, damage: Rejection | None = None) -> list[ReceiverEvent]:
+        """The KV of a frame that take() let land is in place, or is damaged there. Returns what follows."""
+        if damage is not None:
+            return self._refused(header, damage)
         self._num_pages_landed += header.num_pages
         self._num_frames += 1
         self._digest = extend_digest(self._digest, header)
-        self._received()
-
-    def announced(self, last: LastMessage) -> None:
-        """The accepted last frame had this message."""
-        assert self.last is None
-        self.last = last
-        self._received()
+        return self._received(header)
 
     def fail(self, reason: str) -> None:
         """The KV cannot be used."""
@@ -134,12 +147,24 @@ class ReceiveTransfer:
         if self.state in OPEN:
             self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.CANCELLED)
 
-    def _misfit_of_last(self, header: FrameHeader) -> Rejection | None:
+    def _take_last(self, header: FrameHeader, payload: Sequence[memoryview]) -> list[ReceiverEvent]:
         if self.last is not None:
-            return Rejection.ALREADY_LANDED
+            return self._refused(header, Rejection.ALREADY_LANDED)
         if (header.page_start, header.num_pages, header.num_tokens) != (0, 0, 0):
-            return Rejection.PAGE_RANGE
-        return None
+            return self._refused(header, Rejection.PAGE_RANGE)
+        try:
+            self.last = LAST_MESSAGE.decode(b"".join(payload))
+        except WireError:
+            return self._refused(header, Rejection.MALFORMED)
+        return self._received(header)
+
+    def _refused(self, header: FrameHeader, reason: Rejection) -> list[ReceiverEvent]:
+        """A fatal reason fails the transfer, if the frame is the right sender's."""
+        events: list[ReceiverEvent] = [FrameRejected(reason, header)]
+        if reason in FATAL and self.state in OPEN and self.owns(header):
+            self.fail(f"frame {header.sequence} was refused: {reason}")
+            events.append(TransferFailed(header.reservation, self.failure))
+        return events
 
     def _misfit(self, header: FrameHeader) -> Rejection | None:
         start, count = header.page_start, header.num_pages
@@ -181,15 +206,17 @@ class ReceiveTransfer:
         """After the last frame: whether KV frames may still arrive or are being checked."""
         return not self._in_order or self._claimed.count(1) > self._num_pages_landed
 
-    def _received(self) -> None:
+    def _received(self, header: FrameHeader) -> list[ReceiverEvent]:
+        events: list[ReceiverEvent] = []
         if self.state is ReceiveState.REQUESTED:
             self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.RECEIVING)
+            events.append(FirstFrame(header.reservation))
         if self.last is None:
-            return
+            return events
 
         whole = self._num_pages_landed == len(self._claimed)
         if not whole and self._num_frames < self.last.num_frames and self._may_get_more:
-            return
+            return events
 
         if not whole or self._num_frames != self.last.num_frames:
             self.fail(
@@ -200,3 +227,5 @@ class ReceiveTransfer:
             self.fail(f"the digest of what landed is {self._digest:#x}, the sender announced {self.last.digest:#x}")
         else:
             self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.DELIVERED)
+            return [*events, Delivered(header.reservation, self.last, self.is_on_device)]
+        return [*events, TransferFailed(header.reservation, self.failure)]

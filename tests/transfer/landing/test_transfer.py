@@ -1,12 +1,21 @@
 from dataclasses import replace
+from functools import partial
 from itertools import permutations, product
 
 import pytest
 
-from protocol.frame import LAST_LAYER, FrameHeader, LastMessage
+from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage
 from runtime.state_table import advance
 from tests.transfer.memory import LAYOUT, TWO_GROUPS
-from transfer.landing.events import Rejection
+from transfer.landing.events import (
+    FATAL,
+    Delivered,
+    FirstFrame,
+    FrameRejected,
+    ReceiverEvent,
+    Rejection,
+    TransferFailed,
+)
 from transfer.landing.transfer import RECEIVE_MOVES, ReceiveState, ReceiveTransfer
 from transfer.plan.copying import Copy
 
@@ -21,14 +30,19 @@ def reserved() -> ReceiveTransfer:
     return ReceiveTransfer(LAYOUT, 1, 77, PAGES, NUM_TOKENS)
 
 
+def take(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = LAST) -> Copy | Rejection | None:
+    """What take() says of a frame without damage: where it lands, or why it does not; None: it was the last frame."""
+    taken = transfer.take(header, [memoryview(LAST_MESSAGE.encode(last))] if header.is_last else ())
+    if isinstance(taken, Copy):
+        return taken
+    return next((event.reason for event in taken if isinstance(event, FrameRejected)), None)
+
+
 def receive(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = LAST) -> Copy | Rejection | None:
-    verdict = transfer.accept(header)
-    if not isinstance(verdict, Rejection):
-        if header.is_last:
-            transfer.announced(last)
-        else:
-            transfer.landed(header)
-    return verdict
+    taken = take(transfer, header, last)
+    if isinstance(taken, Copy):
+        transfer.landed(header)
+    return taken
 
 
 @pytest.mark.parametrize("state,to", list(product(ReceiveState, ReceiveState)))
@@ -54,7 +68,7 @@ def test_delivered_when_all_is_there_in_any_order(order: tuple[FrameHeader, ...]
 
 
 def test_a_landing_names_the_receivers_own_pages() -> None:
-    copy = reserved().accept(FRAMES[1])
+    copy = take(reserved(), FRAMES[1])
     assert isinstance(copy, Copy)
     assert copy.sources.spans == [(0, 256), (256, 320), (384, 448)]
     assert copy.targets.spans == [(1280, 1536), (512, 576), (640, 704)]
@@ -80,11 +94,47 @@ def test_a_landing_names_the_receivers_own_pages() -> None:
     ],
 )
 def test_a_frame_that_does_not_fit_is_refused_by_name(change: dict[str, int], reason: Rejection) -> None:
-    transfer = reserved()
-    assert transfer.accept(replace(FRAMES[0], **change)) is reason
-    for header in [*FRAMES, LAST_HEADER]:  # and it left no trace
+    transfer, wrong = reserved(), replace(FRAMES[0], **change)
+    events: list[ReceiverEvent] = [FrameRejected(reason, wrong)]
+    if reason in FATAL:
+        events.append(TransferFailed(wrong.reservation, f"frame 0 was refused: {reason}"))
+    assert transfer.take(wrong) == events
+    for header in [*FRAMES, LAST_HEADER]:  # a frame of somebody else left no trace
         receive(transfer, header)
-    assert transfer.state is ReceiveState.DELIVERED
+    assert transfer.state is (ReceiveState.FAILED if reason in FATAL else ReceiveState.DELIVERED)
+
+
+@pytest.mark.parametrize("change", [{}, {"sender_instance": 78}, {"attempt": 0}])
+@pytest.mark.parametrize("is_landing", [True, False])
+def test_damage_fails_the_transfer_whose_sender_and_attempt_the_frame_names(
+    change: dict[str, int], is_landing: bool
+) -> None:
+    transfer, header = reserved(), replace(FRAMES[0], **change)
+    if is_landing and not change:
+        assert isinstance(transfer.take(header), Copy)
+        events: Copy | list[ReceiverEvent] = transfer.landed(header, Rejection.CHECKSUM)
+    else:
+        events = transfer.take(header, (), Rejection.CHECKSUM)
+    refused = FrameRejected(Rejection.CHECKSUM, header)
+    assert events == [refused, *[TransferFailed(4, "frame 0 was refused: checksum")] * (not change)]
+    assert transfer.state is (ReceiveState.REQUESTED if change else ReceiveState.FAILED)
+    again = transfer.take(header, (), Rejection.CHECKSUM)
+    assert again == [refused], "a transfer fails once"
+
+
+def test_what_follows_a_frame_is_told_once() -> None:
+    transfer = reserved()
+    told: list[ReceiverEvent] = []
+    for header in FRAMES:
+        assert isinstance(transfer.take(header), Copy)
+        told += transfer.landed(header)
+    assert told == [FirstFrame(4)]
+    assert transfer.take(LAST_HEADER, [memoryview(LAST_MESSAGE.encode(LAST))]) == [Delivered(4, LAST)]
+    early = reserved()
+    assert early.take(LAST_HEADER, [memoryview(LAST_MESSAGE.encode(LAST))]) == [FirstFrame(4)]
+    refused = FrameRejected(Rejection.MALFORMED, LAST_HEADER)
+    failed = TransferFailed(4, "frame 0 was refused: malformed")
+    assert reserved().take(LAST_HEADER, [memoryview(b"garbage")]) == [refused, failed]
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -92,23 +142,25 @@ def test_a_frame_has_the_size_of_its_own_layers_pages(in_place: bool) -> None:
     sizes = [TWO_GROUPS.layer(layer).page_bytes for layer in range(3)]
     sizes = [num_bytes * NUM_TOKENS // 4 if in_place else num_bytes * 2 for num_bytes in sizes]
     assert sizes[0] == sizes[1] == 4 * 2 * sizes[2] // 2
-    transfer = ReceiveTransfer(TWO_GROUPS, 1, 77, PAGES, NUM_TOKENS, in_place=in_place)
+    make = partial(ReceiveTransfer, TWO_GROUPS, 1, 77, PAGES, NUM_TOKENS, in_place=in_place)
+    transfer = make()
     for layer, size in enumerate(sizes):
         header = replace(BLANK, layer=layer, payload_bytes=size)
-        assert transfer.accept(replace(header, payload_bytes=sizes[2 - layer // 2 * 2])) is Rejection.SIZE
-        copy = transfer.accept(header)
+        assert take(make(), replace(header, payload_bytes=sizes[2 - layer // 2 * 2])) is Rejection.SIZE
+        copy = take(transfer, header)
         assert isinstance(copy, Copy)
         assert copy.targets.num_bytes == NUM_TOKENS * 2 * TWO_GROUPS.layer(layer).token_bytes
-    assert transfer.accept(replace(BLANK, layer=3, payload_bytes=sizes[2])) is Rejection.LAYER_RANGE
+    assert take(transfer, replace(BLANK, layer=3, payload_bytes=sizes[2])) is Rejection.LAYER_RANGE
 
 
 def test_what_lies_before_the_start_is_refused_and_not_awaited() -> None:
-    transfer = ReceiveTransfer(LAYOUT, 1, 77, PAGES[1:], NUM_TOKENS, start=4)
-    for start, num_pages, num_tokens in [(0, 1, 4), (0, 2, 6)]:
-        early = replace(BLANK, page_start=start, num_pages=num_pages, num_tokens=num_tokens)
+    make = partial(ReceiveTransfer, LAYOUT, 1, 77, PAGES[1:], NUM_TOKENS, start=4)
+    for num_pages, num_tokens in [(1, 4), (2, 6)]:
+        early = replace(BLANK, page_start=0, num_pages=num_pages, num_tokens=num_tokens)
         early = replace(early, payload_bytes=num_pages * LAYOUT.layer(0).page_bytes)
-        assert transfer.accept(early) is Rejection.PAGE_RANGE
+        assert take(make(), early) is Rejection.PAGE_RANGE
 
+    transfer = make()
     frames = [
         replace(frame, page_start=1, num_pages=1, num_tokens=2, payload_bytes=LAYOUT.layer(0).page_bytes)
         for frame in FRAMES
@@ -124,16 +176,16 @@ def test_a_page_lands_at_most_once() -> None:
     transfer = reserved()
     part = replace(FRAMES[0], num_pages=1, num_tokens=4, payload_bytes=LAYOUT.layer(0).page_bytes)
     receive(transfer, part)
-    assert transfer.accept(part) is Rejection.ALREADY_LANDED
-    assert transfer.accept(FRAMES[0]) is Rejection.PARTLY_LANDED
+    assert take(transfer, part) is Rejection.ALREADY_LANDED
     receive(transfer, LAST_HEADER)
-    assert transfer.accept(LAST_HEADER) is Rejection.ALREADY_LANDED
+    assert take(transfer, LAST_HEADER) is Rejection.ALREADY_LANDED
+    assert take(transfer, FRAMES[0]) is Rejection.PARTLY_LANDED
 
 
 def test_a_frame_is_claimed_before_its_copy_has_ended() -> None:
     transfer = reserved()
-    assert isinstance(transfer.accept(FRAMES[0]), Copy)
-    assert transfer.accept(FRAMES[0]) is Rejection.ALREADY_LANDED
+    assert isinstance(take(transfer, FRAMES[0]), Copy)
+    assert take(transfer, FRAMES[0]) is Rejection.ALREADY_LANDED
     assert transfer.state is ReceiveState.REQUESTED
 
 
@@ -161,8 +213,8 @@ def test_nothing_lands_after_release_or_failure() -> None:
     failed.fail("because")
     failed.release()
     assert (released.state, failed.state) == (ReceiveState.CANCELLED, ReceiveState.FAILED)
-    assert released.accept(FRAMES[0]) is Rejection.NOT_RECEIVING
-    assert failed.accept(LAST_HEADER) is Rejection.NOT_RECEIVING
+    assert take(released, FRAMES[0]) is Rejection.NOT_RECEIVING
+    assert take(failed, LAST_HEADER) is Rejection.NOT_RECEIVING
 
 
 def test_a_prompt_without_pages_needs_only_the_last_frame() -> None:
@@ -174,7 +226,7 @@ def test_a_prompt_without_pages_needs_only_the_last_frame() -> None:
 def test_in_order_the_last_frame_waits_for_what_is_landing_and_for_nothing_else() -> None:
     transfer = ReceiveTransfer(LAYOUT, 1, 77, PAGES, NUM_TOKENS, in_order=True)
     receive(transfer, FRAMES[0])
-    assert isinstance(transfer.accept(FRAMES[1]), Copy)
+    assert isinstance(take(transfer, FRAMES[1]), Copy)
     receive(transfer, LAST_HEADER)
     assert transfer.state is ReceiveState.RECEIVING, "a device checks the second"
     transfer.landed(FRAMES[1])
