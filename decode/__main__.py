@@ -8,7 +8,7 @@ import secrets
 
 from decode.prefill_link import PrefillLink
 from decode.worker import DecodeWorker
-from protocol.messages_gateway import WorkerAddress
+from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from runtime.process_life import end_process
 from transfer.backends.table import open_receiver
 from worker.boot import Started, main
@@ -26,7 +26,9 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         engine.kv if engine.device.type == "cuda" else None,
     )
 
-    address = WorkerAddress(worker_id=settings.worker_id, instance=started.instance, data=receiver.address)
+    address = WorkerAddress(
+        worker_id=settings.worker_id, instance=started.instance, ranks=(RankEndpoint(receiver.address),)
+    )
     worker = DecodeWorker(
         engine,
         receiver,

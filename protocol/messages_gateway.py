@@ -36,13 +36,28 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True)
+class RankEndpoint(Message):
+    """Where one rank of a worker is reached."""
+
+    data: Endpoint  # where it takes KV frames
+
+
+RankEndpoints = Annotated[tuple[RankEndpoint, ...], Field(max_length=1)]  # a worker has one rank
+
+
+@dataclass(frozen=True)
 class WorkerAddress(Message):
-    """How peers name and reach a worker. An endpoint is "" where the role has none."""
+    """How peers name and reach a worker."""
 
     worker_id: WorkerId
     instance: Instance
-    peer: Endpoint = ""  # where a prefill worker takes jobs
-    data: Endpoint = ""  # where a decode worker takes KV frames
+    peer: Endpoint = ""  # where a prefill worker takes jobs; other roles do not
+    ranks: RankEndpoints = ()  # of a decode worker; other roles take no KV frames
+
+    @property
+    def data(self) -> str:
+        """Where its only rank takes KV frames; "" if none does."""
+        return self.ranks[0].data if self.ranks else ""
 
 
 @dataclass(frozen=True)

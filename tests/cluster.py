@@ -18,6 +18,7 @@ from protocol.messages_gateway import (
     ChoiceTokens,
     FirstToken,
     PeerLost,
+    RankEndpoint,
     RequestFailed,
     ToGateway,
     Tokens,
@@ -139,7 +140,7 @@ class Cluster:
         """One more worker."""
         e = self._engine(self._decode_page_size)
         receiver = self.network.receiver(e.kv)
-        address = WorkerAddress(worker_id, instance, data=receiver.address)
+        address = WorkerAddress(worker_id, instance, ranks=(RankEndpoint(receiver.address),))
         worker = DecodeWorker(
             e,
             receiver,

@@ -24,7 +24,7 @@ from model.paged_kv import PagedKv
 from model.runner import ModelRunner, Runner
 from protocol.errors import BatonError, ConfigError
 from protocol.fingerprint import Fingerprint
-from protocol.messages_gateway import Register, Role, WorkerAddress
+from protocol.messages_gateway import RankEndpoint, Register, Role, WorkerAddress
 from runtime.address import is_loopback, refuse_exposed
 from runtime.bus import Dealer, Wake
 from runtime.clock import MonotonicClock
@@ -158,8 +158,9 @@ def registration(started: Started, runner: Runner, core: Core, address: WorkerAd
     """What the worker tells the gateway of itself."""
     settings, kv = started.settings, started.engine.kv
     capacity = kv.layout.pool_tokens(kv.num_pages)
+    shown = tuple(RankEndpoint(without_secret(rank.data)) for rank in address.ranks)
     return Register(
-        address=replace(address, data=without_secret(address.data)),  # the gateway shows it to anyone
+        address=replace(address, ranks=shown),  # the gateway shows it to anyone
         role=settings.role,
         pid=os.getpid(),
         host=socket.gethostname(),

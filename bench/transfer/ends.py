@@ -16,7 +16,7 @@ from bench.transfer.blocks import Blocks, HostPages
 from protocol.errors import BatonError
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Assign, WorkerAddress
+from protocol.messages_gateway import Assign, RankEndpoint, WorkerAddress
 from protocol.messages_handoff import (
     TO_DECODE,
     TO_PREFILL,
@@ -166,7 +166,7 @@ class DecodeEnd:
     def meet(self, address: str) -> None:
         """Dials and greets prefill."""
         self._dealer = Dealer(self._context, address, f"decode#{DECODE}".encode(), security=self._security)
-        ours = WorkerAddress(worker_id="decode", instance=DECODE, data=self._receiver.address)
+        ours = WorkerAddress(worker_id="decode", instance=DECODE, ranks=(RankEndpoint(self._receiver.address),))
         hello = Hello(
             address=ours,
             layout=self._memory.layout,

@@ -110,7 +110,7 @@ class FakeWorker:
 
     @property
     def address(self) -> WorkerAddress:
-        return WorkerAddress(self.worker_id, self.instance, "tcp://127.0.0.1:1", "")
+        return WorkerAddress(self.worker_id, self.instance, "tcp://127.0.0.1:1")
 
     @property
     def assigned(self) -> list[Assign]:

@@ -20,7 +20,7 @@ from prefill.decode_link import DecodeLink
 from prefill.worker import PrefillWorker
 from protocol.errors import Unavailable
 from protocol.fingerprint import Fingerprint
-from protocol.messages_gateway import Register, Role, WorkerAddress
+from protocol.messages_gateway import RankEndpoint, Register, Role, WorkerAddress
 from runtime.bus import Dealer, Router
 from runtime.process_life import StopSignal
 from scheduler.engine import Engine
@@ -209,7 +209,7 @@ class WorkerProcess:
         world.pools[self.instance] = pool
         writers = Writers(pool if world.scenario.in_place else None)
         receiver = self.receiver = FrameReceiver(memory, SimulatedArrivals(world.plane, self), writers)
-        address = WorkerAddress(self.worker_id, self.instance, data=receiver.address)
+        address = WorkerAddress(self.worker_id, self.instance, ranks=(RankEndpoint(receiver.address),))
         clock, overlap = world.agenda.clock, world.scenario.overlap
         first = (self.instance << 32) + 1  # so that a story names whose reservation it is
         core = DecodeWorker(

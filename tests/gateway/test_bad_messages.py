@@ -24,6 +24,7 @@ from protocol.messages_gateway import (
     Heartbeat,
     KvPages,
     Leaving,
+    RankEndpoint,
     Register,
     RequestFailed,
     Role,
@@ -49,7 +50,9 @@ OUTPUTS = (65, 66, 67)
 
 
 def register(key: WorkerKey, role: Role, **changed: Any) -> Register:
-    address = WorkerAddress(key.worker_id, key.instance, peer="tcp://127.0.0.1:1", data="tcp://127.0.0.1:2")
+    address = WorkerAddress(
+        key.worker_id, key.instance, peer="tcp://127.0.0.1:1", ranks=(RankEndpoint("tcp://127.0.0.1:2"),)
+    )
     return replace(
         Register(address, role, 4242, "host", LAYOUT, Fingerprint("story"), 300, 512, 64, 1024, STATS), **changed
     )
@@ -250,8 +253,9 @@ FROM_MEMBER: dict[str, bytes] = {
     "layout 0": changed(REGISTER, "layout.page_size", 0),
     "layout dtype": changed(REGISTER, "layout.dtype", "int4"),
     "endpoint blank": changed(REGISTER, "address.peer", "tcp://a b:1"),
-    "endpoint long": changed(REGISTER, "address.data", "t" * 257),
-    "endpoint nul": changed(REGISTER, "address.data", "tcp://\x00"),
+    "endpoint long": changed(REGISTER, "address.ranks.0.data", "t" * 257),
+    "two ranks": changed(REGISTER, "address.ranks", [{"data": "tcp://127.0.0.1:2"}, {"data": "tcp://127.0.0.1:3"}]),
+    "endpoint nul": changed(REGISTER, "address.ranks.0.data", "tcp://\x00"),
     "address of another": changed(REGISTER, "address.worker_id", "p"),
     "leaving of another": TO_GATEWAY.encode(Leaving("p", 11)),
     "token text": changed(TOKENS, "choices.0.token_ids", ["65"]),

@@ -10,7 +10,7 @@ from prefill.decode_link import DecodeLink
 from protocol.codec import MAX_STRANGER_BYTES
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Assign, WorkerAddress
+from protocol.messages_gateway import Assign, RankEndpoint, WorkerAddress
 from protocol.messages_handoff import (
     TO_DECODE,
     TO_PREFILL,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 LAYOUT = KvLayout.uniform(2, 1, 4, 4, "float32")
 DECODE = b"d#7"
-HELLO = Hello(WorkerAddress("d", 7, data="tcp://127.0.0.1:5"), LAYOUT, Fingerprint("story"))
+HELLO = Hello(WorkerAddress("d", 7, ranks=(RankEndpoint("tcp://127.0.0.1:5"),)), LAYOUT, Fingerprint("story"))
 JOB = PrefillJob(Assign("r", 0, (1, 2), SamplingParams(4), 1, None), 1)
 LONG_JOB = PrefillJob(Assign("r", 0, (70_000,) * MAX_STRANGER_BYTES, SamplingParams(4), 1, None), 1)
 

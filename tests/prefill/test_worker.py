@@ -9,7 +9,7 @@ import pytest
 from prefill.worker import JOB_TOKENS, PrefillWorker
 from protocol.fingerprint import Fingerprint, pack_weights
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Assign, CancelRequest, FirstToken, PeerLost, WorkerAddress
+from protocol.messages_gateway import Assign, CancelRequest, FirstToken, PeerLost, RankEndpoint, WorkerAddress
 from protocol.messages_handoff import (
     CancelJob,
     Hello,
@@ -30,7 +30,7 @@ from tests.scheduler.building import ManualStream, greedy, make_engine
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import Target
 
-DECODE = WorkerAddress("decode-0", 7, data="somewhere")
+DECODE = WorkerAddress("decode-0", 7, ranks=(RankEndpoint("somewhere"),))
 PREFILL = WorkerAddress("prefill-0", 3, peer="here")
 PROMPT = tuple(range(10))
 

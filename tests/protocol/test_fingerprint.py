@@ -10,7 +10,7 @@ from protocol.codec import MAX_STRANGER_BYTES
 from protocol.errors import CheckpointError
 from protocol.fingerprint import MAX_NAMES_BYTES, MAX_TENSORS, Fingerprint, difference, pack_weights
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import TO_GATEWAY, KvPages, Register, Role, WorkerAddress, WorkerStats
+from protocol.messages_gateway import TO_GATEWAY, KvPages, RankEndpoint, Register, Role, WorkerAddress, WorkerStats
 from protocol.messages_handoff import TO_PREFILL, Hello
 
 LAYOUT = KvLayout.uniform(2, 1, 4, 16, "float32")
@@ -78,7 +78,7 @@ def test_the_largest_table_fits_into_the_first_message_of_a_worker() -> None:
     noise = {name: rng.randbytes(8) for name in names}
     packed = pack_weights("c" * 32, noise, noise, "t" * 32)
     stats = WorkerStats(KvPages(1, 1), 0, 0, counters={f"a_long_counter_name_{i}": 1.5 for i in range(100)})
-    address = WorkerAddress("w" * 128, 2**62, "tcp://" + "h" * 200, "tcp://" + "h" * 200)
+    address = WorkerAddress("w" * 128, 2**62, "tcp://" + "h" * 200, (RankEndpoint("tcp://" + "h" * 200),))
     register = Register(address, Role.DECODE, 1, "h" * 255, LAYOUT, packed, 9, 9, 9, 9, stats)
     assert TO_GATEWAY.decode(TO_GATEWAY.encode(register), MAX_STRANGER_BYTES) == register
     hello = Hello(address, LAYOUT, packed)

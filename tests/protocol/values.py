@@ -22,7 +22,7 @@ from protocol.message import (
     Text,
     WorkerId,
 )
-from protocol.messages_gateway import TIME_EDGES_S, BucketCounts, Role
+from protocol.messages_gateway import TIME_EDGES_S, BucketCounts, RankEndpoint, RankEndpoints, Role
 from transfer.offers import IpcHandle
 
 PRINTABLE = st.characters(min_codepoint=ord("!"), max_codepoint=ord("~"))
@@ -60,6 +60,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     inner, origin = get_args(kind), get_origin(kind)
     if kind == BucketCounts:
         return st.binary(min_size=NUM_BUCKETS, max_size=NUM_BUCKETS).map(tuple)
+    if kind == RankEndpoints:
+        return st.lists(values_of(RankEndpoint), max_size=1).map(tuple)
     if origin is Annotated and get_origin(inner[0]) is tuple:
         return values_of(inner[0])
     if origin is tuple:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zmq
 
-from protocol.messages_gateway import TO_GATEWAY, Register, WorkerAddress
+from protocol.messages_gateway import TO_GATEWAY, RankEndpoint, Register, WorkerAddress
 from protocol.messages_handoff import TO_PREFILL, Hello
 from runtime.session import ENVELOPE_BYTES, open_envelope
 from tests.proxy.proxy import Proxy
@@ -24,8 +24,8 @@ def behind_gates(address: WorkerAddress, proxy: Proxy) -> WorkerAddress:
     name, instance = address.worker_id, address.instance
     hello = partial(with_gate_in_hello, proxy)
     peer = proxy.before(address.peer, f"peer {name}", instance, hello) if address.peer else ""
-    data = proxy.before(address.data, f"data {name}", instance) if address.data else ""
-    return replace(address, peer=peer, data=data)
+    ranks = tuple(RankEndpoint(proxy.before(rank.data, f"data {name}", instance)) for rank in address.ranks)
+    return replace(address, peer=peer, ranks=ranks)
 
 
 def with_gate_in_hello(proxy: Proxy, message: Parts) -> Parts:
@@ -35,7 +35,7 @@ def with_gate_in_hello(proxy: Proxy, message: Parts) -> Parts:
     envelope = open_envelope(message[-1])
     hello = TO_PREFILL.decode(envelope.body)
     assert isinstance(hello, Hello)
-    address = replace(hello.address, data=proxy.known(hello.address.data))
+    address = replace(hello.address, ranks=(RankEndpoint(proxy.known(hello.address.data)),))
     return (*message[:-1], envelope._replace(body=TO_PREFILL.encode(replace(hello, address=address))).sealed())
 
 

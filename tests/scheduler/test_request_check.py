@@ -10,7 +10,7 @@ from decode.request_states import DecodeState
 from protocol.errors import WireError
 from protocol.frame import LastMessage
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Assign, WorkerAddress
+from protocol.messages_gateway import Assign, RankEndpoint, WorkerAddress
 from protocol.messages_handoff import (
     TO_DECODE,
     TO_PREFILL,
@@ -152,7 +152,9 @@ def test_first_tokens_that_make_no_sense(tokens: tuple[int, ...], says: str, ear
 def test_a_greeting_under_another_name_is_refused() -> None:
     cluster = make_cluster()
     (prefill,) = cluster.prefills.values()
-    hello = Hello(WorkerAddress("decode-9", 9, data="x"), prefill.engine.kv.layout, prefill._fingerprint)
+    hello = Hello(
+        WorkerAddress("decode-9", 9, ranks=(RankEndpoint("x"),)), prefill.engine.kv.layout, prefill._fingerprint
+    )
     prefill.on_peer(8, hello)
     ((to, refused),) = prefill.outbox.decode
     assert to == 8 and isinstance(refused, HelloRefused) and "got 9, expected 8" in refused.reason

@@ -11,7 +11,7 @@ import zmq
 
 from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Stamp, WorkerAddress
+from protocol.messages_gateway import RankEndpoint, Stamp, WorkerAddress
 from tests.transfer.memory import LAYOUT, ODD_GROUPS, TWO_GROUPS, HostMemory, expected_pool
 from transfer.landing.events import (
     CreditReturned,
@@ -54,7 +54,7 @@ class Pair:
         self.before = bytes(self.pool.pool)
         self.sender = network.sender(self.source, PREFILL, window)
         self.receiver = network.receiver(self.pool)
-        self.peer = WorkerAddress("d0", DECODE, data=self.receiver.address)
+        self.peer = WorkerAddress("d0", DECODE, ranks=(RankEndpoint(self.receiver.address),))
         self.events: list[ReceiverEvent] = []
         self.in_place = False
         self.greet()
@@ -225,7 +225,7 @@ class KvContract:
     def test_a_page_is_being_read_until_the_peer_has_taken_or_lost_it(self, network: Network) -> None:
         layout = KvLayout.uniform(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")
         pair = Pair(network, layout)
-        transfer = Target(WorkerAddress("gone", 99, data=closed_address(network)), 1, 0)
+        transfer = Target(WorkerAddress("gone", 99, ranks=(RankEndpoint(closed_address(network)),)), 1, 0)
         pair.sender.open(transfer, [1, 2], 128)
         pair.send_all(transfer, 128)
         pair.sender.cancel(transfer)
@@ -347,7 +347,7 @@ class KvContract:
 
     def test_a_vanished_peer_blocks_nobody(self, network: Network) -> None:
         pair = Pair(network)
-        gone = WorkerAddress("gone", 99, data=closed_address(network))
+        gone = WorkerAddress("gone", 99, ranks=(RankEndpoint(closed_address(network)),))
         lost = [Target(gone, number, 0) for number in range(3)]
         for target in lost:
             pair.sender.open(target, [1, 2], 8)
@@ -365,7 +365,7 @@ class KvContract:
             pair.sender.open(transfer, [1], 4)
         for address in ("", "tcp://", "tcp://127.0.0.1:notaport", "nowhere"):
             with pytest.raises(WireError, match="data address"):
-                pair.sender.open(Target(WorkerAddress("x", 5, data=address), 1, 0), [1], 4)
+                pair.sender.open(Target(WorkerAddress("x", 5, ranks=(RankEndpoint(address),)), 1, 0), [1], 4)
         pair.send_all(transfer, 4)
         pair.until(lambda: bool(pair.seen(Delivered)))
         assert pair.sender.counters["transfers_now"] == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import WireError
-from protocol.messages_gateway import WorkerAddress
+from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from runtime.shared_memory import SharedMemory, is_taken, take_seat
 from tests.processes import num_open_files
 from tests.transfer.backends.test_zmq import ZmqNetwork, ended
@@ -146,7 +146,7 @@ def test_pages_that_cannot_be_are_refused(pair: Pair, pages: list[int]) -> None:
 
 
 def test_pages_of_memory_that_is_not_mapped_are_refused(pair: Pair) -> None:
-    stranger = WorkerAddress("d9", 99, data=pair.receiver.address)
+    stranger = WorkerAddress("d9", 99, ranks=(RankEndpoint(pair.receiver.address),))
     with pytest.raises(WireError, match="the KV memory of d9 is not mapped"):
         pair.sender.open(Target(stranger, 1, 0, (3,)), [1], 4)
 

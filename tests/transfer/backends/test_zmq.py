@@ -11,7 +11,7 @@ import zmq
 from protocol.errors import ConfigError
 from protocol.frame import FrameHeader, pack_header, seal
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import WorkerAddress
+from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.table import open_receiver, open_sender
@@ -128,7 +128,7 @@ def mute_address() -> Iterator[str]:
 
 def test_pages_stay_in_use_while_a_mute_peer_may_still_get_them(network: ZmqNetwork, mute_address: str) -> None:
     pair = Pair(network, LARGE)
-    transfer = Target(WorkerAddress("mute", 99, data=mute_address), 1, 0)
+    transfer = Target(WorkerAddress("mute", 99, ranks=(RankEndpoint(mute_address),)), 1, 0)
     pair.sender.open(transfer, [1, 2], 128)
     pair.send_all(transfer, 128)
     pair.sender.cancel(transfer)

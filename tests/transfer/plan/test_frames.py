@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import WorkerAddress
+from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.transfer.memory import TWO_GROUPS
 from transfer.plan.frames import final_pages, frames_of, start_fault, start_of
 from transfer.sending.transfer import SendTransfer, Target
 
-TARGET = Target(WorkerAddress("d0", 1, data="nowhere"), reservation=1, attempt=0)
+TARGET = Target(WorkerAddress("d0", 1, ranks=(RankEndpoint("nowhere"),)), reservation=1, attempt=0)
 
 
 def layout_of(page_size: int, num_layers: int = 2) -> KvLayout:

@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.frame import LAST_MESSAGE
-from protocol.messages_gateway import WorkerAddress
+from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.transfer.memory import LAYOUT
 from transfer.plan.frames import KvFrame
 from transfer.sending.transfer import CreditWindow, PeerQueue, SendTransfer, Target
 
-TARGET = Target(WorkerAddress("d0", 9, data="nowhere"), reservation=4, attempt=2)
+TARGET = Target(WorkerAddress("d0", 9, ranks=(RankEndpoint("nowhere"),)), reservation=4, attempt=2)
 
 
 def opened(num_tokens: int = 6) -> SendTransfer:

@@ -13,7 +13,7 @@ import zmq
 from protocol.errors import WireError
 from protocol.frame import FrameHeader, pack_header, seal
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import WorkerAddress
+from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.doubles.clock import VirtualClock
 from tests.transfer.backends.test_zmq import ended
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
@@ -95,7 +95,10 @@ def test_pages_are_given_back_when_decode_is_lost_or_silent_for_long(network: Ni
     clock, source, pool = VirtualClock(), HostMemory(LAYOUT, 8, seed=1), HostMemory(LAYOUT, 8, seed=2)
     receiver = network.receiver(pool)
     sender = FrameSender(source, PREFILL, NixlWire(ZmqWire(network.context), source, clock))
-    transfers = [Target(WorkerAddress("d", DECODE + number, data=receiver.address), 1, 0) for number in range(2)]
+    transfers = [
+        Target(WorkerAddress("d", DECODE + number, ranks=(RankEndpoint(receiver.address),)), 1, 0)
+        for number in range(2)
+    ]
     for transfer in transfers:
         sender.open(transfer, [1], 4)
         sender.layer_ready(transfer, 0, 4)

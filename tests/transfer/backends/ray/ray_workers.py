@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 import ray
 import zmq
 
-from protocol.messages_gateway import WorkerAddress
+from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.transfer.contract import DECODE, PREFILL
 from tests.transfer.memory import LAYOUT, HostMemory
 from transfer.backends.ray.backend import ray_receiver, ray_sender
@@ -32,7 +32,7 @@ class PrefillEnd:
 
     def send(self, address: str, reservation: int, pages: list[int], num_tokens: int) -> str:
         """Sends a prompt; the node on which that happens."""
-        target = Target(WorkerAddress("d0", DECODE, data=address), reservation, 0)
+        target = Target(WorkerAddress("d0", DECODE, ranks=(RankEndpoint(address),)), reservation, 0)
         self.sender.open(target, pages, num_tokens)
         for layer in range(LAYOUT.num_layers):
             self.sender.layer_ready(target, layer, num_tokens)

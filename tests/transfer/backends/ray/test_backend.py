@@ -20,7 +20,7 @@ import ray
 from loadtest.tied import tied
 from protocol.errors import ConfigError, WireError
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import WorkerAddress
+from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.transfer.backends.ray.ray_cluster import STORE_BYTES, ray_cluster, stored_bytes
 from tests.transfer.backends.ray.ray_workers import DecodeEnd, PrefillEnd
 from tests.transfer.contract import DECODE, KvContract, Pair
@@ -225,7 +225,7 @@ def test_a_decode_process_that_is_killed_leaves_no_porter(cluster: str) -> None:
         address, pid = process.stdout.readline().split()
         porter = pid_of_porter(address)
         sender = ray_sender(HostMemory(LAYOUT, 4, seed=1), 1)
-        target = Target(WorkerAddress("d0", DECODE, data=address), 1, 0)
+        target = Target(WorkerAddress("d0", DECODE, ranks=(RankEndpoint(address),)), 1, 0)
         sender.open(target, [1], 4)
         assert psutil.pid_exists(porter)
         os.kill(int(pid), signal.SIGKILL)
