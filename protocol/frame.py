@@ -35,6 +35,9 @@ class Check(IntEnum):
     DEVICE_SUM = 1  # the device's sum of them; see transfer/in_place/device_moves.py
 
 
+CHECKS = tuple(Check)
+
+
 @dataclass(frozen=True)
 class FrameHeader:
     """`sender_instance` is the prefill worker's. `sequence` counts the frames of a reservation."""
@@ -130,8 +133,8 @@ def unpack_header(raw: bytes | memoryview) -> FrameHeader:
     kind, version = divmod(version, 256)
     if version != VERSION:
         raise WireError(f"frame version {version}, expected {VERSION}")
-    if kind not in list(Check):
-        raise WireError(f"frame checksum of kind {kind}, expected one of {', '.join(map(str, list(Check)))}")
+    if kind not in CHECKS:
+        raise WireError(f"frame checksum of kind {kind}, expected one of {', '.join(map(str, CHECKS))}")
     return FrameHeader(*fields, *[kind])
 
 
