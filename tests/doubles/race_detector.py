@@ -10,7 +10,7 @@ but none of the host's own tensor work. Reads without an operation (tolist, nump
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import CodeType
 from typing import Any, NamedTuple
@@ -102,6 +102,13 @@ class _Memory:
                 return int(found.max())
         return 0
 
+    def in_elements_of(self, tensor: Tensor) -> "_Memory":
+        """The same memory, told apart by the elements of `tensor`. So far nobody has touched only a part of it."""
+        assert self.trails is None, "this memory must be named before a part of it is touched"
+        item_size = tensor.element_size()
+        num_elements = -(-tensor.untyped_storage().nbytes() // item_size)
+        return replace(self, item_size=item_size, num_elements=num_elements, shape=tensor.shape)
+
     def wrote(self, number: int) -> bool:
         """Whether an access was a write."""
         return any(is_write and number in trail.numbers for (is_write, _), trail in (self.trails or {}).items())
@@ -179,8 +186,14 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
     # ---- accesses ----
 
     def name(self, tensor: Tensor, name: str) -> None:
-        """Reports call this memory so; accesses to its bytes can be told by address. It must last as long as this."""
+        """Reports call this memory so; accesses to its bytes can be told by address. It must last as long as this.
+
+        Accesses are told apart by the elements of `tensor`, also if the memory was made as another type.
+        """
         self._names.append((tensor, name))
+        memory = self._memory(tensor)
+        if memory.item_size != tensor.element_size():
+            self._memories[tensor.untyped_storage()._cdata] = memory.in_elements_of(tensor)
 
     def touch(self, tensors: Iterable[Tensor], operation: str, *, is_write: bool = False) -> None:
         """An access that torch does not see: an opaque kernel, or the host reading."""
@@ -217,7 +230,7 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
         written = kind.written(args, kwargs) if kind.changed else ()
         given = _tensors((*args, *kwargs.values()))
         touched = [(*place, id(each) in written) for each in given if (place := self._place(each)) is not None]
-        if kind.select is not None and args[0].numel():
+        if kind.select is not None and args[0].numel() and touched[0][0].item_size == args[0].element_size():
             touched[0] = touched[0][0], self._flat(kind.select(self._address(args[0]), args)), touched[0][2]
         result = func(*args, **kwargs)
         made = _tensors((result,))

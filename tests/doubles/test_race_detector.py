@@ -178,6 +178,7 @@ SEEN: dict[str, Callable[[Tensor, Tensor], object]] = {
     "reads a keyword argument": lambda a, b: torch.searchsorted(b, b, sorter=a),
     "reads one value": lambda a, b: a[0].item(),
     "writes as another type": lambda a, b: a.view(torch.int32).zero_(),
+    "writes by index as another type": lambda a, b: a.view(torch.int32).index_fill_(0, indices(9), 1),
 }
 
 
@@ -315,13 +316,17 @@ def test_results_are_read_behind_their_copy() -> None:
 
 @pytest.mark.parametrize(("part", "is_race"), [(slice(16, 24), True), (slice(16), False), (slice(8, 17), True)])
 @pytest.mark.parametrize("is_write", [True, False])
-def test_bytes_that_torch_does_not_see(part: slice, is_race: bool, is_write: bool) -> None:
+@pytest.mark.parametrize("made_as", [torch.int64, torch.uint8])
+def test_bytes_that_torch_does_not_see(part: slice, is_race: bool, is_write: bool, made_as: torch.dtype) -> None:
     bench = Bench()
+    with bench.detector:
+        bench.a = torch.zeros(48 // made_as.itemsize, dtype=made_as).view(torch.int64)
     bench.detector.name(bench.a, "pages")
     view = bench.a.numpy().data.cast("B")
 
     def body() -> None:
-        bench.run(bench.first, lambda: bench.a[2:4].clone() if is_write else bench.a[2:4].fill_(1))
+        made = bench.schedule.record()
+        bench.run(bench.first, lambda: bench.a[2:4].clone() if is_write else bench.a[2:4].fill_(1), made)
         bench.detector.touch_bytes(view[part], "landing", is_write=is_write)
 
     bench.expect_race(body, "pages", "landing") if is_race else bench.expect_none(body)
