@@ -16,21 +16,21 @@ from worker.boot import Started, main
 
 def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
     """The core, its link to prefill workers, and the address where it receives KV."""
-    settings, engine = started.settings, started.engine
+    settings, kv = started.settings, started.kv
     receiver = open_receiver(
         settings.transfer_backend,
-        engine.kv,
+        kv,
         settings.host,
         started.context,
         started.data_security,
-        engine.kv if engine.device.type == "cuda" else None,
+        kv if kv.device.type == "cuda" else None,
     )
 
     address = WorkerAddress(
         worker_id=settings.worker_id, instance=started.instance, ranks=(RankEndpoint(receiver.address),)
     )
     worker = DecodeWorker(
-        engine,
+        started.planner,
         receiver,
         address,
         started.fingerprint,

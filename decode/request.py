@@ -6,7 +6,6 @@ from decode.request_states import MOVES, DecodeState
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import PrefillJob
 from runtime.state_table import advance
-from scheduler.streams import Event
 from worker.assigned import Assigned
 
 
@@ -21,7 +20,7 @@ class DecodeRequest(Assigned):
     deadline: float = float("inf")  # for its last frame, in seconds of the worker's clock
     late: str = ""  # the error if the deadline passes
     first_tokens: tuple[int, ...] = ()  # by choice, once it is DELIVERED
-    on_device: Event | None = None  # done when delivered KV is on the device; None: it already is
+    landing: int = 0  # ticket of the copies that delivered KV needs before it may be decoded; 0: none
 
     @property
     def job(self) -> PrefillJob:

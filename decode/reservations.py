@@ -10,8 +10,8 @@ from collections import OrderedDict
 from decode.prefill_peers import PrefillPeer, PrefillPeers
 from decode.request import DecodeRequest
 from runtime.clock import Clock, Deadlines
-from scheduler.engine import Engine
 from scheduler.page_allocator import PageState
+from scheduler.planner import Planner
 from transfer.landing.frame_receiver import FrameReceiver
 
 ASK_AGAIN_S = 5.0  # between two CancelJobs to a prefill worker that has not answered JobStopped
@@ -23,8 +23,8 @@ class Reservations:
     The cost of a turn does not depend on their number.
     """
 
-    def __init__(self, engine: Engine, receiver: FrameReceiver, peers: PrefillPeers, clock: Clock) -> None:
-        self._engine = engine
+    def __init__(self, planner: Planner, receiver: FrameReceiver, peers: PrefillPeers, clock: Clock) -> None:
+        self._planner = planner
         self._clock = clock
         self._receiver = receiver
         self._peers = peers
@@ -117,11 +117,11 @@ class Reservations:
             del self._stopping[request.reservation]
 
     def _reserve(self, request: DecodeRequest, peer: PrefillPeer) -> bool:
-        assign, engine = request.assign, self._engine
+        assign, planner = request.assign, self._planner
         if request.gets_kv:
-            if not request.admit(engine, assign.num_choices, assign.num_tokens, PageState.RESERVED):
+            if not planner.admit(request.reqs, assign.num_tokens, PageState.RESERVED):
                 return False
-            prompt_pages = request.prompt.held.pages[: engine.kv.layout.num_pages(request.prompt_len)]
+            prompt_pages = request.prompt.held.pages[: planner.layout.num_pages(request.prompt_len)]
             self._receiver.reserve(
                 request.reservation,
                 assign.attempt,

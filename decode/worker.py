@@ -37,13 +37,10 @@ from protocol.messages_handoff import (
     ToDecode,
 )
 from runtime.clock import Clock
-from scheduler.engine import Engine, Launch
-from scheduler.forward_batch import LaunchPlan
 from scheduler.overlap_loop import OverlapLoop
-from scheduler.page_allocator import partial_page_copies
+from scheduler.planner import Launched, Planner
 from scheduler.req import Req
 from scheduler.request_check import first_tokens_fault
-from scheduler.schedule_batch import Running, ScheduleBatch
 from transfer.landing.events import CreditReturned, Delivered, FirstFrame, LastInDoubt, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
 from worker.assigned import assign_fault
@@ -61,7 +58,7 @@ class DecodeWorker:
 
     def __init__(
         self,
-        engine: Engine,
+        planner: Planner,
         receiver: FrameReceiver,
         address: WorkerAddress,
         fingerprint: Fingerprint,
@@ -73,18 +70,16 @@ class DecodeWorker:
         """Reservations are numbered from `reservations_from` on."""
         self.outbox = Outbox()
         self._phases = PhaseTimes(clock, address.worker_id)
-        self.engine = engine
-        self.book = engine.book
+        self.planner = planner
         self._receiver = receiver
         self._clock = clock
-        self.loop = OverlapLoop(engine, self, overlap)
-        self._peers = PrefillPeers(address, engine.kv.layout, fingerprint, receiver)
-        self._running = Running()
+        self.loop = OverlapLoop(planner, self, overlap)
+        self._peers = PrefillPeers(address, planner.layout, fingerprint, receiver)
         self._staged: list[DecodeRequest] = []  # DELIVERED, unless they have ended: KV is copied to the device
         self._requests: dict[tuple[str, int], DecodeRequest] = {}
-        self._reservations = Reservations(engine, receiver, self._peers, clock)
+        self._reservations = Reservations(planner, receiver, self._peers, clock)
         self._next_reservation = reservations_from
-        self._tokens = TokenStream(self.book, self._phases, ("", "first decode"))
+        self._tokens = TokenStream(planner, self._requests, self._phases, ("", "first decode"))
 
     # ---- messages ----
 
@@ -139,9 +134,8 @@ class DecodeWorker:
         self._send_jobs()
         self._prebuild()
         progressed = self.loop.step()
-        reusable = self.engine.collect()
         self._tokens.flush(self.outbox)
-        return progressed or received or reusable
+        return progressed or received
 
     @property
     def busy(self) -> bool:
@@ -152,11 +146,11 @@ class DecodeWorker:
         """Load for the heartbeat."""
         waiting = [request for request in self._requests.values() if not request.is_handed_over]
         return WorkerStats(
-            kv_pages=self.book.counts(),
-            running=self._running.num_going_on,
+            kv_pages=self.planner.book.counts(),
+            running=self.planner.num_going_on,
             waiting=len(waiting),
             queued_prompt_tokens=sum(request.prompt_len for request in waiting),
-            num_launches=self.engine.num_launches,
+            num_launches=self.planner.num_launches,
             counters=dict(self._receiver.counters),
             times=self._phases.spreads,
             transfer=self._peers.backends,
@@ -164,19 +158,17 @@ class DecodeWorker:
 
     # ---- loop: what the overlap loop asks of a role ----
 
-    def choose(self) -> LaunchPlan | None:
-        """The running batch, which PREBUILT batches have joined."""
-        batch = self._running.for_next_launch()
-        return None if batch is None else LaunchPlan((), batch)
+    def launch(self) -> bool:
+        """Launches the choices that decode, which PREBUILT batches have joined."""
+        decodes = self.planner.decodes()
+        if decodes:
+            self.planner.launch(decodes=decodes)
+        return bool(decodes)
 
-    def launched(self, launch: Launch) -> None:
-        """Nothing to note: progress is in each Req."""
-
-    def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
-        """Appends each token to its choice, unless the choice has ended."""
-        for req, token in tokens:
-            if req.finish is None:
-                self._take_token(self._requests[req.request_id, req.attempt], req, token)
+    def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:
+        """Appends the tokens to their choices."""
+        for req, run in drawn:
+            self._take_tokens(req, run)
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """Fails the requests of a launch that raised."""
@@ -190,7 +182,7 @@ class DecodeWorker:
         if assign.key in self._requests:
             return
         num_tokens = assign.num_tokens if assign.num_left > 1 else 0  # prefill draws a single output, without decode
-        reason = assign_fault(assign, self.engine) or self.book.never_fits(
+        reason = assign_fault(assign, self.planner) or self.planner.book.never_fits(
             len(assign.prompt_ids), num_tokens, assign.num_choices
         )
         if assign.prefill is None or reason is not None:
@@ -268,7 +260,7 @@ class DecodeWorker:
 
     def _expects(self, request: DecodeRequest, told: LastMessage | JobFinishedEarly) -> bool:
         """Takes prefill's stamps. False if its first tokens cannot be those of the request, which then fails."""
-        fault = first_tokens_fault(told.first_tokens, len(request.reqs), self.engine.vocab_size)
+        fault = first_tokens_fault(told.first_tokens, len(request.reqs), self.planner.vocab_size)
         if fault is not None:
             self._fail(request, InternalError(fault))
             return False
@@ -281,21 +273,17 @@ class DecodeWorker:
         self._phases.stamp(request, "KV delivered")
         self._reservations.close(request)
         self.outbox.prefill.append((request.prefill, KvDelivered(request.reservation)))
-        self.book.own(req.held for req in request.reqs)
+        self.planner.book.own(req.held for req in request.reqs)
 
         first, *others = request.reqs
-        forks = [req for req in others if req.finish is None]
-        sources, targets = partial_page_copies(
-            first.held.pages, [req.held.pages for req in forks], request.prompt_len, self.engine.page_size
-        )
-        in_twin = () if on_device else first.held.pages[: self.engine.kv.layout.num_pages(request.prompt_len)]
-        request.on_device = self.engine.land(in_twin, sources, targets)
+        in_twin = () if on_device else first.held.pages[: self.planner.layout.num_pages(request.prompt_len)]
+        request.landing = self.planner.fork(first, [req for req in others if req.finish is None], in_twin)
         request.first_tokens = first_tokens
         self._staged.append(request)
 
     def _prebuild(self) -> None:
         """Choices whose KV is on the device join the running batch, unless their first token has ended them."""
-        for request in [each for each in self._staged if each.on_device is None or each.on_device.done()]:
+        for request in [each for each in self._staged if self.planner.is_over(each.landing)]:
             self._staged.remove(request)
             if request.state is not DecodeState.DELIVERED:
                 continue  # it has ended during the copy
@@ -303,7 +291,7 @@ class DecodeWorker:
             self._take_first_tokens(request, request.first_tokens)
             if going_on := [req for req in request.reqs if req.finish is None]:
                 request.move(DecodeState.RUNNING)
-                self._running.join(ScheduleBatch.prebuilt(going_on, self.engine.device))
+                self.planner.join(going_on)
                 self._phases.stamp(request, "ready to decode")
 
     def _on_finished_early(self, request: DecodeRequest, message: JobFinishedEarly) -> None:
@@ -320,14 +308,13 @@ class DecodeWorker:
         for req, token in zip(request.reqs, first_tokens, strict=True):
             if req.finish is None:
                 req.num_sampled += 1
-                self._take_token(request, req, token)
+                self._take_tokens(req, (token,))
             else:
-                req.release(self.book)
+                self.planner.release(req)
 
-    def _take_token(self, request: DecodeRequest, req: Req, token: int) -> None:
-        if self._tokens.add(request, req, token):
-            request.move(DecodeState.FINISHED)
-            del self._requests[request.key]
+    def _take_tokens(self, req: Req, run: tuple[int, ...]) -> None:
+        if self._tokens.add(req, run):
+            self._requests.pop((req.request_id, req.attempt)).move(DecodeState.FINISHED)
 
     def _on_cancel(self, message: CancelRequest) -> None:
         request = self._requests.get((message.request_id, message.attempt))
@@ -339,7 +326,7 @@ class DecodeWorker:
             self._end(request, DecodeState.CANCELLED)
         elif request.is_handed_over:
             for req in cancelled:
-                req.release(self.book)
+                self.planner.release(req)
 
     def _lose_peer(self, message: PeerLost) -> None:
         if (peer := self._peers.lose(message.instance)) is not None:
@@ -363,5 +350,5 @@ class DecodeWorker:
             self.outbox.prefill.append((request.prefill, CancelJob(request.reservation)))
         request.cancel()
         for req in request.reqs:
-            req.release(self.book, partial(self._receiver.may_be_written, request.reservation))
+            self.planner.release(req, partial(self._receiver.may_be_written, request.reservation))
         del self._requests[request.key]

@@ -15,20 +15,20 @@ from worker.boot import Started, main
 
 def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
     """The core, its link to decode workers, and the address where it takes jobs."""
-    settings, engine = started.settings, started.engine
+    settings, kv = started.settings, started.kv
     router = Router(started.context, settings.host, started.security)
     address = WorkerAddress(worker_id=settings.worker_id, instance=started.instance, peer=router.endpoint)
     sender = open_sender(
         settings.transfer_backend,
-        engine.kv,
+        kv,
         started.instance,
         started.context,
         started.data_security,
-        engine.kv if engine.device.type == "cuda" else None,
+        kv if kv.device.type == "cuda" else None,
     )
 
     worker = PrefillWorker(
-        engine,
+        started.planner,
         sender,
         address,
         started.fingerprint,

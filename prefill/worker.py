@@ -30,9 +30,8 @@ from protocol.messages_handoff import (
     ToPrefill,
 )
 from runtime.clock import Clock, Deadlines
-from scheduler.engine import Engine, Launch
-from scheduler.forward_batch import LaunchPlan
 from scheduler.overlap_loop import OverlapLoop
+from scheduler.planner import Launched, Planner
 from scheduler.req import Req
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import Target
@@ -58,7 +57,7 @@ class PrefillWorker:
 
     def __init__(
         self,
-        engine: Engine,
+        planner: Planner,
         sender: FrameSender,
         address: WorkerAddress,
         fingerprint: Fingerprint,
@@ -69,14 +68,13 @@ class PrefillWorker:
     ) -> None:
         self.outbox = Outbox()
         self._phases = PhaseTimes(clock, address.worker_id)
-        self.engine = engine
-        self.book = engine.book
+        self.planner = planner
         self._sender = sender
         self._address = address
         self._fingerprint = fingerprint
         self._clock = clock
         self._chunk_size = chunk_size
-        self.loop = OverlapLoop(engine, self, overlap)
+        self.loop = OverlapLoop(planner, self, overlap)
 
         self._peers: dict[int, _Peer] = {}
         self._lost: deque[int] = deque(maxlen=LOST_REMEMBERED)  # instances
@@ -124,10 +122,10 @@ class PrefillWorker:
         self._fail_broken()
         self._fail_late(self._clock.now())
         self._admit()
-        for launch in self.engine.in_flight:
-            self._ship_layers(launch)
         progressed = self.loop.step()
-        return self.engine.collect() or progressed
+        for launched in self.planner.in_flight:
+            self._ship_layers(launched)
+        return progressed
 
     @property
     def busy(self) -> bool:
@@ -137,37 +135,37 @@ class PrefillWorker:
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
         return WorkerStats(
-            kv_pages=self.book.counts(),
+            kv_pages=self.planner.book.counts(),
             running=len(self._jobs) - len(self._waiting),
             waiting=len(self._waiting),
             queued_prompt_tokens=sum(job.prompt_left for job in self._queued()),
-            num_launches=self.engine.num_launches,
+            num_launches=self.planner.num_launches,
             counters=dict(self._sender.counters),
             times=self._phases.spreads,
         )
 
     # ---- loop: what the overlap loop asks of a role ----
 
-    def choose(self) -> LaunchPlan | None:
-        """Chunks of the oldest prompts, up to the chunk size."""
+    def launch(self) -> bool:
+        """Launches chunks of the oldest prompts, up to the chunk size."""
         chunks = next_chunks([job for job in self._computing if job.prompt_left], self._chunk_size)
-        return LaunchPlan(chunks, None, relay=False, ships=True) if chunks else None
-
-    def launched(self, launch: Launch) -> None:
-        """Stamps the prompts whose first chunk has been enqueued."""
-        for chunk in launch.plan.chunks:
+        if not chunks:
+            return False
+        self.planner.launch(chunks, relay=False, ships=True)
+        for chunk in chunks:
             if chunk.start == 0:
                 self._phases.stamp(self._job_of[chunk.req], "prefill start")
+        return True
 
-    def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
+    def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:
         """Ships the last layers, sends first tokens to the gateway, and finishes transfers of computed prompts."""
-        self._ship_layers(launch)
+        self._ship_layers(launched)
         firsts: dict[Job, list[int]] = {}
-        for req, token in tokens:
+        for req, run in drawn:
             if (job := self._job_of.get(req)) is not None and job.state is JobState.COMPUTING:
-                firsts.setdefault(job, []).append(token)
+                firsts.setdefault(job, []).extend(run)
         for job, first_tokens in firsts.items():
-            self._phases.stamp(job, "prompt computed", launch.computed_at)
+            self._phases.stamp(job, "prompt computed", launched.computed_at)
             self._on_first_tokens(job, first_tokens)
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
@@ -192,7 +190,7 @@ class PrefillWorker:
         accepted = HelloAccepted(
             address=self._address,
             job_tokens=JOB_TOKENS,
-            layout=self.engine.kv.layout,
+            layout=self.planner.layout,
             offer=offer,
         )
         self.outbox.decode.append((instance, accepted))
@@ -205,7 +203,7 @@ class PrefillWorker:
         if instance in self._lost:
             raise WireError(f"worker {hello.address.worker_id!r} was declared lost; this instance may not return")
         here, there = self._address.worker_id, hello.address.worker_id
-        reason = mismatch(self.engine.kv.layout, hello.layout, here, there)
+        reason = mismatch(self.planner.layout, hello.layout, here, there)
         if hello.address.instance != instance:  # jobs are kept by the connection's instance, transfers by the address's
             reason = f"address.instance: got {hello.address.instance}, expected {instance}, as the connection says"
         reason = reason or difference(self._fingerprint, hello.fingerprint, here, there)
@@ -217,7 +215,9 @@ class PrefillWorker:
         if peer is None:
             return  # a stranger: no state is created for it
         assign, length = message.assign, len(message.assign.prompt_ids)
-        reason = assign_fault(assign, self.engine, message.reservation) or self.book.never_fits(length, length, 1)
+        reason = assign_fault(assign, self.planner, message.reservation) or self.planner.book.never_fits(
+            length, length, 1
+        )
         if reason is not None:
             self.outbox.decode.append((instance, JobFailed(message.reservation, BadRequest.code, reason)))
             return
@@ -259,7 +259,7 @@ class PrefillWorker:
         """Admits jobs, oldest first. A prompt that does not fit yet holds the later ones back."""
         while self._waiting:
             job = next(iter(self._waiting))
-            if not job.admit(self.engine, 1, job.prompt_len):
+            if not self.planner.admit(job.reqs[:1], job.prompt_len):
                 return
 
             del self._waiting[job]
@@ -271,17 +271,17 @@ class PrefillWorker:
                 except WireError as error:
                     self._fail(job, error)
 
-    def _ship_layers(self, launch: Launch) -> None:
-        while launch.layers and launch.layers[0][1].done():
-            layer, _ = launch.layers.popleft()
-            for chunk in launch.plan.chunks:
+    def _ship_layers(self, launched: Launched) -> None:
+        while launched.layers:
+            layer = launched.layers.popleft()
+            for chunk in launched.chunks:
                 job = self._job_of.get(chunk.req)
                 if job is not None and job.sends_kv:
                     self._sender.layer_ready(job.target, layer, chunk.end)
 
     def _on_first_tokens(self, job: Job, first_tokens: list[int]) -> None:
         for req, token in zip(job.reqs, first_tokens, strict=True):
-            req.append(token)
+            req.append((token,))
         self._computing.remove(job)
         self._phases.stamp(job, "first token")
 
@@ -323,4 +323,4 @@ class PrefillWorker:
         del self._jobs[target.peer.instance, target.reservation]
         for req in job.reqs:
             del self._job_of[req]
-        job.prompt.release(self.book, lambda: self._sender.is_reading(target))
+        self.planner.release(job.prompt, lambda: self._sender.is_reading(target))

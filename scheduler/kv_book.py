@@ -15,13 +15,19 @@ from scheduler.retire_queue import IsRead, RetireQueue
 from scheduler.row_pool import RowPool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Holding:
     """The row of one choice and its pages, in the order of its context. Only the book adds pages."""
 
     row: int
     generation: int  # of the row
     pages: list[int]
+    num_granted: int = 0  # pages that the executor was told of; the planner's
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """(row, generation): the row as it was handed out once."""
+        return self.row, self.generation
 
 
 class KvBook:

@@ -1,4 +1,4 @@
-"""The page table: the pages of the request in each row, on the device and on the host; and the owners of rows.
+"""The page table: the pages of each row's owner, on the device and on the host.
 
 A launch copies what it needs of the table when it is built, on the schedule stream. So a row may be written while
 forwards are in flight.
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from model.inputs import int64_column
-from scheduler.req import Req
+from scheduler.plan import Draw, Grant
 
+IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 OWNER_SHIFT: Final = 32  # bits; a token is smaller than 2**32, and a row is handed out fewer than 2**31 times
 
 
@@ -27,20 +28,20 @@ class PageTable:
         self.req_to_page = torch.zeros((num_rows, max_pages), dtype=torch.int64, device=device)
         self.req_to_page_cpu = np.zeros((num_rows, max_pages), dtype=np.int64)
         self.num_growths = 0
+        self._generations = [0] * num_rows
 
-    def write(self, row: int, pages: Sequence[int], start: int = 0) -> None:
-        """Sets the pages [start, start + len(pages)) of a row's context."""
-        where = slice(start, start + len(pages))
+    def write(self, grant: Grant) -> None:
+        """Adds pages to a row. Those from index 0 on give it to a new owner."""
+        if grant.start:
+            assert self._generations[grant.row] == grant.generation, f"row {grant.row} grows for an earlier owner"
+            self.num_growths += 1
+        self._generations[grant.row] = grant.generation
+        where = slice(grant.start, grant.start + len(grant.pages))
         # Copied on the schedule stream, for which forwards wait.
-        self.req_to_page[row, where] = torch.tensor(pages, dtype=torch.int64)
-        self.req_to_page_cpu[row, where] = pages
-
-    def grow(self, row: int, pages: Sequence[int], start: int) -> None:
-        """Adds pages to a row in use, from index `start` on."""
-        self.write(row, pages, start)
-        self.num_growths += 1
+        self.req_to_page[grant.row, where] = torch.tensor(grant.pages, dtype=torch.int64)
+        self.req_to_page_cpu[grant.row, where] = grant.pages
 
 
-def owners_of(reqs: Sequence[Req], device: torch.device) -> Tensor:
-    """(N,) int64: the generations of the requests' rows, shifted by OWNER_SHIFT to leave room for a token."""
-    return int64_column([req.held.generation << OWNER_SHIFT for req in reqs], device)
+def owners_of(draws: Sequence[Draw], device: torch.device) -> Tensor:
+    """(N,) int64: the generations of the rows, shifted by OWNER_SHIFT to leave room for a token."""
+    return int64_column([draw.generation << OWNER_SHIFT for draw in draws], device)

@@ -6,8 +6,7 @@ Only the scheduler thread writes it.
 from dataclasses import dataclass, field
 
 from protocol.request import FinishReason, SamplingParams, finish_reason
-from scheduler.kv_book import Holding, KvBook
-from scheduler.retire_queue import IsRead
+from scheduler.kv_book import Holding
 
 
 @dataclass(eq=False)
@@ -29,7 +28,7 @@ class Req:
 
     # progress, counting all launches enqueued so far
     num_computed: int = 0  # KV of prompt tokens [0, num_computed) is written
-    num_sampled: int = 0  # outputs drawn, with the replayed ones
+    num_sampled: int = 0  # outputs drawn, with the replayed ones; a launch in flight counts as one
 
     # results that the host knows
     outputs: list[int] = field(default_factory=list)
@@ -51,24 +50,28 @@ class Req:
         return self.sampling.max_tokens - self.num_sampled
 
     @property
-    def bans_endings(self) -> bool:
-        """Whether the next token drawn may not end the choice (min_tokens)."""
-        return self.num_sampled < self.sampling.min_tokens
-
-    @property
     def held(self) -> Holding:
         """Its row and pages, between admission and release."""
         assert self.holding is not None, f"choice {self.choice} of {self.request_id} holds no row and no pages"
         return self.holding
 
-    def release(self, book: KvBook, is_read: IsRead | None = None) -> None:
-        """Gives its row and pages back to `book`. A second call does nothing. `is_read`: see KvBook.release."""
-        if self.holding is not None:
-            book.release(self.holding, is_read)
-            self.holding = None
+    @property
+    def num_written(self) -> int:
+        """Tokens whose KV is written by the launches so far: all but the one drawn last."""
+        return self.prompt_len + self.num_sampled - self.num_replayed - 1
 
-    def append(self, token: int) -> None:
-        """Adds an output token. Sets `finish` if the choice ends with it."""
+    def append(self, run: tuple[int, ...]) -> tuple[int, ...]:
+        """Adds the outputs that one launch has drawn, up to the one that ends the choice. Returns those taken.
+
+        Sets `finish` if the choice ends. The launch was counted as one output.
+        """
         assert self.finish is None, "a finished choice takes no token"
-        self.outputs.append(token)
-        self.finish = finish_reason(self.sampling, len(self.outputs), token)
+        outputs, start = self.outputs, len(self.outputs)
+        for token in run:
+            outputs.append(token)
+            if (reason := finish_reason(self.sampling, len(outputs), token)) is not None:
+                self.finish, run = reason, run[: len(outputs) - start]
+                break
+        if len(run) != 1:
+            self.num_sampled += len(run) - 1
+        return run

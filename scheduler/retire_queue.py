@@ -44,6 +44,8 @@ class RetireQueue:
 
     def collect(self, completed_ticket: int) -> bool:
         """Hands back what nothing can touch once `completed_ticket` has completed. False if there was nothing."""
+        if not self._entries:
+            return False
         waiting: deque[_Entry] = deque()
         for entry in self._entries:
             if entry.after_ticket <= completed_ticket and (entry.is_read is None or not entry.is_read()):

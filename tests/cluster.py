@@ -26,8 +26,9 @@ from protocol.messages_gateway import (
 )
 from protocol.request import SamplingParams
 from runtime.clock import Clock, MonotonicClock
-from scheduler.engine import Engine
+from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
+from scheduler.planner import Executes, Planner
 from scheduler.streams import Stream
 from tests.doubles.backend_inproc import InprocNetwork
 from unified.worker import UnifiedWorker
@@ -80,6 +81,7 @@ class Cluster:
         decode_page_size: int | None = None,
         debug: bool = True,
         streams: Callable[[], tuple[Stream, Stream]] | None = None,
+        wrap: Callable[[Executor], Executes] = lambda executor: executor,
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -99,23 +101,28 @@ class Cluster:
         self._fingerprint = runner.fingerprint()
         counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
 
-        def engine(page_size: int = page_size) -> Engine:
+        def planner(page_size: int = page_size) -> Planner:
             layout, device = runner.kv_layout(page_size), runner.device
             forward, schedule = open_streams(device, wake=lambda: None) if streams is None else streams()
             staging = open_streams(device, wake=lambda: None)[0] if mirrored and streams is None else None
             longest = max_context or runner.config.context_length
-            return Engine(
+            book = KvBook(num_pages, page_size, max_requests=max_requests, max_context=longest)
+            executor = Executor(
                 runner,
                 (MirroredKv if mirrored else PagedKv)(layout, num_pages, device),
-                KvBook(num_pages, page_size, max_requests=max_requests, max_context=longest),
+                num_rows=book.rows.num_rows,
+                max_pages=book.max_pages,
                 forward=forward,
                 schedule=schedule,
-                device=device,
                 staging=staging,
                 debug=debug,
             )
+            made = Planner(book, wrap(executor), layout, runner.config.vocab_size, has_twin=mirrored)
+            self._executors[made] = executor
+            return made
 
-        self._engine = engine
+        self._executors: dict[Planner, Executor] = {}
+        self._planner = planner
         for index in range(counts.get("P", 0)):
             self.add_prefill(f"prefill-{index}", 100 + index)
         for index in range(counts.get("D", 0)):
@@ -125,12 +132,12 @@ class Cluster:
 
     def add_prefill(self, worker_id: str, instance: int) -> PrefillWorker:
         """One more worker."""
-        e = self._engine()
+        planner = self._planner()
         address = WorkerAddress(worker_id, instance, peer=f"inproc-{instance}")
-        sender = self.network.sender(e.kv, instance)
+        sender = self.network.sender(self._executors[planner].kv, instance)
         overlap, chunk_size = self._overlap, self._chunk_size
         worker = PrefillWorker(
-            e, sender, address, self._fingerprint, self._clock, overlap=overlap, chunk_size=chunk_size
+            planner, sender, address, self._fingerprint, self._clock, overlap=overlap, chunk_size=chunk_size
         )
         self.addresses[instance] = address
         self.prefills[instance] = worker
@@ -138,11 +145,11 @@ class Cluster:
 
     def add_decode(self, worker_id: str, instance: int) -> DecodeWorker:
         """One more worker."""
-        e = self._engine(self._decode_page_size)
-        receiver = self.network.receiver(e.kv)
+        planner = self._planner(self._decode_page_size)
+        receiver = self.network.receiver(self._executors[planner].kv)
         address = WorkerAddress(worker_id, instance, ranks=(RankEndpoint(receiver.address),))
         worker = DecodeWorker(
-            e,
+            planner,
             receiver,
             address,
             self._fingerprint,
@@ -157,7 +164,7 @@ class Cluster:
     def add_unified(self, worker_id: str, instance: int) -> UnifiedWorker:
         """One more worker."""
         overlap, chunk_size = self._overlap, self._chunk_size
-        worker = UnifiedWorker(self._engine(), worker_id, self._clock, overlap=overlap, chunk_size=chunk_size)
+        worker = UnifiedWorker(self._planner(), worker_id, self._clock, overlap=overlap, chunk_size=chunk_size)
         self.addresses[instance] = WorkerAddress(worker_id, instance)
         self.unifieds.append(worker)
         return worker
@@ -166,6 +173,10 @@ class Cluster:
     def workers(self) -> list[Worker]:
         """Every worker."""
         return [*self.prefills.values(), *self.decodes.values(), *self.unifieds]
+
+    def executor(self, worker: Worker) -> Executor:
+        """The executor that the worker's planner feeds."""
+        return self._executors[worker.planner]
 
     def assign(
         self,
@@ -202,14 +213,14 @@ class Cluster:
     def lose_prefill(self, instance: int) -> None:
         """The gateway declares a prefill worker lost; it is not stepped any more."""
         worker = self.prefills.pop(instance)
-        worker.engine.close()
+        self.executor(worker).close()
         for decode in self.decodes.values():
             decode.on_gateway(PeerLost(self.addresses[instance].worker_id, instance))
 
     def lose_decode(self, instance: int) -> None:
         """The gateway declares a decode worker lost; it is not stepped any more."""
         worker = self.decodes.pop(instance)
-        worker.engine.close()
+        self.executor(worker).close()
         for prefill in self.prefills.values():
             prefill.on_gateway(PeerLost(self.addresses[instance].worker_id, instance))
 
@@ -232,16 +243,16 @@ class Cluster:
             idle += 1
             assert idle < max_idle, "the cluster hangs"
             for worker in self.workers:
-                if worker.engine.in_flight and (event := worker.engine.in_flight[0].copy_done) is not None:
+                if (launches := self.executor(worker).launches) and (event := launches[0].copy_done) is not None:
                     event.synchronize()
                     break
 
     def at_rest(self) -> bool:
         """Nothing queued, in flight or owned anywhere."""
         return all(
-            (pages := worker.engine.book.pages.counts()).free == pages.total
-            and not worker.engine.in_flight
-            and worker.engine.book.rows.num_free == worker.engine.book.rows.num_rows - 1
+            (pages := worker.planner.book.pages.counts()).free == pages.total
+            and not worker.planner.in_flight
+            and worker.planner.book.rows.num_free == worker.planner.book.rows.num_rows - 1
             and worker.stats().waiting == 0
             for worker in self.workers
         )
@@ -249,12 +260,12 @@ class Cluster:
     def check(self) -> None:
         """The ledger of every worker adds up."""
         for worker in self.workers:
-            worker.engine.book.pages.check()
+            worker.planner.book.pages.check()
 
     def close(self) -> None:
         """Ends the forward threads."""
         for worker in self.workers:
-            worker.engine.close()
+            self.executor(worker).close()
 
     def _deliver(self, worker: Worker) -> None:
         outbox = worker.outbox

@@ -15,7 +15,7 @@ def build(started: Started) -> tuple[UnifiedWorker, PeerLink, WorkerAddress]:
     """The core; it has no peers."""
     settings = started.settings
     worker = UnifiedWorker(
-        started.engine,
+        started.planner,
         settings.worker_id,
         started.clock,
         overlap=not settings.disable_overlap_schedule,

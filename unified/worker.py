@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from protocol.errors import BadRequest, BatonError
 from protocol.messages_gateway import Assign, CancelRequest, ToWorker, WorkerStats
 from runtime.clock import Clock
-from scheduler.engine import Engine, Launch
-from scheduler.forward_batch import LaunchPlan
 from scheduler.overlap_loop import OverlapLoop
-from scheduler.page_allocator import partial_page_copies
+from scheduler.planner import Launched, Planner
 from scheduler.req import Req
-from scheduler.schedule_batch import Running, ScheduleBatch
 from worker.assigned import Assigned, assign_fault, next_chunks
 from worker.outbox import Outbox
 from worker.phase_times import PhaseTimes
@@ -29,18 +26,16 @@ class UnifiedWorker:
     A prompt is computed in the row and pages of its request's first choice.
     """
 
-    def __init__(self, engine: Engine, worker_id: str, clock: Clock, *, overlap: bool, chunk_size: int) -> None:
+    def __init__(self, planner: Planner, worker_id: str, clock: Clock, *, overlap: bool, chunk_size: int) -> None:
         self.outbox = Outbox()
         self._phases = PhaseTimes(clock, worker_id)
-        self.engine = engine
-        self.book = engine.book
+        self.planner = planner
         self._chunk_size = chunk_size
-        self.loop = OverlapLoop(engine, self, overlap)
-        self._running = Running()
+        self.loop = OverlapLoop(planner, self, overlap)
         self._requests: dict[tuple[str, int], Assigned] = {}
         self._waiting: OrderedDict[Assigned, None] = OrderedDict()
         self._computing: list[Assigned] = []  # no more than there are rows
-        self._tokens = TokenStream(self.book, self._phases, ("first token", "first decode"))
+        self._tokens = TokenStream(planner, self._requests, self._phases, ("first token", "first decode"))
 
     # ---- messages ----
 
@@ -60,9 +55,8 @@ class UnifiedWorker:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         self._admit()
         progressed = self.loop.step()
-        reusable = self.engine.collect()
         self._tokens.flush(self.outbox)
-        return progressed or reusable
+        return progressed
 
     @property
     def busy(self) -> bool:
@@ -73,39 +67,41 @@ class UnifiedWorker:
         """Load for the heartbeat."""
         queued = [*self._waiting, *self._computing]
         return WorkerStats(
-            kv_pages=self.book.counts(),
-            running=self._running.num_going_on,
+            kv_pages=self.planner.book.counts(),
+            running=self.planner.num_going_on,
             waiting=len(queued),
             queued_prompt_tokens=sum(request.prompt_left for request in queued),
-            num_launches=self.engine.num_launches,
+            num_launches=self.planner.num_launches,
             times=self._phases.spreads,
         )
 
     # ---- loop: what the overlap loop asks of a role ----
 
-    def choose(self) -> LaunchPlan | None:
-        """The running batch. Chunks of waiting prompts fill the rest of the chunk size."""
-        running = self._running.for_next_launch()
-        chunks = next_chunks(self._computing, self._chunk_size, 0 if running is None else len(running))
-        return LaunchPlan(chunks, running) if chunks or running is not None else None
+    def launch(self) -> bool:
+        """Launches the choices that decode. Chunks of waiting prompts fill the rest of the chunk size.
 
-    def launched(self, launch: Launch) -> None:
-        """Prompts whose last chunk is enqueued join the running batch. Their first tokens are relayed on the device."""
-        for chunk in launch.plan.chunks:
+        Choices whose last chunk is launched decode from the next launch on. The device relays their first tokens.
+        """
+        decodes = self.planner.decodes()
+        chunks = next_chunks(self._computing, self._chunk_size, len(decodes))
+        if not chunks and not decodes:
+            return False
+
+        self.planner.launch(chunks, decodes)
+        for chunk in chunks:
             request = self._requests[chunk.req.request_id, chunk.req.attempt]
             if chunk.start == 0:
                 self._phases.stamp(request, "prefill start")
             if chunk.samples:
                 self._computing.remove(request)
                 self._fork(request)
+        return True
 
-    def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
-        """Appends each token to its choice, unless the choice has ended."""
-        for req, token in tokens:
-            if req.finish is None:
-                request = self._requests[req.request_id, req.attempt]
-                if self._tokens.add(request, req, token):
-                    del self._requests[request.key]
+    def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:
+        """Appends the tokens to their choices."""
+        for req, run in drawn:
+            if self._tokens.add(req, run):
+                del self._requests[req.request_id, req.attempt]
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """Fails the requests of a launch that raised."""
@@ -118,7 +114,7 @@ class UnifiedWorker:
     def _on_assign(self, assign: Assign) -> None:
         if assign.key in self._requests:
             return
-        reason = assign_fault(assign, self.engine) or self.book.never_fits(
+        reason = assign_fault(assign, self.planner) or self.planner.book.never_fits(
             len(assign.prompt_ids), assign.num_tokens, assign.num_choices
         )
         if reason is not None:
@@ -133,29 +129,22 @@ class UnifiedWorker:
         """Admits requests, oldest first. A request that does not fit yet holds the later ones back."""
         while self._waiting:
             request = next(iter(self._waiting))
-            if not request.admit(self.engine, len(request.reqs), request.assign.num_tokens):
+            if not self.planner.admit(request.reqs, request.assign.num_tokens):
                 return
 
             del self._waiting[request]
             for req in request.reqs[1:]:
                 if req.finish is not None:  # cancelled while it waited
-                    req.release(self.book)
+                    self.planner.release(req)
             self._computing.append(request)
 
     def _fork(self, request: Assigned) -> None:
         """Copies the prompt's partial page to the other choices, and lets all choices join the running batch."""
         first, *others = request.reqs
-        forks = [req for req in others if req.finish is None]
-        sources, targets = partial_page_copies(
-            first.held.pages, [req.held.pages for req in forks], first.prompt_len, self.engine.page_size
-        )
-        self.engine.copy_pages(sources, targets)
-
+        self.planner.fork(first, [req for req in others if req.finish is None])
         if first.finish is not None:  # cancelled while the others needed the prompt
-            first.release(self.book)
-        going_on = [req for req in request.reqs if req.finish is None and req.num_left > 0]
-        if going_on:
-            self._running.join(ScheduleBatch.launched(going_on, self.engine.device))
+            self.planner.release(first)
+        self.planner.join(request.reqs)
 
     def _on_cancel(self, message: CancelRequest) -> None:
         request = self._requests.get((message.request_id, message.attempt))
@@ -169,7 +158,7 @@ class UnifiedWorker:
         for req in cancelled:
             is_prompt = req is request.prompt and (request in self._waiting or request in self._computing)
             if not is_prompt:  # the other choices still need the prompt's row and pages
-                req.release(self.book)
+                self.planner.release(req)
 
     def _fail(self, request: Assigned, error: BatonError) -> None:
         self.outbox.fail(request.key, error)
@@ -182,5 +171,5 @@ class UnifiedWorker:
             self._computing.remove(request)
         request.cancel()
         for req in request.reqs:
-            req.release(self.book)
+            self.planner.release(req)
         del self._requests[request.key]

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 
 from protocol.messages_gateway import Assign, Stamp
 from protocol.request import FinishReason
-from scheduler.engine import Engine
-from scheduler.forward_batch import ExtendChunk, plan_chunks
-from scheduler.page_allocator import PageState
+from scheduler.planner import ExtendChunk, Planner, plan_chunks
 from scheduler.req import Req
 from scheduler.request_check import replay_fault, request_fault, transfer_fault
 
@@ -61,16 +59,6 @@ class Assigned:
         """Whether every choice has ended."""
         return all(req.finish is not None for req in self.reqs)
 
-    def admit(self, engine: Engine, num_choices: int, num_tokens: int, state: PageState = PageState.OWNED) -> bool:
-        """Gives each of the first `num_choices` choices a row, and pages for `num_tokens` tokens. False: no room."""
-        holdings = engine.book.admit(self.prompt_len, num_tokens, num_choices, state)
-        if holdings is None:
-            return False
-        for req, holding in zip(self.reqs[:num_choices], holdings, strict=True):
-            req.holding = holding
-            engine.write_pages(holding)
-        return True
-
     def cancel(self, choice: int = -1) -> list[Req]:
         """Ends one choice, or all of them if it is -1. Returns those that have not ended before."""
         cancelled = [req for req in self.reqs if req.finish is None and choice in (-1, req.choice)]
@@ -91,11 +79,11 @@ def next_chunks(requests: Sequence[Assigned], chunk_size: int, num_decodes: int 
     return tuple(chunks)
 
 
-def assign_fault(assign: Assign, engine: Engine, reservation: int = 0) -> str | None:
-    """The first field of `assign` that a worker with this engine cannot take, in one sentence; or None."""
+def assign_fault(assign: Assign, planner: Planner, reservation: int = 0) -> str | None:
+    """The first field of `assign` that a worker with this planner cannot take, in one sentence; or None."""
     prompt, sampling, n = assign.prompt_ids, assign.sampling, assign.num_choices
     return (
-        request_fault(prompt, sampling, n, vocab_size=engine.vocab_size, max_choices=engine.book.max_requests)
+        request_fault(prompt, sampling, n, vocab_size=planner.vocab_size, max_choices=planner.book.max_requests)
         or replay_fault(prompt, sampling, n, assign.first_choice, assign.num_replayed)
         or transfer_fault(assign.attempt, reservation)
     )

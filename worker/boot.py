@@ -1,6 +1,6 @@
-"""Starts the model, KV memory, streams and engine of any worker, and runs its process.
+"""Starts the model, KV memory, streams, executor and planner of any worker, and runs its process.
 
-    settings -> runner -> KV pages -> engine, warmed up -> (role's core and link) -> WorkerLoop
+    settings -> runner -> KV pages -> executor, warmed up -> planner -> (role's core and link) -> WorkerLoop
 
 A role passes a function that makes its core and link.
 """
@@ -34,8 +34,9 @@ from runtime.keys import ALLOWED, GATEWAY, Keys, read_keys
 from runtime.log import get_log, start_log
 from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal
 from runtime.settings import WorkerSettings, read_arguments
-from scheduler.engine import Engine
+from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
+from scheduler.planner import Planner
 from scheduler.streams import Stream
 from scheduler.streams_cuda import CudaStream
 from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
@@ -57,7 +58,8 @@ class Started:
     settings: WorkerSettings
     instance: int
     identity: bytes
-    engine: Engine
+    planner: Planner
+    kv: PagedKv
     fingerprint: Fingerprint
     context: "zmq.Context[zmq.Socket[bytes]]"
     clock: MonotonicClock
@@ -99,9 +101,11 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     status.loading("weights")
     runner = load_runner(settings)
     status.loading("KV memory")
-    engine = build_engine(runner, settings, wake.set)
+    executor, book = build_executor(runner, settings, wake.set)
     status.loading("warming up")
-    engine.warm_up()
+    executor.warm_up()
+    is_mirrored = has_twin(runner.device, settings)
+    planner = Planner(book, executor, executor.kv.layout, runner.config.vocab_size, has_twin=is_mirrored)
 
     instance = random.SystemRandom().getrandbits(62)
     identity = f"{settings.worker_id}#{instance}".encode()
@@ -110,7 +114,16 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     security = open_security(keys, context, log)
     data_security = security_of_data(security, encrypt=settings.encrypt_data)
     started = Started(
-        settings, instance, identity, engine, runner.fingerprint(), context, clock, security, data_security
+        settings,
+        instance,
+        identity,
+        planner,
+        executor.kv,
+        runner.fingerprint(),
+        context,
+        clock,
+        security,
+        data_security,
     )
     core, link, address = build(started)
     gateway_address = settings.gateway if keys is None else f"{settings.gateway}{MARK}{keys.gateway}"
@@ -120,11 +133,11 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         log.info(
             "ready",
             role=settings.role.value,
-            kv_pages=engine.kv.num_pages - 1,
+            kv_pages=executor.kv.num_pages - 1,
             threads=settings.threads,
             device=str(runner.device),
         )
-        status.ready(kv_pages=engine.kv.num_pages - 1)
+        status.ready(kv_pages=executor.kv.num_pages - 1)
 
     status.loading("joining the gateway")
     loop = WorkerLoop(
@@ -148,7 +161,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     finally:
         link.close()
         gateway.close(linger_ms=200)
-        engine.close()
+        executor.close()
         security.close()
         context.term()
         wake.close()
@@ -156,7 +169,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
 
 def registration(started: Started, runner: Runner, core: Core, address: WorkerAddress) -> Register:
     """What the worker tells the gateway of itself."""
-    settings, kv = started.settings, started.engine.kv
+    settings, kv = started.settings, started.kv
     capacity = kv.layout.pool_tokens(kv.num_pages)
     shown = tuple(RankEndpoint(without_secret(rank.data)) for rank in address.ranks)
     return Register(
@@ -227,8 +240,8 @@ def load_runner(settings: WorkerSettings) -> Runner:
     return GraphedRunner(runner) if wants_graphs and runner.device.type == "cuda" else runner
 
 
-def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> Engine:
-    """The engine, with KV memory sized by the available memory. ConfigError if there is too little."""
+def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> tuple[Executor, KvBook]:
+    """The executor, with KV memory sized by the available memory, and its books. ConfigError if there is too little."""
     layout = runner.kv_layout(settings.page_size)
     config = runner.config
     longest = min(config.context_length, settings.max_total_tokens or config.context_length)
@@ -255,16 +268,17 @@ def build_engine(runner: Runner, settings: WorkerSettings, wake: Callable[[], No
     staging = CudaStream(torch.cuda.Stream(runner.device)) if is_mirrored else None
     memory = MirroredKv if is_mirrored else PagedKv
     book = KvBook(size.num_pages, layout.page_size, max_requests=settings.max_running_requests, max_context=longest)
-    return Engine(
+    executor = Executor(
         runner,
         memory(layout, size.num_pages, runner.device),
-        book,
+        num_rows=book.rows.num_rows,
+        max_pages=book.max_pages,
         forward=forward,
         schedule=schedule,
-        device=runner.device,
         staging=staging,
         forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
     )
+    return executor, book
 
 
 def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int) -> list[KvBudget]:

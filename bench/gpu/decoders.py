@@ -12,7 +12,7 @@ import torch
 
 from bench.gpu.shape import WithoutPrompts, maker_of_graphs, noise
 from bench.gpu.timing import ReplayedCudaStream
-from bench.overlap.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, engine_on, num_pages
+from bench.overlap.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, executor_on, num_pages
 from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
@@ -55,14 +55,14 @@ def decoders(
         yield found
     finally:
         for each in found:
-            each.decoding.worker.engine.close()
+            each.decoding.executor.close()
 
 
 def _started(runner: GraphedRunner, kv: PagedKv, batch: int, plan: Plan, graphs: bool, overlap: bool) -> Decoder:
     stream, device = new_stream(runner.device), runner.device
     schedule: Stream = CudaStream(torch.cuda.current_stream(device)) if device.type == "cuda" else InlineStream()
-    engine = engine_on(kv, runner, batch, plan.max_context, stream, schedule)
-    decoding = Decoding.on(engine, stream, MonotonicClock(), overlap=overlap)
+    executor = executor_on(kv, runner, batch, plan.max_context, stream, schedule)
+    decoding = Decoding.on(executor, stream, MonotonicClock(), overlap=overlap)
     decoding.start(batch, plan.context, plan.num_tokens)
     return Decoder(graphs, overlap, decoding, stream)
 

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import product
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -26,7 +27,7 @@ from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from model.sampler import sample
 from protocol.request import SamplingParams
-from scheduler.req import Req
+from scheduler.plan import Draw
 from scheduler.sampling_columns import SamplingColumns
 from tests.checkpoints import ARCHITECTURES, Architecture
 from tests.cluster import Cluster
@@ -107,12 +108,11 @@ def _transformers(found: Reference, dtype: torch.dtype) -> torch.nn.Module:
 @torch.no_grad()
 def _seeded(model: torch.nn.Module, prompt: Sequence[int], params: SamplingParams) -> tuple[int, ...]:
     """The tokens that the sampler draws from transformers' logits, one by one. All on the CPU."""
-    req = Req("r", 0, 0, tuple(prompt), params)
-    columns = SamplingColumns.of([req], torch.device("cpu"))
+    columns = SamplingColumns.of([Draw(1, 1, 0, params, len(prompt))], torch.device("cpu"))
     ids = list(prompt)
     for _ in range(params.max_tokens):
         logits_1V = model(torch.tensor([ids])).logits[:, -1]
-        ids += sample(logits_1V, columns.input([req], torch.tensor([len(ids)]))).tolist()
+        ids += sample(logits_1V, columns.input(torch.tensor([len(ids)]), np.array([len(ids)]))).tolist()
     return tuple(ids[len(prompt) :])
 
 
@@ -122,7 +122,7 @@ def differences(runner: ModelRunner, wanted: Wanted, page_size: int, *, overlap:
     num_pages = NUM_KV_TOKENS // page_size
     cluster = Cluster(graphed, "1U", overlap=overlap, page_size=page_size, num_pages=num_pages, max_requests=16)
     if graphs:
-        cluster.unifieds[0].engine.warm_up()
+        cluster.executor(cluster.unifieds[0]).warm_up()
 
     for index, (prompt, params) in enumerate(zip(wanted.prompts, wanted.params, strict=True)):
         cluster.assign(f"r{index}", list(prompt), params)

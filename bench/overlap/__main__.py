@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from bench.overlap.decoding import PAGE_SIZE, WARM_STEPS, Decoding, Plan, ReplayedStream, engine_of, pin
+from bench.overlap.decoding import PAGE_SIZE, WARM_STEPS, Decoding, Plan, ReplayedStream, executor_of, pin, planner_of
 from bench.overlap.kinds import GREEDY, KINDS, Guests, Kind
 from loadtest.bench_model import bench_model
 from model.fake import FakeRunner
@@ -61,7 +61,7 @@ def measure(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: Kind
     streams = [ReplayedStream(forward_cores, num_threads, clock) for _ in range(2)]
     room = kind.num_requests(batch)
     sides = [
-        Decoding.on(engine_of(runner, room, plan.max_context, stream), stream, clock, overlap=overlap)
+        Decoding.on(executor_of(runner, room, plan.max_context, stream), stream, clock, overlap=overlap)
         for stream, overlap in zip(streams, (True, False), strict=True)
     ]
 
@@ -78,7 +78,7 @@ def measure(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: Kind
                 forwards.append(median(streams[index].replay(plan.steps)))
     finally:
         for side in sides:
-            side.worker.engine.close()
+            side.executor.close()
         pin(set(cores))
 
     return StepTimes(*(round(median(each) * 1e3, 3) for each in (forwards, steps[0], steps[1])))
@@ -112,8 +112,8 @@ def schedule_cost(batch: int, plan: Plan, kind: Kind = GREEDY) -> tuple[float, f
     the forward stream's time is subtracted."""
     clock = MonotonicClock()
     stream = CountedStream(clock)
-    engine = engine_of(NoModel(), kind.num_requests(batch), plan.max_context, stream)
-    worker = UnifiedWorker(engine, "bench", clock, overlap=True, chunk_size=1 << 20)
+    planner = planner_of(executor_of(NoModel(), kind.num_requests(batch), plan.max_context, stream))
+    worker = UnifiedWorker(planner, "bench", clock, overlap=True, chunk_size=1 << 20)
 
     params = kind.params(plan.num_tokens)
     for index in range(batch):
@@ -137,7 +137,7 @@ def schedule_cost(batch: int, plan: Plan, kind: Kind = GREEDY) -> tuple[float, f
     for _ in range(plan.steps * plan.rounds):
         stream.spent_s, start = 0.0, clock.now()
         if kind.joins:
-            guests.change(engine.num_launches)
+            guests.change(planner.num_launches)
         worker.step()
         stepped = clock.now()
         for message in worker.outbox.gateway:

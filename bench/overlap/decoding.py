@@ -17,8 +17,9 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.messages_gateway import TO_GATEWAY, Assign
 from runtime.clock import Clock
-from scheduler.engine import Engine
+from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
+from scheduler.planner import Planner
 from scheduler.streams import Segment, Stream
 from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
 from unified.worker import UnifiedWorker
@@ -101,23 +102,25 @@ class Decoding:
     """A unified worker whose requests all decode, one token a step."""
 
     worker: UnifiedWorker
+    executor: Executor
     clock: Clock
     idle: Callable[[], None]
     guests: Guests | None = None
     host_s: float = 0.0  # of the last run: turns that did something, and encoding of their messages
 
     @staticmethod
-    def on(engine: Engine, stream: Replayed, clock: Clock, *, overlap: bool) -> "Decoding":
-        """A worker on the engine whose forward stream is `stream`."""
-        worker = UnifiedWorker(engine, "bench", clock, overlap=overlap, chunk_size=EVERY_TOKEN)
-        return Decoding(worker, clock, stream.idle)
+    def on(executor: Executor, stream: Replayed, clock: Clock, *, overlap: bool) -> "Decoding":
+        """A worker on the executor whose forward stream is `stream`."""
+        planner = planner_of(executor)
+        worker = UnifiedWorker(planner, "bench", clock, overlap=overlap, chunk_size=EVERY_TOKEN)
+        return Decoding(worker, executor, clock, stream.idle)
 
     def start(self, batch: int, context: int, num_tokens: int, kind: Kind = GREEDY) -> None:
         """Starts requests of `context` random tokens that decode `num_tokens` more."""
         rng = random.Random(0)
         params = kind.params(num_tokens)
         for index in range(batch):
-            prompt = tuple(rng.choices(range(self.worker.engine.vocab_size), k=context))
+            prompt = tuple(rng.choices(range(self.worker.planner.vocab_size), k=context))
             self.worker.on_gateway(
                 Assign(
                     request_id=f"r{index}",
@@ -148,12 +151,12 @@ class Decoding:
 
     @property
     def _num_completed(self) -> int:
-        return self.worker.engine.num_launches - len(self.worker.engine.in_flight)
+        return self.worker.planner.num_launches - len(self.worker.planner.in_flight)
 
     def _turn(self) -> None:
         start = self.clock.now()
         if self.guests is not None:
-            self.guests.change(self.worker.engine.num_launches)
+            self.guests.change(self.worker.planner.num_launches)
         progressed = self.worker.step()
         for message in self.worker.outbox.gateway:
             TO_GATEWAY.encode(message)
@@ -164,11 +167,13 @@ class Decoding:
             self.idle()
 
 
-def engine_of(runner: Runner, batch: int, max_context: int, forward: Stream, schedule: Stream | None = None) -> Engine:
-    """An engine with memory for `batch` requests of `max_context` tokens."""
+def executor_of(
+    runner: Runner, batch: int, max_context: int, forward: Stream, schedule: Stream | None = None
+) -> Executor:
+    """An executor with memory for `batch` requests of `max_context` tokens."""
     layout = runner.kv_layout(PAGE_SIZE)
     kv = PagedKv(layout, num_pages(runner, batch, max_context), runner.device)
-    return engine_on(kv, runner, batch, max_context, forward, schedule)
+    return executor_on(kv, runner, batch, max_context, forward, schedule)
 
 
 def num_pages(runner: Runner, batch: int, max_context: int) -> int:
@@ -176,18 +181,26 @@ def num_pages(runner: Runner, batch: int, max_context: int) -> int:
     return 1 + batch * runner.kv_layout(PAGE_SIZE).num_pages(max_context)
 
 
-def engine_on(
+def executor_on(
     kv: PagedKv, runner: Runner, batch: int, max_context: int, forward: Stream, schedule: Stream | None = None
-) -> Engine:
-    """An engine on `kv`."""
-    return Engine(
+) -> Executor:
+    """An executor on `kv`."""
+    return Executor(
         runner,
         kv,
-        KvBook(kv.num_pages, kv.layout.page_size, max_requests=batch, max_context=max_context),
+        num_rows=batch + 1,
+        max_pages=kv.layout.num_pages(max_context),
         forward=forward,
         schedule=schedule or InlineStream(),
-        device=runner.device,
     )
+
+
+def planner_of(executor: Executor) -> Planner:
+    """A planner that feeds the executor."""
+    kv, (num_rows, max_pages) = executor.kv, executor.page_table.req_to_page.shape
+    layout = kv.layout
+    book = KvBook(kv.num_pages, layout.page_size, max_requests=num_rows - 1, max_context=max_pages * layout.page_size)
+    return Planner(book, executor, layout, executor.runner.config.vocab_size)
 
 
 def pin(cores: set[int]) -> None:

@@ -124,7 +124,7 @@ def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
     assert cluster.at_rest()
     cluster.check()
     for worker in cluster.workers:
-        assert len(worker.engine.book.retired) == len(worker.engine.in_flight) == len(worker.engine._copies) == 0
+        assert len(worker.planner.book.retired) == len(worker.planner.in_flight) == len(worker.planner._copies) == 0
     for prefill in cluster.prefills.values():
         assert (prefill._jobs, prefill._job_of, prefill._waiting, prefill._computing) == ({}, {}, {}, [])
         counters = prefill._sender.counters
@@ -144,7 +144,7 @@ def run_past_deadlines(cluster: Cluster, clock: VirtualClock, seconds: float) ->
 
     def is_done() -> bool:
         nonlocal idle
-        idle = 0 if any(worker.engine.in_flight for worker in cluster.workers) else idle + 1
+        idle = 0 if any(worker.planner.in_flight for worker in cluster.workers) else idle + 1
         if idle > 100:
             clock.advance(seconds)
             idle = 0

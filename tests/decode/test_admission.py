@@ -18,7 +18,7 @@ from tests.cluster import Cluster
 from tests.counting import instructions
 from tests.decode.driving import drive_to, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.clock import VirtualClock
-from tests.scheduler.building import make_engine
+from tests.scheduler.building import make_executor, make_planner
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.offers import Agreed
 
@@ -66,10 +66,10 @@ class World:
     """Reservations over 8 rows and 63 pages of 4 tokens, of three prefill workers; and what is admitted."""
 
     def __init__(self, kind: type[Reservations]) -> None:
-        self.engine = make_engine(InlineStream())
+        self.planner = make_planner(make_executor(InlineStream()))
         receiver = cast(FrameReceiver, Receiver())
         self.peers = PrefillPeers(WorkerAddress("d", 99), LAYOUT, Fingerprint("print"), receiver)
-        self.reservations = kind(self.engine, receiver, self.peers, VirtualClock())
+        self.reservations = kind(self.planner, receiver, self.peers, VirtualClock())
         self.requests: dict[int, DecodeRequest] = {}
         self.admitted: list[int] = []
 
@@ -97,7 +97,7 @@ class World:
             else:
                 self.reservations.close(request)
                 for req in request.reqs:
-                    req.release(self.engine.book)
+                    self.planner.release(req)
 
 
 ACTS = st.tuples(

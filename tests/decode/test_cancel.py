@@ -154,11 +154,11 @@ def test_the_late_result_of_a_cancelled_request_is_ignored_and_its_row_goes_on_t
     drive_to(cluster, "victim", DecodeState.RUNNING)
     (decode,) = cluster.decodes.values()
     gate.open.clear()
-    while not (gate.waiting.is_set() and len(decode.engine.in_flight) == (2 if overlap else 1)):
+    while not (gate.waiting.is_set() and len(decode.planner.in_flight) == (2 if overlap else 1)):
         cluster.step()
     record.start()
     cluster.cancel("victim")
-    assert decode.engine.book.pages.counts().quarantined > 0  # the launch in flight still writes there
+    assert decode.planner.book.pages.counts().quarantined > 0  # the launch in flight still writes there
     for _ in range(5):
         cluster.step()
     assert decode_state(cluster, "next") is DecodeState.RESERVING

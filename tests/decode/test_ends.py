@@ -37,12 +37,12 @@ def test_a_single_token_needs_no_kv_and_reserves_nothing(n: int, overlap: bool) 
     cluster.assign("r", PROMPT, greedy(1), n)
 
     def is_done() -> bool:
-        counts = decode.engine.book.pages.counts()
-        assert (counts.free, decode.engine.book.rows.num_free) == (counts.total, 32)
+        counts = decode.planner.book.pages.counts()
+        assert (counts.free, decode.planner.book.rows.num_free) == (counts.total, 32)
         return bool(cluster.answers["r", 0].finish) and cluster.at_rest()
 
     cluster.run(is_done)
-    assert decode.engine.num_launches == 0
+    assert decode.planner.num_launches == 0
     assert [counter(cluster, name) for name in ("frames", "bytes", "rejected_unknown_reservation")] == [0, 0, 0]
     expect_exact(cluster, "r", PROMPT, greedy(1), n)
     expect_rest(cluster)

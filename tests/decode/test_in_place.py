@@ -41,7 +41,7 @@ def quarantined(decode: DecodeWorker) -> int:
     """Pages that may not be used, after a few turns of decode alone."""
     for _ in range(3):
         decode.step()
-    return decode.engine.book.pages.counts().quarantined
+    return decode.planner.book.pages.counts().quarantined
 
 
 def test_only_headers_travel(cluster: Cluster) -> None:
@@ -67,7 +67,7 @@ def test_what_is_cancelled_waits_for_prefill_to_stop(cluster: Cluster, state: De
     drive_to(cluster, "victim", state)
     _, decode = pair_of(cluster)
     cluster.cancel("victim")
-    assert quarantined(decode) >= decode.engine.kv.layout.num_pages(len(PROMPT))
+    assert quarantined(decode) >= decode.planner.layout.num_pages(len(PROMPT))
     cluster.assign("next", prompt_of("next", 50), PARAMS, 2)
     cluster.run()
     expect_exact(cluster, "next", prompt_of("next", 50), PARAMS, 2)
@@ -78,7 +78,7 @@ def test_what_comes_whole_is_free_at_once(cluster: Cluster) -> None:
     cluster.assign("r", PROMPT, PARAMS)
     drive_to(cluster, "r", DecodeState.RUNNING)
     cluster.cancel("r")
-    cluster.run(lambda: not pair_of(cluster)[1].engine.in_flight)
+    cluster.run(lambda: not pair_of(cluster)[1].planner.in_flight)
     assert quarantined(pair_of(cluster)[1]) == 0
 
 
@@ -111,7 +111,7 @@ def test_a_lost_prefill_worker_may_write_until_it_has_let_go(
     for _ in range(2):
         clock.advance(10 * ASK_AGAIN_S)
         assert quarantined(decode) > 0  # silence proves nothing
-        assert decode.engine.book.rows.num_free == decode.engine.book.rows.num_rows - 1
+        assert decode.planner.book.rows.num_free == decode.planner.book.rows.num_rows - 1
         assert decode.outbox.prefill == []  # and nobody is asked
     prefill._sender.close()
     assert quarantined(decode) == 0
@@ -137,7 +137,7 @@ def test_a_second_answer_to_a_greeting_changes_nothing(cluster: Cluster) -> None
     drive_to(cluster, "r", DecodeState.REQUESTED)
     prefill, decode = pair_of(cluster)
     (instance,) = cluster.prefills
-    decode.on_peer(instance, HelloAccepted(cluster.addresses[instance], 10**9, prefill.engine.kv.layout))
+    decode.on_peer(instance, HelloAccepted(cluster.addresses[instance], 10**9, prefill.planner.layout))
     cluster.run()
     expect_exact(cluster, "r", PROMPT, PARAMS)
     assert decode.stats().transfer == {"prefill-0": "shm"}

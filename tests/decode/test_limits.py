@@ -185,7 +185,7 @@ def test_pages_are_reserved_until_their_kv_is_there_and_owned_from_then_on() -> 
         (DecodeState.RUNNING, 0, 12),
     ):
         drive_to(cluster, "r", state)
-        counts = decode.engine.book.pages.counts()
+        counts = decode.planner.book.pages.counts()
         assert (counts.reserved, counts.owned) == (reserved, owned)
     cluster.run()
     expect_exact(cluster, "r", prompt_of("r", 33), PARAMS, 2)

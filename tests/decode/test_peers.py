@@ -34,7 +34,7 @@ def test_an_answer_with_another_kv_layout_is_refused_with_both_values() -> None:
     (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
     cluster.assign("a", PROMPT, PARAMS)
     cluster.assign("b", PROMPT, PARAMS)
-    ours = decode.engine.kv.layout
+    ours = decode.planner.layout
     layout = replace(ours, groups=(replace(ours.groups[0], head_dim=64),))
     decode.on_peer(prefill, HelloAccepted(cluster.addresses[prefill], 1000, layout))
     cluster.run()
@@ -43,7 +43,7 @@ def test_an_answer_with_another_kv_layout_is_refused_with_both_values() -> None:
     for failure in cluster.failures.values():
         assert failure.code == "layout_mismatch"
         assert failure.message == "head_dim is 64 on prefill-0, 4 on decode-0"
-    assert cluster.prefills[prefill].engine.num_launches == 0
+    assert cluster.prefills[prefill].planner.num_launches == 0
     expect_rest(cluster)
 
 
@@ -53,7 +53,7 @@ def test_who_has_got_the_port_of_another_is_not_taken_for_it() -> None:
     cluster.assign("r", PROMPT, PARAMS)
     decode.outbox.prefill.clear()
     address = replace(cluster.addresses[prefill], instance=prefill + 1)
-    decode.on_peer(prefill, HelloAccepted(address, 1000, decode.engine.kv.layout))
+    decode.on_peer(prefill, HelloAccepted(address, 1000, decode.planner.layout))
     for _ in range(10):
         decode.step()
     assert decode.outbox.prefill == [] and decode_state(cluster, "r") is DecodeState.RESERVING
@@ -85,7 +85,7 @@ def test_one_that_does_not_match_does_not_hold_up_the_others() -> None:
     assert 0 < len(cluster.failures) < 4
     for name in {"a", "b", "c", "d"} - set(cluster.failures):
         expect_exact(cluster, name, PROMPT, PARAMS)
-    assert (bad.engine.num_launches, good.engine.num_launches > 0) == (0, True)
+    assert (bad.planner.num_launches, good.planner.num_launches > 0) == (0, True)
     expect_rest(cluster)
 
 

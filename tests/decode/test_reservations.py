@@ -21,7 +21,8 @@ def test_a_process_starts_with_a_number_that_nobody_can_guess(monkeypatch: pytes
         settings=SimpleNamespace(
             transfer_backend="zmq", host="127.0.0.1", worker_id="d", disable_overlap_schedule=False
         ),
-        engine=SimpleNamespace(kv=None, device=SimpleNamespace(type="cpu")),
+        planner=None,
+        kv=SimpleNamespace(device=SimpleNamespace(type="cpu")),
         **dict.fromkeys(("context", "data_security", "security", "fingerprint", "clock", "identity")),
         instance=7,
     )

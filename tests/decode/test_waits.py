@@ -101,7 +101,7 @@ def test_a_decode_worker_that_dies_with_the_gateway_leaves_nothing_at_prefill(st
     drive_to(cluster, "r", state)
     (prefill,) = cluster.prefills.values()
     dead = next(instance for instance, worker in cluster.decodes.items() if ("r", 0) in worker._requests)
-    cluster.decodes.pop(dead).engine.close()
+    cluster.executor(cluster.decodes.pop(dead)).close()
     assert (state is JobState.COMPUTING) == (prefill._sender.counters.get("frames", 0) == 0)
     for worker in cluster.workers:
         worker.reset()
@@ -126,6 +126,6 @@ def test_after_a_new_gateway_no_page_waits_for_a_writer_that_nobody_knows_any_mo
     decode.reset()
     decode.outbox.prefill.clear()  # its last words are lost with the connection
     step(cluster)
-    assert decode.engine.book.pages.counts().quarantined > 0
+    assert decode.planner.book.pages.counts().quarantined > 0
     run_past_deadlines(cluster, clock, ASK_AGAIN_S)
     expect_rest(cluster)

@@ -5,7 +5,8 @@ import numpy.typing as npt
 
 from decode.worker import DecodeWorker
 from model.inputs import ModelInput
-from tests.cluster import Cluster, Worker
+from scheduler.executor import Executor
+from tests.cluster import Cluster
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
 from tests.doubles.race_detector import SCHEDULER, Clock, RaceDetector
 
@@ -19,17 +20,15 @@ def read_inputs(detector: RaceDetector, inp: ModelInput) -> None:
 def observe(detector: RaceDetector, cluster: Cluster) -> None:
     """Names each worker's memory, and sees what the transfer reads and writes of it."""
     for index, worker in enumerate(cluster.workers):
-        _name(detector, worker, f"worker {index}")
+        _name(detector, cluster.executor(worker), f"worker {index}", isinstance(worker, DecodeWorker))
     _observe_network(detector, cluster.network)
 
 
-def _name(detector: RaceDetector, worker: Worker, who: str) -> None:
-    engine = worker.engine
-    detector.name(engine.future_map.output_tokens_buf, f"{who} output_tokens_buf")
-    detector.name(engine.page_table.req_to_page, f"{who} req_to_page")
-    detector.name(engine.kv.layer(0), f"{who} KV")
-    view = engine.kv.page_bytes_view
-    is_landing = isinstance(worker, DecodeWorker)
+def _name(detector: RaceDetector, executor: Executor, who: str, is_landing: bool) -> None:
+    detector.name(executor.future_map.output_tokens_buf, f"{who} output_tokens_buf")
+    detector.name(executor.page_table.req_to_page, f"{who} req_to_page")
+    detector.name(executor.kv.layer(0), f"{who} KV")
+    view = executor.kv.page_bytes_view
 
     def seen(layer: int, page_start: int, num_pages: int) -> memoryview:
         pages = view(layer, page_start, num_pages)
@@ -43,8 +42,8 @@ def _name(detector: RaceDetector, worker: Worker, who: str) -> None:
             seen(layer, page, 1)
         return view(layer, 0, int(pages.max()) + 1)
 
-    vars(engine.kv)["page_bytes_view"] = seen
-    vars(engine.kv)["window"] = seen_through
+    vars(executor.kv)["page_bytes_view"] = seen
+    vars(executor.kv)["window"] = seen_through
 
 
 def _observe_network(detector: RaceDetector, network: InprocNetwork) -> None:

@@ -11,8 +11,8 @@ from typing import Protocol
 from torch.utils._python_dispatch import _disable_current_modes
 
 from model.inputs import ModelInput
-from scheduler.engine import Engine
-from scheduler.forward_batch import ForwardBatch, LaunchPlan
+from scheduler.executor import Executor, Launch
+from scheduler.plan import Plan
 from scheduler.streams import Stream
 from tests.decode.driving import VOCAB, expect_rest, make_cluster
 from tests.doubles.clock import VirtualClock
@@ -20,6 +20,7 @@ from tests.doubles.hash_model import FakeRunner
 from tests.doubles.race_detector import RaceDetector
 from tests.doubles.strategies import Decisions, Strategy
 from tests.doubles.streams_simulated import ScheduleViolation, Simulation
+from tests.explore.encoded import Encoded
 from tests.explore.expected import expected
 from tests.explore.invariants import check_invariants
 from tests.explore.races import observe, read_inputs
@@ -65,7 +66,8 @@ class Run:
     hit: set[str] = field(default_factory=set)  # requests that were in a failed launch
     arrived: list[Arrival] = field(default_factory=list)
     left: set[str] = field(default_factory=set)
-    _members: dict[int, set[str]] = field(default_factory=dict)
+    executors: list[Encoded] = field(default_factory=list)
+    _computing: set[str] = field(default_factory=set)  # requests of the launch that is being computed
     _detector: RaceDetector | None = None
     _clock: VirtualClock = field(default_factory=VirtualClock)  # the host's would make schedules of its own
 
@@ -107,11 +109,10 @@ class Run:
             max_context=CONTEXT,
             streams=self.schedule.streams,
             clock=self._clock,
+            wrap=self._encoded,
         )
         if self._detector is not None:
             observe(self._detector, self.cluster)
-        for worker in self.cluster.workers:
-            self._note_members(worker.engine)
 
     def arrive(self, arrival: Arrival) -> None:
         """A request comes."""
@@ -180,20 +181,28 @@ class Run:
         if self._rng.random() >= self.workload.failing:
             return
         self.num_failed += 1
-        self.hit |= self._members[id(inp.positions_T)]
+        self.hit |= self._computing
         raise RuntimeError(INJECTED)
 
-    def _note_members(self, engine: Engine) -> None:
-        """Who is in each launch, by a tensor of its own; the tensor is not kept, so that a lost keep-alive shows."""
-        build = engine._build
+    def _encoded(self, executor: Executor) -> Encoded:
+        """The executor behind a wire. Notes who is in each launch, for launches that fail."""
+        members: dict[int, set[str]] = {}
 
-        def noted(plan: LaunchPlan) -> ForwardBatch:
-            batch = build(plan)
-            members = {chunk.req.request_id for chunk in plan.chunks} | {req.request_id for req in batch.samples}
-            self._members[id(batch.input.positions_T)] = members
-            return batch
+        def submitting(plan: Plan) -> None:
+            planner = next(each.planner for each in self.cluster.workers if self.cluster.executor(each) is executor)
+            launched = planner.in_flight[-1]
+            assert launched.ticket == plan.ticket
+            members[plan.ticket] = {req.request_id for req in launched.reqs}
 
-        vars(engine)["_build"] = noted
+        compute = executor._compute
+
+        def noted(launch: Launch) -> None:
+            self._computing = members.pop(launch.ticket)
+            compute(launch)
+
+        vars(executor)["_compute"] = noted
+        self.executors.append(Encoded(executor, submitting))
+        return self.executors[-1]
 
     def _violation(self, what: str) -> ScheduleViolation:
         assert self.schedule is not None

@@ -13,7 +13,7 @@ from gateway.control import Control
 from gateway.pairing import Load, decode_load, prefill_load
 from prefill.job_states import JobState
 from prefill.worker import PrefillWorker
-from scheduler.engine import Engine
+from scheduler.kv_book import KvBook
 from scheduler.page_allocator import PageState
 from scheduler.req import Req
 from tests.explore_handoff.workers import WorkerProcess
@@ -27,10 +27,10 @@ def check_worker(process: WorkerProcess) -> None:
     """Raises AssertionError: the rule that is broken."""
     core = process.core
     if isinstance(core, PrefillWorker):
-        _check_memory(core.engine, [job.prompt for job in core._jobs.values()])
+        _check_memory(core.planner.book, [job.prompt for job in core._jobs.values()])
         _check_sending(process, core)
     else:
-        _check_memory(core.engine, [req for request in core._requests.values() for req in request.reqs])
+        _check_memory(core.planner.book, [req for request in core._requests.values() for req in request.reqs])
         _check_receiving(process, core)
         _check_refusals(process)
 
@@ -76,14 +76,14 @@ def owed(processes: Sequence[WorkerProcess]) -> Iterator[str]:
 
 
 def _held(process: WorkerProcess) -> Iterator[str]:
-    core, engine = process.core, process.engine
-    engine.book.pages.check()
-    pages = engine.book.pages.counts()
+    core, planner = process.core, process.planner
+    planner.book.pages.check()
+    pages = planner.book.pages.counts()
     if pages.free != pages.total:
         yield f"pages: {pages}"
-    if engine.book.rows.num_free != engine.book.rows.num_rows - 1:
+    if planner.book.rows.num_free != planner.book.rows.num_rows - 1:
         yield "rows"
-    if engine.in_flight:
+    if planner.in_flight:
         yield "launches in flight"
     if isinstance(core, PrefillWorker):
         if core._jobs or core._job_of or core._waiting or core._computing:
@@ -96,20 +96,20 @@ def _held(process: WorkerProcess) -> Iterator[str]:
         yield f"transfers to receive {list(process.receiver._transfers)}"
 
 
-def _check_memory(engine: Engine, reqs: list[Req]) -> None:
+def _check_memory(book: KvBook, reqs: list[Req]) -> None:
     """What PageAllocator.check() says of the pages among themselves is looked at in unrest(): this is done often."""
-    pages, rows = engine.book.pages, engine.book.rows
+    pages, rows = book.pages, book.rows
     holders = [0] * pages.num_pages
     for req in reqs:
         for page in req.held.pages if req.holding else ():
             holders[page] += 1
     assert holders == pages._refs, "pages that nobody, or two, hold"
-    retired = [page for entry in engine.book.retired._entries for page in entry.pages]
+    retired = [page for entry in book.retired._entries for page in entry.pages]
     assert all(pages._state[page] is PageState.QUARANTINED for page in retired), "a page is used, and to be reused"
     assert len(set(retired)) == len(retired) == pages._count[PageState.QUARANTINED], "pages are lost in quarantine"
     assert len(pages._free) == pages._count[PageState.FREE], "pages are free, and not to be had"
     used = [req.held.row for req in reqs if req.holding]
-    used += [row for entry in engine.book.retired._entries for row in entry.rows]
+    used += [row for entry in book.retired._entries for row in entry.rows]
     assert len(used) + len(rows._free) == rows.num_rows - 1, "rows are lost"
     assert len({*used, *rows._free}) == rows.num_rows - 1, "rows are held twice"
 
@@ -131,7 +131,7 @@ def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
 
 
 def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
-    receiver, pages = process.receiver, core.engine.book.pages
+    receiver, pages = process.receiver, core.planner.book.pages
     assert receiver is not None
     reserved, lines = core._reservations._reserved, core._reservations._waiting.values()
     waiting = {request for line in lines for request in line.values()}
@@ -154,7 +154,7 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         transfer = receiver._transfers.get(reservation)
         assert (transfer is None) == (not request.gets_kv), f"reservation {reservation} cannot be received"
         if transfer is not None:
-            prompt_pages = request.reqs[0].held.pages[: core.engine.kv.layout.num_pages(request.prompt_len)]
+            prompt_pages = request.reqs[0].held.pages[: core.planner.layout.num_pages(request.prompt_len)]
             assert transfer._pages == tuple(prompt_pages), "frames may land in pages of somebody else"
             assert transfer.state in OPEN, f"reservation {reservation} is {transfer.state}"
     assert set(receiver._transfers) <= set(reserved), "frames may land for a request that is gone"

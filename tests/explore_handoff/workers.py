@@ -23,9 +23,10 @@ from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import RankEndpoint, Register, Role, WorkerAddress
 from runtime.bus import Dealer, Router
 from runtime.process_life import StopSignal
-from scheduler.engine import Engine
+from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
 from scheduler.overlap_loop import TOO_MANY
+from scheduler.planner import Planner
 from scheduler.streams_host import InlineStream
 from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner
@@ -106,15 +107,18 @@ class WorkerProcess:
         page_size = scenario.page_size if role is Role.PREFILL else scenario.decode_page_size
         self.forward = TimedStream(world.agenda, world.story, self, world.rng, scenario.pace_s)
         num_pages = 1 + scenario.num_tokens // page_size
-        self.engine = Engine(
+        layout = self.runner.kv_layout(page_size)
+        book = KvBook(num_pages, page_size, max_requests=scenario.max_requests, max_context=CONTEXT)
+        self.executor = Executor(
             self.runner,
-            PagedKv(self.runner.kv_layout(page_size), num_pages),
-            KvBook(num_pages, page_size, max_requests=scenario.max_requests, max_context=CONTEXT),
+            PagedKv(layout, num_pages),
+            num_rows=book.rows.num_rows,
+            max_pages=book.max_pages,
             forward=self.forward,
             schedule=InlineStream(),
-            device=CPU,
             debug=True,
         )
+        self.planner = Planner(book, self.executor, layout, VOCAB)
         gateway = Dealer(cast(Any, self.context), GATEWAY_ENDPOINT, self.name.encode())
         self.sender: FrameSender | None = None
         self.receiver: FrameReceiver | None = None
@@ -186,13 +190,13 @@ class WorkerProcess:
     def _prefill(self) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
         world, scenario = self.world, self.world.scenario
         router = Router(cast(Any, self.context), "127.0.0.1")
-        memory = SourceMemory(self.engine.kv, self.engine.book.pages)
+        memory = SourceMemory(self.executor.kv, self.planner.book.pages)
         wire = SimulatedWire(world.plane, self, memory.held)
         pools = Pools({IN_PLACE: way_into(world.pools, self, self.instance)} if scenario.in_place else {})
         sender = self.sender = FrameSender(memory, self.instance, wire, scenario.window_bytes, pools)
         address = WorkerAddress(self.worker_id, self.instance, peer=router.endpoint)
         core = PrefillWorker(
-            self.engine,
+            self.planner,
             sender,
             address,
             self._fingerprint,
@@ -204,8 +208,8 @@ class WorkerProcess:
 
     def _decode(self) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         world = self.world
-        memory = TargetMemory(self.engine.kv, self.engine.book.pages)
-        pool = SharedPool(self, self.instance, self.engine.kv, self.engine.book.pages, self._writer_of)
+        memory = TargetMemory(self.executor.kv, self.planner.book.pages)
+        pool = SharedPool(self, self.instance, self.executor.kv, self.planner.book.pages, self._writer_of)
         world.pools[self.instance] = pool
         writers = Writers(pool if world.scenario.in_place else None)
         receiver = self.receiver = FrameReceiver(memory, SimulatedArrivals(world.plane, self), writers)
@@ -213,7 +217,7 @@ class WorkerProcess:
         clock, overlap = world.agenda.clock, world.scenario.overlap
         first = (self.instance << 32) + 1  # so that a story names whose reservation it is
         core = DecodeWorker(
-            self.engine, receiver, address, self._fingerprint, clock, overlap=overlap, reservations_from=first
+            self.planner, receiver, address, self._fingerprint, clock, overlap=overlap, reservations_from=first
         )
         context, name = cast(Any, self.context), self.name.encode()
         link = PrefillLink(context, name, receiver, core.outbox, core.on_peer, core.on_session_lost)
@@ -232,13 +236,13 @@ class WorkerProcess:
         return None
 
     def _register(self, address: WorkerAddress) -> Register:
-        capacity = (self.engine.kv.num_pages - 1) * self.engine.page_size
+        capacity = (self.executor.kv.num_pages - 1) * self.planner.book.page_size
         return Register(
             address,
             self.role,
             pid=self.instance,
             host="host",
-            layout=self.engine.kv.layout,
+            layout=self.planner.layout,
             fingerprint=self._fingerprint,
             vocab_size=VOCAB,
             context_length=min(CONTEXT, capacity),

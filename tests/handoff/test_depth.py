@@ -1,10 +1,11 @@
 """How soon launches follow one another: two in flight with overlap, and KV that came is decoded in the same step."""
 
+from typing import Any
+
 import pytest
 
 from decode.request_states import DecodeState
-from scheduler.engine import Launch
-from scheduler.forward_batch import LaunchPlan
+from scheduler.planner import Launched
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams import Stream
 from scheduler.streams_host import InlineStream
@@ -29,7 +30,7 @@ class Stage:
         depths = []
         for _ in range(8):
             self.cluster.step()
-            depths.append(len(worker.engine.in_flight))
+            depths.append(len(worker.planner.in_flight))
         return max(depths)
 
 
@@ -42,7 +43,7 @@ def test_each_role_has_as_many_launches_in_flight_as_it_may(overlap: bool, depth
 
     def is_decoding() -> bool:
         split.streams[0].synchronize()
-        return bool(decode.engine.in_flight)
+        return bool(decode.planner.in_flight)
 
     split.cluster.run(is_decoding)
     assert split.deepest(decode) == depth
@@ -60,13 +61,14 @@ def test_a_prebuilt_batch_is_in_the_launch_of_the_step_in_which_its_kv_was_there
 ) -> None:
     cluster = make_cluster(overlap=overlap, streams=lambda: (InlineStream(), InlineStream()))
     [decode] = cluster.decodes.values()
-    launch, decoded = decode.engine.launch, [""]
+    launch, decoded = decode.planner.launch, [""]
 
-    def note(plan: LaunchPlan) -> Launch:
-        decoded[:] = [req.request_id for req in plan.reqs]
-        return launch(plan)
+    def note(**arguments: Any) -> Launched:
+        launched = launch(**arguments)
+        decoded[:] = [req.request_id for req in launched.reqs]
+        return launched
 
-    monkeypatch.setattr(decode.engine, "launch", note)
+    monkeypatch.setattr(decode.planner, "launch", note)
     cluster.assign("company", prompt_of("company", 20), greedy(100))
     drive_to(cluster, "company", DecodeState.RUNNING)
     assert decoded == ["company"]

@@ -30,8 +30,9 @@ def held(cluster: Cluster, instance: int) -> ManualStream:
     """Holds back what is staged by one worker from now on."""
     worker = cluster.prefills.get(instance) or cluster.decodes[instance]
     stream = ManualStream()
-    worker.engine._staging.close()
-    worker.engine._staging = stream
+    executor = cluster.executor(worker)
+    executor._staging.close()
+    executor._staging = stream
     return stream
 
 
@@ -60,19 +61,20 @@ def test_pages_of_a_request_that_has_left_are_not_reused_while_they_are_staged()
     runner = FakeRunner(context_length=512)
     cluster = cluster_of(runner)
     stream = held(cluster, 200)
-    engine = cluster.decodes[200].engine
-    free = engine.book.pages.num_free
+    decode = cluster.decodes[200]
+    planner = decode.planner
+    free = planner.book.pages.num_free
     cluster.assign("left", PROMPT, greedy(12), n=2)
     cluster.run(lambda: bool(stream.queue))
-    engine._forward.record().synchronize()
+    cluster.executor(decode)._forward.record().synchronize()
     steps(cluster)
-    assert not engine.in_flight and cluster.decodes[200].busy  # so that its loop looks again soon
+    assert not planner.in_flight and cluster.decodes[200].busy  # so that its loop looks again soon
     cluster.cancel("left")
     steps(cluster)
-    assert engine.book.pages.num_free < free and not cluster.decodes[200].stats().running
+    assert planner.book.pages.num_free < free and not cluster.decodes[200].stats().running
     stream.record().synchronize()
     steps(cluster)
-    assert engine.book.pages.num_free == free
+    assert planner.book.pages.num_free == free
     cluster.check()
     cluster.close()
 
@@ -100,7 +102,7 @@ def test_prefill_sends_a_layer_when_it_is_in_host_memory() -> None:
     cluster.assign("r", PROMPT, greedy(12))
     cluster.run(lambda: bool(stream.queue))
     steps(cluster)
-    assert cluster.prefills[100].engine.in_flight and cluster.prefills[100].stats().counters.get("frames", 0) == 0
+    assert cluster.prefills[100].planner.in_flight and cluster.prefills[100].stats().counters.get("frames", 0) == 0
     stream.record().synchronize()
     cluster.run()
     cluster.check()
@@ -112,9 +114,9 @@ def test_each_layer_is_staged_behind_the_forward_that_writes_it(monkeypatch: pyt
     """On a CPU a layer is written when the forward says so; on a GPU only this order keeps old KV out of the twin."""
     runner = FakeRunner(context_length=512)
     cluster = cluster_of(runner)
-    stream, engine = held(cluster, 100), cluster.prefills[100].engine
+    stream, executor = held(cluster, 100), cluster.executor(cluster.prefills[100])
     calls: list[tuple[str, Any]] = []
-    mark, launch = engine._forward.mark, stream.launch
+    mark, launch = executor._forward.mark, stream.launch
 
     def marked() -> Event:
         event = mark()
@@ -125,18 +127,18 @@ def test_each_layer_is_staged_behind_the_forward_that_writes_it(monkeypatch: pyt
         calls.append(("staged", None))
         launch(*arguments)
 
-    monkeypatch.setattr(engine._forward, "mark", marked)
+    monkeypatch.setattr(executor._forward, "mark", marked)
     monkeypatch.setattr(stream, "wait", lambda event: calls.append(("waits", event)))
     monkeypatch.setattr(stream, "launch", launched)
     cluster.assign("r", PROMPT, greedy(12))
-    cluster.run(lambda: bool(engine.in_flight) and bool(engine.in_flight[0].layers))
-    engine._forward.record().synchronize()
-    num_layers = engine.kv.layout.num_layers
+    cluster.run(lambda: bool(executor.launches) and bool(executor.launches[0].layers))
+    executor._forward.record().synchronize()
+    num_layers = executor.kv.layout.num_layers
     assert [name for name, _ in calls] == ["written", "waits", "staged"] * num_layers
     assert all(calls[at][1] is calls[at + 1][1] for at in range(0, len(calls), 3))
 
     # The forward stream uses the page numbers: their memory is not given away before it is done.
-    launch_of = engine.in_flight[0]
+    launch_of = executor.launches[0]
     assert any(each is launch_of.written_pages_N for each in launch_of.tensors)
     stream.record().synchronize()
     cluster.run()

@@ -108,7 +108,8 @@ class Traffic:
 
     def _wait_for_a_launch(self) -> None:
         for worker in self.cluster.workers:
-            if worker.engine.in_flight and (event := worker.engine.in_flight[0].copy_done) is not None:
+            launches = self.cluster.executor(worker).launches
+            if launches and (event := launches[0].copy_done) is not None:
                 event.synchronize()
                 return
 

@@ -11,7 +11,7 @@ OVERTAKING = ("ranked", "random", "late")
 class Mutant:
     """In `function`, `old` becomes `new`, which is wrong because of `why`. Both are patterns, see pattern.py.
 
-    An empty `new` deletes the statement. `function` is the dotted name of a function or a class, "Engine.launch", in
+    An empty `new` deletes the statement. `function` is the dotted name of a function or a class, "Executor.submit", in
     any file. `old` fits exactly once in all of that name. If it fits in several files, `function` begins with the path
     or the folder of the right one: "prefill/ Worker.step".
 

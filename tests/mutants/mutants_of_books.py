@@ -59,7 +59,7 @@ BOOKS = (
     Mutant(
         "a row's page table is the one before",
         "PageTable.write",
-        "self.req_to_page[__where] = __pages",
+        "self.req_to_page[__where] = torch.tensor(...)",
         "",
         "it reads the pages of its former owner",
         ANY,
@@ -93,12 +93,20 @@ BOOKS = (
     ),
     Mutant(
         "pages are added in front of those that a row has",
-        "Engine.add_pages",
-        "len(holding.pages) - len(added)",
-        "0",
+        "Planner._grant",
+        "Grant(..., known, __pages)",
+        "Grant(..., 0, __pages)",
         "the KV of the prompt's first tokens is lost",
         (),
-        (f"{SCHEDULER}/test_engine.py",),
+        (f"{SCHEDULER}/test_planner.py",),
+    ),
+    Mutant(
+        "pages are added to the wrong row",
+        "PageTable.write",
+        "self.req_to_page_cpu[grant.row, where]",
+        "self.req_to_page_cpu[grant.row - 1, where]",
+        "new tokens are written into pages of somebody else",
+        ANY,
     ),
     Mutant(
         "the partial page is the one before it",
@@ -118,11 +126,11 @@ BOOKS = (
     ),
     Mutant(
         "a released choice still names its pages",
-        "Req.release",
-        "self.holding = None",
+        "Planner.release",
+        "req.holding = None",
         "",
         "it would go on in the pages of the next owner",
         (),
-        (f"{SCHEDULER}/test_engine.py",),
+        (f"{SCHEDULER}/test_planner.py",),
     ),
 )

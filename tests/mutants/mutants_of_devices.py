@@ -60,7 +60,7 @@ DEVICES = (
     Mutant(
         "KV is decoded before it is on the device",
         "DecodeWorker._prebuild",
-        "__request.on_device.done()",
+        "self.planner.is_over(__landing)",
         "True",
         "decode reads what was never written",
         (),
@@ -68,8 +68,8 @@ DEVICES = (
     ),
     Mutant(
         "a launch is complete before its KV is in host memory",
-        "Launch.is_complete",
-        "self.layers[-1][1].done()",
+        "Executor.poll",
+        "not oldest.layers",
         "True",
         "prefill sends what was never written",
         (),

@@ -21,15 +21,15 @@ HANDOFF = (
     _mutant(
         "pages are free while prefill may still write them in place",
         "DecodeWorker._end",
-        "req.release(self.book, __is_written)",
-        "req.release(self.book)",
+        "self.planner.release(req, __is_written)",
+        "self.planner.release(req)",
         "a late write reaches the KV of the next request",
     ),
     _mutant(
         "prefill's pages are free while the wire reads them",
         "PrefillWorker._end",
-        "job.prompt.release(self.book, __is_read)",
-        "job.prompt.release(self.book)",
+        "self.planner.release(job.prompt, __is_read)",
+        "self.planner.release(job.prompt)",
         "the KV of another prompt is sent",
     ),
     _mutant(

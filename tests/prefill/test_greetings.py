@@ -11,7 +11,7 @@ from tests.prefill.test_worker import DECODE, PREFILL, Bench
 
 def test_who_was_declared_lost_is_refused_although_it_wakes_until_the_gateway_is_a_new_one() -> None:
     bench = Bench()
-    hello = Hello(DECODE, bench.engine.kv.layout, Fingerprint("print"))
+    hello = Hello(DECODE, bench.planner.layout, Fingerprint("print"))
     bench.worker.on_gateway(PeerLost("decode-0", 7))
     bench.worker.on_peer(7, hello)
     bench.job()
@@ -49,8 +49,8 @@ def test_a_session_that_is_lost_drops_its_jobs_and_a_greeting_begins_anew(is_not
         bench.worker.on_session_lost(7)
         bench.run()
         assert bench.at_rest()
-    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, Fingerprint("print")))
-    accepted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, offer=b"our answer")
+    bench.worker.on_peer(7, Hello(DECODE, bench.planner.layout, Fingerprint("print")))
+    accepted = HelloAccepted(PREFILL, JOB_TOKENS, bench.planner.layout, offer=b"our answer")
     assert bench.sent(HelloAccepted)[-1] == accepted
     bench.run()
     assert bench.at_rest()

@@ -21,7 +21,7 @@ def test_a_layer_leaves_while_the_next_one_is_computed(monkeypatch: pytest.Monke
     monkeypatch.setattr(bench.stream, "mark", mark)
     bench.job()
     bench.run()
-    layers = list(range(bench.engine.kv.layout.num_layers))
+    layers = list(range(bench.planner.layout.num_layers))
     assert left == [layers[:done] for done in layers] and len(layers) > 1
     assert [call[2] for call in bench.sender.calls if call[0] == "layer"] == layers
 
@@ -31,7 +31,7 @@ def test_the_time_line_says_when_the_prompt_was_computed_not_when_that_was_notic
     bench.worker.on_peer(7, PrefillJob(Assign("r1", 0, PROMPT, greedy(5), 1, None, timeline=True), 1))
     bench.worker.step()
     bench.clock.advance(1.0)
-    launch = bench.engine.in_flight[0]
+    launch = bench.executor.launches[0]
     while launch.computed_at is None:
         bench.stream.run_one()
     bench.clock.advance(0.25)

@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 
+from model.paged_kv import PagedKv
 from prefill.worker import JOB_TOKENS, PrefillWorker
 from protocol.fingerprint import Fingerprint, pack_weights
 from protocol.kv_layout import KvLayout
@@ -23,10 +24,9 @@ from protocol.messages_handoff import (
     PrefillJob,
 )
 from protocol.request import SamplingParams
-from scheduler.engine import Engine
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
-from tests.scheduler.building import ManualStream, greedy, make_engine
+from tests.scheduler.building import ManualStream, greedy, make_executor, make_planner
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import Target
 
@@ -96,19 +96,16 @@ class Sender:
 class Bench:
     """One prefill worker that has greeted one decode worker; launches run on command."""
 
-    def __init__(self, *, chunk_size: int = 4, overlap: bool = True, greeted: bool = True, **options: int) -> None:
+    def __init__(self, *, chunk_size: int = 4, overlap: bool = True, greeted: bool = True, num_pages: int = 64) -> None:
         self.stream = ManualStream()
         self.sender = Sender()
         self.runner = FakeRunner(vocab_size=97, context_length=64)
         self.clock = VirtualClock()
-        self.engine: Engine = make_engine(
-            self.stream,
-            runner=self.runner,
-            forward_clock=self.clock,
-            **options,  # type: ignore[arg-type]
-        )
+        kv = PagedKv(self.runner.kv_layout(4), num_pages)
+        self.executor = make_executor(self.stream, runner=self.runner, kv=kv, forward_clock=self.clock)
+        self.planner = make_planner(self.executor)
         self.worker = PrefillWorker(
-            self.engine,
+            self.planner,
             cast(FrameSender, self.sender),
             PREFILL,
             Fingerprint("print"),
@@ -117,7 +114,7 @@ class Bench:
             chunk_size=chunk_size,
         )
         if greeted:
-            self.worker.on_peer(7, Hello(DECODE, self.engine.kv.layout, Fingerprint("print")))
+            self.worker.on_peer(7, Hello(DECODE, self.planner.layout, Fingerprint("print")))
             self.worker.outbox.decode.clear()
 
     def job(
@@ -131,9 +128,9 @@ class Bench:
         """Steps and completes launches until there is nothing to do, or `until`."""
         while not (until and until()):
             if not self.worker.step():
-                if not self.engine.in_flight:
+                if not self.planner.in_flight:
                     return
-                copy_done = self.engine.in_flight[0].copy_done
+                copy_done = self.executor.launches[0].copy_done
                 assert copy_done is not None
                 copy_done.synchronize()
 
@@ -141,9 +138,9 @@ class Bench:
         return [message for _, message in self.worker.outbox.decode if isinstance(message, kind)]
 
     def at_rest(self) -> bool:
-        counts = self.engine.book.pages.counts()
-        self.engine.book.pages.check()
-        return counts.free == counts.total and self.engine.book.rows.num_free == self.engine.book.rows.num_rows - 1
+        counts = self.planner.book.pages.counts()
+        self.planner.book.pages.check()
+        return counts.free == counts.total and self.planner.book.rows.num_free == self.planner.book.rows.num_rows - 1
 
 
 def first(prompt: tuple[int, ...] = PROMPT) -> int:
@@ -152,15 +149,15 @@ def first(prompt: tuple[int, ...] = PROMPT) -> int:
 
 def test_a_greeting_is_answered_with_credit() -> None:
     bench = Bench(greeted=False)
-    bench.worker.on_peer(7, Hello(DECODE, bench.engine.kv.layout, Fingerprint("print")))
-    accepted = HelloAccepted(PREFILL, JOB_TOKENS, bench.engine.kv.layout, offer=b"our answer")
+    bench.worker.on_peer(7, Hello(DECODE, bench.planner.layout, Fingerprint("print")))
+    accepted = HelloAccepted(PREFILL, JOB_TOKENS, bench.planner.layout, offer=b"our answer")
     assert bench.worker.outbox.decode == [(7, accepted)]
 
 
 def test_another_layout_or_model_is_refused_with_both_values() -> None:
     bench = Bench(greeted=False)
     bench.worker._fingerprint = pack_weights("print", {"w": bytes(8)})
-    layout = bench.engine.kv.layout
+    layout = bench.planner.layout
     bench.worker.on_peer(
         7, Hello(DECODE, replace(layout, groups=(replace(layout.groups[0], head_dim=64),)), Fingerprint("print"))
     )
@@ -196,7 +193,7 @@ def test_a_job_in_chunks(overlap: bool) -> None:
         (1, 0, (first(),), ""),
     ]
     assert bench.sent(JobCredit) == [JobCredit(1)]
-    assert bench.engine.num_launches == 3
+    assert bench.planner.num_launches == 3
     assert not bench.at_rest()  # decode has not said that it has everything
     bench.worker.on_peer(7, KvDelivered(1))
     assert bench.sender.calls[-1] == ("delivered", 1)
@@ -211,7 +208,7 @@ def test_a_layer_leaves_while_a_later_one_is_computed() -> None:
     bench = Bench(chunk_size=0)
     bench.job()
     assert bench.worker.step()
-    (launch,) = bench.engine.in_flight
+    (launch,) = bench.executor.launches
     launch.layers.append((0, bench.stream.mark()))
     assert not bench.worker.step()
     assert bench.sender.calls[-1] == ("layer", 1, 0, 10)
@@ -226,7 +223,7 @@ def test_pages_stay_owned_while_the_transport_reads_them() -> None:
     bench.sender.reading.add(target)
     bench.worker.on_peer(7, KvDelivered(1))
     bench.worker.step()
-    assert bench.engine.book.pages.counts().quarantined == 3
+    assert bench.planner.book.pages.counts().quarantined == 3
     bench.sender.reading.clear()
     bench.worker.step()
     assert bench.at_rest()
@@ -298,9 +295,9 @@ def test_jobs_are_computed_in_order_and_share_a_launch() -> None:
     bench = Bench(chunk_size=16)
     for reservation in (1, 2, 3):
         bench.job(reservation)
-    bench.run(lambda: bool(bench.engine.in_flight))
-    (launch,) = bench.engine.in_flight
-    assert [(chunk.req.request_id, chunk.start, chunk.end) for chunk in launch.plan.chunks] == [
+    bench.run(lambda: bool(bench.planner.in_flight))
+    (launch,) = bench.planner.in_flight
+    assert [(chunk.req.request_id, chunk.start, chunk.end) for chunk in launch.chunks] == [
         ("r1", 0, 10),
         ("r2", 0, 6),
     ]
@@ -371,8 +368,8 @@ def test_kv_that_is_written_on_the_device_is_not_staged_to_the_host(writes_on_de
     bench.sender.writes_on_device = writes_on_device
     bench.worker.on_peer(7, PrefillJob(Assign("r1", 0, PROMPT, greedy(5), 1, None), 1))
     bench.worker.step()
-    (launch,) = bench.engine.in_flight
-    to_host = [chunk.to_host for chunk in launch.plan.chunks]
+    (launch,) = bench.planner.in_flight
+    to_host = [chunk.to_host for chunk in launch.chunks]
     assert to_host == [not writes_on_device]
     bench.run()
 

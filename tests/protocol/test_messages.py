@@ -24,6 +24,7 @@ from protocol.messages_gateway import (
 )
 from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, ToDecode, ToPrefill
 from protocol.request import SamplingParams
+from scheduler.plan import OPERATIONS, OUTCOMES, Operation, Outcome
 from tests.protocol.values import values_of
 from transfer.offers import ANSWER, OFFER, Answer, PoolOffer
 
@@ -34,6 +35,8 @@ BOUNDARIES: list[tuple[Boundary[Any], tuple[type[Any], ...]]] = [
     (TO_DECODE, get_args(ToDecode)),
     (OFFER, (PoolOffer,)),
     (ANSWER, (Answer,)),
+    (OPERATIONS, get_args(Operation)),
+    (OUTCOMES, get_args(Outcome)),
 ]
 KINDS = [(boundary, kind) for boundary, kinds in BOUNDARIES for kind in kinds]
 

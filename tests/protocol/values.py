@@ -64,6 +64,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(values_of(RankEndpoint), max_size=1).map(tuple)
     if origin is Annotated and get_origin(inner[0]) is tuple:
         return values_of(inner[0])
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return st.tuples(*map(values_of, inner))
     if origin is tuple:
         return st.lists(values_of(inner[0]), max_size=4).map(tuple)
     if origin is dict:

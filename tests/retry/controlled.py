@@ -101,7 +101,7 @@ class Controlled(Cluster):
         """The worker registers."""
         worker = self._worker(instance)
         key = self._keys[id(worker)] = self._key(instance)
-        engine = worker.engine
+        planner = worker.planner
         role = (
             Role.PREFILL
             if isinstance(worker, PrefillWorker)
@@ -109,18 +109,18 @@ class Controlled(Cluster):
             if isinstance(worker, UnifiedWorker)
             else Role.DECODE
         )
-        tokens = (engine.kv.num_pages - 1) * engine.page_size
+        tokens = (planner.book.pages.num_pages - 1) * planner.book.page_size
         config = self.runner.config
         register = Register(
             self.addresses[instance],
             role,
             1,
             "host",
-            engine.kv.layout,
+            planner.layout,
             self._fingerprint,
             config.vocab_size,
             config.context_length,
-            engine.book.rows.num_rows - 1,
+            planner.book.rows.num_rows - 1,
             tokens,
             worker.stats(),
             "" if role is Role.UNIFIED else "zmq",
@@ -134,7 +134,7 @@ class Controlled(Cluster):
             pool.pop(key.instance, None)
         if isinstance(worker, UnifiedWorker):
             self.unifieds.remove(worker)
-        worker.engine.close()
+        self.executor(worker).close()
         worker.outbox.gateway.clear()
         del self.addresses[key.instance]
         if loss == "leaving":
@@ -155,7 +155,7 @@ class Controlled(Cluster):
         if self.control.membership.find(key) is None:
             assert isinstance(worker, UnifiedWorker)
             self.unifieds.remove(worker)
-            worker.engine.close()
+            self.executor(worker).close()
             self._silent.add(key.identity)
             del self.addresses[key.instance]
 

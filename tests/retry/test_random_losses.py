@@ -158,7 +158,7 @@ def test_a_real_model_says_the_same(
 def test_a_connection_that_is_gone_is_noticed_when_a_request_is_sent() -> None:
     cluster = Controlled(FakeRunner(vocab_size=VOCAB, context_length=256), "1P2D")
     victim = cluster.decodes.pop(200)
-    victim.engine.close()
+    cluster.executor(victim).close()
     for name in ("r0", "r1", "r2"):
         cluster.ask(name, prompt_of(name, 20), greedy(4))
     assert cluster.control.membership.num_lost == 1 and cluster.num_retries == 0

@@ -1,4 +1,5 @@
-"""What tests of scheduler/ are built from: requests, engines over the fake model, and a stream that runs on command."""
+"""What tests of scheduler/ are built from: requests, planners, executors over the fake model, a stream that runs on
+command."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,11 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model.inputs import ModelInput
 from model.paged_kv import PagedKv
+from model.runner import Runner
 from protocol.request import SamplingParams
 from runtime.clock import Clock
-from scheduler.engine import Engine
+from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
+from scheduler.plan import Draw, StepResult
+from scheduler.planner import ExtendChunk, Launched, Planner
 from scheduler.req import Req
 from scheduler.streams import Event, Segment, Stream
 from scheduler.streams_host import InlineStream
@@ -34,13 +39,38 @@ def make_req(
 
 
 def admitted(
-    engine: Engine, prompt: tuple[int, ...] = (1, 2, 3), sampling: SamplingParams | None = None, name: str = "r"
+    planner: Planner, prompt: tuple[int, ...] = (1, 2, 3), sampling: SamplingParams | None = None, name: str = "r"
 ) -> Req:
     """A request with a row, and pages for its whole life."""
     req = make_req(prompt, sampling, name=name)
-    (req.holding,) = engine.book.admit(req.prompt_len, req.prompt_len + req.sampling.max_tokens, 1) or ()
-    engine.write_pages(req.held)
+    assert planner.admit([req], req.prompt_len + req.sampling.max_tokens)
     return req
+
+
+def prompt_chunk(req: Req, start: int = 0, end: int | None = None) -> list[ExtendChunk]:
+    """Prompt tokens [start, end) of one request; the last chunk draws its first token."""
+    end = req.prompt_len if end is None else end
+    return [ExtendChunk(req, start, end, (req,) if end == req.prompt_len else ())]
+
+
+def draw(
+    row: int = 1, sampling: SamplingParams | None = None, *, generation: int = 1, choice: int = 0, until: int = 0
+) -> Draw:
+    """A choice at a row."""
+    return Draw(row, generation, choice, sampling or greedy(50), until)
+
+
+class FailAt:
+    """Raises in the chosen forwards, counted from 1."""
+
+    def __init__(self, *failing: int) -> None:
+        self.failing = failing
+        self.count = 0
+
+    def __call__(self, inp: ModelInput) -> None:
+        self.count += 1
+        if self.count in self.failing:
+            raise RuntimeError(f"forward {self.count} is broken")
 
 
 class ManualEvent:
@@ -103,25 +133,54 @@ class ManualStream:
         self.closed = True
 
 
-def make_engine(
+def make_executor(
     forward: Stream,
     *,
-    runner: FakeRunner | None = None,
-    num_pages: int = 64,
-    page_size: int = 4,
+    runner: Runner | None = None,
+    kv: PagedKv | None = None,
     max_requests: int = 8,
     debug: bool = True,
     forward_clock: Clock | None = None,
-) -> Engine:
-    """An engine over a fake model of 97 tokens."""
+) -> Executor:
+    """An executor over a fake model of 97 tokens, for contexts of 64 tokens."""
     runner = runner or FakeRunner(vocab_size=97, context_length=64)
-    return Engine(
+    kv = kv or PagedKv(runner.kv_layout(4), 64)
+    return Executor(
         runner,
-        PagedKv(runner.kv_layout(page_size), num_pages),
-        KvBook(num_pages, page_size, max_requests=max_requests, max_context=64),
+        kv,
+        num_rows=max_requests + 1,
+        max_pages=kv.layout.num_pages(64),
         forward=forward,
         schedule=InlineStream(),
-        device=CPU,
         forward_clock=forward_clock,
         debug=debug,
     )
+
+
+def make_planner(executor: Executor, *, has_twin: bool = False) -> Planner:
+    """A planner that feeds it."""
+    kv, num_rows = executor.kv, executor.page_table.req_to_page.shape[0]
+    book = KvBook(kv.num_pages, kv.layout.page_size, max_requests=num_rows - 1, max_context=64)
+    return Planner(book, executor, kv.layout, 97, has_twin=has_twin)
+
+
+def finish(planner: Planner, executor: Executor) -> tuple[Launched, StepResult]:
+    """Runs the oldest launch and takes it."""
+    assert planner.poll() == []
+    copy_done = executor.launches[0].copy_done
+    assert copy_done is not None
+    copy_done.synchronize()
+    (over,) = planner.poll()
+    return over
+
+
+def finish_all(planner: Planner, executor: Executor) -> list[StepResult]:
+    return [finish(planner, executor)[1] for _ in range(len(planner.in_flight))]
+
+
+def drawn(planner: Planner, result: StepResult) -> dict[Req, tuple[int, ...]]:
+    return dict(planner.drawn(result.rows, result.tokens))
+
+
+def decode(planner: Planner) -> Launched:
+    return planner.launch((), planner.decodes())

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.forward_batch import plan_chunks
+from scheduler.planner import plan_chunks
 
 REMAINING = st.lists(st.integers(1, 50), max_size=6)
 

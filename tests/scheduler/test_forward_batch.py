@@ -1,21 +1,35 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 
 import pytest
 import torch
 
-from model.sampler import SamplingInput
-from scheduler.forward_batch import ExtendChunk, ForwardBatch, LaunchPlan
-from scheduler.kv_book import Holding
+from scheduler.forward_batch import ForwardBatch, Relay, draws_of
 from scheduler.page_table import OWNER_SHIFT, PageTable
-from scheduler.req import Req
+from scheduler.plan import Chunk, Draw, Grant, Join, Plan
 from scheduler.row_pool import RowPool
 from scheduler.schedule_batch import ScheduleBatch
-from tests.scheduler.building import CPU, greedy, make_req
+from tests.scheduler.building import CPU, draw, greedy
+
+
+class Context:
+    """A row's prompt and pages, which are easy to recognise."""
+
+    def __init__(self, draw: Draw, prompt: tuple[int, ...], pages: list[int], outputs: tuple[int, ...]) -> None:
+        self.draw, self.prompt, self.pages, self.outputs = draw, prompt, pages, outputs
+
+    def chunk(self, start: int, end: int, draws: Sequence["Context"] = ()) -> Chunk:
+        return Chunk(self.draw.row, start, self.prompt[start:end], tuple(each.draw for each in draws))
+
+    @property
+    def join(self) -> Join:
+        """It joins with the token that it drew last, or with one that a launch in flight draws."""
+        seq_len = len(self.prompt) + max(len(self.outputs) - 1, 0)
+        return Join(self.draw, seq_len, self.outputs[-1] if self.outputs else None)
 
 
 class Pool:
-    """Rows, with requests whose pages are easy to recognise: page i of the k-th request is 10 * k + i."""
+    """Rows. Page i of the k-th context is 100 * k + i, its prompt is 1000 * k, 1000 * k + 1, ..."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -23,21 +37,31 @@ class Pool:
         self.table = PageTable(8, 64, CPU)
         self.count = 0
 
-    def req(self, prompt_len: int, outputs: tuple[int, ...] = (), choice: int = 0) -> Req:
+    def context(
+        self, prompt_len: int, outputs: tuple[int, ...] = (), choice: int = 0, num_pages: int | None = None
+    ) -> Context:
         self.count += 1
-        req = make_req(tuple(range(1000 * self.count, 1000 * self.count + prompt_len)), greedy(20), choice)
-        pages = [100 * self.count + i for i in range(-(-(prompt_len + 20) // self.page_size))]
+        prompt = tuple(range(1000 * self.count, 1000 * self.count + prompt_len))
+        pages = [100 * self.count + i for i in range(-(-(prompt_len + 20) // self.page_size))][:num_pages]
         row = self.rows.allocate()
-        self.table.write(row, pages)
-        req.holding, req.outputs = Holding(row, self.rows.generation(row), pages), list(outputs)
-        return req
+        generation = self.rows.generation(row)
+        self.table.write(Grant(row, generation, 0, tuple(pages)))
+        return Context(draw(row, greedy(20), generation=generation, choice=choice), prompt, pages, outputs)
 
-    def slots(self, req: Req, start: int, end: int) -> list[int]:
+    def slots(self, context: Context, start: int, end: int) -> list[int]:
         size = self.page_size
-        return [req.held.pages[position // size] * size + position % size for position in range(start, end)]
+        return [context.pages[position // size] * size + position % size for position in range(start, end)]
 
-    def launch(self, plan: LaunchPlan) -> ForwardBatch:
-        return ForwardBatch.init_new(plan, self.table, self.page_size, CPU)
+    def launch(self, chunks: Sequence[Chunk], running: ScheduleBatch | None = None) -> ForwardBatch:
+        """As the executor does."""
+        running = running or ScheduleBatch.of((), CPU)
+        running.advance()
+        members = running.members(self.table, -(-running.longest // self.page_size))
+        return ForwardBatch.init_new(chunks, running, members, self.table, self.page_size)
+
+    def relay(self, chunks: Sequence[Chunk], running: ScheduleBatch, relay: bool = True) -> Relay:
+        plan = Plan(1, num_decodes=len(running), chunks=tuple(chunks), relay=relay)
+        return Relay.of(plan, running, running.members(self.table, 1))
 
 
 @pytest.fixture(params=[1, 16])
@@ -45,15 +69,14 @@ def pool(request: pytest.FixtureRequest) -> Pool:
     return Pool(request.param)
 
 
-def sampling_of(batch: ForwardBatch) -> SamplingInput:
-    assert batch.sampling is not None
-    return batch.sampling
+def running_of(*contexts: Context) -> ScheduleBatch:
+    return ScheduleBatch.of([context.join for context in contexts], CPU)
 
 
 def test_extend(pool: Pool) -> None:
-    a, b = pool.req(20), pool.req(5)
-    plan = LaunchPlan((ExtendChunk(a, 7, 18), ExtendChunk(b, 0, 5, (b,))), None, relay=False)
-    batch = pool.launch(plan)
+    a, b = pool.context(20), pool.context(5)
+    chunks = [a.chunk(7, 18), b.chunk(0, 5, [b])]
+    batch = pool.launch(chunks)
     inp = batch.input
     assert inp.input_ids_T.tolist() == [*range(1007, 1018), *range(2000, 2005)]
     assert inp.positions_T.tolist() == [*range(7, 18), *range(5)]
@@ -63,37 +86,38 @@ def test_extend(pool: Pool) -> None:
     assert inp.logit_indices_L.tolist() == [15]  # the middle chunk wants no logits
     pages = -(-18 // pool.page_size)
     assert inp.page_table_BP.shape == (2, pages)
-    assert inp.page_table_BP[0].tolist() == a.held.pages[:pages]
+    assert inp.page_table_BP[0].tolist() == a.pages[:pages]
     own = -(-5 // pool.page_size)
-    assert inp.page_table_BP[1, :own].tolist() == b.held.pages[:own]
-    assert (batch.samples, batch.has_sentinels) == ((b,), False)
-    assert sampling_of(batch).position_L.tolist() == [5]
-    assert (batch.stash_rows_L.tolist(), batch.stash_owners_L.tolist()) == ([], [])  # no relay
+    assert inp.page_table_BP[1, :own].tolist() == b.pages[:own]
+    assert draws_of(chunks) == [b.draw] and batch.decode_owners_D.tolist() == []
+    assert batch.sampling.position_L.tolist() == [5]
+    assert [tensor.tolist() for tensor in pool.relay(chunks, running_of(), relay=False)] == [[], []]
 
 
 def test_only_middle_chunks_sample_nothing(pool: Pool) -> None:
-    a = pool.req(20)
-    batch = pool.launch(LaunchPlan((ExtendChunk(a, 0, 9),), None))
-    assert (batch.sampling, batch.samples, batch.input.logit_indices_L.tolist()) == (None, (), [])
-    assert batch.stash_rows_L.tolist() == []  # a middle chunk does not stash
+    chunks = [pool.context(20).chunk(0, 9)]
+    batch = pool.launch(chunks)
+    assert (draws_of(chunks), batch.input.logit_indices_L.tolist()) == ([], [])
+    assert {tensor.shape for tensor in batch.sampling.tensors} == {(0,)} and batch.sampling.banned is None
+    assert pool.relay(chunks, running_of()).rows_L.tolist() == []  # a middle chunk does not stash
 
 
 def test_n_choices_read_the_same_logits(pool: Pool) -> None:
-    a = pool.req(6)
-    choices = tuple(pool.req(6, choice=choice) for choice in range(3))
-    batch = pool.launch(LaunchPlan((ExtendChunk(a, 2, 6, choices),), None))
+    a = pool.context(6)
+    choices = [pool.context(6, choice=choice) for choice in range(3)]
+    chunks = [a.chunk(2, 6, choices)]
+    batch = pool.launch(chunks)
     assert batch.input.logit_indices_L.tolist() == [3, 3, 3]
-    assert batch.samples == choices
-    assert sampling_of(batch).params.choice_L.tolist() == [0, 1, 2]
-    assert sampling_of(batch).position_L.tolist() == [6, 6, 6]
-    assert batch.stash_rows_L.tolist() == [req.held.row for req in choices]
+    assert draws_of(chunks) == [each.draw for each in choices]
+    assert batch.sampling.params.choice_L.tolist() == [0, 1, 2]
+    assert batch.sampling.position_L.tolist() == [6, 6, 6]
+    assert pool.relay(chunks, running_of()).rows_L.tolist() == [each.draw.row for each in choices]
 
 
 def test_decode(pool: Pool) -> None:
-    a, b = pool.req(16, (50,)), pool.req(3, (60, 61))
-    running = ScheduleBatch.prebuilt([a, b], CPU)
-    running.advance()
-    batch = pool.launch(LaunchPlan((), running))
+    a, b = pool.context(16, (50,)), pool.context(3, (60, 61))
+    running = running_of(a, b)
+    batch = pool.launch((), running)
     inp = batch.input
     assert inp.input_ids_T.tolist() == [50, 61]
     assert inp.positions_T.tolist() == [16, 4]
@@ -101,21 +125,22 @@ def test_decode(pool: Pool) -> None:
     assert inp.seq_lens_B.tolist() == [17, 5]
     assert (inp.num_decodes, inp.max_decode_seq_len, inp.extend_lens) == (2, 17, ())
     assert inp.logit_indices_L.tolist() == [0, 1]
-    assert sampling_of(batch).position_L.tolist() == [17, 5]
-    assert batch.samples == (a, b)
-    assert (batch.decode_owners_B >> OWNER_SHIFT).tolist() == [a.held.generation, b.held.generation]
-    assert batch.stash_rows_L.tolist() == [a.held.row, b.held.row]
-    assert batch.has_sentinels
+    assert batch.sampling.position_L.tolist() == [17, 5]
+    assert (batch.decode_owners_D >> OWNER_SHIFT).tolist() == [a.draw.generation, b.draw.generation]
+    relay = pool.relay((), running)
+    assert relay.rows_L.tolist() == [a.draw.row, b.draw.row]
+    assert relay.owners_L.tolist() == batch.decode_owners_D.tolist()
+    assert pool.relay((), running, relay=False).rows_L.tolist() == []
 
 
 def test_mixed(pool: Pool) -> None:
-    a, b, c = pool.req(9), pool.req(30, (70,)), pool.req(4)
-    running = ScheduleBatch.prebuilt([b], CPU)
-    running.merge(ScheduleBatch.launched([c], CPU))
-    running.advance()
-    batch = pool.launch(LaunchPlan((ExtendChunk(a, 0, 9, (a,)),), running))
+    a, b, c = pool.context(9), pool.context(30, (70,)), pool.context(4)
+    running = running_of(b)
+    running.change((), [c.join])
+    chunks = [a.chunk(0, 9, [a])]
+    batch = pool.launch(chunks, running)
     inp = batch.input
-    assert inp.input_ids_T.tolist() == [*range(1000, 1009), 70, -c.held.row]
+    assert inp.input_ids_T.tolist() == [*range(1000, 1009), 70, -c.draw.row]
     assert inp.positions_T.tolist() == [*range(9), 30, 4]
     assert inp.slots_T.tolist() == pool.slots(a, 0, 9) + pool.slots(b, 30, 31) + pool.slots(c, 4, 5)
     assert inp.seq_lens_B.tolist() == [9, 31, 5]
@@ -123,10 +148,29 @@ def test_mixed(pool: Pool) -> None:
     assert inp.logit_indices_L.tolist() == [8, 9, 10]
     pages = -(-31 // pool.page_size)
     assert inp.page_table_BP.shape == (3, pages)
-    assert inp.page_table_BP[1].tolist() == b.held.pages[:pages]
-    assert batch.samples == (a, b, c)
-    assert sampling_of(batch).position_L.tolist() == [9, 31, 5]
-    assert (batch.decode_owners_B >> OWNER_SHIFT).tolist() == [b.held.generation, c.held.generation]
+    assert inp.page_table_BP[1].tolist() == b.pages[:pages]
+    assert batch.sampling.position_L.tolist() == [9, 31, 5]
+    assert (batch.decode_owners_D >> OWNER_SHIFT).tolist() == [b.draw.generation, c.draw.generation]
+    relay = pool.relay(chunks, running)
+    assert relay.rows_L.tolist() == [a.draw.row, b.draw.row, c.draw.row]
+    assert relay.owners_L.tolist() == [each.draw.generation << OWNER_SHIFT for each in (a, b, c)]
+
+
+def test_nothing_is_a_batch_of_length_0(pool: Pool) -> None:
+    batch = pool.launch(())
+    inp = batch.input
+    assert {name: tuple(tensor.shape) for name, tensor in inp.tensors.items()} == {
+        "input_ids_T": (0,),
+        "positions_T": (0,),
+        "slots_T": (0,),
+        "page_table_BP": (0, 0),
+        "seq_lens_B": (0,),
+        "logit_indices_L": (0,),
+    }
+    assert {tensor.dtype for tensor in inp.tensors.values()} == {torch.int64}
+    assert (inp.extend_lens, inp.extend_seq_lens, inp.num_decodes, inp.max_decode_seq_len) == ((), (), 0, 0)
+    assert {tensor.shape for tensor in (*batch.sampling.tensors, batch.decode_owners_D)} == {(0,)}
+    assert [tensor.shape for tensor in pool.relay((), running_of())] == [(0,), (0,)]
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
@@ -136,23 +180,16 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
     elif isinstance(value, tuple):
         for part in value:
             yield from tensors_in(part)
-    elif is_dataclass(value) and not isinstance(value, Req):
+    elif is_dataclass(value):
         for each in fields(value):
             yield from tensors_in(getattr(value, each.name))
 
 
-@pytest.mark.parametrize("relay", [True, False])
-def test_it_names_each_of_its_tensors(pool: Pool, relay: bool) -> None:
+def test_it_names_each_of_its_tensors(pool: Pool) -> None:
     """What it does not name, another stream may overwrite while the forward reads it."""
-    a, b = pool.req(9), pool.req(30, (70,))
-    running = ScheduleBatch.prebuilt([b], CPU)
-    running.advance()
-    for plan in (
-        LaunchPlan((ExtendChunk(a, 0, 5),), None, relay),
-        LaunchPlan((), running, relay),
-        LaunchPlan((ExtendChunk(a, 5, 9, (a,)),), running, relay),
-    ):
-        batch = pool.launch(plan)
+    a, running = pool.context(9), running_of(pool.context(30, (70,)))
+    for chunks, decodes in (([a.chunk(0, 5)], None), ([], running), ([a.chunk(5, 9, [a])], running), ([], None)):
+        batch = pool.launch(chunks, decodes)
         held = {id(tensor) for tensor in tensors_in(batch)}
         assert len(held) > 5 and {id(tensor) for tensor in batch.tensors} == held
 
@@ -160,34 +197,32 @@ def test_it_names_each_of_its_tensors(pool: Pool, relay: bool) -> None:
 @pytest.mark.parametrize("prompt_len", [15, 16, 17, 31, 32])
 def test_page_edges(prompt_len: int) -> None:
     pool = Pool(16)
-    req = pool.req(prompt_len, (5,))
-    running = ScheduleBatch.prebuilt([req], CPU)
-    running.advance()
-    inp = pool.launch(LaunchPlan((), running)).input
+    context = pool.context(prompt_len, (5,))
+    inp = pool.launch((), running_of(context)).input
     assert inp.page_table_BP.shape == (1, prompt_len // 16 + 1)
-    assert inp.slots_T.tolist() == pool.slots(req, prompt_len, prompt_len + 1)
+    assert inp.slots_T.tolist() == pool.slots(context, prompt_len, prompt_len + 1)
 
 
 def test_a_launch_owns_its_tensors(pool: Pool) -> None:
-    a, b = pool.req(5, (50,)), pool.req(5, (51,))
-    running = ScheduleBatch.prebuilt([a, b], CPU)
-    running.advance()
-    batch = pool.launch(LaunchPlan((), running))
-    held = [batch.input.seq_lens_B, batch.input.page_table_BP, batch.input.input_ids_T, sampling_of(batch).position_L]
+    a, b = pool.context(5, (50,)), pool.context(5, (51,))
+    running = running_of(a, b)
+    batch = pool.launch((), running)
+    relay = pool.relay((), running)
+    inp = batch.input
+    held = [inp.seq_lens_B, inp.page_table_BP, inp.input_ids_T, batch.sampling.position_L, *relay]
     before = [tensor.clone() for tensor in held]
     running.advance()
-    running.filter([1])
-    pool.table.req_to_page[a.held.row] = 0  # its next owner's table
+    running.change((a.draw.row,), ())
+    pool.table.write(Grant(a.draw.row, a.draw.generation + 1, 0, (0,) * 20))  # its next owner's pages
     assert all(torch.equal(tensor, old) for tensor, old in zip(held, before, strict=True))
 
 
 def test_min_tokens_bans_endings_of_the_row_that_asks(pool: Pool) -> None:
-    a, b = pool.req(5, (50,)), pool.req(5)
-    b.sampling = greedy(9, min_tokens=1, eos=(7,))
-    running = ScheduleBatch.prebuilt([a], CPU)
-    running.advance()
-    batch = pool.launch(LaunchPlan((ExtendChunk(b, 0, 5, (b,)),), running))
-    banned = sampling_of(batch).banned
+    a, b = pool.context(5, (50,)), pool.context(5)
+    asks = draw(b.draw.row, greedy(9, min_tokens=1, eos=(7,)), generation=b.draw.generation, until=6)
+    b.draw = asks
+    batch = pool.launch([b.chunk(0, 5, [b])], running_of(a))
+    banned = batch.sampling.banned
     assert banned is not None
     assert (banned.rows_N.tolist(), banned.ids_NE.tolist(), banned.until_N.tolist()) == ([0], [[7]], [6])
     assert {id(tensor) for tensor in (banned.rows_N, banned.ids_NE, banned.until_N)} <= set(map(id, batch.tensors))
@@ -195,60 +230,51 @@ def test_min_tokens_bans_endings_of_the_row_that_asks(pool: Pool) -> None:
 
 def test_the_page_table_is_kept_until_somebody_joins_or_leaves_or_it_is_too_narrow() -> None:
     pool = Pool(4)
-    a, b, c = pool.req(2, (50,)), pool.req(1, (51,)), pool.req(3, (52,))
-    running = ScheduleBatch.prebuilt([a, b], CPU)
+    a, b, c = pool.context(2, (50,)), pool.context(1, (51,)), pool.context(3, (52,))
+    running = running_of(a, b)
+    contexts = {each.draw.row: each for each in (a, b, c)}
 
     def table() -> torch.Tensor:
-        running.advance()
-        inp = pool.launch(LaunchPlan((), running)).input
+        inp = pool.launch((), running).input
+        there = [contexts[each.row] for each in running.draws]
         lens = inp.seq_lens_B.tolist()
-        assert inp.slots_T.tolist() == [pool.slots(r, n - 1, n)[0] for r, n in zip(running.reqs, lens, strict=True)]
-        for row, req in enumerate(running.reqs):
-            assert inp.page_table_BP[row].tolist() == req.held.pages[: inp.page_table_BP.shape[1]]
+        assert inp.slots_T.tolist() == [pool.slots(each, n - 1, n)[0] for each, n in zip(there, lens, strict=True)]
+        for row, each in enumerate(there):
+            assert inp.page_table_BP[row].tolist() == each.pages[: inp.page_table_BP.shape[1]]
         return inp.page_table_BP
 
     first = table()  # contexts of 3 and 2 tokens: one page
     assert table() is first
     wider = table()  # a fifth token
     assert (first.shape, wider.shape) == ((2, 1), (2, 2))
-    running.merge(ScheduleBatch.prebuilt([c], CPU))
+    running.change((), [c.join])
     joined = table()
     assert joined.shape == (3, 2)
-    running.filter([1, 2])
+    running.change((a.draw.row,), ())
     left = table()
     assert left.shape == (2, 2) and left is not joined
 
 
 def test_a_page_added_to_a_row_is_in_the_next_launch_and_not_in_the_one_before() -> None:
-    """The other request is longer, so the table is wide enough and would be kept."""
+    """The other context is longer, so the table is wide enough and would be kept."""
     pool = Pool(4)
-    short, long = pool.req(3, (50,)), pool.req(9, (51,))
-    held = short.held
-    added = held.pages[1:2]
-    del held.pages[1:]
-    pool.table.write(held.row, [0] * 64)
-    pool.table.write(held.row, held.pages)
-
-    running = ScheduleBatch.prebuilt([short, long], CPU)
-    running.advance()
-    before = pool.launch(LaunchPlan((), running)).input.page_table_BP
-    held.pages.extend(added)
-    pool.table.grow(held.row, added, 1)
-    running.advance()
-    after = pool.launch(LaunchPlan((), running)).input
-    assert before[0].tolist() == [*held.pages[:1], 0, 0]
-    assert after.page_table_BP[0, :2].tolist() == held.pages
+    short, long = pool.context(3, (50,), num_pages=1), pool.context(9, (51,))
+    running = running_of(short, long)
+    before = pool.launch((), running).input.page_table_BP
+    short.pages.append(777)
+    pool.table.write(Grant(short.draw.row, short.draw.generation, 1, (777,)))
+    after = pool.launch((), running).input
+    assert before[0].tolist() == [short.pages[0], 0, 0]
+    assert after.page_table_BP[0, :2].tolist() == short.pages
     assert after.slots_T.tolist() == [pool.slots(short, 4, 5)[0], pool.slots(long, 10, 11)[0]]
 
 
 def test_chunks_wider_and_narrower_than_the_decodes_share_a_table(pool: Pool) -> None:
-    """What is behind a request's own pages is page 0: padding."""
-    for chunk_len, context in ((20, 3), (3, 20)):
-        a, b = pool.req(chunk_len), pool.req(context, (70,))
-        running = ScheduleBatch.prebuilt([b], CPU)
-        running.advance()
-        table = pool.launch(LaunchPlan((ExtendChunk(a, 0, chunk_len, (a,)),), running)).input.page_table_BP
-        ends = (-(-chunk_len // pool.page_size), -(-(context + 1) // pool.page_size))
+    """What is behind a context's own pages is page 0: padding."""
+    for chunk_len, length in ((20, 3), (3, 20)):
+        a, b = pool.context(chunk_len), pool.context(length, (70,))
+        table = pool.launch([a.chunk(0, chunk_len, [a])], running_of(b)).input.page_table_BP
+        ends = (-(-chunk_len // pool.page_size), -(-(length + 1) // pool.page_size))
         assert table.shape == (2, max(ends))
-        for row, (req, end) in enumerate(zip((a, b), ends, strict=True)):
-            assert table[row].tolist() == req.held.pages[:end] + [0] * (max(ends) - end)
+        for row, (each, end) in enumerate(zip((a, b), ends, strict=True)):
+            assert table[row].tolist() == each.pages[:end] + [0] * (max(ends) - end)

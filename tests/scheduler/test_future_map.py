@@ -5,10 +5,10 @@ import torch
 
 from protocol.errors import InternalError
 from scheduler.future_map import POISON, FutureMap
-from scheduler.kv_book import Holding
 from scheduler.page_table import OWNER_SHIFT
+from scheduler.plan import Join
 from scheduler.schedule_batch import ScheduleBatch
-from tests.scheduler.building import CPU, make_req
+from tests.scheduler.building import CPU, draw
 
 
 def ids(*values: int) -> torch.Tensor:
@@ -164,11 +164,7 @@ def test_buffer_rows_are_pool_rows_and_there_is_no_ring() -> None:
 
 
 def test_the_sentinel_is_minus_the_row_in_a_new_tensor() -> None:
-    reqs = [make_req(), make_req()]
-    for row, req in zip((5, 2), reqs, strict=True):
-        req.holding = Holding(row, 0, [])
-        req.outputs = [40 + row]
-    batch = ScheduleBatch.prebuilt(reqs, CPU)
+    batch = ScheduleBatch.of([Join(draw(row), 3, 40 + row) for row in (5, 2)], CPU)
     held = batch.input_ids_B
     FutureMap(8, CPU).set_input_ids_sentinel(batch)
     assert (batch.input_ids_B.tolist(), held.tolist()) == ([-5, -2], [45, 42])

@@ -59,8 +59,8 @@ def test_a_row_reused_the_step_after_its_owner_finished(strategy: Strategy, topo
     """On a decode worker the next owner is PREBUILT: no forward of the former one may write its row afterwards."""
     load = {name: ends_early(name) for name in ("a", "b", "c")}
     cluster, seen = run(topology, load, strategy, max_requests=1, num_pages=6)
-    engine = cluster.workers[-1].engine  # of the worker that decodes
-    assert engine.book.rows.generation(1) == 3  # one row, three owners
+    planner = cluster.workers[-1].planner  # of the worker that decodes
+    assert planner.book.rows.generation(1) == 3  # one row, three owners
     assert sum(inp.num_decodes for inp in seen) > 3 * 3  # each was in a forward more than it has decoded tokens
     expect_rest(cluster)
 
@@ -79,12 +79,14 @@ def test_a_layer_does_not_leave_before_its_mark() -> None:
     cluster = make_cluster("1P1D", streams=simulation.streams)
     cluster.assign("a", prompt_of("a", 20), greedy(4))
     worker = cluster.prefills[100]
-    while not (worker.engine.in_flight and worker.engine.in_flight[0].layers):
+    executor = cluster.executor(worker)
+    while not (executor.launches and executor.launches[0].layers):
         if not cluster.step():
             simulation.run_one()
-    cluster.step()
-    assert worker.engine.in_flight[0].layers and worker._sender.counters.get("frames", 0) == 0
-    while worker.engine.in_flight:
+    cluster.step()  # the layer's KV is computed, and its mark is not reached
+    assert executor.launches[0].layers and not executor.launches[0].layers[0][1].done()
+    assert not worker.planner.in_flight[0].layers and worker._sender.counters.get("frames", 0) == 0
+    while worker.planner.in_flight:
         if not cluster.step():
             simulation.run_one()
     assert worker._sender.counters["frames"] > 0

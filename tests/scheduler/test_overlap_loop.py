@@ -2,137 +2,215 @@ from collections.abc import Sequence
 
 import pytest
 
+from protocol.errors import InternalError, LaunchFailed
 from protocol.request import FinishReason
-from scheduler.engine import Engine, Launch
-from scheduler.forward_batch import ExtendChunk, ForwardBatch, LaunchPlan
+from scheduler.executor import Executor
+from scheduler.forward_batch import ForwardBatch
 from scheduler.overlap_loop import OverlapLoop
+from scheduler.plan import Plan, StepResult
+from scheduler.planner import Launched, Planner
 from scheduler.req import Req
-from scheduler.schedule_batch import Running, ScheduleBatch
 from tests.doubles.hash_model import FakeRunner
-from tests.scheduler.building import CPU, ManualStream, admitted, greedy, make_engine
-from tests.scheduler.test_engine import FailAt
+from tests.scheduler.building import FailAt, ManualStream, admitted, greedy, make_executor, make_planner, prompt_chunk
 
 
 class OneRequest:
     """A role with a single request, which notes what the loop asks of it: names with the number of the launch."""
 
-    def __init__(self, engine: Engine, max_tokens: int) -> None:
+    def __init__(self, planner: Planner, max_tokens: int) -> None:
         self.calls: list[str] = []
-        self.req = admitted(engine, (5, 6, 7), greedy(max_tokens))
+        self.req = admitted(planner, (5, 6, 7), greedy(max_tokens))
         self.tokens: list[int] = []
-        self._numbers: dict[Launch, int] = {}
-        self._running = Running()
+        self.errors: list[Exception] = []
+        self._numbers: dict[Launched, int] = {}
+        self._planner = planner
 
-    def choose(self) -> LaunchPlan | None:
+    def launch(self) -> bool:
         number = len(self._numbers)
-        if self.req.finish is not None:
-            return None
-        if number == 0:
-            plan: LaunchPlan | None = LaunchPlan((ExtendChunk(self.req, 0, 3, (self.req,)),), None)
-        else:
-            batch = self._running.for_next_launch()
-            plan = None if batch is None else LaunchPlan((), batch)
-        if plan is not None:
-            self.calls.append(f"choose {number}")
-        return plan
+        chunks, decodes = prompt_chunk(self.req) if number == 0 else [], self._planner.decodes()
+        if self.req.finish is not None or not (chunks or decodes):
+            return False
+        self._numbers[self._planner.launch(chunks, decodes)] = number
+        if chunks:
+            self._planner.join([self.req])
+        self.calls.append(f"launch {number}")
+        return True
 
-    def launched(self, launch: Launch) -> None:
-        if not self._numbers:
-            self._running.join(ScheduleBatch.launched([self.req], CPU))
-        self.calls.append(f"launched {len(self._numbers)}")
-        self._numbers[launch] = len(self._numbers)
-
-    def process(self, launch: Launch, tokens: list[tuple[Req, int]]) -> None:
-        self.calls.append(f"process {self._numbers[launch]}")
-        for req, token in tokens:
-            if req.finish is None:
-                req.append(token)
-                self.tokens.append(token)
+    def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:
+        self.calls.append(f"process {self._numbers[launched]}")
+        for req, run in drawn:
+            self.tokens += req.append(run)
+            if req.finish is not None:
+                self._planner.release(req)
 
     def failed(self, reqs: Sequence[Req], error: Exception) -> None:
         assert set(reqs) == {self.req}
         self.req.finish = FinishReason.CANCELLED
+        self._planner.release(self.req)
         self.calls.append(f"failed: {error}")
+        self.errors.append(error)
+
+
+def complete_one(executor: Executor) -> None:
+    copy_done = executor.launches[0].copy_done
+    assert copy_done is not None
+    copy_done.synchronize()
 
 
 def drive(overlap: bool, max_tokens: int = 3, failing: int = 0) -> OneRequest:
     """Completes one launch whenever the loop has nothing else to do."""
-    stream = ManualStream()
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=FailAt(failing))
-    engine = make_engine(stream, runner=runner)
-    role = OneRequest(engine, max_tokens)
-    loop = OverlapLoop(engine, role, overlap)
+    executor = make_executor(ManualStream(), runner=runner)
+    planner = make_planner(executor)
+    role = OneRequest(planner, max_tokens)
+    loop = OverlapLoop(planner, role, overlap)
     while loop.step() or loop.busy:
         if loop.busy and not loop.step():
-            copy_done = engine.in_flight[0].copy_done
-            assert copy_done is not None
-            copy_done.synchronize()
-    assert not loop.busy
+            complete_one(executor)
+    assert not loop.busy and loop.oldest_launch == 0
     return role
 
 
-def test_overlap_chooses_the_next_batch_before_the_results_of_the_last_are_known() -> None:
+def test_overlap_launches_the_next_batch_before_the_results_of_the_last_are_known() -> None:
     assert drive(overlap=True).calls == [
-        "choose 0",
-        "launched 0",
-        "choose 1",
-        "launched 1",
+        "launch 0",
+        "launch 1",
         "process 0",
-        "choose 2",
-        "launched 2",
+        "launch 2",
         "process 1",
         "process 2",
     ]
 
 
 def test_the_serial_twin_does_not() -> None:
-    assert drive(overlap=False).calls == [
-        f"{call} {number}" for number in range(3) for call in ("choose", "launched", "process")
-    ]
+    assert drive(overlap=False).calls == [f"{call} {number}" for number in range(3) for call in ("launch", "process")]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 5])
 def test_both_make_the_same_calls_and_the_same_tokens(max_tokens: int) -> None:
     overlapped, serial = drive(True, max_tokens), drive(False, max_tokens)
     assert sorted(overlapped.calls) == sorted(serial.calls)
-    for name in ("choose", "launched", "process"):
+    for name in ("launch", "process"):
         order = [[call for call in role.calls if call.startswith(name)] for role in (overlapped, serial)]
         assert order[0] == order[1]
     assert overlapped.tokens == serial.tokens == FakeRunner(vocab_size=97).expected_tokens((5, 6, 7), max_tokens)
 
 
 def test_never_more_than_two_in_flight_and_a_step_never_blocks() -> None:
-    stream = ManualStream()
-    engine = make_engine(stream)
-    loop = OverlapLoop(engine, OneRequest(engine, 6), overlap=True)
+    planner = make_planner(make_executor(ManualStream()))
+    loop = OverlapLoop(planner, OneRequest(planner, 6), overlap=True)
     assert [loop.step() for _ in range(4)] == [True, True, False, False]
-    assert len(engine.in_flight) == 2 and loop.busy
+    assert len(planner.in_flight) == 2 and loop.busy and loop.oldest_launch == planner.in_flight[0].ticket
 
 
 def test_a_failed_launch_is_told_instead_of_processed() -> None:
     role = drive(overlap=False, max_tokens=1, failing=1)
-    assert role.calls == ["choose 0", "launched 0", "failed: RuntimeError: forward 1 is broken"]
-    assert role.tokens == []
+    assert role.calls == ["launch 0", "failed: RuntimeError: forward 1 is broken"]
+    assert [type(error) for error in role.errors] == [LaunchFailed] and role.tokens == []
 
 
-def test_a_launch_that_cannot_be_built_fails_its_requests_and_leaves_the_batch_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_launch_that_cannot_be_built_fails_its_requests_and_they_leave_with_the_next(
+    monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
-    engine = make_engine(ManualStream())
-    role = OneRequest(engine, 4)
-    loop = OverlapLoop(engine, role, overlap=False)
-    assert loop.step()
-    engine.in_flight[0].copy_done.synchronize()  # type: ignore[union-attr]
-    assert loop.step()
-    batch = role._running.batch
-    assert batch is not None
-    before = batch.seq_lens_B, batch.seq_lens_cpu
+    """Like one that raises on the device. With overlap one more launch of the request is in flight."""
+    executor = make_executor(ManualStream())
+    planner = make_planner(executor)
+    role = OneRequest(planner, 4)
+    loop = OverlapLoop(planner, role, overlap)
+    build, count = ForwardBatch.init_new, 0
 
-    def broken(*_: object) -> ForwardBatch:
-        raise RuntimeError("no inputs")
+    def broken(*args: object) -> ForwardBatch:
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise RuntimeError("no inputs")
+        return build(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ForwardBatch, "init_new", broken)
+    while not role.errors:
+        if not loop.step():
+            complete_one(executor)
+    assert role.calls == [
+        "launch 0",
+        *["launch 1"] * overlap,
+        "process 0",
+        f"launch {1 + overlap}",
+        "failed: RuntimeError: no inputs",
+    ]
+    assert [type(error) for error in role.errors] == [LaunchFailed] and not loop.broken
+
+    planner.release(role.req)
+    other = admitted(planner, (8, 9), name="other")
+    planner.launch(prompt_chunk(other), planner.decodes())
+    assert len(executor.running) == 0  # it has left
+    executor.running.check_mirrors()
+    results = []
+    while planner.in_flight:
+        complete_one(executor)
+        results += planner.poll()
+    _, result = results[-1]
+    assert planner.drawn(result.rows, result.tokens) == [
+        (other, tuple(FakeRunner(vocab_size=97).expected_tokens((8, 9), 1)))
+    ]
+    assert [each.error for _, each in results] == [""] * len(results)
+    planner.collect()
+    assert planner.book.rows.num_free == 7
+
+
+class Draws:
+    """An executor that draws what a test says, whatever the plan."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.results: list[StepResult] = []
+
+    def submit(self, operation: object) -> None:
+        assert isinstance(operation, Plan)
+        self.plans.append(operation)
+
+    def poll(self) -> list[StepResult]:
+        taken, self.results = self.results, []
+        return taken
+
+
+def made() -> tuple[Draws, Planner, OneRequest, OverlapLoop]:
+    executor = Draws()
+    planner = make_planner(make_executor(ManualStream()))
+    vars(planner)["_executor"] = executor
+    role = OneRequest(planner, 5)
+    return executor, planner, role, OverlapLoop(planner, role, overlap=True)
+
+
+def test_results_of_several_tokens_end_a_choice_and_what_is_late_is_dropped() -> None:
+    executor, planner, role, loop = made()
+    owner = (role.req.held.row, role.req.held.generation)
+    assert loop.step() and loop.step()
+    executor.results = [StepResult(1, (owner,), ((11, 12),)), StepResult(2, (owner,), ((),))]
     assert loop.step()
-    assert role.calls[-2:] == ["choose 1", "failed: RuntimeError: no inputs"]
-    assert (batch.seq_lens_B, batch.seq_lens_cpu) == before
-    assert not loop.busy
+    assert role.tokens == [11, 12] and role.req.num_sampled == 2
+    assert loop.step() and loop.step()
+    assert role.req.num_sampled == 4
+    executor.results = [StepResult(3, (owner,), ((13, 14, 15, 16),)), StepResult(4, (owner,), ((17,),))]
+    assert loop.step()
+    assert (role.tokens, role.req.finish) == ([11, 12, 13, 14, 15], FinishReason.LENGTH)
+    planner.release(role.req)
+    assert planner.decodes() == () and not loop.step()
+
+
+def test_scores_that_are_not_finite_fail_their_choice_unless_it_is_gone() -> None:
+    executor, planner, role, loop = made()
+    owner = (role.req.held.row, role.req.held.generation)
+    loop.step()
+    executor.results = [StepResult(1, (owner,), ((),), not_finite=(owner,))]
+    loop.step()
+    (error,) = role.errors
+    assert type(error) is InternalError and str(error) == "the model's scores for the next token are not finite"
+    assert not loop.broken and role.tokens == []
+
+    executor, planner, role, loop = made()
+    loop.step()
+    planner.release(role.req)
+    executor.results = [StepResult(1, (owner,), ((),), not_finite=(owner,))]
+    with pytest.raises(AssertionError):  # the role above expects its request to be there
+        loop.step()

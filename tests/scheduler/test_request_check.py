@@ -98,7 +98,7 @@ def test_a_job_that_starts_within_a_page_fails_with_one_sentence() -> None:
     (prefill,) = cluster.prefills.values()
     cluster.assign("fine", prompt_of("fine", 30), PARAMS, 2)
     drive_to(cluster, "fine", DecodeState.REQUESTED)
-    size, later = prefill.engine.page_size, 2**62
+    size, later = prefill.planner.book.page_size, 2**62
     prefill.on_peer(200, PrefillJob(Assign("bad", 0, PROMPT, PARAMS, 1, None), later, start=1))
     prefill.step()
     failed = [each for _, each in prefill.outbox.decode if isinstance(each, JobFailed)]
@@ -153,7 +153,7 @@ def test_a_greeting_under_another_name_is_refused() -> None:
     cluster = make_cluster()
     (prefill,) = cluster.prefills.values()
     hello = Hello(
-        WorkerAddress("decode-9", 9, ranks=(RankEndpoint("x"),)), prefill.engine.kv.layout, prefill._fingerprint
+        WorkerAddress("decode-9", 9, ranks=(RankEndpoint("x"),)), prefill.planner.layout, prefill._fingerprint
     )
     prefill.on_peer(8, hello)
     ((to, refused),) = prefill.outbox.decode
@@ -161,7 +161,7 @@ def test_a_greeting_under_another_name_is_refused() -> None:
     prefill.outbox.decode.clear()
     prefill.on_peer(8, PrefillJob(Assign("r", 0, PROMPT, PARAMS, 1, None), 1))
     cluster.run()
-    assert prefill.engine.num_launches == 0
+    assert prefill.planner.num_launches == 0
     expect_rest(cluster)
 
 
@@ -173,7 +173,7 @@ def test_job_credit_is_granted_once() -> None:
     peer = decode._peers.get(prefill)
     assert peer is not None
     before = peer.granted
-    decode.on_peer(prefill, HelloAccepted(cluster.addresses[prefill], 10**9, decode.engine.kv.layout))
+    decode.on_peer(prefill, HelloAccepted(cluster.addresses[prefill], 10**9, decode.planner.layout))
     assert peer.granted == before
     cluster.run()
     expect_rest(cluster)

@@ -1,18 +1,18 @@
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model.sampler import Banned
-from protocol.request import SamplingParams
-from scheduler.forward_batch import LaunchPlan
+from protocol.request import FinishReason, SamplingParams
+from scheduler.plan import Draw
 from scheduler.req import Req
-from scheduler.sampling_columns import Endings, SamplingColumns, asking_rows
-from scheduler.schedule_batch import ScheduleBatch
+from scheduler.sampling_columns import Endings, SamplingColumns
 from scheduler.streams_host import InlineStream
-from tests.scheduler.building import CPU, admitted, make_engine, make_req
+from tests.scheduler.building import CPU, draw, make_executor, make_planner, make_req
 
 
 def bound(banned: Banned | None) -> dict[int, tuple[set[int], int]]:
@@ -36,19 +36,21 @@ def bound(banned: Banned | None) -> dict[int, tuple[set[int], int]]:
     ],
 )
 def test_a_64_bit_seed_keeps_its_bits(seed: int, expected: int) -> None:
-    columns = SamplingColumns.of([make_req(sampling=SamplingParams(4, seed=seed))], CPU)
+    columns = SamplingColumns.of([draw(sampling=SamplingParams(4, seed=seed))], CPU)
     assert (columns.params.seed_L.tolist(), columns.params.seed_L.dtype) == ([expected], torch.int64)
 
 
 def test_columns_follow_take_and_concat() -> None:
-    reqs = [
-        make_req(sampling=SamplingParams(4, temperature=0.5 * i, top_k=i, top_p=1 - i / 8, min_p=i / 16, seed=i))
+    draws = [
+        draw(
+            sampling=SamplingParams(4, temperature=0.5 * i, top_k=i, top_p=1 - i / 8, min_p=i / 16, seed=i),
+            choice=i,
+        )
         for i in range(4)
     ]
-    for choice, req in enumerate(reqs):
-        req.choice = choice
-    all_four = SamplingColumns.of(reqs[:1], CPU).concat(SamplingColumns.of(reqs[1:], CPU), reqs)
-    both = all_four.take([3, 1], [reqs[3], reqs[1]])
+    all_four = SamplingColumns.of(draws[:1], CPU).concat(SamplingColumns.of(draws[1:], CPU))
+    both = all_four.take([3, 1])
+    assert both.draws == [draws[3], draws[1]]
     assert both.params.temperature_L.tolist() == [1.5, 0.5]
     assert both.params.top_k_L.tolist() == both.params.seed_L.tolist() == both.params.choice_L.tolist() == [3, 1]
     assert both.params.top_p_L.tolist() == [1 - 3 / 8, 1 - 1 / 8]
@@ -57,56 +59,70 @@ def test_columns_follow_take_and_concat() -> None:
 
 @pytest.mark.parametrize("field,value", [("top_k", 3), ("top_p", 0.9), ("min_p", 0.1)])
 def test_the_rows_that_ask_are_named(field: str, value: float) -> None:
-    plain = make_req(sampling=SamplingParams(4))
-    asks = make_req(sampling=SamplingParams(4, **{field: value}))  # type: ignore[arg-type]
+    plain = draw(sampling=SamplingParams(4))
+    asks = draw(sampling=SamplingParams(4, **{field: value}))  # type: ignore[arg-type]
     names = ["top_k_N", "top_p_N", "min_p_N"]
-    of_plain = asking_rows([plain, plain], CPU)._asdict()
+    of_plain = SamplingColumns.of([plain, plain], CPU).asking._asdict()
     assert [of_plain[name] for name in names] == [None, None, None]
-    of_both = asking_rows([plain, asks, plain, asks], CPU)._asdict()
+    of_both = SamplingColumns.of([plain, asks, plain, asks], CPU).asking._asdict()
     found = {name: of_both[name].tolist() for name in names if of_both[name] is not None}
     assert found == {f"{field}_N": [1, 3]}
-    columns = SamplingColumns.of([plain, asks], CPU).take([1], [asks])
-    rows_N = getattr(columns.input([asks], torch.tensor([4])).asking, f"{field}_N")
+    columns = SamplingColumns.of([plain, asks], CPU).take([1])
+    rows_N = getattr(columns.input(torch.tensor([4]), np.array([4])).asking, f"{field}_N")
     assert rows_N.tolist() == [0]
 
 
 def test_all_greedy_needs_all() -> None:
-    cold, hot = (make_req(sampling=SamplingParams(4, temperature=t)) for t in (0.0, 0.7))
-    assert asking_rows([cold, cold], CPU).all_greedy
-    assert not asking_rows([cold, hot], CPU).all_greedy
+    cold, hot = (draw(sampling=SamplingParams(4, temperature=t)) for t in (0.0, 0.7))
+    assert SamplingColumns.of([cold, cold], CPU).asking.all_greedy
+    assert not SamplingColumns.of([cold, hot], CPU).asking.all_greedy
+    assert SamplingColumns.of([], CPU).asking == (None, None, None, True)
 
 
-def test_endings_are_banned_until_min_tokens_is_launched() -> None:
+def test_endings_are_banned_until_the_context_is_long_enough() -> None:
     params = SamplingParams(9, min_tokens=2, stop_token_ids=(8,), eos_token_ids=(3, 5))
-    reqs = [make_req(sampling=SamplingParams(9, eos_token_ids=(1,))), make_req((1, 2, 3), sampling=params)]
-    endings = Endings.of(reqs, CPU)
+    draws = [draw(sampling=SamplingParams(9, eos_token_ids=(1,)), until=5), draw(sampling=params, until=5)]
+    endings = Endings.of(draws, CPU)
     assert bound(endings.banned) == {1: ({3, 5, 8}, 5)}
-    for num_sampled in (0, 1):
-        reqs[1].num_sampled = num_sampled
-        assert endings.for_launch(reqs) is endings.banned
-    reqs[1].num_sampled = 2
-    assert endings.for_launch(reqs) is None
-    assert Endings.of(reqs, CPU).rows == ()
+    for length in (3, 4):  # outputs 1 and 2 follow contexts of 3 and 4 tokens
+        assert endings.for_launch(np.array([50, length])) is endings.banned
+    assert endings.for_launch(np.array([3, 5])) is None
+    assert Endings.of(draws[:1], CPU).until == {} and Endings.of((), CPU).banned is None
+
+
+def test_a_row_without_min_tokens_is_never_banned() -> None:
+    """Its `until` is the length of its prompt, and a longer prompt beside it asks for a ban."""
+    asks = draw(sampling=SamplingParams(9, min_tokens=1, stop_token_ids=(8,)), until=5)
+    none = draw(sampling=SamplingParams(9, stop_token_ids=(7,)), until=9)
+    assert bound(Endings.of([none, asks], CPU).for_launch(np.array([4, 4]))) == {1: ({8}, 5)}
 
 
 def test_outputs_of_an_earlier_attempt_count() -> None:
-    params = SamplingParams(9, min_tokens=5, stop_token_ids=(8,))
-    req = Req("r", 1, 0, (1, 2, 3, 40, 41), params, num_replayed=2)
-    assert bound(Endings.of([req], CPU).banned) == {0: ({8}, 3 + 5)}
+    """Also where the planner computes `until`."""
+    executor = make_executor(InlineStream())
+    planner = make_planner(executor)
+    req = Req("r", 1, 0, (1, 2, 3, 40, 41), SamplingParams(9, min_tokens=5, stop_token_ids=(8,)), num_replayed=2)
+    assert planner.admit([req], 12)
+    req.num_sampled += 1
+    req.append((50,))
+    planner.join([req])
+    planner.launch((), planner.decodes())
+    assert bound(Endings.of(executor.running.draws, CPU).banned) == {0: ({8}, 3 + 5)}
 
 
 def test_ignored_eos_is_not_banned() -> None:
-    req = make_req(sampling=SamplingParams(9, min_tokens=1, stop_token_ids=(8,), eos_token_ids=(3,), ignore_eos=True))
-    assert bound(Endings.of([req], CPU).banned) == {0: ({8}, 4)}
+    params = SamplingParams(9, min_tokens=1, stop_token_ids=(8,), eos_token_ids=(3,), ignore_eos=True)
+    assert bound(Endings.of([draw(sampling=params, until=4)], CPU).banned) == {0: ({8}, 4)}
 
 
 def test_the_samplers_input_carries_the_positions() -> None:
-    reqs = [make_req(sampling=SamplingParams(9, min_tokens=1, stop_token_ids=(8,))), make_req(choice=1)]
-    columns, position = SamplingColumns.of(reqs, CPU), torch.tensor([7, 9])
-    got = columns.input(reqs, position)
+    draws = [draw(sampling=SamplingParams(9, min_tokens=1, stop_token_ids=(8,)), until=8), draw(choice=1)]
+    columns, lengths = SamplingColumns.of(draws, CPU), np.array([7, 9])
+    got = columns.input(torch.from_numpy(lengths), lengths)
     assert got.position_L.tolist() == [7, 9]
     assert got.params.choice_L.tolist() == [0, 1]
-    assert got.banned is columns.endings.banned
+    assert got.banned is columns.endings.banned is not None
+    assert columns.input(torch.from_numpy(lengths + 1), lengths + 1).banned is None
 
 
 Joining = list[tuple[int, list[int]]]  # min_tokens and stop_token_ids of those that join
@@ -115,19 +131,20 @@ JOINING = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 9), max_
 
 @given(st.lists(st.tuples(JOINING, st.integers(0, 2**12)), min_size=1, max_size=6))
 def test_endings_that_joined_and_left_are_those_of_who_is_there(changes: list[tuple[Joining, int]]) -> None:
-    """Some join and some leave, again and again: the same as if the endings were made from the requests at the end."""
-    reqs: list[Req] = []
-    endings = Endings.of(reqs, CPU)
+    """Some join and some leave, again and again: the same as if the endings were made from the draws at the end."""
+    draws: list[Draw] = []
+    endings = Endings.of(draws, CPU)
     for joining, leave in changes:
         new = [
-            make_req(tuple(range(1, 2 + index)), SamplingParams(9, min_tokens=least, stop_token_ids=tuple(ids)))
+            draw(sampling=SamplingParams(9, min_tokens=least, stop_token_ids=tuple(ids)), until=1 + index + least)
             for index, (least, ids) in enumerate(joining)
         ]
-        endings, reqs = endings.concat(Endings.of(new, CPU), len(reqs)), reqs + new
-        keep = [index for index in reversed(range(len(reqs))) if not leave >> index % 12 & 1]
-        endings, reqs = endings.take(keep), [reqs[index] for index in keep]
-        assert bound(endings.banned) == bound(Endings.of(reqs, CPU).banned)
-        assert sorted(endings.rows) == sorted(bound(endings.banned))
+        endings, draws = endings.concat(Endings.of(new, CPU), len(draws)), draws + new
+        keep = [index for index in reversed(range(len(draws))) if not leave >> index % 12 & 1]
+        endings, draws = endings.take(keep), [draws[index] for index in keep]
+        afresh = Endings.of(draws, CPU)
+        assert bound(endings.banned) == bound(afresh.banned) and endings.until == afresh.until
+        assert sorted(endings.until) == sorted(bound(endings.banned))
 
 
 class CountedIds(frozenset[int]):
@@ -149,24 +166,28 @@ def shared_params(ids: Sequence[int]) -> SamplingParams:
 
 def test_endings_are_looked_at_when_somebody_joins_and_never_for_a_step() -> None:
     CountedIds.walks = 0
-    engine = make_engine(InlineStream(), debug=False)
+    executor = make_executor(InlineStream(), debug=False)
+    planner = make_planner(executor)
     params = shared_params(range(1, 90))
-    choices = [admitted(engine, sampling=params, name=f"r{index}") for index in range(3)]
+    choices = [make_req(sampling=params, choice=choice) for choice in range(3)]
+    assert planner.admit(choices, 40)
     for req in choices:
-        req.append(95)
         req.num_sampled = 1
-    running = ScheduleBatch.prebuilt(choices, CPU)
-    assert CountedIds.walks == 1  # choices share the list
+        req.append((95,))
+    planner.join(choices)
     seen = []
     for _ in range(8):
-        launch = engine.launch(LaunchPlan((), running))
-        assert launch.batch.sampling is not None and launch.batch.sampling.banned is not None
-        seen.append(launch.batch.sampling.banned)
-        tokens = [token for _, token in engine.tokens(launch)]
-        assert engine.take_completed() is launch and launch.error is None
-        assert len(tokens) == 3 and not set(tokens) & params.ending_ids
-    assert CountedIds.walks == 1 and all(banned is seen[0] for banned in seen)
-    running.filter([2, 0])
-    assert engine.launch(LaunchPlan((), running)).error is None
+        planner.launch((), planner.decodes())
+        batch = executor.launches[-1].batch
+        assert batch is not None and batch.sampling.banned is not None
+        seen.append(batch.sampling.banned)
+        ((_, result),) = planner.poll()
+        tokens = [token for run in result.tokens for token in run]
+        assert result.error == "" and len(tokens) == 3 and not set(tokens) & params.ending_ids
+    assert CountedIds.walks == 1 and all(banned is seen[0] for banned in seen)  # choices share the list
+    choices[1].finish = FinishReason.CANCELLED
+    planner.launch((), planner.decodes())
+    ((_, result),) = planner.poll()
+    assert result.error == "" and len(result.rows) == 2
     assert CountedIds.walks == 1
-    engine.close()
+    executor.close()

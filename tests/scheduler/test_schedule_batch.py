@@ -1,29 +1,29 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.kv_book import Holding
-from scheduler.req import Req
+from scheduler.page_table import OWNER_SHIFT, PageTable
+from scheduler.plan import Grant, Join
 from scheduler.schedule_batch import ScheduleBatch
-from tests.scheduler.building import CPU, greedy, make_req
+from tests.scheduler.building import CPU, draw, greedy
 
 
-def reqs_at(rows: list[int], outputs: int = 1) -> list[Req]:
-    """Requests with these rows; each prompt is `row` tokens long, each output is 100 * row + index."""
-    made = []
-    for row in rows:
-        req = make_req(tuple(range(row)), greedy(50), name=f"r{row}")
-        req.holding = Holding(row, 0, [])
-        req.outputs = [100 * row + index for index in range(outputs)]
-        made.append(req)
-    return made
+def joins(rows: list[int]) -> list[Join]:
+    """These rows join with a context of `row` tokens, and the token 100 * row."""
+    return [Join(draw(row), row, 100 * row) for row in rows]
 
 
-def prebuilt(rows: list[int], outputs: int = 1) -> ScheduleBatch:
-    return ScheduleBatch.prebuilt(reqs_at(rows, outputs), CPU)
+def relayed(rows: list[int]) -> list[Join]:
+    """The same rows; a launch in flight draws their token."""
+    return [replace(join, input_id=None) for join in joins(rows)]
+
+
+def batch_of(rows: list[int]) -> ScheduleBatch:
+    return ScheduleBatch.of(joins(rows), CPU)
 
 
 def tensors(batch: ScheduleBatch) -> list[torch.Tensor]:
@@ -39,75 +39,142 @@ def tensors(batch: ScheduleBatch) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.parametrize("outputs", [1, 3])
-def test_prebuilt(outputs: int) -> None:
-    batch = prebuilt([4, 2], outputs)
+def rows_of(batch: ScheduleBatch) -> list[int]:
+    return [each.row for each in batch.draws]
+
+
+def test_rows_that_join_with_a_token_that_the_host_knows() -> None:
+    batch = batch_of([4, 2])
     batch.check_mirrors()
-    assert batch.seq_lens_cpu.tolist() == [4 + outputs - 1, 2 + outputs - 1]
-    assert batch.input_ids_B.tolist() == [400 + outputs - 1, 200 + outputs - 1]
+    assert batch.seq_lens_cpu.tolist() == [4, 2]
+    assert batch.input_ids_B.tolist() == [400, 200]
     assert batch.rows_B.tolist() == [4, 2]
 
 
-def test_launched() -> None:
-    batch = ScheduleBatch.launched(reqs_at([3, 6], outputs=0), CPU)
+def test_rows_that_join_while_their_token_is_in_flight() -> None:
+    batch = ScheduleBatch.of(relayed([3, 6]), CPU)
     batch.check_mirrors()
     assert (batch.seq_lens_cpu.tolist(), batch.input_ids_B.tolist()) == ([3, 6], [-3, -6])
 
 
-def test_a_request_without_a_row_cannot_decode() -> None:
-    with pytest.raises(AssertionError, match="holds no row and no pages"):
-        ScheduleBatch.launched([make_req()], CPU)
+def test_token_0_is_known() -> None:
+    assert ScheduleBatch.of([Join(draw(3), 2, 0)], CPU).input_ids_B.tolist() == [0]
 
 
-def filter_merge_advance(batch: ScheduleBatch) -> None:
-    batch.filter([1])
-    batch.merge(prebuilt([7]))
+def test_a_batch_of_nobody_has_columns_of_length_0() -> None:
+    batch = ScheduleBatch.of((), CPU)
+    batch.advance()
+    batch.check_mirrors()
+    assert {tensor.shape for tensor in tensors(batch)} == {(0,)}
+    assert {tensor.dtype for tensor in tensors(batch)} == {torch.int64, torch.float32}
+    assert (len(batch), batch.longest, batch.members(PageTable(4, 4, CPU), 0).owners) == (0, 0, ())
+    batch.change((), joins([3]))
+    batch.change((3,), ())
+    batch.check_mirrors()
+    assert {tensor.shape for tensor in tensors(batch)} == {(0,)}
+
+
+def change_and_advance(batch: ScheduleBatch) -> None:
+    batch.change((4, 9), joins([7]))
     batch.advance()
 
 
 CHANGES: dict[str, Callable[[ScheduleBatch], None]] = {
     "advance": lambda batch: batch.advance(),
     "filter": lambda batch: batch.filter([2, 0]),
-    "merge": lambda batch: batch.merge(prebuilt([7])),
-    "all of them": filter_merge_advance,
+    "merge": lambda batch: batch.merge(batch_of([7])),
+    "all of them": change_and_advance,
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_launch_in_flight_holds_does_not_change(change: str) -> None:
-    batch = prebuilt([4, 2, 9])
-    held, values = tensors(batch), [tensor.tolist() for tensor in tensors(batch)]
-    reqs = batch.reqs
+    batch = batch_of([4, 2, 9])
+    table = PageTable(10, 4, CPU)
+    members = batch.members(table, 2)
+    held = [*tensors(batch), members.owners_B, members.indices_B, members.page_table_BP]
+    values, draws = [tensor.tolist() for tensor in held], batch.draws
     CHANGES[change](batch)
+    batch.members(table, 2)
     batch.check_mirrors()
     assert [tensor.tolist() for tensor in held] == values
-    assert [req.held.row for req in reqs] == [4, 2, 9]
+    assert [each.row for each in draws] == [4, 2, 9]
 
 
 def test_filter_keeps_and_orders() -> None:
-    batch = prebuilt([4, 2, 9])
+    batch = batch_of([4, 2, 9])
     batch.filter([2, 0])
-    assert ([req.held.row for req in batch.reqs], batch.input_ids_B.tolist()) == ([9, 4], [900, 400])
+    assert (rows_of(batch), batch.input_ids_B.tolist()) == ([9, 4], [900, 400])
     batch.check_mirrors()
 
 
-def test_flags_follow_the_requests() -> None:
-    batch = prebuilt([4, 2])
+def test_rows_leave_before_others_join_behind_them() -> None:
+    batch = batch_of([4, 2, 9])
+    batch.change((2,), relayed([7, 5]))
+    batch.check_mirrors()
+    assert (rows_of(batch), batch.input_ids_B.tolist()) == ([4, 9, 7, 5], [400, 900, -7, -5])
+    batch.change((4,), [replace(joins([4])[0], draw=draw(4, generation=2))])  # its next owner
+    assert [(each.row, each.generation) for each in batch.draws] == [(9, 1), (7, 1), (5, 1), (4, 2)]
+    batch.change((9, 7, 5, 4), ())
+    batch.check_mirrors()
+    assert len(batch) == 0
+
+
+def test_flags_follow_the_rows() -> None:
+    batch = batch_of([4, 2])
     assert batch.sampling.asking.all_greedy
-    hot = reqs_at([5])
-    object.__setattr__(hot[0].sampling, "temperature", 1.0)
-    batch.merge(ScheduleBatch.prebuilt(hot, CPU))
+    batch.merge(ScheduleBatch.of([Join(draw(5, replace(greedy(5), temperature=1.0)), 5, 500)], CPU))
     assert not batch.sampling.asking.all_greedy
     batch.filter([0, 1])
     assert batch.sampling.asking.all_greedy
+
+
+def test_members_are_kept_until_a_row_joins_or_leaves_or_a_page_is_added_or_the_table_is_too_narrow() -> None:
+    table = PageTable(10, 4, CPU)
+    for row in (4, 2, 7):
+        table.write(Grant(row, 3, 0, (10 * row, 10 * row + 1)))
+    batch = batch_of([4, 2])
+    first = batch.members(table, 1)
+    assert (first.owners, first.rows_cpu.tolist(), first.indices_B.tolist()) == (((4, 1), (2, 1)), [4, 2], [0, 1])
+    assert first.owners_B.tolist() == [1 << OWNER_SHIFT] * 2
+    assert first.page_table_BP.tolist() == [[40], [20]]
+    batch.advance()
+    assert batch.members(table, 1) is first
+
+    wider = batch.members(table, 2)
+    assert wider.page_table_BP.tolist() == [[40, 41], [20, 21]] and wider.owners_B is first.owners_B
+    assert batch.members(table, 1) is wider
+    table.write(Grant(7, 4, 0, (77,)))  # another row's new owner
+    assert batch.members(table, 2) is wider
+    table.write(Grant(2, 3, 2, (22,)))
+    grown = batch.members(table, 3)
+    assert grown.page_table_BP.tolist() == [[40, 41, 0], [20, 21, 22]]
+
+    batch.change((), joins([7]))
+    joined = batch.members(table, 1)
+    assert joined.owners == ((4, 1), (2, 1), (7, 1)) and joined.page_table_BP.tolist() == [[40], [20], [77]]
+    batch.change((4,), ())
+    assert batch.members(table, 1).owners == ((2, 1), (7, 1))
+
+
+def test_a_page_added_within_the_width_of_the_table_is_not_missing() -> None:
+    """A longer context beside it keeps the table wide, so its width alone would not ask for a new copy."""
+    table = PageTable(10, 4, CPU)
+    table.write(Grant(4, 1, 0, (40,)))
+    table.write(Grant(2, 1, 0, (20, 21)))
+    batch = batch_of([4, 2])
+    before = batch.members(table, 2).page_table_BP
+    table.write(Grant(4, 1, 1, (41,)))
+    assert batch.members(table, 2).page_table_BP.tolist() == [[40, 41], [20, 21]]
+    assert before.tolist() == [[40, 0], [20, 21]]
 
 
 OPERATIONS = st.lists(
     st.one_of(
         st.just(("advance", 0)),
         st.tuples(st.just("join"), st.integers(1, 3)),
-        st.tuples(st.just("launched"), st.integers(1, 3)),
-        st.tuples(st.just("filter"), st.integers(0, 2**16)),
+        st.tuples(st.just("relayed"), st.integers(1, 3)),
+        st.tuples(st.just("leave"), st.integers(0, 2**16)),
     ),
     max_size=25,
 )
@@ -115,29 +182,32 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS)
 def test_mirrors_stay_equal_whatever_happens(operations: list[tuple[str, int]]) -> None:
-    batch, next_row = prebuilt([1]), 2
+    """Everybody may leave."""
+    batch, next_row = batch_of([1]), 2
     lengths = {1: 1}
     for name, argument in operations:
         if name == "advance":
             batch.advance()
             lengths = {row: length + 1 for row, length in lengths.items()}
-        elif name == "filter":
-            keep = [i for i in range(len(batch)) if argument >> (i % 16) & 1] or [0]
-            batch.filter(keep)
-            lengths = {req.held.row: lengths[req.held.row] for req in batch.reqs}
+            assert batch.longest == max(lengths.values(), default=0)
+        elif name == "leave":
+            leaves = [row for i, row in enumerate(lengths) if not argument >> (i % 16) & 1]
+            batch.change(leaves, ())
+            lengths = {row: length for row, length in lengths.items() if row not in leaves}
         else:
             rows = list(range(next_row, next_row + argument))
-            make = ScheduleBatch.launched if name == "launched" else ScheduleBatch.prebuilt
-            batch.merge(make(reqs_at(rows), CPU))
+            batch.change((), relayed(rows) if name == "relayed" else joins(rows))
             lengths |= dict(zip(rows, rows, strict=True))
             next_row += argument
         batch.check_mirrors()
-        assert batch.seq_lens_cpu.tolist() == [lengths[req.held.row] for req in batch.reqs]
+        assert rows_of(batch) == list(lengths)
+        assert batch.seq_lens_cpu.tolist() == list(lengths.values())
         assert batch.sampling.params.seed_L.shape == (len(batch),)
 
 
-def test_broken_mirrors_are_noticed() -> None:
-    batch = prebuilt([4, 2])
-    batch.seq_lens_B = batch.seq_lens_B + 1
+@pytest.mark.parametrize("column", ["rows_B", "seq_lens_B", "seq_lens_cpu"])
+def test_broken_mirrors_are_noticed(column: str) -> None:
+    batch = batch_of([4, 2])
+    setattr(batch, column, getattr(batch, column) + 1)
     with pytest.raises(AssertionError):
         batch.check_mirrors()

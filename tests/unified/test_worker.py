@@ -10,7 +10,7 @@ from tests.cluster import Cluster
 from tests.counting import instructions
 from tests.decode.driving import Recorder, expect_exact, expect_prefix, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.clock import VirtualClock
-from tests.scheduler.building import ManualStream, make_engine
+from tests.scheduler.building import ManualStream, make_executor, make_planner
 from unified.worker import UnifiedWorker
 
 PARAMS = greedy(12)
@@ -36,7 +36,7 @@ def expect_others(cluster: Cluster) -> None:
 
 
 def decoding(worker: UnifiedWorker) -> list[Req]:
-    return [] if worker._running.batch is None else worker._running.batch.reqs
+    return [*worker.planner._decoding, *worker.planner._joining]
 
 
 def is_waiting(worker: UnifiedWorker) -> bool:
@@ -108,7 +108,8 @@ def test_prompts_and_decodes_share_a_launch_within_the_budget() -> None:
 
     def is_done() -> bool:
         nonlocal mixed
-        for launch in worker.engine.in_flight:
+        for launch in cluster.executor(worker).launches:
+            assert launch.batch is not None
             sizes = launch.batch.input.extend_lens
             assert sum(sizes) + launch.batch.input.num_decodes <= 7
             mixed += bool(sizes) and launch.batch.input.num_decodes > 0
@@ -126,7 +127,7 @@ def test_full_prompt_pages_are_counted_once() -> None:
     cluster.assign("victim", VICTIM, PARAMS, 3)
     cluster.step()
     # 33 + 12 - 1 tokens are 11 pages; 8 of them are full prompt pages, which the other two choices share.
-    assert worker.engine.book.pages.counts().owned == 11 + 2 * 3
+    assert worker.planner.book.pages.counts().owned == 11 + 2 * 3
     cluster.run()
     expect_exact(cluster, "victim", VICTIM, PARAMS, 3)
     expect_rest(cluster)
@@ -135,7 +136,9 @@ def test_full_prompt_pages_are_counted_once() -> None:
 def test_a_turn_and_a_cancel_cost_the_same_however_many_wait() -> None:
     turns, cancels = [], []
     for num_requests in (20, 2000):
-        worker = UnifiedWorker(make_engine(ManualStream()), "u", VirtualClock(), overlap=True, chunk_size=4)
+        worker = UnifiedWorker(
+            make_planner(make_executor(ManualStream())), "u", VirtualClock(), overlap=True, chunk_size=4
+        )
         for index in range(num_requests):
             worker.on_gateway(Assign(f"r{index}", 0, (1,) * 10, greedy(5), 2, None))
         for _ in range(4):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.overlap.decoding import Decoding, Plan, engine_of
+from bench.overlap.decoding import Decoding, Plan, executor_of
 from scheduler.streams import Segment
 from scheduler.streams_host import InlineStream
 from tests.doubles.clock import VirtualClock
@@ -53,8 +53,8 @@ def test_a_step_takes_what_passes_between_two_completions(overlap: bool, step_s:
     """With overlap the host's part is hidden. What lies ready from the round before is not counted."""
     clock, plan = VirtualClock(), Plan(context=5, steps=4, rounds=3)
     stream = Device(clock)
-    engine = engine_of(FakeRunner(), 2, plan.max_context, stream)
-    decoding = Decoding.on(engine, stream, clock, overlap=overlap)
+    executor = executor_of(FakeRunner(), 2, plan.max_context, stream)
+    decoding = Decoding.on(executor, stream, clock, overlap=overlap)
     decoding.start(2, plan.context, plan.num_tokens)
     for _ in range(plan.rounds):
         clock.advance(100.0)

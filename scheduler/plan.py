@@ -1,0 +1,156 @@
+"""Plans and their results: all that passes between a planner and an executor. Plain data, so it may cross processes.
+
+    planner --Plan, CopyPages, StageIn--> executor --LayerWritten, StepResult, Done--> planner
+
+Operations are numbered by one sequence of tickets. A plan names changes only: the executor keeps the rows that decode.
+To apply a plan: write the grants, remove the rows that leave, append the rows that join.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import FailFast
+
+from protocol.codec import Boundary
+from protocol.message import Count, Flag, Int, Ints, Message, Seconds, Text
+from protocol.request import SamplingParams
+
+Owner = tuple[Count, Count]  # (row, generation): a row as it was handed out once
+
+
+# ---- planner to executor ----
+
+
+@dataclass(frozen=True)
+class Grant(Message):
+    """Pages [start, start + len(pages)) of a row's context. `start` 0 gives the row to a new owner."""
+
+    row: Count
+    generation: Count
+    start: Count
+    pages: Ints
+
+
+@dataclass(frozen=True)
+class Draw(Message):
+    """A choice whose tokens are drawn, and how. Shorter contexts than `until` tokens may not end (min_tokens)."""
+
+    row: Count
+    generation: Count
+    choice: Count
+    sampling: SamplingParams
+    until: Int
+
+
+@dataclass(frozen=True)
+class Join(Message):
+    """A row that decodes from this launch on; earlier operations write the KV of its first `seq_len` tokens.
+
+    `input_id` is the token after them. None: an earlier launch draws it, and the FutureMap relays it.
+    """
+
+    draw: Draw
+    seq_len: Count
+    input_id: Count | None
+
+
+@dataclass(frozen=True)
+class Chunk(Message):
+    """Prompt tokens [start, start + len(ids)) of a row. `draws` are the choices whose first token follows them.
+
+    A middle chunk has no draws; the last chunk of a prompt with n choices has n. `to_host`: a transport reads the KV
+    in host memory.
+    """
+
+    row: Count
+    start: Count
+    ids: Ints
+    draws: Annotated[tuple[Draw, ...], FailFast()] = ()
+    to_host: Flag = False
+
+    @property
+    def end(self) -> int:
+        """The context's length with this chunk."""
+        return self.start + len(self.ids)
+
+
+@dataclass(frozen=True)
+class Plan(Message):
+    """One launch: its chunks, and one token for each row that decodes. A plan without rows is legal.
+
+    `relay`: sampled tokens are stashed for the next launch, because their choices go on decoding on this executor.
+    `ships`: the executor reports each layer as soon as its KV is written, because this worker sends KV.
+    """
+
+    ticket: Count
+    num_decodes: Count = 0  # rows that decode once the changes are applied
+    grants: Annotated[tuple[Grant, ...], FailFast()] = ()
+    leaves: Ints = ()  # rows
+    joins: Annotated[tuple[Join, ...], FailFast()] = ()
+    chunks: Annotated[tuple[Chunk, ...], FailFast()] = ()
+    relay: Flag = True
+    ships: Flag = False
+
+
+@dataclass(frozen=True)
+class CopyPages(Message):
+    """Copies page sources[i] to page targets[i] in every layer, after the launches before it and before those after."""
+
+    ticket: Count
+    sources: Ints
+    targets: Ints
+
+
+@dataclass(frozen=True)
+class StageIn(Message):
+    """Copies `pages` from host memory to the device, then `sources` to `targets`, all beside the launches.
+
+    No launch may use these pages before Done.
+    """
+
+    ticket: Count
+    pages: Ints
+    sources: Ints
+    targets: Ints
+
+
+Operation = Plan | CopyPages | StageIn
+OPERATIONS: Boundary[Operation] = Boundary("operation", (Plan, CopyPages, StageIn))
+
+
+# ---- executor to planner ----
+
+
+@dataclass(frozen=True)
+class LayerWritten(Message):
+    """The KV of the plan's chunks in this layer is where a transport reads it. Comes before the plan's StepResult."""
+
+    ticket: Count
+    layer: Count
+
+
+@dataclass(frozen=True)
+class StepResult(Message):
+    """The end of a plan: rows[i] has drawn tokens[i], none or several. The draws of chunks come first.
+
+    A result may be late: the planner drops what belongs to an owner that has given its row away. What only the next
+    launch reads, such as a draft's inputs, stays on the device and is no part of it.
+    """
+
+    ticket: Count
+    rows: Annotated[tuple[Owner, ...], FailFast()]
+    tokens: Annotated[tuple[Ints, ...], FailFast()]
+    not_finite: Annotated[tuple[Owner, ...], FailFast()] = ()  # these have drawn none, for their logits were not finite
+    error: Text = ""  # why the launch failed; "" if it did not
+    computed_at: Seconds | None = None  # when all layers were computed, by the executor's clock, if it can tell
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """A CopyPages or StageIn is over."""
+
+    ticket: Count
+
+
+Outcome = LayerWritten | StepResult | Done
+OUTCOMES: Boundary[Outcome] = Boundary("outcome", (LayerWritten, StepResult, Done))

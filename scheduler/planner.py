@@ -1,0 +1,298 @@
+"""Decides what an executor runs, and remembers it: who holds which row and pages, who decodes, what is in flight.
+
+    role: launch --Plan--> executor --StepResult--> drawn: role
+
+It knows rows, pages and lengths as numbers. One planner feeds one executor, which may be another process.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from protocol.kv_layout import KvLayout
+from scheduler.kv_book import Holding, KvBook
+from scheduler.page_allocator import PageState, partial_page_copies
+from scheduler.plan import (
+    Chunk,
+    CopyPages,
+    Done,
+    Draw,
+    Grant,
+    Join,
+    LayerWritten,
+    Operation,
+    Outcome,
+    Plan,
+    StageIn,
+    StepResult,
+)
+from scheduler.req import Req
+from scheduler.retire_queue import IsRead
+
+
+class Executes(Protocol):
+    """What runs operations, in this process or in another."""
+
+    def submit(self, operation: Operation) -> None:
+        """Enqueues an operation. Never waits for a device."""
+        ...
+
+    def poll(self) -> Sequence[Outcome]:
+        """What has happened since the last call. RuntimeError when a copy has failed."""
+        ...
+
+
+@dataclass(frozen=True)
+class ExtendChunk:
+    """Prompt tokens [start, end) of `req`. `samples` are the choices whose first token is drawn at its end.
+
+    `to_host`: its KV is needed in host memory, to be sent from there.
+    """
+
+    req: Req
+    start: int
+    end: int
+    samples: tuple[Req, ...] = ()
+    to_host: bool = False
+
+
+@dataclass(eq=False)
+class Launched:
+    """A launch, as the planner remembers it."""
+
+    ticket: int
+    chunks: tuple[ExtendChunk, ...]
+    decodes: tuple[Req, ...]
+    layers: deque[int] = field(default_factory=deque)  # written, and not yet taken by the role
+    computed_at: float | None = None  # see StepResult
+
+    @property
+    def reqs(self) -> list[Req]:
+        """All requests of the launch. A request may appear twice."""
+        return [*(req for chunk in self.chunks for req in (chunk.req, *chunk.samples)), *self.decodes]
+
+
+class Planner:
+    """`book` keeps rows and pages of the executor's memory. `has_twin`: that memory has a twin in host memory."""
+
+    def __init__(
+        self, book: KvBook, executor: Executes, layout: KvLayout, vocab_size: int, *, has_twin: bool = False
+    ) -> None:
+        self.book = book
+        self.layout = layout
+        self.vocab_size = vocab_size
+        self.in_flight: deque[Launched] = deque()
+        self.num_launches = 0
+        self._executor = executor
+        self._has_twin = has_twin
+
+        self._holders: dict[tuple[int, int], Req] = {}  # by (row, generation)
+        self._drawing: tuple[Sequence[tuple[int, int]], list[Req | None]] = (
+            (),
+            [],
+        )  # of the last result, until a release
+        self._decoding: tuple[Req, ...] = ()  # as the executor has them since the last plan, in its order
+        self._rows: tuple[int, ...] = ()  # theirs
+        self._joining: list[Req] = []  # they decode from the next plan on
+        self._grants: list[Grant] = []  # for the next plan
+        self._copies: set[int] = set()  # tickets
+
+    # ---- memory ----
+
+    def admit(self, reqs: Sequence[Req], num_tokens: int, state: PageState = PageState.OWNED) -> bool:
+        """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: no room."""
+        holdings = self.book.admit(reqs[0].prompt_len, num_tokens, len(reqs), state)
+        if holdings is None:
+            return False
+        for req, holding in zip(reqs, holdings, strict=True):
+            req.holding = holding
+            self._holders[holding.owner] = req
+        return True
+
+    def grow(self, req: Req, num_tokens: int) -> bool:
+        """Adds pages to a context until `num_tokens` tokens fit. False: no room."""
+        if self.book.grow(req.held, num_tokens) is None:
+            return False
+        if req.held.num_granted:
+            self._grant(req.held)
+        return True
+
+    def release(self, req: Req, is_read: IsRead | None = None) -> None:
+        """Gives its row and pages back. A second call does nothing. `is_read`: see KvBook.release."""
+        if req.holding is not None:
+            del self._holders[req.holding.owner]
+            self._drawing = (), []
+            self.book.release(req.holding, is_read)
+            req.holding = None
+
+    def fork(self, first: Req, others: Sequence[Req], in_twin: Sequence[int] = ()) -> int:
+        """Gives each of `others` its own copy of the partial prompt page of `first`.
+
+        `in_twin` are pages whose KV is in host memory; they are copied to the device before. Returns the ticket that
+        must be over before these choices decode; 0 if they may decode in the next launch.
+        """
+        sources, targets = partial_page_copies(
+            first.held.pages, [req.held.pages for req in others], first.prompt_len, self.book.page_size
+        )
+        if in_twin and self._has_twin:
+            ticket = self._copy_ticket()
+            self._executor.submit(StageIn(ticket, tuple(in_twin), tuple(sources), tuple(targets)))
+            return ticket
+        if sources:
+            self._executor.submit(CopyPages(self._copy_ticket(), tuple(sources), tuple(targets)))
+        return 0
+
+    def is_over(self, ticket: int) -> bool:
+        """Whether the copy with this ticket, from `fork`, is over."""
+        return ticket not in self._copies
+
+    def collect(self) -> bool:
+        """Reuses rows and pages that no launch, copy or transfer can touch any more. Whether there were any."""
+        oldest = min(self._copies, default=self.book.newest_ticket + 1)
+        if self.in_flight:
+            oldest = min(oldest, self.in_flight[0].ticket)
+        return self.book.collect(oldest - 1)
+
+    def _copy_ticket(self) -> int:
+        ticket = self.book.next_ticket()
+        self._copies.add(ticket)
+        return ticket
+
+    def _grant(self, held: Holding) -> None:
+        """Tells the executor of a holding's pages with the next plan, unless it knows them."""
+        known, held.num_granted = held.num_granted, len(held.pages)
+        if known < len(held.pages):
+            self._grants.append(Grant(held.row, held.generation, known, tuple(held.pages[known:])))
+
+    # ---- launches ----
+
+    def join(self, reqs: Sequence[Req]) -> None:
+        """These choices decode from the next launch on, after those that decode already.
+
+        The KV of each is written by what was submitted before, up to its last token.
+        """
+        self._joining += reqs
+
+    @property
+    def num_going_on(self) -> int:
+        """Choices that decode and have not ended. An ended one leaves with the next plan."""
+        return sum(req.finish is None for req in (*self._decoding, *self._joining))
+
+    def decodes(self) -> tuple[Req, ...]:
+        """The choices that decode in the next launch: without those that have ended or whose last output is in flight.
+
+        The order is the executor's.
+        """
+        going_on = [req for req in self._decoding if req.finish is None and req.num_sampled < req.sampling.max_tokens]
+        if len(going_on) == len(self._decoding) and not self._joining:
+            return self._decoding
+        return (*going_on, *(req for req in self._joining if req.finish is None and req.num_left > 0))
+
+    def launch(
+        self,
+        chunks: Sequence[ExtendChunk] = (),
+        decodes: tuple[Req, ...] = (),
+        *,
+        relay: bool = True,
+        ships: bool = False,
+    ) -> Launched:
+        """Submits a plan, and counts its requests' progress as if it had succeeded. `decodes` is from decodes()."""
+        leaves, joins = self._changes(decodes)
+        for chunk in chunks:
+            self._grant(chunk.req.held)
+        plan = Plan(
+            ticket=self.book.next_ticket(),
+            num_decodes=len(decodes),
+            grants=tuple(self._grants),
+            leaves=leaves,
+            joins=joins,
+            chunks=tuple(map(_chunk, chunks)),
+            relay=relay,
+            ships=ships,
+        )
+
+        self._grants.clear()
+        for chunk in chunks:
+            chunk.req.num_computed = chunk.end
+            for req in chunk.samples:
+                req.num_sampled += 1
+        for req in decodes:
+            req.num_sampled += 1
+
+        self.num_launches += 1
+        launched = Launched(plan.ticket, tuple(chunks), decodes)
+        self.in_flight.append(launched)
+        self._executor.submit(plan)
+        return launched
+
+    def _changes(self, decodes: tuple[Req, ...]) -> tuple[tuple[int, ...], tuple[Join, ...]]:
+        """The rows that leave and the choices that join, so that exactly `decodes` decode."""
+        if decodes is self._decoding:
+            return (), ()
+
+        staying, new = set(decodes), set(self._joining)
+        joining = [req for req in decodes if req in new]
+        leaves = tuple(row for req, row in zip(self._decoding, self._rows, strict=True) if req not in staying)
+        for req in joining:
+            self._grant(req.held)
+        self._joining.clear()
+        self._decoding, self._rows = decodes, tuple(req.held.row for req in decodes)
+        return leaves, tuple(map(_join, joining))
+
+    def poll(self) -> list[tuple[Launched, StepResult]]:
+        """Takes what the executor reports. Returns the launches that are over, and their results."""
+        over = []
+        for outcome in self._executor.poll():
+            if isinstance(outcome, Done):
+                self._copies.discard(outcome.ticket)
+            elif isinstance(outcome, LayerWritten):
+                next(each for each in self.in_flight if each.ticket == outcome.ticket).layers.append(outcome.layer)
+            else:
+                launched = self.in_flight.popleft()
+                assert launched.ticket == outcome.ticket, (launched.ticket, outcome.ticket)
+                launched.computed_at = outcome.computed_at
+                over.append((launched, outcome))
+        return over
+
+    def drawn(
+        self, owners: Sequence[tuple[int, int]], runs: Sequence[tuple[int, ...]]
+    ) -> list[tuple[Req, tuple[int, ...]]]:
+        """What the choices that hold these rows have drawn. A result is late if its owner has given the row away."""
+        if owners is not self._drawing[0]:  # most launches draw for the same rows as the one before
+            self._drawing = owners, list(map(self._holders.get, owners))
+        return [(req, run) for req, run in zip(self._drawing[1], runs, strict=True) if req is not None]
+
+
+def _draw(req: Req, held: Holding) -> Draw:
+    until = req.prompt_len - req.num_replayed + req.sampling.min_tokens
+    return Draw(held.row, held.generation, req.choice, req.sampling, until)
+
+
+def _join(req: Req) -> Join:
+    is_known = req.num_sampled == len(req.outputs)
+    return Join(_draw(req, req.held), req.num_written, req.outputs[-1] if is_known else None)
+
+
+def _chunk(chunk: ExtendChunk) -> Chunk:
+    """Choices that hold no row of their own are drawn at the prompt's."""
+    held, ids = chunk.req.held, chunk.req.prompt_ids[chunk.start : chunk.end]
+    draws = tuple(_draw(req, req.holding or held) for req in chunk.samples)
+    return Chunk(held.row, chunk.start, ids, draws, chunk.to_host)
+
+
+def plan_chunks(remaining: Sequence[int], chunk_size: int, taken: int = 0) -> list[int]:
+    """How many tokens of each prompt to compute. `remaining[i]` tokens are left of prompt i; prompts are oldest first.
+
+    `chunk_size` bounds the tokens of one launch, and decodes take `taken` of them. 0 means whole prompts, one at a
+    time. A launch computes at least one token of the oldest prompt.
+    """
+    if chunk_size == 0:
+        return [remaining[0]] + [0] * (len(remaining) - 1) if remaining else []
+    budget = max(chunk_size - taken, 1)
+    planned: list[int] = []
+    for left in remaining:
+        take = min(left, budget)
+        planned.append(take)
+        budget -= take
+    return planned

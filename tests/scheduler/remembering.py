@@ -1,0 +1,60 @@
+"""A planner with an executor that only remembers what it was sent."""
+
+from collections.abc import Sequence
+
+from protocol.kv_layout import KvLayout
+from scheduler.kv_book import KvBook
+from scheduler.plan import (
+    Draw,
+    Grant,
+    Operation,
+    Outcome,
+    Plan,
+    StepResult,
+)
+from scheduler.planner import Planner
+from scheduler.req import Req
+
+
+class Remembers:
+    """An executor that runs nothing. A test says what has happened."""
+
+    def __init__(self) -> None:
+        self.sent: list[Operation] = []
+        self.outcomes: list[Outcome] = []
+
+    def submit(self, operation: Operation) -> None:
+        self.sent.append(operation)
+
+    def poll(self) -> Sequence[Outcome]:
+        taken, self.outcomes = self.outcomes, []
+        return taken
+
+    @property
+    def plan(self) -> Plan:
+        """The newest."""
+        assert isinstance(self.sent[-1], Plan)
+        return self.sent[-1]
+
+
+def make(num_pages: int = 64, max_requests: int = 8, *, has_twin: bool = False) -> tuple[Planner, Remembers]:
+    executor = Remembers()
+    book = KvBook(num_pages, 4, max_requests=max_requests, max_context=64)
+    return Planner(book, executor, KvLayout.uniform(2, 1, 4, 4, "float32"), 97, has_twin=has_twin), executor
+
+
+def finish(planner: Planner, executor: Remembers) -> None:
+    """The oldest launch is over, and drew nothing."""
+    launched = planner.in_flight[0]
+    executor.outcomes.append(StepResult(launched.ticket, (), ()))
+    ((taken, _),) = planner.poll()
+    assert taken is launched
+
+
+def grant_of(req: Req, start: int = 0, end: int | None = None) -> Grant:
+    held = req.held
+    return Grant(held.row, held.generation, start, tuple(held.pages[start:end]))
+
+
+def draw_of(req: Req, until: int) -> Draw:
+    return Draw(req.held.row, req.held.generation, req.choice, req.sampling, until)
