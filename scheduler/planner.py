@@ -231,14 +231,17 @@ class Planner:
         if decodes is self._decoding:
             return (), ()
 
-        staying, new = set(decodes), set(self._joining)
-        joining = [req for req in decodes if req in new]
-        leaves = tuple(row for req, row in zip(self._decoding, self._rows, strict=True) if req not in staying)
+        staying = set(decodes)
+        stays: list[int] = []
+        leaves: list[int] = []
+        for req, row in zip(self._decoding, self._rows, strict=True):
+            (stays if req in staying else leaves).append(row)
+        joining = [req for req in self._joining if req in staying]
         for req in joining:
             self._grant(req.held)
         self._joining.clear()
-        self._decoding, self._rows = decodes, tuple(req.held.row for req in decodes)
-        return leaves, tuple(map(_join, joining))
+        self._decoding, self._rows = decodes, (*stays, *(req.held.row for req in joining))
+        return tuple(leaves), tuple(map(_join, joining))
 
     def poll(self) -> list[tuple[Launched, StepResult]]:
         """Takes what the executor reports. Returns the launches that are over, and their results."""

@@ -66,12 +66,17 @@ class Req:
         Sets `finish` if the choice ends. The launch was counted as one output.
         """
         assert self.finish is None, "a finished choice takes no token"
-        outputs, start = self.outputs, len(self.outputs)
+        if len(run) == 1:  # without speculation always; the loop takes half as long again
+            self.outputs += run
+            self.finish = finish_reason(self.sampling, len(self.outputs), run[0])
+            return run
+
+        start = len(self.outputs)
         for token in run:
-            outputs.append(token)
-            if (reason := finish_reason(self.sampling, len(outputs), token)) is not None:
-                self.finish, run = reason, run[: len(outputs) - start]
+            self.outputs.append(token)
+            self.finish = finish_reason(self.sampling, len(self.outputs), token)
+            if self.finish is not None:
                 break
-        if len(run) != 1:
-            self.num_sampled += len(run) - 1
-        return run
+        taken = run[: len(self.outputs) - start]
+        self.num_sampled += len(taken) - 1
+        return taken
