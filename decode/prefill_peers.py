@@ -3,7 +3,8 @@
     greet -> (HelloAccepted | HelloRefused | silence) -> jobs | refusal | lost
       ^---------------- the session is lost -----------------------/
 
-Job credit bounds the prompt tokens that are queued at one prefill worker.
+Job credit bounds the prompt tokens that are queued at one prefill worker. A reservation that ends early may still be
+written in place until its prefill worker has answered CancelJob.
 """
 
 from dataclasses import dataclass, field
@@ -12,11 +13,14 @@ from protocol.errors import WireError
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout, mismatch
 from protocol.messages_gateway import WorkerAddress
-from protocol.messages_handoff import Hello, HelloAccepted, HelloRefused
+from protocol.messages_handoff import CancelJob, Hello, HelloAccepted, HelloRefused
+from runtime.clock import Clock, Deadlines
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.offers import Agreed
+from worker.outbox import Outbox
 
 HELLO_DEADLINE_S = 30.0  # for prefill to answer a greeting
+ASK_AGAIN_S = 5.0  # between two CancelJobs to a prefill worker that has not answered JobStopped
 
 
 @dataclass
@@ -32,11 +36,6 @@ class PrefillPeer:
     tokens_queued: int = 0  # the sum of `queued`
     layout: KvLayout | None = None  # of its pages, once it has accepted
     agreed: Agreed | None = None  # how its KV comes, from then on
-
-    def accept(self, job_tokens: int, layout: KvLayout, agreed: Agreed) -> None:
-        """Notes that the peer takes jobs for `job_tokens` prompt tokens. Only the first call counts."""
-        if not self.accepted:
-            self.granted, self.layout, self.agreed = job_tokens, layout, agreed
 
     @property
     def in_place(self) -> bool:
@@ -57,40 +56,46 @@ class PrefillPeer:
         """Stops counting the job, if it is still counted."""
         self.tokens_queued -= self.queued.pop(reservation, 0)
 
-    @property
-    def takes_jobs(self) -> bool:
-        """Whether a job may be sent now."""
-        return self.accepted and self.tokens_queued < self.granted
-
 
 class PrefillPeers:
-    """Peers by instance, and the contents of this worker's Hello."""
+    """Peers by instance, the contents of this worker's Hello, and what peers have still to stop."""
 
     def __init__(
-        self, address: WorkerAddress, layout: KvLayout, fingerprint: Fingerprint, receiver: FrameReceiver
+        self,
+        address: WorkerAddress,
+        layout: KvLayout,
+        fingerprint: Fingerprint,
+        receiver: FrameReceiver,
+        outbox: Outbox,
+        clock: Clock,
     ) -> None:
         self._address = address
         self._layout = layout
         self._fingerprint = fingerprint
         self._receiver = receiver
-        self._peers: dict[int, PrefillPeer] = {}
+        self._outbox = outbox
+        self._clock = clock
+        self.by_instance: dict[int, PrefillPeer] = {}
+        self._stopping: Deadlines[tuple[WorkerAddress, int]] = Deadlines()  # who may still write a closed reservation
 
-    def get(self, instance: int) -> PrefillPeer | None:
-        """The peer, if a Hello was sent and it is not lost."""
-        return self._peers.get(instance)
+    def takes_jobs(self, instance: int) -> bool:
+        """Whether a job may be sent to that worker now."""
+        peer = self.by_instance.get(instance)
+        return peer is not None and peer.accepted and peer.tokens_queued < peer.granted
 
-    def greet(self, address: WorkerAddress, now: float) -> Hello | None:
-        """The Hello to send to a new peer; None if it was sent before."""
-        if address.instance in self._peers:
-            return None
-        self._peers[address.instance] = PrefillPeer(address, now + HELLO_DEADLINE_S)
-        return Hello(
+    def greet(self, address: WorkerAddress) -> None:
+        """Sends Hello to a new peer."""
+        if address.instance in self.by_instance:
+            return
+        self.by_instance[address.instance] = PrefillPeer(address, self._clock.now() + HELLO_DEADLINE_S)
+        hello = Hello(
             address=self._address,
             layout=self._layout,
             fingerprint=self._fingerprint,
             offer=self._receiver.offer(address.instance),
             to=address.instance,
         )
+        self._outbox.prefill.append((address, hello))
 
     def answered(self, peer: PrefillPeer, answer: HelloAccepted | HelloRefused) -> str:
         """Notes its answer. Why KV cannot move between the two; empty if it can."""
@@ -105,27 +110,51 @@ class PrefillPeers:
 
     def _accept(self, peer: PrefillPeer, answer: HelloAccepted) -> None:
         try:
-            agreed = self._receiver.answered(peer.address.instance, answer.offer)
+            peer.agreed = self._receiver.answered(peer.address.instance, answer.offer)
         except WireError as error:
             peer.refusal = error.message
         else:
-            peer.accept(answer.job_tokens, answer.layout, agreed)
+            peer.granted, peer.layout = answer.job_tokens, answer.layout
 
     def silent(self, now: float) -> list[PrefillPeer]:
         """Peers that have not answered the Hello in time."""
-        return [peer for peer in self._peers.values() if peer.answer_by <= now and not (peer.accepted or peer.refusal)]
+        unanswered = (peer for peer in self.by_instance.values() if not (peer.accepted or peer.refusal))
+        return [peer for peer in unanswered if peer.answer_by <= now]
+
+    def closed(self, address: WorkerAddress, reservation: int) -> None:
+        """A reservation takes no more frames. If the peer may still write its pages, it will be told again to stop."""
+        if (peer := self.by_instance.get(address.instance)) is not None:
+            peer.settle(reservation)
+        if self._receiver.may_be_written(reservation):
+            self._stopping.set((address, reservation), self._clock.now() + ASK_AGAIN_S)
+
+    def ask_again(self, now: float) -> None:
+        """Tells those again to stop that have not answered. CancelJob or its answer may be lost."""
+        for address, reservation in self._stopping.due(now):
+            if self._receiver.may_be_written(reservation):
+                self._stopping.set((address, reservation), now + ASK_AGAIN_S)
+                if address.instance not in self.by_instance:
+                    self.greet(address)  # forgotten with an old gateway; it releases its old seat for the new one
+                else:
+                    self._outbox.prefill.append((address, CancelJob(reservation)))
 
     @property
     def backends(self) -> dict[str, str]:
         """The transfer backend by worker id, of peers that take jobs."""
-        return {peer.address.worker_id: peer.agreed.backend for peer in self._peers.values() if peer.agreed}
+        return {peer.address.worker_id: peer.agreed.backend for peer in self.by_instance.values() if peer.agreed}
 
     def forget_all(self) -> None:
         """Forgets every peer, so that each gets another Hello when it is next needed."""
-        for instance in list(self._peers):
+        for instance in list(self.by_instance):
             self.lose(instance)
 
     def lose(self, instance: int) -> PrefillPeer | None:
         """Forgets a peer that is lost."""
         self._receiver.lose(instance)
-        return self._peers.pop(instance, None)
+        return self.by_instance.pop(instance, None)
+
+    def never_ask(self, instance: int) -> None:
+        """A lost peer is told nothing more: it writes no more once its process has ended."""
+        for address, reservation in self._stopping:
+            if address.instance == instance:
+                self._stopping.drop((address, reservation))

@@ -1,25 +1,27 @@
-"""One request on a decode worker: its Assign, its reservation and its choices."""
+"""One request on a decode worker: its Assign, its reservation, its transfer and its choices."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from decode.request_states import MOVES, DecodeState
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import PrefillJob
 from runtime.state_table import advance
+from transfer.states import Transfer, TransferState
 from worker.assigned import Assigned
 
 
 @dataclass(eq=False)
 class DecodeRequest(Assigned):
-    """Its choices hold rows and pages from REQUESTED on. `reservation` is sent to prefill."""
+    """Its choices hold rows and pages once its transfer is REQUESTED. `reservation` is sent to prefill."""
 
     prefill: WorkerAddress
     reservation: int
-    state: DecodeState = DecodeState.RESERVING
+    state: DecodeState = DecodeState.WAITING
+    transfer: Transfer = field(default_factory=Transfer)
     pages_in_place: tuple[int, ...] | None = None  # the prompt's pages, if prefill may write them in place
     deadline: float = float("inf")  # for its last frame, in seconds of the worker's clock
     late: str = ""  # the error if the deadline passes
-    first_tokens: tuple[int, ...] = ()  # by choice, once it is DELIVERED
+    first_tokens: tuple[int, ...] = ()  # by choice, once its KV is delivered
     landing: int = 0  # ticket of the copies that delivered KV needs before it may be decoded; 0: none
 
     @property
@@ -35,14 +37,8 @@ class DecodeRequest(Assigned):
     @property
     def is_handed_over(self) -> bool:
         """Whether it no longer depends on its prefill worker."""
-        return self.state in (DecodeState.DELIVERED, DecodeState.RUNNING)
+        return self.transfer.state is TransferState.DELIVERED
 
     def move(self, state: DecodeState) -> None:
         """Advances the state machine."""
         self.state = advance(MOVES, self.state, state)
-
-    def doubt(self, deadline: float) -> None:
-        """Brings the deadline forward: a damaged frame may have been the last one."""
-        if deadline < self.deadline:
-            self.deadline = deadline
-            self.late = f"the last frame from {self.prefill.worker_id} has not come, and one was damaged on its way"

@@ -2,7 +2,8 @@
 
     Assign -> RESERVING -> PrefillJob -> KV frames -> KvDelivered -> PREBUILT batch -> running batch -> Tokens
 
-From Assign on it alone decides whether a request goes on or fails. request_states.py has a request's states.
+From Assign on it alone decides whether a request goes on or fails. request_states.py and transfer/states.py have the
+states of a request.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from functools import partial
 from decode.prefill_peers import HELLO_DEADLINE_S, PrefillPeers
 from decode.request import DecodeRequest
 from decode.request_states import DecodeState
-from decode.reservations import Reservations
+from decode.requests import Requests
 from protocol.errors import (
     BadRequest,
     BatonError,
@@ -43,6 +44,7 @@ from scheduler.req import Req
 from scheduler.request_check import first_tokens_fault
 from transfer.landing.events import CreditReturned, Delivered, FirstFrame, LastInDoubt, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.states import OPEN, TransferState
 from worker.assigned import assign_fault
 from worker.outbox import Outbox
 from worker.phase_times import PhaseTimes
@@ -74,12 +76,9 @@ class DecodeWorker:
         self._receiver = receiver
         self._clock = clock
         self.loop = OverlapLoop(planner, self, overlap)
-        self._peers = PrefillPeers(address, planner.layout, fingerprint, receiver)
-        self._staged: list[DecodeRequest] = []  # DELIVERED, unless they have ended: KV is copied to the device
-        self._requests: dict[tuple[str, int], DecodeRequest] = {}
-        self._reservations = Reservations(planner, receiver, self._peers, clock)
-        self._next_reservation = reservations_from
-        self._tokens = TokenStream(planner, self._requests, self._phases, ("", "first decode"))
+        self._peers = PrefillPeers(address, planner.layout, fingerprint, receiver, self.outbox, clock)
+        self._requests = Requests(planner, receiver, self._peers, reservations_from)
+        self._tokens = TokenStream(planner, self._requests.by_key, self._phases, ("", "first decode"))
 
     # ---- messages ----
 
@@ -94,7 +93,7 @@ class DecodeWorker:
 
     def on_peer(self, instance: int, message: ToDecode) -> None:
         """Takes a message from the prefill worker `instance`."""
-        peer = self._peers.get(instance)
+        peer = self._peers.by_instance.get(instance)
         if peer is None:
             return
 
@@ -105,7 +104,7 @@ class DecodeWorker:
             peer.settle(message.reservation)
         else:
             self._receiver.stopped(message.reservation, instance)
-            request = self._reservations.get(message.reservation)
+            request = self._requests.by_reservation.get(message.reservation)
             if request is None or request.prefill.instance != instance:
                 return
             if isinstance(message, JobFailed):
@@ -117,13 +116,14 @@ class DecodeWorker:
         """Fails the requests on their way from a prefill worker whose session is lost, and greets it again."""
         if (peer := self._peers.lose(instance)) is not None:
             lost = KvNotDelivered(f"the session with prefill worker {peer.address.worker_id} was lost")
-            for request in self._reservations.sent_to(instance):
-                self._fail(request, lost, cancel_job=False)
-            self._greet(peer.address)
+            for request in self._requests.depending_on(instance):
+                if request.transfer.state in OPEN:
+                    self._fail(request, lost, cancel_job=False)
+            self._peers.greet(peer.address)
 
     def reset(self) -> None:
         """Cancels everything: the gateway has restarted and waits for nothing."""
-        for request in list(self._requests.values()):
+        for request in list(self._requests.by_key.values()):
             self._end(request, DecodeState.CANCELLED)
         self._peers.forget_all()  # the new gateway will not report peers that died with the old one
 
@@ -140,11 +140,11 @@ class DecodeWorker:
     @property
     def busy(self) -> bool:
         """Whether a launch is in flight, or a device is checking or copying KV."""
-        return self.loop.busy or self._receiver.is_checking or bool(self._staged)
+        return self.loop.busy or self._receiver.is_checking or self._requests.is_staging
 
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
-        waiting = [request for request in self._requests.values() if not request.is_handed_over]
+        waiting = [request for request in self._requests.by_key.values() if not request.is_handed_over]
         return WorkerStats(
             kv_pages=self.planner.book.counts(),
             running=self.planner.num_going_on,
@@ -173,13 +173,13 @@ class DecodeWorker:
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """Fails the requests of a launch that raised."""
         for req in reqs:
-            if (request := self._requests.get((req.request_id, req.attempt))) is not None:
+            if (request := self._requests.by_key.get((req.request_id, req.attempt))) is not None:
                 self._fail(request, error)
 
     # ---- from Assign to PrefillJob ----
 
     def _on_assign(self, assign: Assign) -> None:
-        if assign.key in self._requests:
+        if assign.key in self._requests.by_key:
             return
         num_tokens = assign.num_tokens if assign.num_left > 1 else 0  # prefill draws a single output, without decode
         reason = assign_fault(assign, self.planner) or self.planner.book.never_fits(
@@ -190,28 +190,18 @@ class DecodeWorker:
             self.outbox.fail(assign.key, BadRequest(reason))
             return
 
-        request = DecodeRequest(assign, assign.prefill, self._next_reservation)
-        self._next_reservation += 1
-        self._requests[assign.key] = request
-        self._reservations.queue(request)
+        request = self._requests.add(assign, assign.prefill)
         self._phases.stamp(request, "queued at decode")
-        self._greet(assign.prefill)
-        if (peer := self._peers.get(assign.prefill.instance)) is not None and peer.refusal:
+        self._peers.greet(assign.prefill)
+        if (peer := self._peers.by_instance.get(assign.prefill.instance)) is not None and peer.refusal:
             self._fail(request, LayoutMismatch(peer.refusal))
 
-    def _greet(self, prefill: WorkerAddress) -> None:
-        """Sends Hello, unless it was sent before."""
-        if (hello := self._peers.greet(prefill, self._clock.now())) is not None:
-            self.outbox.prefill.append((prefill, hello))
-
     def _send_jobs(self) -> None:
-        for request in self._reservations.admit():
-            request.move(DecodeState.REQUESTED)
-            ahead = peer.tokens_queued if (peer := self._peers.get(request.prefill.instance)) is not None else 0
+        for request in self._requests.admit():
+            ahead = self._peers.by_instance[request.prefill.instance].tokens_queued
             handover_s = max(HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN * ahead)
-            request.deadline = self._clock.now() + handover_s
-            request.late = f"no KV from {request.prefill.worker_id} in {handover_s:.0f} s"
-            self._reservations.watch(request)
+            late = f"no KV from {request.prefill.worker_id} in {handover_s:.0f} s"
+            self._requests.expect(request, self._clock.now() + handover_s, late)
             self._phases.stamp(request, "reserved, job sent")
             self.outbox.prefill.append((request.prefill, request.job))
 
@@ -221,24 +211,19 @@ class DecodeWorker:
         events = self._receiver.poll()
         for event in events:
             if isinstance(event, CreditReturned):
-                if (peer := self._peers.get(event.sender_instance)) is not None:
+                if (peer := self._peers.by_instance.get(event.sender_instance)) is not None:
                     self.outbox.prefill.append((peer.address, DataCredit(event.reservation, event.num_bytes)))
             elif (
                 isinstance(event, FirstFrame | Delivered | TransferFailed | LastInDoubt)
-                and (request := self._reservations.get(event.reservation)) is not None
+                and (request := self._requests.by_reservation.get(event.reservation)) is not None
             ):
                 self._on_transfer(request, event)
         return bool(events)
 
     def _fail_late(self, now: float) -> None:
-        for request in self._reservations.late(now):
+        for request in self._requests.late(now):
             self._fail(request, KvNotDelivered(request.late))
-        for request in self._reservations.unanswered(now):
-            if self._peers.get(request.prefill.instance) is None:
-                self._greet(request.prefill)  # forgotten with an old gateway; it releases its old seat for the new one
-            else:
-                self.outbox.prefill.append((request.prefill, CancelJob(request.reservation)))
-
+        self._peers.ask_again(now)
         for peer in self._peers.silent(now):
             self._peers.lose(peer.address.instance)  # the next request greets it again
             reason = f"prefill worker {peer.address.worker_id} did not answer in {HELLO_DEADLINE_S:.0f} s"
@@ -248,13 +233,14 @@ class DecodeWorker:
         self, request: DecodeRequest, event: FirstFrame | Delivered | TransferFailed | LastInDoubt
     ) -> None:
         if isinstance(event, FirstFrame):
-            request.move(DecodeState.RECEIVING)
+            request.transfer.move(TransferState.RECEIVING)
             self._phases.stamp(request, "first frame landed")
         elif isinstance(event, TransferFailed):
+            request.transfer.move(TransferState.FAILED)
             self._fail(request, KvNotDelivered(f"KV transfer failed: {event.reason}"))
         elif isinstance(event, LastInDoubt):
-            request.doubt(self._clock.now() + DOUBT_S)
-            self._reservations.watch(request)
+            late = f"the last frame from {request.prefill.worker_id} has not come, and one was damaged on its way"
+            self._requests.expect(request, self._clock.now() + DOUBT_S, late)
         elif self._expects(request, event.last):
             self._on_delivered(request, event.last.first_tokens, event.on_device)
 
@@ -269,9 +255,9 @@ class DecodeWorker:
 
     def _on_delivered(self, request: DecodeRequest, first_tokens: tuple[int, ...], on_device: bool) -> None:
         """Acknowledges complete KV, owns its pages, and starts the copies to the choices and to the device."""
-        request.move(DecodeState.DELIVERED)
+        request.transfer.move(TransferState.DELIVERED)
         self._phases.stamp(request, "KV delivered")
-        self._reservations.close(request)
+        self._requests.close(request)
         self.outbox.prefill.append((request.prefill, KvDelivered(request.reservation)))
         self.planner.book.own(req.held for req in request.reqs)
 
@@ -279,15 +265,10 @@ class DecodeWorker:
         in_twin = () if on_device else first.held.pages[: self.planner.layout.num_pages(request.prompt_len)]
         request.landing = self.planner.fork(first, [req for req in others if req.finish is None], in_twin)
         request.first_tokens = first_tokens
-        self._staged.append(request)
 
     def _prebuild(self) -> None:
         """Choices whose KV is on the device join the running batch, unless their first token has ended them."""
-        for request in [each for each in self._staged if self.planner.is_over(each.landing)]:
-            self._staged.remove(request)
-            if request.state is not DecodeState.DELIVERED:
-                continue  # it has ended during the copy
-
+        for request in self._requests.take_staged():
             self._take_first_tokens(request, request.first_tokens)
             if going_on := [req for req in request.reqs if req.finish is None]:
                 request.move(DecodeState.RUNNING)
@@ -296,9 +277,9 @@ class DecodeWorker:
 
     def _on_finished_early(self, request: DecodeRequest, message: JobFinishedEarly) -> None:
         if self._expects(request, message):
-            self._reservations.close(request)
+            self._requests.close(request)
             self._take_first_tokens(request, message.first_tokens)
-            if request.key in self._requests:
+            if request.state is DecodeState.WAITING:
                 self._fail(request, InternalError("prefill ended a request whose first token does not end it"))
 
     # ---- tokens and ends ----
@@ -312,12 +293,14 @@ class DecodeWorker:
             else:
                 self.planner.release(req)
 
+                self.planner.release(req)
+
     def _take_tokens(self, req: Req, run: tuple[int, ...]) -> None:
         if self._tokens.add(req, run):
-            self._requests.pop((req.request_id, req.attempt)).move(DecodeState.FINISHED)
+            self._requests.by_key.pop((req.request_id, req.attempt)).move(DecodeState.FINISHED)
 
     def _on_cancel(self, message: CancelRequest) -> None:
-        request = self._requests.get((message.request_id, message.attempt))
+        request = self._requests.by_key.get((message.request_id, message.attempt))
         if request is None:
             return
 
@@ -331,13 +314,12 @@ class DecodeWorker:
     def _lose_peer(self, message: PeerLost) -> None:
         if (peer := self._peers.lose(message.instance)) is not None:
             self._fail_all(message.instance, WorkerLost(f"prefill worker {peer.address.worker_id} is lost"))
-        self._reservations.lost(message.instance)  # also those that have just failed: a dead worker answers no cancel
+        self._peers.never_ask(message.instance)  # not even about those that have just failed
 
     def _fail_all(self, instance: int, error: BatonError) -> None:
         """Fails requests that depend on the prefill worker `instance`. Delivered requests go on."""
-        for request in list(self._requests.values()):
-            if request.prefill.instance == instance and not request.is_handed_over:
-                self._fail(request, error, cancel_job=False)
+        for request in self._requests.depending_on(instance):
+            self._fail(request, error, cancel_job=False)
 
     def _fail(self, request: DecodeRequest, error: BatonError, cancel_job: bool = True) -> None:
         self.outbox.fail(request.key, error)
@@ -346,9 +328,9 @@ class DecodeWorker:
     def _end(self, request: DecodeRequest, state: DecodeState, cancel_job: bool = True) -> None:
         """Ends a request that does not finish: stops the transfer, tells prefill, gives everything back once."""
         request.move(state)
-        if self._reservations.close(request) and cancel_job:
+        if self._requests.close(request) and cancel_job:
             self.outbox.prefill.append((request.prefill, CancelJob(request.reservation)))
         request.cancel()
         for req in request.reqs:
             self.planner.release(req, partial(self._receiver.may_be_written, request.reservation))
-        del self._requests[request.key]
+        del self._requests.by_key[request.key]

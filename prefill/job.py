@@ -1,12 +1,11 @@
 """One job on a prefill worker: the request, its transfer and its progress."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from prefill.job_states import MOVES, JobState
 from protocol.messages_gateway import ChoiceTokens, FirstToken
 from protocol.messages_handoff import JobFinishedEarly
-from runtime.state_table import advance
 from transfer.sending.transfer import Target
+from transfer.states import Transfer
 from worker.assigned import Assigned
 
 
@@ -15,7 +14,7 @@ class Job(Assigned):
     """The choices are drawn from the prompt's last logits. Only the first one holds memory."""
 
     target: Target
-    state: JobState = JobState.WAITING
+    transfer: Transfer = field(default_factory=Transfer)
 
     @property
     def sends_kv(self) -> bool:
@@ -43,7 +42,3 @@ class Job(Assigned):
         """The message that the first token has ended every choice."""
         first_tokens = tuple(req.outputs[-1] for req in self.reqs)
         return JobFinishedEarly(self.target.reservation, first_tokens, tuple(self.stamps))
-
-    def move(self, state: JobState) -> None:
-        """Advances the state machine."""
-        self.state = advance(MOVES, self.state, state)

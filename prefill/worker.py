@@ -3,25 +3,21 @@
     PrefillJob -> waiting -> chunks (overlap loop) -> FirstToken to the gateway
                                   \\-> each layer as it becomes final -> decode -> KvDelivered -> pages retired
 
-It decides what to compute next and when pages are given back. job_states.py has a job's states.
+It decides what to compute next and when pages are given back. transfer/states.py has a job's states.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from prefill.decode_peers import DecodePeers
 from prefill.job import Job
-from prefill.job_states import JobState
-from protocol.errors import BadRequest, BatonError, KvNotDelivered, LayoutMismatch, WireError
-from protocol.fingerprint import Fingerprint, difference
-from protocol.kv_layout import mismatch
+from protocol.errors import BadRequest, BatonError, KvNotDelivered, WireError
+from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import PeerLost, ToWorker, WorkerAddress, WorkerStats
 from protocol.messages_handoff import (
     CancelJob,
     DataCredit,
     Hello,
-    HelloAccepted,
-    HelloRefused,
     JobCredit,
     JobFailed,
     JobStopped,
@@ -35,21 +31,12 @@ from scheduler.planner import Launched, Planner
 from scheduler.req import Req
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import Target
+from transfer.states import TransferState
 from worker.assigned import assign_fault, next_chunks
 from worker.outbox import Outbox
 from worker.phase_times import PhaseTimes
 
-JOB_TOKENS = 16_384  # queued prompt tokens granted to each decode worker
-LOST_REMEMBERED = 1000  # the gateway has told older lost workers to end long ago
 DELIVERY_DEADLINE_S = 600.0  # from making the last frame to KvDelivered; decode gives up long before
-
-
-@dataclass
-class _Peer:
-    """A decode worker that has said hello."""
-
-    address: WorkerAddress
-    newest: int = -1  # the last job's reservation; reservations ascend
 
 
 class PrefillWorker:
@@ -70,18 +57,15 @@ class PrefillWorker:
         self._phases = PhaseTimes(clock, address.worker_id)
         self.planner = planner
         self._sender = sender
-        self._address = address
-        self._fingerprint = fingerprint
         self._clock = clock
         self._chunk_size = chunk_size
         self.loop = OverlapLoop(planner, self, overlap)
 
-        self._peers: dict[int, _Peer] = {}
-        self._lost: deque[int] = deque(maxlen=LOST_REMEMBERED)  # instances
+        self._peers = DecodePeers(address, planner.layout, fingerprint, sender)
         self._jobs: dict[tuple[int, int], Job] = {}  # by (decode instance, reservation)
         self._job_of: dict[Req, Job] = {}  # by the choices' Req
         self._waiting: OrderedDict[Job, None] = OrderedDict()
-        self._computing: list[Job] = []  # no more than there are rows
+        self._computing: dict[Job, None] = {}  # no more than there are rows
         self._late: Deadlines[Job] = Deadlines()
 
     # ---- messages ----
@@ -89,13 +73,15 @@ class PrefillWorker:
     def on_gateway(self, message: ToWorker) -> None:
         """PeerLost drops every job of a decode worker. Jobs and their cancels come from decode, not the gateway."""
         if isinstance(message, PeerLost):
-            self._lost.append(message.instance)
-            self._lose_peer(message.instance)
+            self._peers.refuse(message.instance)
+            self.on_session_lost(message.instance)
 
     def on_peer(self, instance: int, message: ToPrefill) -> None:
         """Takes a message from the decode worker `instance`."""
         if isinstance(message, Hello):
-            self._on_hello(instance, message)
+            if instance in self._peers.by_instance:
+                self.on_session_lost(instance)  # a decode worker that greets again has forgotten its jobs
+            self.outbox.decode.append((instance, self._peers.answer(instance, message)))
         elif isinstance(message, PrefillJob):
             self._on_job(instance, message)
         elif isinstance(message, DataCredit):
@@ -105,16 +91,18 @@ class PrefillWorker:
 
     def on_session_lost(self, instance: int) -> None:
         """Drops the jobs of a decode worker whose session is lost. It will greet again and no longer waits for them."""
-        self._lose_peer(instance)
+        self._peers.forget(instance)
+        for job in [job for (owner, _), job in self._jobs.items() if owner == instance]:
+            self._end(job, TransferState.CANCELLED)
 
     def reset(self) -> None:
         """Drops every peer and job: the gateway has restarted. Decode workers that still live greet again.
 
         The new gateway will not report peers that died with the old one.
         """
-        for instance in list(self._peers):
-            self._lose_peer(instance)
-        self._lost.clear()  # the new gateway may admit them
+        for instance in list(self._peers.by_instance):
+            self.on_session_lost(instance)
+        self._peers.refuse_none()
 
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
@@ -138,7 +126,7 @@ class PrefillWorker:
             kv_pages=self.planner.book.counts(),
             running=len(self._jobs) - len(self._waiting),
             waiting=len(self._waiting),
-            queued_prompt_tokens=sum(job.prompt_left for job in self._queued()),
+            queued_prompt_tokens=sum(job.prompt_left for job in self._jobs.values()),
             num_launches=self.planner.num_launches,
             counters=dict(self._sender.counters),
             times=self._phases.spreads,
@@ -162,7 +150,7 @@ class PrefillWorker:
         self._ship_layers(launched)
         firsts: dict[Job, list[int]] = {}
         for req, run in drawn:
-            if (job := self._job_of.get(req)) is not None and job.state is JobState.COMPUTING:
+            if (job := self._job_of.get(req)) is not None:
                 firsts.setdefault(job, []).extend(run)
         for job, first_tokens in firsts.items():
             self._phases.stamp(job, "prompt computed", launched.computed_at)
@@ -176,42 +164,8 @@ class PrefillWorker:
 
     # ---- messages, one by one ----
 
-    def _on_hello(self, instance: int, hello: Hello) -> None:
-        if instance in self._peers:
-            self._lose_peer(instance)  # a decode worker that greets again has forgotten its jobs
-        try:
-            self._check(instance, hello)
-            offer = self._sender.attach(instance, hello.layout, hello.offer)
-        except WireError as error:
-            self.outbox.decode.append((instance, HelloRefused(error.message)))
-            return
-
-        self._peers[instance] = _Peer(hello.address)
-        accepted = HelloAccepted(
-            address=self._address,
-            job_tokens=JOB_TOKENS,
-            layout=self.planner.layout,
-            offer=offer,
-        )
-        self.outbox.decode.append((instance, accepted))
-
-    def _check(self, instance: int, hello: Hello) -> None:
-        """LayoutMismatch, naming both values, if KV cannot move to this decode worker.
-
-        WireError if it was lost: the gateway will not report it again.
-        """
-        if instance in self._lost:
-            raise WireError(f"worker {hello.address.worker_id!r} was declared lost; this instance may not return")
-        here, there = self._address.worker_id, hello.address.worker_id
-        reason = mismatch(self.planner.layout, hello.layout, here, there)
-        if hello.address.instance != instance:  # jobs are kept by the connection's instance, transfers by the address's
-            reason = f"address.instance: got {hello.address.instance}, expected {instance}, as the connection says"
-        reason = reason or difference(self._fingerprint, hello.fingerprint, here, there)
-        if reason is not None:
-            raise LayoutMismatch(reason)
-
     def _on_job(self, instance: int, message: PrefillJob) -> None:
-        peer = self._peers.get(instance)
+        peer = self._peers.by_instance.get(instance)
         if peer is None:
             return  # a stranger: no state is created for it
         assign, length = message.assign, len(message.assign.prompt_ids)
@@ -237,23 +191,14 @@ class PrefillWorker:
         job = self._jobs.get((instance, message.reservation))
         if isinstance(message, CancelJob):
             if job is not None:
-                self._end(job, JobState.CANCELLED)
+                self._end(job, TransferState.CANCELLED)
             self.outbox.decode.append((instance, JobStopped(message.reservation)))
-        elif job is not None and job.state is JobState.SENDING:
+        elif job is not None and job.transfer.state is TransferState.SENDING:
             self._phases.stamp(job, "KV acknowledged")
             self._sender.delivered(job.target)
-            self._end(job, JobState.DELIVERED)
-
-    def _lose_peer(self, instance: int) -> None:
-        self._sender.drop_peer(instance)
-        for job in [job for (owner, _), job in self._jobs.items() if owner == instance]:
-            self._end(job, JobState.CANCELLED)
-        self._peers.pop(instance, None)
+            self._end(job, TransferState.DELIVERED)
 
     # ---- jobs ----
-
-    def _queued(self) -> list[Job]:
-        return [*self._waiting, *self._computing]
 
     def _admit(self) -> None:
         """Admits jobs, oldest first. A prompt that does not fit yet holds the later ones back."""
@@ -263,8 +208,8 @@ class PrefillWorker:
                 return
 
             del self._waiting[job]
-            job.move(JobState.COMPUTING)
-            self._computing.append(job)
+            job.transfer.move(TransferState.REQUESTED)
+            self._computing[job] = None
             if job.sends_kv:
                 try:
                     self._sender.open(job.target, job.prompt.held.pages, job.prompt.prompt_len)
@@ -282,17 +227,17 @@ class PrefillWorker:
     def _on_first_tokens(self, job: Job, first_tokens: list[int]) -> None:
         for req, token in zip(job.reqs, first_tokens, strict=True):
             req.append((token,))
-        self._computing.remove(job)
+        del self._computing[job]
         self._phases.stamp(job, "first token")
 
         self.outbox.gateway.append(job.first_token)
         if job.has_ended:
             self.outbox.decode.append((job.target.peer.instance, job.finished_early))
-            self._end(job, JobState.DELIVERED)
+            self._end(job, TransferState.CANCELLED)
         else:
             self.outbox.decode.append((job.target.peer.instance, JobCredit(job.target.reservation)))
             self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps))
-            job.move(JobState.SENDING)
+            job.transfer.move(TransferState.SENDING)
             self._late.set(job, self._clock.now() + DELIVERY_DEADLINE_S)
 
     def _fail_broken(self) -> None:
@@ -308,16 +253,15 @@ class PrefillWorker:
     def _fail(self, job: Job, error: BatonError) -> None:
         failed = JobFailed(job.target.reservation, error.code, error.message)
         self.outbox.decode.append((job.target.peer.instance, failed))
-        self._end(job, JobState.FAILED)
+        self._end(job, TransferState.FAILED)
 
-    def _end(self, job: Job, state: JobState) -> None:
+    def _end(self, job: Job, state: TransferState) -> None:
         """Ends a job in every case. Its pages are reused once the transport has stopped reading them."""
-        job.move(state)
+        job.transfer.move(state)
         self._sender.cancel(job.target)  # does nothing after delivery
         self._late.drop(job)
         self._waiting.pop(job, None)
-        if job in self._computing:
-            self._computing.remove(job)
+        self._computing.pop(job, None)
 
         target = job.target
         del self._jobs[target.peer.instance, target.reservation]

@@ -4,7 +4,7 @@ Decisions take a Clock (or a `now`) as an argument. Only process loops hold a Mo
 """
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, Protocol, TypeVar
@@ -36,8 +36,8 @@ class Deadlines(Generic[Key]):
         self._heap: list[tuple[float, int, Key]] = []  # may hold replaced and dropped deadlines
         self._numbers = count()
 
-    def __len__(self) -> int:
-        return len(self._at)
+    def __iter__(self) -> Iterator[Key]:
+        return iter(list(self._at))
 
     def set(self, key: Key, at: float) -> None:
         """Sets the deadline of `key` to `at`, in place of an earlier one."""

@@ -2,16 +2,19 @@
 
 import random
 from collections.abc import Sequence
+from enum import Enum
 from functools import cache
 from typing import Any
 
+from decode.request import DecodeRequest
 from decode.request_states import DecodeState
-from prefill.job_states import JobState
+from prefill.job import Job
 from protocol.messages_gateway import FirstToken, ToGateway, Tokens
 from protocol.request import FinishReason, SamplingParams, finish_reason
 from tests.cluster import Cluster
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
+from transfer.states import TransferState
 
 VOCAB = 211
 
@@ -72,28 +75,54 @@ def expect_prefix(cluster: Cluster, name: str, prompt: Sequence[int], params: Sa
     assert answer.finish == ""
 
 
-def decode_state(cluster: Cluster, name: str) -> DecodeState | None:
-    """The state of a request on its decode worker, or None when the worker knows it no more."""
+class Phase(Enum):
+    """How far a request has come: at which worker, and the state of its transfer there, or its own."""
+
+    RESERVING = "decode", TransferState.RESERVING
+    REQUESTED = "decode", TransferState.REQUESTED
+    RECEIVING = "decode", TransferState.RECEIVING
+    DELIVERED = "decode", TransferState.DELIVERED
+    RUNNING = "decode", DecodeState.RUNNING
+    WAITING = "prefill", TransferState.RESERVING
+    COMPUTING = "prefill", TransferState.REQUESTED
+    SENDING = "prefill", TransferState.SENDING
+
+    @property
+    def is_decodes(self) -> bool:
+        """Whether it is a phase at the decode worker."""
+        role: str = self.value[0]
+        return role == "decode"
+
+
+def decode_phase(cluster: Cluster, name: str) -> Phase | None:
+    """The phase of a request at its decode worker, or None when the worker knows it no more."""
     for worker in cluster.decodes.values():
-        if (request := worker._requests.get((name, 0))) is not None:
-            return request.state
+        if (request := worker._requests.by_key.get((name, 0))) is not None:
+            return phase_of(request)
     return None
 
 
-def job_state(cluster: Cluster, name: str) -> JobState | None:
-    """The state of a request's job on its prefill worker, or None when there is none."""
+def job_phase(cluster: Cluster, name: str) -> Phase | None:
+    """The phase of a request's job at its prefill worker, or None when there is none."""
     for worker in cluster.prefills.values():
         for job in worker._jobs.values():
             if job.assign.request_id == name:
-                return job.state
+                return phase_of(job)
     return None
 
 
-def drive_to(cluster: Cluster, name: str, state: DecodeState | JobState) -> None:
-    """Steps until `name` is observed in `state`."""
-    observe = decode_state if isinstance(state, DecodeState) else job_state
-    cluster.run(lambda: observe(cluster, name) is state)
-    assert observe(cluster, name) is state
+def phase_of(known: DecodeRequest | Job) -> Phase:
+    """The phase of what a worker knows."""
+    if isinstance(known, Job):
+        return Phase(("prefill", known.transfer.state))
+    return Phase(("decode", known.transfer.state if known.state is DecodeState.WAITING else known.state))
+
+
+def drive_to(cluster: Cluster, name: str, phase: Phase) -> None:
+    """Steps until `name` is observed in `phase`."""
+    observe = decode_phase if phase.is_decodes else job_phase
+    cluster.run(lambda: observe(cluster, name) is phase)
+    assert observe(cluster, name) is phase
 
 
 class Recorder:
@@ -126,14 +155,14 @@ def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
     for worker in cluster.workers:
         assert len(worker.planner.book.retired) == len(worker.planner.in_flight) == len(worker.planner._copies) == 0
     for prefill in cluster.prefills.values():
-        assert (prefill._jobs, prefill._job_of, prefill._waiting, prefill._computing) == ({}, {}, {}, [])
+        assert (prefill._jobs, prefill._job_of, prefill._waiting, prefill._computing) == ({}, {}, {}, {})
         counters = prefill._sender.counters
         assert counters["transfers_now"] == counters["frames_waiting_now"] == 0
         assert credit_bytes_lost or counters["bytes_in_flight_now"] == 0
     for decode in cluster.decodes.values():
-        assert decode._requests == {} and decode._receiver.counters["reservations_now"] == 0
+        assert decode._requests.by_key == {} and decode._receiver.counters["reservations_now"] == 0
         for instance in cluster.prefills:
-            peer = decode._peers.get(instance)
+            peer = decode._peers.by_instance.get(instance)
             assert peer is None or not peer.accepted or not peer.queued
     cluster.close()
 

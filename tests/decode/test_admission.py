@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from decode.prefill_peers import PrefillPeers
 from decode.request import DecodeRequest
-from decode.reservations import Reservations
-from prefill.job_states import JobState
+from decode.requests import Requests
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign, CancelRequest, WorkerAddress
 from scheduler.streams_host import InlineStream
 from tests.cluster import Cluster
 from tests.counting import instructions
-from tests.decode.driving import drive_to, expect_rest, greedy, make_cluster, prompt_of
+from tests.decode.driving import Phase, drive_to, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import make_executor, make_planner
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.offers import Agreed
+from worker.outbox import Outbox
 
 LAYOUT = KvLayout.uniform(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
 PREFILLS = [WorkerAddress(f"p{instance}", instance) for instance in range(3)]
@@ -34,43 +34,31 @@ class Receiver:
         return lambda *_parts, **_options: None
 
 
-class ByScanning(Reservations):
+class ByScanning(Requests):
     """The order as it is defined: everybody is looked at, from the oldest on."""
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.line: list[DecodeRequest] = []
-
-    def queue(self, request: DecodeRequest) -> None:
-        self.line.append(request)
-
-    def _leave_line(self, request: DecodeRequest) -> None:
-        if request in self.line:
-            self.line.remove(request)
 
     def admit(self) -> list[DecodeRequest]:
         admitted: list[DecodeRequest] = []
-        for request in list(self.line):
-            peer = self._peers.get(request.prefill.instance)
-            if peer is None or not peer.takes_jobs:
+        waiting = [request for line in self._lines.values() for request in line]
+        for request in sorted(waiting, key=lambda each: each.reservation):
+            if not self._peers.takes_jobs(request.prefill.instance):
                 continue  # who lacks job credit lets others pass
-            if not self._reserve(request, peer):
+            if not self._reserve(request):
                 break  # who lacks pages or rows holds the rest back
-            self.line.remove(request)
-            peer.sent(request.reservation, request.prompt_len)
             admitted.append(request)
         return admitted
 
 
 class World:
-    """Reservations over 8 rows and 63 pages of 4 tokens, of three prefill workers; and what is admitted."""
+    """Requests over 8 rows and 63 pages of 4 tokens, of three prefill workers; and what is admitted."""
 
-    def __init__(self, kind: type[Reservations]) -> None:
+    def __init__(self, kind: type[Requests]) -> None:
         self.planner = make_planner(make_executor(InlineStream()))
         receiver = cast(FrameReceiver, Receiver())
-        self.peers = PrefillPeers(WorkerAddress("d", 99), LAYOUT, Fingerprint("print"), receiver)
-        self.reservations = kind(self.planner, receiver, self.peers, VirtualClock())
-        self.requests: dict[int, DecodeRequest] = {}
+        decode = WorkerAddress("d", 99)
+        self.peers = PrefillPeers(decode, LAYOUT, Fingerprint("print"), receiver, Outbox(), VirtualClock())
+        self.requests = kind(self.planner, receiver, self.peers, reservations_from=1)
+        self.all: dict[int, DecodeRequest] = {}
         self.admitted: list[int] = []
 
     def act(self, name: str, number: int, size: int) -> None:
@@ -78,24 +66,23 @@ class World:
         prefill = PREFILLS[number % len(PREFILLS)]
         if name == "assign":
             assign = Assign(f"r{number}", 0, (1,) * (1 + size), greedy(1 + size % 30), 1 + number % 4, prefill)
-            reservation = len(self.requests) + 1
-            request = self.requests[reservation] = DecodeRequest(assign, prefill, reservation)
-            self.reservations.queue(request)
+            request = self.requests.add(assign, prefill)
+            self.all[request.reservation] = request
         elif name == "accept":
-            self.peers.greet(prefill, now=0.0)
-            if (peer := self.peers.get(prefill.instance)) is not None:
-                peer.accept(CREDIT, LAYOUT, Agreed("zmq", in_place=False))
+            self.peers.greet(prefill)
+            if (peer := self.peers.by_instance.get(prefill.instance)) is not None and not peer.accepted:
+                peer.granted, peer.layout, peer.agreed = CREDIT, LAYOUT, Agreed("zmq", in_place=False)
         elif name == "lose":
             self.peers.lose(prefill.instance)
         elif name == "admit":
-            self.admitted += [request.reservation for request in self.reservations.admit()]
-        elif self.requests:
-            request = self.requests[1 + number % len(self.requests)]
+            self.admitted += [request.reservation for request in self.requests.admit()]
+        elif self.all:
+            request = self.all[1 + number % len(self.all)]
             if name == "credit":
-                if (peer := self.peers.get(request.prefill.instance)) is not None:
+                if (peer := self.peers.by_instance.get(request.prefill.instance)) is not None:
                     peer.settle(request.reservation)
             else:
-                self.reservations.close(request)
+                self.requests.close(request)
                 for req in request.reqs:
                     self.planner.release(req)
 
@@ -109,22 +96,22 @@ ACTS = st.tuples(
 
 @given(st.lists(ACTS, min_size=5, max_size=60))
 def test_the_order_of_admission_is_that_of_looking_at_everybody(acts: list[tuple[str, int, int]]) -> None:
-    new, defined = World(Reservations), World(ByScanning)
+    new, defined = World(Requests), World(ByScanning)
     for act in [*(("accept", number, 0) for number in (0, 1)), *acts, ("admit", 0, 0)]:
         new.act(*act)
         defined.act(*act)
         assert new.admitted == defined.admitted
-        for one, other in zip(new.peers._peers.values(), defined.peers._peers.values(), strict=True):
+        for one, other in zip(new.peers.by_instance.values(), defined.peers.by_instance.values(), strict=True):
             assert one.queued == other.queued and one.tokens_queued == sum(one.queued.values())
 
 
 def crowded(monkeypatch: pytest.MonkeyPatch, num_waiting: int, lack: str) -> Cluster:
     """A decode worker at which `num_waiting` requests lack job credit, or pages."""
     if lack == "credit":
-        monkeypatch.setattr("prefill.worker.JOB_TOKENS", 10)
+        monkeypatch.setattr("prefill.decode_peers.JOB_TOKENS", 10)
     cluster = make_cluster(clock=VirtualClock(), num_pages=20)
     cluster.assign("first", prompt_of("first", 30), greedy(30))
-    drive_to(cluster, "first", JobState.WAITING)
+    drive_to(cluster, "first", Phase.WAITING)
     for index in range(num_waiting):
         cluster.assign(f"r{index}", prompt_of("r", 30), greedy(9))
     decode = next(iter(cluster.decodes.values()))

@@ -4,20 +4,19 @@ import threading
 
 import pytest
 
-from decode.request_states import DecodeState
 from model.inputs import ModelInput
-from prefill.job_states import JobState
 from tests.cluster import Cluster
 from tests.decode.driving import (
     VOCAB,
+    Phase,
     Recorder,
-    decode_state,
+    decode_phase,
     drive_to,
     expect_exact,
     expect_prefix,
     expect_rest,
     greedy,
-    job_state,
+    job_phase,
     make_cluster,
     prompt_of,
 )
@@ -26,13 +25,13 @@ from tests.doubles.hash_model import FakeRunner
 
 # DELIVERED lasts for part of one step of either worker: nothing can arrive in it.
 STATES = [
-    DecodeState.RESERVING,
-    DecodeState.REQUESTED,
-    DecodeState.RECEIVING,
-    DecodeState.RUNNING,
-    JobState.WAITING,
-    JobState.COMPUTING,
-    JobState.SENDING,
+    Phase.RESERVING,
+    Phase.REQUESTED,
+    Phase.RECEIVING,
+    Phase.RUNNING,
+    Phase.WAITING,
+    Phase.COMPUTING,
+    Phase.SENDING,
 ]
 PARAMS = greedy(15)
 VICTIM = prompt_of("victim", 61)
@@ -60,14 +59,14 @@ def expect_company(cluster: Cluster) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("state", STATES, ids=str)
-def test_cancel_in_every_state(state: DecodeState | JobState, n: int, overlap: bool) -> None:
+def test_cancel_in_every_state(state: Phase, n: int, overlap: bool) -> None:
     cluster = make_cluster(overlap=overlap, network=slow_network())
     record = Recorder(cluster)
     with_company(cluster, n)
     drive_to(cluster, "victim", state)
     record.start()
     cluster.cancel("victim")
-    assert decode_state(cluster, "victim") is None
+    assert decode_phase(cluster, "victim") is None
     cluster.cancel("victim")  # again: nothing
     cluster.run()
     late = record.of("victim")
@@ -83,7 +82,7 @@ def test_cancel_in_every_state(state: DecodeState | JobState, n: int, overlap: b
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", [0, 1, 2])
 @pytest.mark.parametrize("state", STATES, ids=str)
-def test_cancel_of_one_choice_in_every_state(state: DecodeState | JobState, choice: int) -> None:
+def test_cancel_of_one_choice_in_every_state(state: Phase, choice: int) -> None:
     cluster = make_cluster(network=slow_network())
     record = Recorder(cluster)
     with_company(cluster, 3)
@@ -102,15 +101,15 @@ def test_cancel_of_one_choice_in_every_state(state: DecodeState | JobState, choi
 
 
 @pytest.mark.parametrize("state", STATES, ids=str)
-def test_cancel_of_the_choices_one_by_one(state: DecodeState | JobState) -> None:
+def test_cancel_of_the_choices_one_by_one(state: Phase) -> None:
     cluster = make_cluster(network=slow_network())
     with_company(cluster, 3)
     drive_to(cluster, "victim", state)
     for choice in (1, 0, 2):
-        assert decode_state(cluster, "victim") is not None
+        assert decode_phase(cluster, "victim") is not None
         cluster.cancel("victim", choice)
         cluster.step()
-    assert decode_state(cluster, "victim") is None
+    assert decode_phase(cluster, "victim") is None
     cluster.run()
     expect_company(cluster)
     expect_rest(cluster)
@@ -151,7 +150,7 @@ def test_the_late_result_of_a_cancelled_request_is_ignored_and_its_row_goes_on_t
     record = Recorder(cluster)
     cluster.assign("victim", VICTIM, PARAMS)
     cluster.assign("next", prompt_of("next", 61), PARAMS)
-    drive_to(cluster, "victim", DecodeState.RUNNING)
+    drive_to(cluster, "victim", Phase.RUNNING)
     (decode,) = cluster.decodes.values()
     gate.open.clear()
     while not (gate.waiting.is_set() and len(decode.planner.in_flight) == (2 if overlap else 1)):
@@ -161,7 +160,7 @@ def test_the_late_result_of_a_cancelled_request_is_ignored_and_its_row_goes_on_t
     assert decode.planner.book.pages.counts().quarantined > 0  # the launch in flight still writes there
     for _ in range(5):
         cluster.step()
-    assert decode_state(cluster, "next") is DecodeState.RESERVING
+    assert decode_phase(cluster, "next") is Phase.RESERVING
     gate.open.set()
     cluster.run()
     assert record.of("victim") == []
@@ -172,17 +171,17 @@ def test_the_late_result_of_a_cancelled_request_is_ignored_and_its_row_goes_on_t
 def test_every_job_state_is_seen_beside_its_decode_states() -> None:
     cluster = make_cluster(network=slow_network())
     cluster.assign("r", VICTIM, PARAMS)
-    seen: list[tuple[DecodeState | None, JobState | None]] = []
+    seen: list[tuple[Phase | None, Phase | None]] = []
 
     def note() -> bool:
-        now = decode_state(cluster, "r"), job_state(cluster, "r")
+        now = decode_phase(cluster, "r"), job_phase(cluster, "r")
         if not seen or seen[-1] != now:
             seen.append(now)
         return cluster.at_rest() and now == (None, None)
 
     cluster.run(note)
-    assert {state for state, _ in seen} == {None, *(state for state in STATES if isinstance(state, DecodeState))}
-    assert {state for _, state in seen} == {None, *(state for state in STATES if isinstance(state, JobState))}
+    assert {state for state, _ in seen} == {None, *(state for state in STATES if state.is_decodes)}
+    assert {state for _, state in seen} == {None, *(state for state in STATES if not state.is_decodes)}
     expect_rest(cluster)
 
 
@@ -190,9 +189,9 @@ def test_a_request_that_ends_gives_its_job_credit_back_before_prefill_says_so() 
     """The jobs that wait behind it need that credit; prefill's word takes a round trip."""
     cluster = make_cluster()
     cluster.assign("victim", VICTIM, PARAMS)
-    drive_to(cluster, "victim", JobState.WAITING)
+    drive_to(cluster, "victim", Phase.WAITING)
     (decode,) = cluster.decodes.values()
-    (peer,) = decode._peers._peers.values()
+    (peer,) = decode._peers.by_instance.values()
     assert peer.tokens_queued == len(VICTIM)
 
     cluster.cancel("victim")

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from decode.request_states import DecodeState
 from protocol.request import FinishReason, SamplingParams
 from tests.decode.driving import (
     VOCAB,
+    Phase,
     counter,
     drive_to,
     expect_exact,
@@ -68,8 +68,8 @@ def test_a_first_token_that_ends_the_answer_stops_the_transfer(chunk_size: int, 
 
 
 @pytest.mark.parametrize("choice", [0, 2])
-@pytest.mark.parametrize("state", [DecodeState.RESERVING, DecodeState.REQUESTED, DecodeState.RECEIVING], ids=str)
-def test_a_choice_is_cancelled_and_the_others_end_at_the_first_token(state: DecodeState, choice: int) -> None:
+@pytest.mark.parametrize("state", [Phase.RESERVING, Phase.REQUESTED, Phase.RECEIVING], ids=str)
+def test_a_choice_is_cancelled_and_the_others_end_at_the_first_token(state: Phase, choice: int) -> None:
     cluster = make_cluster()
     params = greedy(9, eos_token_ids=(KNOWN[0],))
     cluster.assign("r", PROMPT, params, 3)

@@ -4,20 +4,20 @@ import random
 
 import pytest
 
-from decode.request_states import DecodeState
 from decode.worker import DOUBT_S, HANDOVER_DEADLINE_S
 from model.inputs import ModelInput
 from protocol.frame import HEADER_BYTES, unpack_header
 from tests.cluster import Cluster
 from tests.decode.driving import (
     VOCAB,
-    decode_state,
+    Phase,
+    decode_phase,
     drive_to,
     expect_exact,
     expect_prefix,
     expect_rest,
     greedy,
-    job_state,
+    job_phase,
     make_cluster,
     prompt_of,
     run_past_deadlines,
@@ -218,8 +218,8 @@ def test_a_dropped_frame_ends_at_the_deadline_and_not_before() -> None:
     clock.advance(HANDOVER_DEADLINE_S - 1)
     for _ in range(50):
         cluster.step()
-    assert not cluster.failures and decode_state(cluster, name) is DecodeState.RECEIVING
-    assert job_state(cluster, name) is not None
+    assert not cluster.failures and decode_phase(cluster, name) is Phase.RECEIVING
+    assert job_phase(cluster, name) is not None
     clock.advance(1.5)
     cluster.run()
     assert cluster.failures[name].code == "kv_not_delivered"
@@ -296,8 +296,8 @@ def test_the_deadline_begins_with_the_job_not_with_the_request() -> None:
     cluster = make_cluster(num_pages=24, clock=clock)
     cluster.assign("first", prompt_of("first", 61), PARAMS)
     cluster.assign("waits", prompt_of("waits", 61), PARAMS)
-    drive_to(cluster, "first", DecodeState.RUNNING)
-    assert decode_state(cluster, "waits") is DecodeState.RESERVING
+    drive_to(cluster, "first", Phase.RUNNING)
+    assert decode_phase(cluster, "waits") is Phase.RESERVING
     clock.advance(10 * HANDOVER_DEADLINE_S)
     cluster.run()
     for name in ("first", "waits"):

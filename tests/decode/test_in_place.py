@@ -4,20 +4,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from decode.request_states import DecodeState
-from decode.reservations import ASK_AGAIN_S
+from decode.prefill_peers import ASK_AGAIN_S
 from decode.worker import DecodeWorker
-from prefill.job_states import JobState
 from prefill.worker import PrefillWorker
 from protocol.messages_handoff import HelloAccepted, JobStopped
 from tests.cluster import Cluster
-from tests.decode.driving import drive_to, expect_exact, expect_rest, greedy, make_cluster, prompt_of
+from tests.decode.driving import Phase, drive_to, expect_exact, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
 from tests.doubles.clock import VirtualClock
 
 PARAMS = greedy(12)
 PROMPT = prompt_of("victim", 61)
-STATES = [DecodeState.REQUESTED, DecodeState.RECEIVING, JobState.WAITING, JobState.COMPUTING, JobState.SENDING]
+STATES = [Phase.REQUESTED, Phase.RECEIVING, Phase.WAITING, Phase.COMPUTING, Phase.SENDING]
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def test_only_headers_travel(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("state", STATES, ids=str)
 @pytest.mark.parametrize("n", [1, 3])
-def test_what_is_cancelled_waits_for_prefill_to_stop(cluster: Cluster, state: DecodeState | JobState, n: int) -> None:
+def test_what_is_cancelled_waits_for_prefill_to_stop(cluster: Cluster, state: Phase, n: int) -> None:
     cluster.assign("victim", PROMPT, PARAMS, n)
     drive_to(cluster, "victim", state)
     _, decode = pair_of(cluster)
@@ -76,7 +74,7 @@ def test_what_is_cancelled_waits_for_prefill_to_stop(cluster: Cluster, state: De
 
 def test_what_comes_whole_is_free_at_once(cluster: Cluster) -> None:
     cluster.assign("r", PROMPT, PARAMS)
-    drive_to(cluster, "r", DecodeState.RUNNING)
+    drive_to(cluster, "r", Phase.RUNNING)
     cluster.cancel("r")
     cluster.run(lambda: not pair_of(cluster)[1].planner.in_flight)
     assert quarantined(pair_of(cluster)[1]) == 0
@@ -84,9 +82,9 @@ def test_what_comes_whole_is_free_at_once(cluster: Cluster) -> None:
 
 def test_an_answer_that_is_lost_is_asked_for_again(cluster: Cluster, clock: VirtualClock) -> None:
     cluster.assign("victim", PROMPT, PARAMS)
-    drive_to(cluster, "victim", JobState.COMPUTING)
+    drive_to(cluster, "victim", Phase.COMPUTING)
     prefill, decode = pair_of(cluster)
-    reservation = decode._requests["victim", 0].reservation
+    reservation = decode._requests.by_key["victim", 0].reservation
     cluster.cancel("victim")
     cluster.step()
     answers = [message for _, message in prefill.outbox.decode if isinstance(message, JobStopped)]
@@ -102,7 +100,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(cluster: Cluster, clock: Virt
 
 @pytest.mark.parametrize("state", STATES, ids=str)
 def test_a_lost_prefill_worker_may_write_until_it_has_let_go(
-    cluster: Cluster, clock: VirtualClock, state: DecodeState | JobState
+    cluster: Cluster, clock: VirtualClock, state: Phase
 ) -> None:
     cluster.assign("victim", PROMPT, PARAMS)
     drive_to(cluster, "victim", state)
@@ -119,7 +117,7 @@ def test_a_lost_prefill_worker_may_write_until_it_has_let_go(
 
 
 @pytest.mark.parametrize("state", STATES, ids=str)
-def test_a_new_greeting_frees_what_the_one_before_left(cluster: Cluster, state: DecodeState | JobState) -> None:
+def test_a_new_greeting_frees_what_the_one_before_left(cluster: Cluster, state: Phase) -> None:
     cluster.assign("victim", PROMPT, PARAMS)
     drive_to(cluster, "victim", state)
     _, decode = pair_of(cluster)
@@ -134,7 +132,7 @@ def test_a_new_greeting_frees_what_the_one_before_left(cluster: Cluster, state: 
 
 def test_a_second_answer_to_a_greeting_changes_nothing(cluster: Cluster) -> None:
     cluster.assign("r", PROMPT, PARAMS)
-    drive_to(cluster, "r", DecodeState.REQUESTED)
+    drive_to(cluster, "r", Phase.REQUESTED)
     prefill, decode = pair_of(cluster)
     (instance,) = cluster.prefills
     decode.on_peer(instance, HelloAccepted(cluster.addresses[instance], 10**9, prefill.planner.layout))

@@ -2,18 +2,19 @@
 
 import pytest
 
-from decode.request_states import DecodeState
 from protocol.messages_gateway import Assign
 from tests.cluster import Cluster
 from tests.decode.driving import (
     VOCAB,
+    Phase,
     Recorder,
-    decode_state,
+    decode_phase,
     drive_to,
     expect_exact,
     expect_rest,
     greedy,
     make_cluster,
+    phase_of,
     prompt_of,
 )
 
@@ -122,7 +123,7 @@ def test_an_empty_prompt_is_refused(topology: str) -> None:
 
 
 def test_reservations_never_outrun_job_credit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefill.worker.JOB_TOKENS", 40)
+    monkeypatch.setattr("prefill.decode_peers.JOB_TOKENS", 40)
     cluster = make_cluster("1P2D", chunk_size=5)
     lengths = {f"r{index}": 30 for index in range(12)}
     assign_many(cluster, lengths)
@@ -132,11 +133,11 @@ def test_reservations_never_outrun_job_credit(monkeypatch: pytest.MonkeyPatch) -
     def is_done() -> bool:
         nonlocal most
         for instance, decode in cluster.decodes.items():
-            queued = [job for job in prefill._queued() if job.target.peer.instance == instance]
+            queued = [job for job in (*prefill._waiting, *prefill._computing) if job.target.peer.instance == instance]
             tokens = sum(job.prompt.prompt_len for job in queued)
             most = max(most, tokens)
             assert tokens < 40 + 30  # a job may go whenever any credit is left
-            held = [r for r in decode._requests.values() if r.state is DecodeState.RESERVING]
+            held = [r for r in decode._requests.by_key.values() if phase_of(r) is Phase.RESERVING]
             assert all(req.holding is None for request in held for req in request.reqs)
         return cluster.at_rest()
 
@@ -146,14 +147,14 @@ def test_reservations_never_outrun_job_credit(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_who_lacks_credit_lets_others_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefill.worker.JOB_TOKENS", 10)
+    monkeypatch.setattr("prefill.decode_peers.JOB_TOKENS", 10)
     cluster = make_cluster("2P1D")
     (decode,) = cluster.decodes.values()
     one, two = cluster.prefills
     for name in ("a0", "a1", "a2"):
         cluster.assign(name, prompt_of(name, 40), PARAMS)
-        assert decode._requests[name, 0].prefill.instance in (one, two)
-    names = sorted(decode._requests)
+        assert decode._requests.by_key[name, 0].prefill.instance in (one, two)
+    names = sorted(decode._requests.by_key)
     cluster.run()
     for name, _ in names:
         expect_exact(cluster, name, prompt_of(name, 40), PARAMS)
@@ -161,11 +162,11 @@ def test_who_lacks_credit_lets_others_pass(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_credit_comes_back_from_jobs_that_were_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefill.worker.JOB_TOKENS", 10)
+    monkeypatch.setattr("prefill.decode_peers.JOB_TOKENS", 10)
     cluster = make_cluster()
     for index in range(5):
         cluster.assign(f"r{index}", prompt_of(f"r{index}", 40), PARAMS)
-    cluster.run(lambda: decode_state(cluster, "r0") is DecodeState.REQUESTED)
+    cluster.run(lambda: decode_phase(cluster, "r0") is Phase.REQUESTED)
     for index in range(4):
         cluster.cancel(f"r{index}")
     cluster.run()
@@ -179,10 +180,10 @@ def test_pages_are_reserved_until_their_kv_is_there_and_owned_from_then_on() -> 
     cluster.assign("r", prompt_of("r", 33), PARAMS, 2)
     # 33 + 6 - 1 tokens are 10 pages; the second choice shares the 8 full ones of the prompt.
     for state, reserved, owned in (
-        (DecodeState.RESERVING, 0, 0),
-        (DecodeState.REQUESTED, 12, 0),
-        (DecodeState.RECEIVING, 12, 0),
-        (DecodeState.RUNNING, 0, 12),
+        (Phase.RESERVING, 0, 0),
+        (Phase.REQUESTED, 12, 0),
+        (Phase.RECEIVING, 12, 0),
+        (Phase.RUNNING, 0, 12),
     ):
         drive_to(cluster, "r", state)
         counts = decode.planner.book.pages.counts()

@@ -4,21 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from decode.request_states import DecodeState
-from prefill.job_states import JobState
 from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import Assign, PeerLost
 from protocol.messages_handoff import HelloAccepted, JobFinishedEarly
 from tests.cluster import Cluster
 from tests.decode.driving import (
+    Phase,
     Recorder,
-    decode_state,
+    decode_phase,
     drive_to,
     expect_exact,
     expect_prefix,
     expect_rest,
     greedy,
-    job_state,
+    job_phase,
     make_cluster,
     prompt_of,
 )
@@ -56,7 +55,7 @@ def test_who_has_got_the_port_of_another_is_not_taken_for_it() -> None:
     decode.on_peer(prefill, HelloAccepted(address, 1000, decode.planner.layout))
     for _ in range(10):
         decode.step()
-    assert decode.outbox.prefill == [] and decode_state(cluster, "r") is DecodeState.RESERVING
+    assert decode.outbox.prefill == [] and decode_phase(cluster, "r") is Phase.RESERVING
     cluster.lose_prefill(prefill)
     cluster.run(lambda: "r" in cluster.failures)
     assert cluster.failures["r"].code == "worker_lost"
@@ -78,7 +77,7 @@ def test_another_model_is_refused_with_both_fingerprints() -> None:
 def test_one_that_does_not_match_does_not_hold_up_the_others() -> None:
     cluster = make_cluster("2P1D")
     bad, good = cluster.prefills.values()
-    bad._fingerprint = Fingerprint("another")
+    bad._peers._fingerprint = Fingerprint("another")
     for name in ("a", "b", "c", "d"):
         cluster.assign(name, PROMPT, PARAMS)
     cluster.run()
@@ -90,13 +89,13 @@ def test_one_that_does_not_match_does_not_hold_up_the_others() -> None:
 
 
 LOSSES = [
-    (DecodeState.RESERVING, True),
-    (DecodeState.REQUESTED, True),
-    (DecodeState.RECEIVING, True),
-    (JobState.WAITING, True),
-    (JobState.COMPUTING, True),
-    (JobState.SENDING, True),
-    (DecodeState.RUNNING, False),
+    (Phase.RESERVING, True),
+    (Phase.REQUESTED, True),
+    (Phase.RECEIVING, True),
+    (Phase.WAITING, True),
+    (Phase.COMPUTING, True),
+    (Phase.SENDING, True),
+    (Phase.RUNNING, False),
 ]
 
 
@@ -106,18 +105,18 @@ def two_pairs() -> Cluster:
     cluster.assign("r", PROMPT, PARAMS, 2)
     cluster.assign("other", prompt_of("other", 40), PARAMS)
     (decode,) = cluster.decodes.values()
-    assert decode._requests["r", 0].prefill != decode._requests["other", 0].prefill
+    assert decode._requests.by_key["r", 0].prefill != decode._requests.by_key["other", 0].prefill
     return cluster
 
 
 @pytest.mark.parametrize("state,fails", LOSSES, ids=str)
-def test_prefill_is_lost_in_every_state(state: DecodeState | JobState, fails: bool) -> None:
+def test_prefill_is_lost_in_every_state(state: Phase, fails: bool) -> None:
     cluster = two_pairs()
     (decode,) = cluster.decodes.values()
-    instance = decode._requests["r", 0].prefill.instance
+    instance = decode._requests.by_key["r", 0].prefill.instance
     drive_to(cluster, "r", state)
     cluster.lose_prefill(instance)
-    assert (decode_state(cluster, "r") is None) == fails
+    assert (decode_phase(cluster, "r") is None) == fails
     cluster.run()
     if fails:
         assert set(cluster.failures) == {"r"}
@@ -131,17 +130,15 @@ def test_prefill_is_lost_in_every_state(state: DecodeState | JobState, fails: bo
     expect_rest(cluster)
 
 
-@pytest.mark.parametrize(
-    "state", [JobState.WAITING, JobState.COMPUTING, JobState.SENDING, DecodeState.RUNNING], ids=str
-)
-def test_prefill_drops_every_job_of_a_lost_decode_worker(state: DecodeState | JobState) -> None:
+@pytest.mark.parametrize("state", [Phase.WAITING, Phase.COMPUTING, Phase.SENDING, Phase.RUNNING], ids=str)
+def test_prefill_drops_every_job_of_a_lost_decode_worker(state: Phase) -> None:
     cluster = make_cluster("1P2D", network=slow_network())
     cluster.assign("r", PROMPT, PARAMS)
     cluster.assign("other", prompt_of("other", 40), PARAMS)
     drive_to(cluster, "r", state)
-    instance = next(i for i, worker in cluster.decodes.items() if ("r", 0) in worker._requests)
+    instance = next(i for i, worker in cluster.decodes.items() if ("r", 0) in worker._requests.by_key)
     cluster.lose_decode(instance)
-    assert job_state(cluster, "r") is None
+    assert job_phase(cluster, "r") is None
     cluster.run()
     expect_prefix(cluster, "r", PROMPT, PARAMS)
     expect_exact(cluster, "other", prompt_of("other", 40), PARAMS)
@@ -152,7 +149,7 @@ def test_prefill_drops_every_job_of_a_lost_decode_worker(state: DecodeState | Jo
 def test_a_strange_loss_is_nobodys_business() -> None:
     cluster = make_cluster()
     cluster.assign("r", PROMPT, PARAMS)
-    drive_to(cluster, "r", DecodeState.RECEIVING)
+    drive_to(cluster, "r", Phase.RECEIVING)
     for worker in cluster.workers:
         worker.on_gateway(PeerLost("stranger", 999))
     cluster.run()
@@ -186,9 +183,9 @@ def test_another_prefill_worker_cannot_end_a_request() -> None:
     (decode,) = cluster.decodes.values()
     cluster.assign("r", PROMPT, PARAMS)
     cluster.assign("other", PROMPT, PARAMS)
-    request = decode._requests["r", 0]
+    request = decode._requests.by_key["r", 0]
     stranger = next(instance for instance in cluster.prefills if instance != request.prefill.instance)
-    drive_to(cluster, "r", DecodeState.RECEIVING)
+    drive_to(cluster, "r", Phase.RECEIVING)
     decode.on_peer(stranger, JobFinishedEarly(request.reservation, (1,)))
     decode.on_peer(999, JobFinishedEarly(request.reservation, (1,)))
     cluster.run()
@@ -201,17 +198,17 @@ def test_an_early_end_that_is_none_fails_the_request() -> None:
     cluster = make_cluster()
     (decode,) = cluster.decodes.values()
     cluster.assign("r", PROMPT, PARAMS)
-    drive_to(cluster, "r", DecodeState.RECEIVING)
-    request = decode._requests["r", 0]
+    drive_to(cluster, "r", Phase.RECEIVING)
+    request = decode._requests.by_key["r", 0]
     token = FakeRunner(vocab_size=211).expected_tokens(PROMPT, 1)[0]
     decode.on_peer(request.prefill.instance, JobFinishedEarly(request.reservation, (token,)))
     (prefill,) = cluster.prefills.values()
-    assert decode_state(cluster, "r") is None
+    assert decode_phase(cluster, "r") is None
     cluster.run(lambda: "r" in cluster.failures)
     assert cluster.failures["r"].code == "internal_error"
     prefill.on_gateway(PeerLost("decode-0", next(iter(cluster.decodes))))  # what a gateway would do about such a pair
     cluster.run()
-    assert job_state(cluster, "r") is None
+    assert job_phase(cluster, "r") is None
     cluster.close()
 
 
@@ -219,8 +216,8 @@ def test_the_same_request_again_is_a_new_attempt() -> None:
     cluster = make_cluster()
     (decode,) = cluster.decodes.values()
     cluster.assign("r", PROMPT, PARAMS)
-    prefill = decode._requests["r", 0].prefill
-    drive_to(cluster, "r", DecodeState.RECEIVING)
+    prefill = decode._requests.by_key["r", 0].prefill
+    drive_to(cluster, "r", Phase.RECEIVING)
     cluster.cancel("r")
     decode.on_gateway(Assign("r", 1, tuple(PROMPT), PARAMS, 1, prefill))
     cluster.run()
@@ -236,7 +233,7 @@ def test_a_connection_to_prefill_that_has_come_back_costs_an_attempt_and_leaves_
     cluster.assign("r", PROMPT, PARAMS)
     for _ in range(steps):
         cluster.step()
-    was_on_its_way = bool(decode._reservations._reserved)
+    was_on_its_way = bool(decode._requests.by_reservation)
     decode.outbox.prefill.clear()
     cluster.prefills[prefill].outbox.decode.clear()
     decode.on_session_lost(prefill)

@@ -2,22 +2,20 @@
 
 import pytest
 
-from decode.prefill_peers import HELLO_DEADLINE_S
-from decode.request_states import DecodeState
-from decode.reservations import ASK_AGAIN_S
+from decode.prefill_peers import ASK_AGAIN_S, HELLO_DEADLINE_S
 from decode.worker import HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN
-from prefill.job_states import JobState
 from prefill.worker import DELIVERY_DEADLINE_S
 from protocol.messages_handoff import JobFailed, KvDelivered
 from tests.cluster import Cluster
 from tests.decode.driving import (
     VOCAB,
-    decode_state,
+    Phase,
+    decode_phase,
     drive_to,
     expect_exact,
     expect_rest,
     greedy,
-    job_state,
+    job_phase,
     make_cluster,
     prompt_of,
     run_past_deadlines,
@@ -44,7 +42,7 @@ def test_a_greeting_that_nobody_answers_fails_what_waits_for_it() -> None:
     decode.outbox.prefill.clear()  # the greeting goes nowhere, and nobody calls the worker lost
     clock.advance(HELLO_DEADLINE_S - 1)
     step(cluster)
-    assert decode_state(cluster, "r") is DecodeState.RESERVING
+    assert decode_phase(cluster, "r") is Phase.RESERVING
     clock.advance(1)
     step(cluster)
     assert cluster.failures["r"].message == "prefill worker prefill-0 did not answer in 30 s"
@@ -59,14 +57,14 @@ def test_a_lost_acknowledgement_does_not_keep_prefills_pages() -> None:
     cluster = make_cluster(clock=clock, network=slow_network())
     (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills.values()
     cluster.assign("r", PROMPT, PARAMS)
-    drive_to(cluster, "r", JobState.SENDING)
-    while decode_state(cluster, "r") is not DecodeState.RUNNING:
+    drive_to(cluster, "r", Phase.SENDING)
+    while decode_phase(cluster, "r") is not Phase.RUNNING:
         decode.step()
         decode.outbox.prefill[:] = [each for each in decode.outbox.prefill if not isinstance(each[1], KvDelivered)]
     cluster.run(lambda: bool(cluster.answers["r", 0].finish))
     clock.advance(DELIVERY_DEADLINE_S - 1)
     step(cluster)
-    assert job_state(cluster, "r") is JobState.SENDING
+    assert job_phase(cluster, "r") is Phase.SENDING
     clock.advance(1)
     prefill.step()
     assert isinstance(prefill.outbox.decode[0][1], JobFailed)
@@ -82,27 +80,27 @@ def test_a_long_prompt_on_a_slow_core_is_no_fault() -> None:
     cluster = make_cluster(runner=runner, clock=clock, num_pages=2048, chunk_size=512)
     long = prompt_of("long", 3000)
     cluster.assign("long", long, PARAMS)
-    drive_to(cluster, "long", DecodeState.REQUESTED)
+    drive_to(cluster, "long", Phase.REQUESTED)
     clock.advance(max(HANDOVER_DEADLINE_S + 1, HANDOVER_S_PER_TOKEN * 3000 - 1))
     cluster.run()
     expect_exact(cluster, "long", long, PARAMS)
     cluster.assign("stuck", long, PARAMS)
-    drive_to(cluster, "stuck", DecodeState.REQUESTED)
+    drive_to(cluster, "stuck", Phase.REQUESTED)
     clock.advance(HANDOVER_S_PER_TOKEN * 3000)
     cluster.run()
     assert cluster.failures["stuck"].message == "no KV from prefill-0 in 300 s"
     expect_rest(cluster)
 
 
-@pytest.mark.parametrize("state", [JobState.COMPUTING, JobState.SENDING])
-def test_a_decode_worker_that_dies_with_the_gateway_leaves_nothing_at_prefill(state: JobState) -> None:
+@pytest.mark.parametrize("state", [Phase.COMPUTING, Phase.SENDING])
+def test_a_decode_worker_that_dies_with_the_gateway_leaves_nothing_at_prefill(state: Phase) -> None:
     cluster = make_cluster("1P2D", network=InprocNetwork(lambda parcel: [parcel.delayed(10**6)]))
     cluster.assign("r", PROMPT, PARAMS)
     drive_to(cluster, "r", state)
     (prefill,) = cluster.prefills.values()
-    dead = next(instance for instance, worker in cluster.decodes.items() if ("r", 0) in worker._requests)
+    dead = next(instance for instance, worker in cluster.decodes.items() if ("r", 0) in worker._requests.by_key)
     cluster.executor(cluster.decodes.pop(dead)).close()
-    assert state is JobState.COMPUTING or prefill._sender.counters["frames"] > 0
+    assert state is Phase.COMPUTING or prefill._sender.counters["frames"] > 0
     for worker in cluster.workers:
         worker.reset()
     cluster.network.fault = None
@@ -113,7 +111,7 @@ def test_a_decode_worker_that_dies_with_the_gateway_leaves_nothing_at_prefill(st
         cluster.assign(name, PROMPT, PARAMS)
         cluster.run()
         expect_exact(cluster, name, PROMPT, PARAMS)
-    assert set(prefill._peers) == {alive}
+    assert set(prefill._peers.by_instance) == {alive}
     expect_rest(cluster)
 
 
@@ -122,7 +120,7 @@ def test_after_a_new_gateway_no_page_waits_for_a_writer_that_nobody_knows_any_mo
     cluster = make_cluster(clock=clock, network=InprocNetwork(in_place=True))
     (decode,) = cluster.decodes.values()
     cluster.assign("r", PROMPT, PARAMS)
-    drive_to(cluster, "r", DecodeState.REQUESTED)
+    drive_to(cluster, "r", Phase.REQUESTED)
     decode.reset()
     decode.outbox.prefill.clear()  # its last words are lost with the connection
     step(cluster)

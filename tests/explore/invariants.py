@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from decode.worker import DecodeWorker
 from prefill.worker import PrefillWorker
 from scheduler.executor import Executor
 from scheduler.planner import Planner
@@ -27,7 +28,8 @@ def _reqs(worker: Worker) -> Iterator[Req]:
         for job in worker._jobs.values():
             yield job.prompt
     else:
-        for request in worker._requests.values():
+        requests = worker._requests.by_key if isinstance(worker, DecodeWorker) else worker._requests
+        for request in requests.values():
             yield from request.reqs
 
 

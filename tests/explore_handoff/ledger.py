@@ -11,16 +11,13 @@ from decode.request_states import DecodeState
 from decode.worker import DecodeWorker
 from gateway.control import Control
 from gateway.pairing import Load, decode_load, prefill_load
-from prefill.job_states import JobState
 from prefill.worker import PrefillWorker
 from scheduler.kv_book import KvBook
 from scheduler.page_allocator import PageState
 from scheduler.req import Req
 from tests.explore_handoff.workers import WorkerProcess
 from transfer.landing.events import FATAL
-from transfer.landing.transfer import OPEN
-
-OUT = (DecodeState.REQUESTED, DecodeState.RECEIVING)  # with prefill: what has landed is not whole
+from transfer.states import OPEN, TransferState
 
 
 def check_worker(process: WorkerProcess) -> None:
@@ -30,7 +27,7 @@ def check_worker(process: WorkerProcess) -> None:
         _check_memory(core.planner.book, [job.prompt for job in core._jobs.values()])
         _check_sending(process, core)
     else:
-        _check_memory(core.planner.book, [req for request in core._requests.values() for req in request.reqs])
+        _check_memory(core.planner.book, [req for request in core._requests.by_key.values() for req in request.reqs])
         _check_receiving(process, core)
         _check_refusals(process)
 
@@ -56,7 +53,7 @@ def unrest(processes: Sequence[WorkerProcess], control: Control) -> Iterator[str
         for what in _held(process):
             yield f"{process.name} still has {what}"
         core = process.core
-        peers = set(core._peers) if isinstance(core, PrefillWorker) else set(core._peers._peers)
+        peers = core._peers.by_instance.keys()
         if gone := peers - alive:
             yield f"{process.name} has not been told that {gone} are lost"
 
@@ -66,7 +63,7 @@ def owed(processes: Sequence[WorkerProcess]) -> Iterator[str]:
     for process in processes:
         core = process.core
         if isinstance(core, DecodeWorker):
-            for peer in core._peers._peers.values():
+            for peer in core._peers.by_instance.values():
                 if peer.queued:
                     yield f"{process.name} takes jobs {peer.queued} for queued at {peer.address.worker_id}"
         elif process.sender is not None:
@@ -87,9 +84,9 @@ def _held(process: WorkerProcess) -> Iterator[str]:
         yield "launches in flight"
     if isinstance(core, PrefillWorker):
         if core._jobs or core._job_of or core._waiting or core._computing:
-            yield f"jobs {[(job.assign.request_id, job.state.value) for job in core._jobs.values()]}"
-    elif core._requests or core._reservations._reserved or core._reservations._waiting:
-        yield f"requests {[(request.key, request.state.value) for request in core._requests.values()]}"
+            yield f"jobs {[(job.assign.request_id, job.transfer.state.value) for job in core._jobs.values()]}"
+    elif core._requests.by_key or core._requests.by_reservation or core._requests._lines or core._requests.is_staging:
+        yield f"requests {[(request.key, request.transfer.state.value) for request in core._requests.by_key.values()]}"
     if process.sender is not None and process.sender._transfers:
         yield f"transfers to send {[target.reservation for target in process.sender._transfers]}"
     if process.receiver is not None and process.receiver._transfers:
@@ -117,15 +114,20 @@ def _check_memory(book: KvBook, reqs: list[Req]) -> None:
 def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
     sender = process.sender
     assert sender is not None
-    sending = (JobState.COMPUTING, JobState.SENDING)
-    expected = {job.target for job in core._jobs.values() if job.state in sending and job.sends_kv}
+    sending = (TransferState.REQUESTED, TransferState.SENDING)
+    expected = {job.target for job in core._jobs.values() if job.transfer.state in sending and job.sends_kv}
     assert set(sender._transfers) == expected, "transfers and jobs differ"
     for job in core._jobs.values():
-        assert (job.state is JobState.WAITING) == (job in core._waiting) == (job.prompt.holding is None), job.state
-        assert (job.state is JobState.SENDING) == (job in core._late._at), "a wait without a deadline"
+        state = job.transfer.state
+        assert (state is TransferState.RESERVING) == (job in core._waiting) == (job.prompt.holding is None), state
+        assert (state is TransferState.REQUESTED) == (job in core._computing), state
+        assert (state is TransferState.SENDING) == (job in core._late._at), "a wait without a deadline"
         if (transfer := sender._transfers.get(job.target)) is not None:
+            assert transfer.state is state, f"the job is {state}, and its frames are {transfer.state}"
             assert transfer.source_pages == tuple(job.prompt.held.pages), "it sends pages of somebody else"
-    assert all(job.target.peer.instance in core._peers for job in core._jobs.values()), "a job of a stranger"
+    assert all(job.target.peer.instance in core._peers.by_instance for job in core._jobs.values()), (
+        "a job of a stranger"
+    )
     for queue in sender._peers.values():
         assert len(queue.credit._going_on) <= len(sender._transfers), "bytes in flight of a transfer that has ended"
 
@@ -133,32 +135,34 @@ def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
 def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
     receiver, pages = process.receiver, core.planner.book.pages
     assert receiver is not None
-    reserved, lines = core._reservations._reserved, core._reservations._waiting.values()
-    waiting = {request for line in lines for request in line.values()}
-    for request in core._requests.values():
-        state = request.state
-        assert (state in OUT) == (reserved.get(request.reservation) is request), f"{request.key} is {state}"
-        assert (state is DecodeState.RESERVING) == (request in waiting), f"{request.key} is {state}"
-        assert state not in OUT or request.deadline < inf, "a wait without a deadline"
-        expected = PageState.RESERVED if state in OUT else PageState.OWNED
+    reserved = core._requests.by_reservation
+    waiting = {request for line in core._requests._lines.values() for request in line}
+    for request in core._requests.by_key.values():
+        state = request.transfer.state
+        assert (state in OPEN) == (reserved.get(request.reservation) is request), f"{request.key} is {state}"
+        assert (state is TransferState.RESERVING) == (request in waiting), f"{request.key} is {state}"
+        is_staged = state is TransferState.DELIVERED and request.state is DecodeState.WAITING
+        assert is_staged == (request in core._requests._staged), f"{request.key} is {state}"
+        assert state not in OPEN or request.deadline < inf, "a wait without a deadline"
+        expected = PageState.RESERVED if state in OPEN else PageState.OWNED
         held = {page for req in request.reqs if req.holding for page in req.held.pages}
         assert all(pages._state[page] is expected for page in held), f"pages of {request.key}, which is {state}"
-        known = core._peers.get(request.prefill.instance) is not None
+        known = core._peers.by_instance.get(request.prefill.instance) is not None
         assert known or request.is_handed_over, f"{request.key} waits for a prefill worker that is lost"
-    reqs = [req for request in core._requests.values() for req in request.reqs if req.holding]
+    reqs = [req for request in core._requests.by_key.values() for req in request.reqs if req.holding]
     num_held = len({page for req in reqs for page in req.held.pages})
     counts = pages.counts()
     assert counts.owned + counts.reserved == num_held, f"reserved without an owner: {counts}, {num_held} held"
     for reservation, request in reserved.items():
-        assert core._requests.get(request.key) is request, f"reservation {reservation} without an owner"
+        assert core._requests.by_key.get(request.key) is request, f"reservation {reservation} without an owner"
         transfer = receiver._transfers.get(reservation)
         assert (transfer is None) == (not request.gets_kv), f"reservation {reservation} cannot be received"
         if transfer is not None:
             prompt_pages = request.reqs[0].held.pages[: core.planner.layout.num_pages(request.prompt_len)]
             assert transfer._pages == tuple(prompt_pages), "frames may land in pages of somebody else"
-            assert transfer.state in OPEN, f"reservation {reservation} is {transfer.state}"
+            assert transfer.state is request.transfer.state, f"{request.key} has not heard that it is {transfer.state}"
     assert set(receiver._transfers) <= set(reserved), "frames may land for a request that is gone"
-    for peer in core._peers._peers.values():
+    for peer in core._peers.by_instance.values():
         assert set(peer.queued) <= set(reserved), "a job that has ended still takes credit"
         assert peer.tokens_queued == sum(peer.queued.values()), "job credit is counted wrong"
 
@@ -179,7 +183,7 @@ def holders(processes: Sequence[WorkerProcess], request_id: str) -> list[str]:
         if isinstance(core, PrefillWorker):
             ids = {job.assign.request_id for job in core._jobs.values()}
         else:
-            ids = {request.assign.request_id for request in core._requests.values()}
+            ids = {request.assign.request_id for request in core._requests.by_key.values()}
         if request_id in ids:
             found.append(process.name)
     return found

@@ -230,7 +230,7 @@ class WorkerProcess:
     def _writer_of(self, page: int) -> int | None:
         """The prefill instance that a page is reserved for."""
         assert isinstance(self.core, DecodeWorker)
-        for request in self.core._reservations._reserved.values():
+        for request in self.core._requests.by_reservation.values():
             if any(req.holding and page in req.holding.pages for req in request.reqs):
                 return request.prefill.instance
         return None

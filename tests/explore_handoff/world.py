@@ -261,7 +261,7 @@ def _constants(scenario: Scenario) -> Iterator[None]:
         "decode.worker.HANDOVER_DEADLINE_S": handover_s,
         "decode.worker.HANDOVER_S_PER_TOKEN": 0.0,
         "prefill.worker.DELIVERY_DEADLINE_S": delivery_s,
-        "prefill.worker.JOB_TOKENS": scenario.job_tokens,
+        "prefill.decode_peers.JOB_TOKENS": scenario.job_tokens,
         "transfer.sending.frame_sender.FRAME_BYTES": scenario.frame_bytes,
         "transfer.sending.frame_sender.IN_PLACE_FRAME_BYTES": scenario.frame_bytes,
         "transfer.sending.frame_sender.GATHER_BELOW": scenario.gather_below,

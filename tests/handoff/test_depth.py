@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from decode.request_states import DecodeState
 from scheduler.planner import Launched
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams import Stream
 from scheduler.streams_host import InlineStream
 from tests.cluster import Worker
-from tests.decode.driving import drive_to, greedy, make_cluster, prompt_of
+from tests.decode.driving import Phase, drive_to, greedy, make_cluster, prompt_of
 from tests.scheduler.building import ManualStream
 
 
@@ -70,10 +69,10 @@ def test_a_prebuilt_batch_is_in_the_launch_of_the_step_in_which_its_kv_was_there
 
     monkeypatch.setattr(decode.planner, "launch", note)
     cluster.assign("company", prompt_of("company", 20), greedy(100))
-    drive_to(cluster, "company", DecodeState.RUNNING)
+    drive_to(cluster, "company", Phase.RUNNING)
     assert decoded == ["company"]
     cluster.assign("r", prompt_of("r", 20), greedy(8))
-    drive_to(cluster, "r", DecodeState.RUNNING)
+    drive_to(cluster, "r", Phase.RUNNING)
     assert decoded == ["company", "r"]
     cluster.close()
 

@@ -159,7 +159,7 @@ class Traffic:
             assert not worker.busy
         for decode in self.cluster.decodes.values():
             for instance in self.cluster.prefills:
-                if (peer := decode._peers.get(instance)) is not None:
+                if (peer := decode._peers.by_instance.get(instance)) is not None:
                     assert not peer.queued, "job credit is lost"
 
 

@@ -59,8 +59,8 @@ DEVICES = (
     ),
     Mutant(
         "KV is decoded before it is on the device",
-        "DecodeWorker._prebuild",
-        "self.planner.is_over(__landing)",
+        "Requests.take_staged",
+        "self._planner.is_over(__landing)",
         "True",
         "decode reads what was never written",
         (),

@@ -13,7 +13,7 @@ def _mutant(name: str, function: str, old: str, new: str, why: str) -> Mutant:
 HANDOFF = (
     _mutant(
         "frames may land for a request that is gone",
-        "Reservations.close",
+        "Requests.close",
         "self._receiver.release(...)",
         "",
         "the pages have a new owner by then",
@@ -83,7 +83,7 @@ HANDOFF = (
     ),
     _mutant(
         "prefill keeps the jobs of a decode worker that is lost",
-        "PrefillWorker._lose_peer",
+        "PrefillWorker.on_session_lost",
         "owner == instance",
         "owner < 0",
         "their pages wait for a word that nobody will say",
@@ -118,7 +118,7 @@ HANDOFF = (
     ),
     Mutant(
         "job credit comes back only where prefill says so",
-        "Reservations.close",
+        "PrefillPeers.closed",
         "peer.settle(...)",
         "",
         "the credit of a job that fails or is cancelled never comes back",
@@ -239,7 +239,7 @@ HANDOFF = (
     ),
     Mutant(
         "the youngest of those that wait is admitted first",
-        "Reservations._next",
+        "Requests._next",
         "min(...)",
         "max(...)",
         "an old request starves",

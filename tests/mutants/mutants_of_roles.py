@@ -22,6 +22,15 @@ ROLES = (
         ("tests/prefill/test_decode_sessions.py",),
     ),
     Mutant(
+        "a transfer is delivered when one of its ranks is",
+        "least",
+        "min(...)",
+        "max(...)",
+        "the row is decoded without the KV of the others",
+        (),
+        ("tests/transfer/test_states.py",),
+    ),
+    Mutant(
         "what the last frame does not find is waited for",
         "ReceiveTransfer._may_get_more",
         "not self._in_order",
@@ -208,8 +217,8 @@ ROLES = (
     ),
     Mutant(
         "a greeting anew keeps the jobs of the one before",
-        "PrefillWorker._on_hello",
-        "self._lose_peer(...)",
+        "PrefillWorker.on_peer",
+        "self.on_session_lost(...)",
         "",
         "pages of which nobody tells are quarantined for ever",
         (),

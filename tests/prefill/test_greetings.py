@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefill.worker import JOB_TOKENS
+from prefill.decode_peers import JOB_TOKENS
 from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import PeerLost
 from protocol.messages_handoff import Hello, HelloAccepted, HelloRefused, JobFailed, KvDelivered

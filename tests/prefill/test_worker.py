@@ -7,7 +7,8 @@ from typing import cast
 import pytest
 
 from model.paged_kv import PagedKv
-from prefill.worker import JOB_TOKENS, PrefillWorker
+from prefill.decode_peers import JOB_TOKENS
+from prefill.worker import PrefillWorker
 from protocol.fingerprint import Fingerprint, pack_weights
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign, CancelRequest, FirstToken, PeerLost, RankEndpoint, WorkerAddress
@@ -156,7 +157,7 @@ def test_a_greeting_is_answered_with_credit() -> None:
 
 def test_another_layout_or_model_is_refused_with_both_values() -> None:
     bench = Bench(greeted=False)
-    bench.worker._fingerprint = pack_weights("print", {"w": bytes(8)})
+    bench.worker._peers._fingerprint = pack_weights("print", {"w": bytes(8)})
     layout = bench.planner.layout
     bench.worker.on_peer(
         7, Hello(DECODE, replace(layout, groups=(replace(layout.groups[0], head_dim=64),)), Fingerprint("print"))

@@ -5,13 +5,11 @@ from typing import get_args
 
 import pytest
 
-from decode.request_states import DecodeState
 from decode.worker import DecodeWorker
-from prefill.job_states import JobState
 from prefill.worker import PrefillWorker
 from protocol.messages_gateway import RequestFailed, Tokens
 from tests.cluster import Worker
-from tests.decode.driving import VOCAB, greedy, prompt_of, reference
+from tests.decode.driving import VOCAB, Phase, greedy, phase_of, prompt_of, reference
 from tests.doubles.hash_model import FakeRunner
 from tests.retry.controlled import Controlled, Loss
 from unified.worker import UnifiedWorker
@@ -38,20 +36,20 @@ def expect_exact(cluster: Controlled, name: str, length: int = LENGTH) -> None:
 # ---- phases: what a worker that is about to die is at ----
 
 
-def decoding(states: set[DecodeState], outputs: range = range(NUM_TOKENS)) -> Callable[[Worker], bool]:
+def decoding(states: set[Phase], outputs: range = range(NUM_TOKENS)) -> Callable[[Worker], bool]:
     def is_there(worker: Worker) -> bool:
         return isinstance(worker, DecodeWorker) and any(
-            request.state in states and len(request.reqs[-1].outputs) in outputs
-            for request in worker._requests.values()
+            phase_of(request) in states and len(request.reqs[-1].outputs) in outputs
+            for request in worker._requests.by_key.values()
         )
 
     return is_there
 
 
-def prefilling(state: JobState, computed: range = range(LENGTH + NUM_TOKENS)) -> Callable[[Worker], bool]:
+def prefilling(state: Phase, computed: range = range(LENGTH + NUM_TOKENS)) -> Callable[[Worker], bool]:
     def is_there(worker: Worker) -> bool:
         return isinstance(worker, PrefillWorker) and any(
-            job.state is state and job.prompt.num_computed in computed for job in worker._jobs.values()
+            phase_of(job) is state and job.prompt.num_computed in computed for job in worker._jobs.values()
         )
 
     return is_there
@@ -76,18 +74,18 @@ def finishing(worker: Worker) -> bool:
 
 
 DECODE_PHASES = {
-    "reserving": decoding({DecodeState.RESERVING}),
-    "requested": decoding({DecodeState.REQUESTED}),
-    "receiving": decoding({DecodeState.RECEIVING}),
-    "prebuilt": decoding({DecodeState.RUNNING}, range(1, 3)),  # the step that merges it may process one launch, too
-    "decoding": decoding({DecodeState.RUNNING}, range(5, 6)),
+    "reserving": decoding({Phase.RESERVING}),
+    "requested": decoding({Phase.REQUESTED}),
+    "receiving": decoding({Phase.RECEIVING}),
+    "prebuilt": decoding({Phase.RUNNING}, range(1, 3)),  # the step that merges it may process one launch, too
+    "decoding": decoding({Phase.RUNNING}, range(5, 6)),
     "finishing": finishing,
 }
 PREFILL_PHASES = {
-    "waiting": prefilling(JobState.WAITING),
-    "computing the first chunk": prefilling(JobState.COMPUTING, range(1, 8)),
-    "computing the last chunk": prefilling(JobState.COMPUTING, range(LENGTH, LENGTH + 1)),
-    "sending": prefilling(JobState.SENDING),
+    "waiting": prefilling(Phase.WAITING),
+    "computing the first chunk": prefilling(Phase.COMPUTING, range(1, 8)),
+    "computing the last chunk": prefilling(Phase.COMPUTING, range(LENGTH, LENGTH + 1)),
+    "sending": prefilling(Phase.SENDING),
 }
 UNIFIED_PHASES = {
     "waiting": running(range(1), range(1)),
@@ -272,7 +270,7 @@ def test_what_an_older_attempt_still_says_is_dropped_and_counted() -> None:
     cluster.say(key, RequestFailed("r", 0, "unavailable", "it is told to fail"))
     assert [worker_id for worker_id, _ in cluster.assigns] == [first, "decode-1" if first == "decode-0" else "decode-0"]
     cluster.say(key, RequestFailed("r", 0, "internal_error", "again"))
-    cluster.run(lambda: client.is_done and not any(each._requests for each in cluster.decodes.values()))
+    cluster.run(lambda: client.is_done and not any(each._requests.by_key for each in cluster.decodes.values()))
     assert cluster.control.dispatch.requests.num_dropped >= 2, "the old attempt went on, because nobody ended it"
     expect_exact(cluster, "r")
     cluster.finish()

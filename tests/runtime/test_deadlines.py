@@ -11,7 +11,7 @@ def test_those_whose_time_has_come_are_named_once_the_earliest_first() -> None:
         deadlines.set(key, at)
     assert deadlines.due(0.9) == []
     assert deadlines.due(2.0) == ["a", "b", "again"]
-    assert deadlines.due(2.0) == [] and len(deadlines) == 1
+    assert deadlines.due(2.0) == [] and list(deadlines) == ["c"]
 
 
 def test_the_last_word_counts() -> None:
@@ -50,7 +50,7 @@ def test_as_a_table_that_is_looked_through(words: list[tuple[int, int | None] | 
         else:
             deadlines.set(word[0], word[1])
             table[word[0]] = word[1]
-        assert len(deadlines) == len(table)
+        assert set(deadlines) == set(table)
 
 
 def test_what_counts_no_more_is_not_kept() -> None:
@@ -58,7 +58,7 @@ def test_what_counts_no_more_is_not_kept() -> None:
     for number in range(10_000):
         deadlines.set(number, 1e9)
         deadlines.drop(number - 3)
-    assert len(deadlines._heap) < 200 and len(deadlines) == 3
+    assert len(deadlines._heap) < 200 and len(list(deadlines)) == 3
 
 
 def test_a_look_costs_the_same_however_many_wait() -> None:

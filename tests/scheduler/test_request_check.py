@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from decode.request_states import DecodeState
 from protocol.errors import WireError
 from protocol.frame import LastMessage
 from protocol.kv_layout import KvLayout
@@ -26,6 +25,7 @@ from protocol.request import SamplingParams
 from scheduler.request_check import first_tokens_fault, request_fault
 from tests.decode.driving import (
     VOCAB,
+    Phase,
     drive_to,
     expect_exact,
     expect_rest,
@@ -58,7 +58,7 @@ NAMES = [str(index) for index in range(len(NONSENSE) + 1)]
 def test_an_assign_that_makes_no_sense(topology: str, changes: dict[str, Any], says: str) -> None:
     cluster = make_cluster(topology)
     cluster.assign("fine", prompt_of("fine", 30), PARAMS, 2)
-    drive_to(cluster, "fine", DecodeState.RUNNING) if topology == "1P1D" else [cluster.step() for _ in range(9)]
+    drive_to(cluster, "fine", Phase.RUNNING) if topology == "1P1D" else [cluster.step() for _ in range(9)]
     prefill = None if topology == "1U" else next(iter(cluster.addresses.values()))
     assign = replace(Assign("bad", 0, PROMPT, PARAMS, 1, prefill), **changes)
     cluster.workers[-1].on_gateway(assign)
@@ -82,7 +82,7 @@ def test_a_job_that_makes_no_sense(changes: dict[str, Any], says: str) -> None:
     cluster = make_cluster()
     (prefill,) = cluster.prefills.values()
     cluster.assign("fine", prompt_of("fine", 30), PARAMS, 2)
-    drive_to(cluster, "fine", DecodeState.REQUESTED)
+    drive_to(cluster, "fine", Phase.REQUESTED)
     reservation = changes.get("reservation", 77)
     asked = {name: value for name, value in changes.items() if name != "reservation"}
     prefill.on_peer(200, PrefillJob(replace(Assign("bad", 0, PROMPT, PARAMS, 1, None), **asked), reservation))
@@ -97,7 +97,7 @@ def test_a_job_that_starts_within_a_page_fails_with_one_sentence() -> None:
     cluster = make_cluster()
     (prefill,) = cluster.prefills.values()
     cluster.assign("fine", prompt_of("fine", 30), PARAMS, 2)
-    drive_to(cluster, "fine", DecodeState.REQUESTED)
+    drive_to(cluster, "fine", Phase.REQUESTED)
     size, later = prefill.planner.book.page_size, 2**62
     prefill.on_peer(200, PrefillJob(Assign("bad", 0, PROMPT, PARAMS, 1, None), later, start=1))
     prefill.step()
@@ -137,8 +137,8 @@ def test_first_tokens_that_make_no_sense(tokens: tuple[int, ...], says: str, ear
     (decode,) = cluster.decodes.values()
     cluster.assign("fine", prompt_of("fine", 30), greedy(40))
     cluster.assign("r", list(PROMPT), PARAMS, 2)
-    drive_to(cluster, "r", DecodeState.REQUESTED)
-    request = decode._requests["r", 0]
+    drive_to(cluster, "r", Phase.REQUESTED)
+    request = decode._requests.by_key["r", 0]
     if early:
         decode.on_peer(request.prefill.instance, JobFinishedEarly(request.reservation, tokens))
     else:
@@ -153,7 +153,7 @@ def test_a_greeting_under_another_name_is_refused() -> None:
     cluster = make_cluster()
     (prefill,) = cluster.prefills.values()
     hello = Hello(
-        WorkerAddress("decode-9", 9, ranks=(RankEndpoint("x"),)), prefill.planner.layout, prefill._fingerprint
+        WorkerAddress("decode-9", 9, ranks=(RankEndpoint("x"),)), prefill.planner.layout, prefill._peers._fingerprint
     )
     prefill.on_peer(8, hello)
     ((to, refused),) = prefill.outbox.decode
@@ -169,8 +169,8 @@ def test_job_credit_is_granted_once() -> None:
     cluster = make_cluster()
     (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
     cluster.assign("r", list(PROMPT), PARAMS)
-    drive_to(cluster, "r", DecodeState.REQUESTED)
-    peer = decode._peers.get(prefill)
+    drive_to(cluster, "r", Phase.REQUESTED)
+    peer = decode._peers.by_instance.get(prefill)
     assert peer is not None
     before = peer.granted
     decode.on_peer(prefill, HelloAccepted(cluster.addresses[prefill], 10**9, decode.planner.layout))

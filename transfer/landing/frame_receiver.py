@@ -17,10 +17,11 @@ from transfer.in_place.device_moves import Moving
 from transfer.in_place.device_pools import DeviceReader
 from transfer.in_place.writers import Writers
 from transfer.landing.events import CreditReturned, Delivered, FrameRejected, LastInDoubt, ReceiverEvent, Rejection
-from transfer.landing.transfer import OPEN, ReceiveTransfer
+from transfer.landing.transfer import ReceiveTransfer
 from transfer.memory import PageMemory
 from transfer.offers import ANSWER, OFFER, Agreed, Answer
 from transfer.plan.copying import Copy
+from transfer.states import OPEN
 from transfer.wire import Arrivals, Pollable
 
 POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll: about 2 ms of copying

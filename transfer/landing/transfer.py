@@ -1,14 +1,11 @@
 """The receiving side of one reservation as a state machine: which frame may land where, and when it is complete. Pure.
 
-    REQUESTED --first frame--> RECEIVING --all landed, digest agrees--> DELIVERED
-        any of the first two --> CANCELLED (released) | FAILED
-
-A (layer, page) lands at most once, and nothing lands in any state but the first two. The last frame may arrive at any
-time: first, last or in between. If frames keep their order, what is missing after it never arrives.
+It begins in REQUESTED (transfer/states.py). A (layer, page) lands at most once, and nothing lands in any state but
+REQUESTED and RECEIVING. The last frame may arrive at any time: first, last or in between. If frames keep their order,
+what is missing after it never arrives.
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
 
 from protocol.errors import WireError
 from protocol.frame import LAST_MESSAGE, Check, FrameHeader, LastMessage, extend_digest
@@ -26,27 +23,7 @@ from transfer.landing.events import (
 from transfer.plan.copying import Copy
 from transfer.plan.frames import start_fault
 from transfer.plan.reslice import Shard, moves_of
-
-
-class ReceiveState(StrEnum):
-    """The state of a reservation, as decode's data plane sees it."""
-
-    REQUESTED = "requested"
-    RECEIVING = "receiving"
-    DELIVERED = "delivered"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-
-_ENDS = frozenset({ReceiveState.CANCELLED, ReceiveState.FAILED})
-RECEIVE_MOVES: dict[ReceiveState, frozenset[ReceiveState]] = {
-    ReceiveState.REQUESTED: _ENDS | {ReceiveState.RECEIVING},
-    ReceiveState.RECEIVING: _ENDS | {ReceiveState.DELIVERED},
-    ReceiveState.DELIVERED: frozenset(),
-    ReceiveState.CANCELLED: frozenset(),
-    ReceiveState.FAILED: frozenset(),
-}
-OPEN = frozenset({ReceiveState.REQUESTED, ReceiveState.RECEIVING})
+from transfer.states import MOVES, OPEN, TransferState
 
 
 class ReceiveTransfer:
@@ -74,7 +51,7 @@ class ReceiveTransfer:
         assert fault is None, fault
         assert len(pages) == layout.num_pages(num_tokens - start), (len(pages), num_tokens, start)
 
-        self.state = ReceiveState.REQUESTED
+        self.state = TransferState.REQUESTED
         self.last: LastMessage | None = None
         self.failure = ""  # the reason, when FAILED
         self.is_in_place = in_place
@@ -139,13 +116,13 @@ class ReceiveTransfer:
 
     def fail(self, reason: str) -> None:
         """The KV cannot be used."""
-        self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.FAILED)
+        self.state = advance(MOVES, self.state, TransferState.FAILED)
         self.failure = reason
 
     def release(self) -> None:
         """The pages are no longer ours. A delivered or failed reservation keeps its state."""
         if self.state in OPEN:
-            self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.CANCELLED)
+            self.state = advance(MOVES, self.state, TransferState.CANCELLED)
 
     def _take_last(self, header: FrameHeader, payload: Sequence[memoryview]) -> list[ReceiverEvent]:
         if self.last is not None:
@@ -208,8 +185,8 @@ class ReceiveTransfer:
 
     def _received(self, header: FrameHeader) -> list[ReceiverEvent]:
         events: list[ReceiverEvent] = []
-        if self.state is ReceiveState.REQUESTED:
-            self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.RECEIVING)
+        if self.state is TransferState.REQUESTED:
+            self.state = advance(MOVES, self.state, TransferState.RECEIVING)
             events.append(FirstFrame(header.reservation))
         if self.last is None:
             return events
@@ -226,6 +203,6 @@ class ReceiveTransfer:
         elif self._digest != self.last.digest:
             self.fail(f"the digest of what landed is {self._digest:#x}, the sender announced {self.last.digest:#x}")
         else:
-            self.state = advance(RECEIVE_MOVES, self.state, ReceiveState.DELIVERED)
+            self.state = advance(MOVES, self.state, TransferState.DELIVERED)
             return [*events, Delivered(header.reservation, self.last, self.is_on_device)]
         return [*events, TransferFailed(header.reservation, self.failure)]

@@ -21,6 +21,7 @@ from transfer.memory import PageMemory
 from transfer.offers import ANSWER, OFFER, Answer
 from transfer.plan.frames import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame, start_fault
 from transfer.sending.transfer import DEVICE_WINDOW_BYTES, WINDOW_BYTES, Frame, PeerQueue, SendTransfer, Target
+from transfer.states import TransferState
 from transfer.wire import Part, Reading, Wire
 
 GATHER_BELOW = 64 * 1024  # bytes: runs that are shorter on average are gathered
@@ -127,12 +128,13 @@ class FrameSender:
 
     def cancel(self, target: Target) -> None:
         """Nothing more is sent or written after this call. Waits for what a device has begun. Idempotent."""
-        self._end(target, "cancelled")
+        self._end(target, TransferState.CANCELLED)
 
     def delivered(self, target: Target) -> None:
         """KvDelivered has arrived. Before the last frame was sent, that is a failure."""
         transfer = self._transfers.get(target)
-        self._end(target, "delivered" if transfer is not None and transfer.last_sent else "failed")
+        is_sent = transfer is not None and self._peers[target.peer.instance].has_sent(transfer)
+        self._end(target, TransferState.DELIVERED if is_sent else TransferState.FAILED)
 
     def add_credit(self, instance: int, reservation: int, num_bytes: int) -> None:
         """DataCredit has arrived from the decode worker `instance`. Sends the frames that waited for it."""
@@ -194,13 +196,14 @@ class FrameSender:
             raise WireError(f"pages {min(pages)} to {max(pages)}, expected 1 to {pool.num_pages - 1}")
         return pool
 
-    def _end(self, target: Target, outcome: str) -> None:
+    def _end(self, target: Target, state: TransferState) -> None:
         transfer = self._transfers.pop(target, None)
         if transfer is not None:
+            transfer.move(state)
             peer = self._peers[target.peer.instance]
             peer.drop(transfer)
             peer.credit.end(target.reservation)
-            self._totals[f"transfers_{outcome}"] += 1
+            self._totals[f"transfers_{state}"] += 1
 
     def _pump(self, instance: int) -> None:
         peer = self._peers[instance]

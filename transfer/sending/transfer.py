@@ -1,7 +1,7 @@
 """The sending side without socket and memory: one transfer, one peer's credit, one peer's queue.
 
 Frames wait for their turn, those of older transfers first. The last frame of a transfer is queued after all its KV
-frames, so its digest is complete when its turn comes. prefill/job_states.py has the states of the job.
+frames, so its digest is complete when its turn comes. transfer/states.py has the states of a transfer.
 """
 
 from collections import Counter, deque
@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout, full_pages
 from protocol.messages_gateway import Stamp, WorkerAddress
+from runtime.state_table import advance
 from transfer.in_place.device_moves import Moving
 from transfer.plan.copying import Copy, Runs, whole_pages
 from transfer.plan.frames import FRAME_BYTES, KvFrame, final_pages, frames_of
 from transfer.plan.reslice import Shard, moves_of
+from transfer.states import MOVES, TransferState
 
 WINDOW_BYTES = 32 * 1024 * 1024  # payload in flight to one peer; a larger frame goes alone
 DEVICE_WINDOW_BYTES = 512 * 1024 * 1024  # the same between devices: takes no memory, but a transfer's end waits for it
@@ -63,9 +65,8 @@ class SendTransfer:
 
         self.target = target
         self.source_pages = tuple(source_pages)
-        self.is_finished = False
+        self.state = TransferState.REQUESTED
         self.num_sent = 0  # frames of any kind
-        self.last_sent = False
 
         self._layout = layout
         self._place = place
@@ -79,7 +80,7 @@ class SendTransfer:
 
     def layer_ready(self, layer: int, num_final: int) -> Iterator[KvFrame]:
         """The frames that become ready when tokens [0, num_final) of `layer` are final. Each is returned once."""
-        assert not self.is_finished, "the last frame is queued"
+        assert self.state is TransferState.REQUESTED, "the last frame is queued"
         assert 0 <= num_final <= self._num_tokens, (num_final, self._num_tokens)
         start = self._ready_pages[layer]
         end = max(start, final_pages(self._layout, num_final, self._num_tokens))
@@ -90,9 +91,12 @@ class SendTransfer:
         """The last frame. Every layer must be ready in full."""
         total = len(self.source_pages)
         assert all(ready == total for ready in self._ready_pages), (self._ready_pages, total)
-        assert not self.is_finished, "the last frame is queued"
-        self.is_finished = True
+        self.move(TransferState.SENDING)
         return LastFrame(first_tokens, stamps)
+
+    def move(self, state: TransferState) -> None:
+        """Advances the state machine."""
+        self.state = advance(MOVES, self.state, state)
 
     def header(self, frame: Frame, sender_instance: int) -> FrameHeader:
         """The frame's header, not yet sealed. `frame` must be the next to be sent."""
@@ -155,9 +159,7 @@ class SendTransfer:
     def sent(self, header: FrameHeader) -> None:
         """The frame with this sealed header has left."""
         self.num_sent += 1
-        if header.is_last:
-            self.last_sent = True
-        else:
+        if not header.is_last:
             self._digest = extend_digest(self._digest, header)
 
 
@@ -238,6 +240,10 @@ class PeerQueue:
     def push(self, transfer: SendTransfer, frame: Frame) -> None:
         """Queues a frame."""
         self._waiting.setdefault(transfer, deque()).append(frame)
+
+    def has_sent(self, transfer: SendTransfer) -> bool:
+        """Whether the transfer's last frame has left."""
+        return transfer.state is TransferState.SENDING and not self._waiting.get(transfer)
 
     def head(self) -> tuple[SendTransfer, Frame] | None:
         """The next frame. It stays queued until pop()."""

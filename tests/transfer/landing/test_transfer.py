@@ -1,11 +1,10 @@
 from dataclasses import replace
 from functools import partial
-from itertools import permutations, product
+from itertools import permutations
 
 import pytest
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage
-from runtime.state_table import advance
 from tests.transfer.memory import LAYOUT, TWO_GROUPS
 from transfer.landing.events import (
     FATAL,
@@ -16,8 +15,9 @@ from transfer.landing.events import (
     Rejection,
     TransferFailed,
 )
-from transfer.landing.transfer import RECEIVE_MOVES, ReceiveState, ReceiveTransfer
+from transfer.landing.transfer import ReceiveTransfer
 from transfer.plan.copying import Copy
+from transfer.states import TransferState
 
 NUM_TOKENS, PAGES = 6, (5, 2)  # a full page and half of another
 BLANK = FrameHeader(0, 77, 4, 1, 0, 0, 2, NUM_TOKENS, 2 * LAYOUT.layer(0).page_bytes)
@@ -45,24 +45,15 @@ def receive(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = 
     return taken
 
 
-@pytest.mark.parametrize("state,to", list(product(ReceiveState, ReceiveState)))
-def test_the_whole_table_of_moves(state: ReceiveState, to: ReceiveState) -> None:
-    if to in RECEIVE_MOVES[state]:
-        assert advance(RECEIVE_MOVES, state, to) is to
-    else:
-        with pytest.raises(AssertionError, match=f"illegal move {state.name} -> {to.name}"):
-            advance(RECEIVE_MOVES, state, to)
-
-
 @pytest.mark.parametrize("order", list(permutations([*FRAMES, LAST_HEADER])))
 def test_delivered_when_all_is_there_in_any_order(order: tuple[FrameHeader, ...]) -> None:
     transfer = reserved()
-    assert transfer.state is ReceiveState.REQUESTED
+    assert transfer.state is TransferState.REQUESTED
     for header in order[:-1]:
         receive(transfer, header)
-        assert transfer.state is ReceiveState.RECEIVING
+        assert transfer.state is TransferState.RECEIVING
     receive(transfer, order[-1])
-    assert transfer.state is ReceiveState.DELIVERED
+    assert transfer.state is TransferState.DELIVERED
     assert transfer.last == LAST
     assert {receive(transfer, header) for header in order} == {Rejection.NOT_RECEIVING}
 
@@ -101,7 +92,7 @@ def test_a_frame_that_does_not_fit_is_refused_by_name(change: dict[str, int], re
     assert transfer.take(wrong) == events
     for header in [*FRAMES, LAST_HEADER]:  # a frame of somebody else left no trace
         receive(transfer, header)
-    assert transfer.state is (ReceiveState.FAILED if reason in FATAL else ReceiveState.DELIVERED)
+    assert transfer.state is (TransferState.FAILED if reason in FATAL else TransferState.DELIVERED)
 
 
 @pytest.mark.parametrize("change", [{}, {"sender_instance": 78}, {"attempt": 0}])
@@ -117,7 +108,7 @@ def test_damage_fails_the_transfer_whose_sender_and_attempt_the_frame_names(
         events = transfer.take(header, (), Rejection.CHECKSUM)
     refused = FrameRejected(Rejection.CHECKSUM, header)
     assert events == [refused, *[TransferFailed(4, "frame 0 was refused: checksum")] * (not change)]
-    assert transfer.state is (ReceiveState.REQUESTED if change else ReceiveState.FAILED)
+    assert transfer.state is (TransferState.REQUESTED if change else TransferState.FAILED)
     again = transfer.take(header, (), Rejection.CHECKSUM)
     assert again == [refused], "a transfer fails once"
 
@@ -169,7 +160,7 @@ def test_what_lies_before_the_start_is_refused_and_not_awaited() -> None:
         copy = receive(transfer, frame)
         assert isinstance(copy, Copy) and copy.targets.spans == [(512, 576), (640, 704)]
     assert receive(transfer, LAST_HEADER) is None
-    assert transfer.state is ReceiveState.DELIVERED
+    assert transfer.state is TransferState.DELIVERED
 
 
 def test_a_page_lands_at_most_once() -> None:
@@ -186,7 +177,7 @@ def test_a_frame_is_claimed_before_its_copy_has_ended() -> None:
     transfer = reserved()
     assert isinstance(take(transfer, FRAMES[0]), Copy)
     assert take(transfer, FRAMES[0]) is Rejection.ALREADY_LANDED
-    assert transfer.state is ReceiveState.REQUESTED
+    assert transfer.state is TransferState.REQUESTED
 
 
 @pytest.mark.parametrize(
@@ -203,7 +194,7 @@ def test_an_announcement_that_does_not_agree_fails_the_transfer(last: LastMessag
     receive(transfer, LAST_HEADER, last)
     for header in FRAMES:
         receive(transfer, header)
-    assert transfer.state is ReceiveState.FAILED
+    assert transfer.state is TransferState.FAILED
     assert why in transfer.failure
 
 
@@ -212,7 +203,7 @@ def test_nothing_lands_after_release_or_failure() -> None:
     released.release()
     failed.fail("because")
     failed.release()
-    assert (released.state, failed.state) == (ReceiveState.CANCELLED, ReceiveState.FAILED)
+    assert (released.state, failed.state) == (TransferState.CANCELLED, TransferState.FAILED)
     assert take(released, FRAMES[0]) is Rejection.NOT_RECEIVING
     assert take(failed, LAST_HEADER) is Rejection.NOT_RECEIVING
 
@@ -220,7 +211,7 @@ def test_nothing_lands_after_release_or_failure() -> None:
 def test_a_prompt_without_pages_needs_only_the_last_frame() -> None:
     transfer = ReceiveTransfer(LAYOUT, 1, 77, (), 0)
     receive(transfer, LAST_HEADER, LastMessage((9,), 0, 0))
-    assert transfer.state is ReceiveState.DELIVERED
+    assert transfer.state is TransferState.DELIVERED
 
 
 def test_in_order_the_last_frame_waits_for_what_is_landing_and_for_nothing_else() -> None:
@@ -228,7 +219,7 @@ def test_in_order_the_last_frame_waits_for_what_is_landing_and_for_nothing_else(
     receive(transfer, FRAMES[0])
     assert isinstance(take(transfer, FRAMES[1]), Copy)
     receive(transfer, LAST_HEADER)
-    assert transfer.state is ReceiveState.RECEIVING, "a device checks the second"
+    assert transfer.state is TransferState.RECEIVING, "a device checks the second"
     transfer.landed(FRAMES[1])
-    assert transfer.state is ReceiveState.FAILED
+    assert transfer.state is TransferState.FAILED
     assert transfer.failure == "3 frames were announced; 2 landed with 4 of 6 pages"

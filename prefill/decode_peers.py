@@ -1,0 +1,73 @@
+"""The decode workers of a prefill worker: which have said Hello, and which were lost."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from protocol.errors import LayoutMismatch, WireError
+from protocol.fingerprint import Fingerprint, difference
+from protocol.kv_layout import KvLayout, mismatch
+from protocol.messages_gateway import WorkerAddress
+from protocol.messages_handoff import Hello, HelloAccepted, HelloRefused
+from transfer.sending.frame_sender import FrameSender
+
+JOB_TOKENS = 16_384  # queued prompt tokens granted to each decode worker
+LOST_REMEMBERED = 1000  # the gateway has told older lost workers to end long ago
+
+
+@dataclass
+class DecodePeer:
+    """A decode worker that has said hello."""
+
+    address: WorkerAddress
+    newest: int = -1  # the last job's reservation; reservations ascend
+
+
+class DecodePeers:
+    """Peers by instance, and the answer to their Hello."""
+
+    def __init__(self, address: WorkerAddress, layout: KvLayout, fingerprint: Fingerprint, sender: FrameSender) -> None:
+        self._address = address
+        self._layout = layout
+        self._fingerprint = fingerprint
+        self._sender = sender
+        self.by_instance: dict[int, DecodePeer] = {}
+        self._lost: deque[int] = deque(maxlen=LOST_REMEMBERED)  # instances
+
+    def answer(self, instance: int, hello: Hello) -> HelloAccepted | HelloRefused:
+        """Takes a new peer, or one that was forgotten, if KV can move between the two."""
+        try:
+            self._check(instance, hello)
+            offer = self._sender.attach(instance, hello.layout, hello.offer)
+        except WireError as error:
+            return HelloRefused(error.message)
+
+        self.by_instance[instance] = DecodePeer(hello.address)
+        return HelloAccepted(address=self._address, job_tokens=JOB_TOKENS, layout=self._layout, offer=offer)
+
+    def _check(self, instance: int, hello: Hello) -> None:
+        """LayoutMismatch, naming both values, if KV cannot move to this decode worker.
+
+        WireError if it was lost: the gateway will not report it again.
+        """
+        if instance in self._lost:
+            raise WireError(f"worker {hello.address.worker_id!r} was declared lost; this instance may not return")
+        here, there = self._address.worker_id, hello.address.worker_id
+        reason = mismatch(self._layout, hello.layout, here, there)
+        if hello.address.instance != instance:  # jobs are kept by the connection's instance, transfers by the address's
+            reason = f"address.instance: got {hello.address.instance}, expected {instance}, as the connection says"
+        reason = reason or difference(self._fingerprint, hello.fingerprint, here, there)
+        if reason is not None:
+            raise LayoutMismatch(reason)
+
+    def forget(self, instance: int) -> None:
+        """Drops a peer and every transfer to it. It may greet again."""
+        self._sender.drop_peer(instance)
+        self.by_instance.pop(instance, None)
+
+    def refuse(self, instance: int) -> None:
+        """The gateway has declared an instance lost: it may not greet again."""
+        self._lost.append(instance)
+
+    def refuse_none(self) -> None:
+        """There is a new gateway, which may admit those that the old one had lost."""
+        self._lost.clear()

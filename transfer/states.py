@@ -1,0 +1,62 @@
+"""The states of a transfer. The same ones hold at both ends, for the request or job and for the frames.
+
+    RESERVING -> REQUESTED -> RECEIVING (decode) or SENDING (prefill) -> DELIVERED
+        +------------+------------+----> CANCELLED | FAILED
+
+| state | decode | prefill |
+|---|---|---|
+| RESERVING | waits for pages, rows and job credit | the job waits for pages and a row |
+| REQUESTED | has sent its job | computes the prompt; a layer leaves as soon as it is final |
+| RECEIVING, SENDING | a frame has landed | the prompt is computed, and the last frame is queued |
+| DELIVERED | every frame has landed, and the digest agrees | decode has said so |
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from runtime.state_table import advance
+
+
+class TransferState(StrEnum):
+    """The state of a transfer at one rank of one end, the least first."""
+
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    RESERVING = "reserving"
+    REQUESTED = "requested"
+    RECEIVING = "receiving"
+    SENDING = "sending"
+    DELIVERED = "delivered"
+
+
+OPEN = frozenset({TransferState.REQUESTED, TransferState.RECEIVING})  # frames may land
+_ENDS = frozenset({TransferState.CANCELLED, TransferState.FAILED})
+
+MOVES: Mapping[TransferState, frozenset[TransferState]] = {
+    TransferState.RESERVING: _ENDS | {TransferState.REQUESTED},
+    TransferState.REQUESTED: _ENDS | {TransferState.RECEIVING, TransferState.SENDING},
+    TransferState.RECEIVING: _ENDS | {TransferState.DELIVERED},
+    TransferState.SENDING: _ENDS | {TransferState.DELIVERED},
+    **dict.fromkeys((TransferState.DELIVERED, *_ENDS), frozenset()),
+}
+
+
+def least(states: Iterable[TransferState]) -> TransferState:
+    """The state on which several ranks agree."""
+    return min(states, key=list(TransferState).index)
+
+
+class Transfer:
+    """The transfer of a request or job: its state at each rank, as far as it is known here."""
+
+    def __init__(self, num_ranks: int = 1) -> None:
+        self._ranks = [TransferState.RESERVING] * num_ranks
+
+    @property
+    def state(self) -> TransferState:
+        """The least state of its ranks."""
+        return least(self._ranks)
+
+    def move(self, state: TransferState, rank: int = 0) -> None:
+        """Advances the state of one rank."""
+        self._ranks[rank] = advance(MOVES, self._ranks[rank], state)
