@@ -293,8 +293,6 @@ class DecodeWorker:
             else:
                 self.planner.release(req)
 
-                self.planner.release(req)
-
     def _take_tokens(self, req: Req, run: tuple[int, ...]) -> None:
         if self._tokens.add(req, run):
             self._requests.by_key.pop((req.request_id, req.attempt)).move(DecodeState.FINISHED)
