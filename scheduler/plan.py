@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import FailFast
 
 from protocol.codec import Boundary
-from protocol.message import Count, Flag, Int, Ints, Message, Seconds, Text
+from protocol.message import Count, Flag, Int, Ints, Message, Number, Seconds, Text
 from protocol.request import SamplingParams
 
 Owner = tuple[Count, Count]  # (row, generation): a row as it was handed out once
@@ -143,6 +143,7 @@ class StepResult(Message):
     not_finite: Annotated[tuple[Owner, ...], FailFast()] = ()  # these have drawn none, for their logits were not finite
     error: Text = ""  # why the launch failed; "" if it did not
     computed_at: Seconds | None = None  # when all layers were computed, by the executor's clock, if it can tell
+    logprobs: tuple[tuple[Number, ...], ...] = ()  # of the tokens; empty: nobody has asked for them
 
 
 @dataclass(frozen=True)
