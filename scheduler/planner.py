@@ -185,9 +185,11 @@ class Planner:
         The order is the executor's.
         """
         going_on = [req for req in self._decoding if req.finish is None and req.num_sampled < req.sampling.max_tokens]
+        if self._joining:  # some may have ended, or never had more than one output
+            self._joining = [req for req in self._joining if req.finish is None and req.num_left > 0]
         if len(going_on) == len(self._decoding) and not self._joining:
             return self._decoding
-        return (*going_on, *(req for req in self._joining if req.finish is None and req.num_left > 0))
+        return (*going_on, *self._joining)
 
     def launch(
         self,

@@ -113,6 +113,17 @@ def test_who_has_ended_leaves_with_the_next_plan_and_who_joins_comes_behind_the_
     assert (executor.plan.leaves, executor.plan.joins) == ((), ())
 
 
+def test_choices_that_end_before_they_decode_are_not_remembered() -> None:
+    planner, executor = make()
+    for number in range(3):
+        req = admitted(planner, sampling=greedy(1), name=f"r{number}")
+        planner.launch(prompt_chunk(req), planner.decodes())
+        planner.join([req])
+        planner.release(req)
+        finish(planner, executor)
+        assert planner.decodes() == () and not planner._joining
+
+
 def test_a_row_may_leave_for_its_former_owner_and_join_for_its_next_in_one_plan() -> None:
     planner, executor = make(max_requests=1)
     old = admitted(planner, (1,), name="old")
