@@ -56,7 +56,7 @@ MUTANTS = (
         "min(self._copies, default=__newest)",
         "__newest",
         "a copy reads pages that have gone to somebody else",
-        tests=(f"{SCHEDULER}/test_planner.py",),
+        tests=(f"{SCHEDULER}/test_planner_memory.py",),
     ),
     Mutant(
         "nothing keeps the tensors of a copy",

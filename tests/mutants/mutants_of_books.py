@@ -131,6 +131,6 @@ BOOKS = (
         "",
         "it would go on in the pages of the next owner",
         (),
-        (f"{SCHEDULER}/test_planner.py",),
+        (f"{SCHEDULER}/test_planner_memory.py",),
     ),
 )

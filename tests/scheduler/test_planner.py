@@ -234,7 +234,7 @@ def test_a_late_result_of_a_row_that_was_given_away_is_dropped() -> None:
     assert planner.drawn(rows, [(5,), (6, 7)]) == [(other, (6, 7))]
     new = admitted(planner, (3,), name="new")
     assert new.held.row == rows[0][0]
-    assert planner.drawn(rows, [(5,), ()]) == [(other, ())]  # a run of no tokens is a result
+    assert planner.drawn([*rows], [(5,), ()]) == [(other, ())]  # a run of no tokens is a result
     assert planner.drawn([(new.held.row, new.held.generation)], [(8,)]) == [(new, (8,))]
 
 
