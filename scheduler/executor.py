@@ -19,7 +19,7 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from model.sampler import NOT_A_TOKEN, sample
 from protocol.errors import as_baton_error
-from protocol.kv_layout import pages_for, touched
+from protocol.kv_layout import touched
 from runtime.clock import Clock
 from scheduler.forward_batch import ForwardBatch, Relay, draws_of
 from scheduler.future_map import FutureMap
@@ -173,15 +173,14 @@ class Executor:
         assert len(running) == plan.num_decodes, f"{len(running)} rows decode, the planner has {plan.num_decodes}"
 
         running.advance()
-        members = running.members(self.page_table, pages_for(running.longest, page_size))
-        owners = members.owners
+        owners = running.members.owners
         if plan.chunks:
             owners = (*((draw.row, draw.generation) for draw in draws_of(plan.chunks)), *owners)
-        launch = Launch(plan.ticket, owners, Relay.of(plan, running, members), plan.ships)
+        launch = Launch(plan.ticket, owners, Relay.of(plan, running), plan.ships)
         try:
             if self._debug:
                 running.check_mirrors()
-            launch.batch = ForwardBatch.init_new(plan.chunks, running, members, self.page_table, page_size)
+            launch.batch = ForwardBatch.init_new(plan.chunks, running, self.page_table, page_size)
             if written := self._pages_to_host(plan):
                 launch.written_pages_N = int64_column(written, self.kv.device)
         except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails only its own rows

@@ -19,7 +19,7 @@ from protocol.kv_layout import pages_for
 from scheduler.page_table import IntArray, PageTable, owners_of
 from scheduler.plan import Chunk, Draw, Plan
 from scheduler.sampling_columns import SamplingColumns
-from scheduler.schedule_batch import Members, ScheduleBatch
+from scheduler.schedule_batch import ScheduleBatch
 
 
 class Relay(NamedTuple):
@@ -29,16 +29,18 @@ class Relay(NamedTuple):
     owners_L: Tensor  # see page_table.owners_of
 
     @staticmethod
-    def of(plan: Plan, running: ScheduleBatch, members: Members) -> "Relay":
+    def of(plan: Plan, running: ScheduleBatch) -> "Relay":
         """The rows of the choices that the plan draws: those of its chunks, then those that decode."""
         device = running.rows_B.device
         if not plan.relay:  # only the first of the choices may hold a row
             return Relay(int64_column([], device), int64_column([], device))
         if not plan.chunks:
-            return Relay(running.rows_B, members.owners_B)
+            return Relay(running.rows_B, running.members.owners_B)
         draws = draws_of(plan.chunks)
         firsts_N = int64_column([draw.row for draw in draws], device)
-        return Relay(torch.cat((firsts_N, running.rows_B)), torch.cat((owners_of(draws, device), members.owners_B)))
+        return Relay(
+            torch.cat((firsts_N, running.rows_B)), torch.cat((owners_of(draws, device), running.members.owners_B))
+        )
 
 
 @dataclass(frozen=True)
@@ -55,20 +57,18 @@ class ForwardBatch:
         return (*self.input.tensors.values(), self.decode_owners_D, *self.sampling.tensors)
 
     @staticmethod
-    def init_new(
-        chunks: Sequence[Chunk], running: ScheduleBatch, members: Members, table: PageTable, page_size: int
-    ) -> "ForwardBatch":
-        """Builds the inputs of a launch. The caller has advanced `running`; `members` are its Members."""
+    def init_new(chunks: Sequence[Chunk], running: ScheduleBatch, table: PageTable, page_size: int) -> "ForwardBatch":
+        """Builds the inputs of a launch. The caller has advanced `running`."""
         device = running.rows_B.device
         inputs: list[ModelInput] = []
         if chunks or not len(running):
             inputs.append(_extend_input(chunks, table, page_size, device))
         if len(running):
-            inputs.append(_decode_input(running, members, table, page_size))
+            inputs.append(_decode_input(running, table, page_size))
         return ForwardBatch(
             input=inputs[0] if len(inputs) == 1 else _joined(*inputs),
             sampling=_sampling(chunks, running),
-            decode_owners_D=members.owners_B,
+            decode_owners_D=running.members.owners_B,
         )
 
 
@@ -112,24 +112,24 @@ def _extend_input(chunks: Sequence[Chunk], table: PageTable, page_size: int, dev
     )
 
 
-def _decode_input(running: ScheduleBatch, members: Members, table: PageTable, page_size: int) -> ModelInput:
+def _decode_input(running: ScheduleBatch, table: PageTable, page_size: int) -> ModelInput:
     """One token for each row: the last of its context, whose KV this launch writes.
 
     Slots are computed on the host, which knows lengths and pages.
     """
     page, offset = np.divmod(running.seq_lens_cpu - 1, page_size)
-    slots = table.req_to_page_cpu[members.rows_cpu, page] * page_size + offset
+    slots = table.req_to_page_cpu[running.members.rows_cpu, page] * page_size + offset
     return ModelInput(
         input_ids_T=running.input_ids_B,
         positions_T=running.seq_lens_B - 1,
         slots_T=torch.from_numpy(slots).to(running.rows_B.device, non_blocking=True),
-        page_table_BP=members.page_table_BP,
+        page_table_BP=running.page_table(table, pages_for(running.longest, page_size)),
         seq_lens_B=running.seq_lens_B,
         extend_lens=(),
         extend_seq_lens=(),
         num_decodes=len(running),
         max_decode_seq_len=running.longest,
-        logit_indices_L=members.indices_B,
+        logit_indices_L=running.members.indices_B,
     )
 
 

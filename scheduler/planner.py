@@ -174,6 +174,11 @@ class Planner:
         """
         self._joining += reqs
 
+    def go_on(self, req: Req) -> None:
+        """A launch has drawn nothing for this choice, which may have left because its last output was in flight."""
+        if req not in self._decoding and req not in self._joining:
+            self._joining.append(req)
+
     @property
     def num_going_on(self) -> int:
         """Choices that decode and have not ended. An ended one leaves with the next plan."""

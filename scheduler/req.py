@@ -66,7 +66,7 @@ class Req:
         Sets `finish` if the choice ends. The launch was counted as one output.
         """
         assert self.finish is None, "a finished choice takes no token"
-        if len(run) == 1:  # without speculation always; the loop takes half as long again
+        if len(run) == 1:  # almost always, and the loop below takes half as long again
             self.outputs += run
             self.finish = finish_reason(self.sampling, len(self.outputs), run[0])
             return run

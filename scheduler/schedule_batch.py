@@ -2,11 +2,11 @@
 
 `seq_lens_B` on the device and `seq_lens_cpu` on the host are always equal: every method changes both or neither.
 Methods replace tensors and never write into them, because a launch in flight may hold the old ones. `Members` is
-rebuilt only when a row joins or leaves; its page table, also when a longer context or more pages need it.
+rebuilt only when a row joins or leaves; the rows' page table, also when a longer context or more pages need it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,8 +26,6 @@ class Members:
     owners_B: Tensor  # from page_table.owners_of
     rows_cpu: IntArray
     indices_B: Tensor  # 0, 1, ...
-    page_table_BP: Tensor  # grows wider when a longer context needs it
-    num_growths: int  # of the page table when it was copied
 
 
 @dataclass(eq=False)
@@ -45,6 +43,7 @@ class ScheduleBatch:
     sampling: SamplingColumns
     longest: int = 0  # context, since advance()
     _members: Members | None = None
+    _pages: tuple[Tensor, int] | None = None  # (B, P) of the page table, and its num_growths when it was copied
 
     @staticmethod
     def of(joins: Sequence[Join], device: torch.device) -> "ScheduleBatch":
@@ -81,35 +80,31 @@ class ScheduleBatch:
         self.seq_lens_cpu = self.seq_lens_cpu + 1
         self.longest = max(self.seq_lens_cpu.tolist(), default=0)  # numpy's own maximum takes ten times as long
 
-    def members(self, table: PageTable, num_pages: int) -> Members:
-        """Its Members, with a page table of at least `num_pages` columns, in which no page added since is missing."""
-        found = self._members
-        if found is not None:
-            is_wide = found.page_table_BP.shape[1] >= num_pages
-            if is_wide and found.num_growths == table.num_growths:
-                return found
-
-        page_table_BP, growths = table.req_to_page[:, :num_pages].index_select(0, self.rows_B), table.num_growths
-        if found is not None:
-            self._members = replace(found, page_table_BP=page_table_BP, num_growths=growths)
-            return self._members
-
-        self._members = Members(
-            owners=tuple((draw.row, draw.generation) for draw in self.draws),
-            owners_B=owners_of(self.draws, self.rows_B.device),
-            rows_cpu=np.array([draw.row for draw in self.draws], dtype=np.int64),
-            indices_B=torch.arange(len(self.draws), device=self.rows_B.device),
-            page_table_BP=page_table_BP,
-            num_growths=growths,
-        )
+    @property
+    def members(self) -> Members:
+        """Its Members, made when they are first asked for."""
+        if self._members is None:
+            self._members = Members(
+                owners=tuple((draw.row, draw.generation) for draw in self.draws),
+                owners_B=owners_of(self.draws, self.rows_B.device),
+                rows_cpu=np.array([draw.row for draw in self.draws], dtype=np.int64),
+                indices_B=torch.arange(len(self.draws), device=self.rows_B.device),
+            )
         return self._members
 
+    def page_table(self, table: PageTable, num_pages: int) -> Tensor:
+        """(B, P) page numbers of its rows: P is at least `num_pages`, and no page added since is missing."""
+        found = self._pages
+        if found is None or found[0].shape[1] < num_pages or found[1] != table.num_growths:
+            found = self._pages = table.req_to_page[:, :num_pages].index_select(0, self.rows_B), table.num_growths
+        return found[0]
+
     def filter(self, keep: Sequence[int]) -> None:
-        """Keeps the rows at the indices `keep`, in that order."""
+        """Keeps the rows at the indices `keep`, which ascend."""
         if len(keep) == len(self.draws):
             return
         keep_N = int64_column(keep, self.rows_B.device)
-        self._members = None
+        self._members = self._pages = None
         self.rows_B = self.rows_B.index_select(0, keep_N)
         self.seq_lens_B = self.seq_lens_B.index_select(0, keep_N)
         self.seq_lens_cpu = self.seq_lens_cpu[np.asarray(keep, dtype=np.int64)]
@@ -118,7 +113,7 @@ class ScheduleBatch:
 
     def merge(self, other: "ScheduleBatch") -> None:
         """Appends the rows of `other`, which is not used afterwards."""
-        self._members = None
+        self._members = self._pages = None
         self.rows_B = torch.cat((self.rows_B, other.rows_B))
         self.seq_lens_B = torch.cat((self.seq_lens_B, other.seq_lens_B))
         self.seq_lens_cpu = np.concatenate((self.seq_lens_cpu, other.seq_lens_cpu))

@@ -34,6 +34,7 @@ class TokenStream:
         seq = len(req.outputs)
         taken = req.append(run)
         if not taken:
+            self._planner.go_on(req)
             return False
         # By position: one is made for each token, and keywords take twice as long (26 us instead of 12 for 64).
         self._choices.append(ChoiceTokens(req.request_id, req.attempt, req.choice, seq, taken, req.finish or ""))

@@ -243,7 +243,7 @@ MUTANTS = (
     Mutant(
         "the members of a batch outlive a departure",
         "ScheduleBatch.filter",
-        "self._members = None",
+        "self._members = self._pages = None",
         "",
         "page table, rows and owners are those of before",
         ANY,
@@ -251,7 +251,7 @@ MUTANTS = (
     Mutant(
         "the members of a batch outlive an arrival",
         "ScheduleBatch.merge",
-        "self._members = None",
+        "self._members = self._pages = None",
         "",
         "page table, rows and owners are those of before",
         ANY,

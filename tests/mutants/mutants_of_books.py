@@ -84,9 +84,9 @@ BOOKS = (
     ),
     Mutant(
         "a batch keeps the page table of before a row has grown",
-        "ScheduleBatch.members",
-        "found.num_growths == table.num_growths",
-        "True",
+        "ScheduleBatch.page_table",
+        "found[1] != table.num_growths",
+        "False",
         "the new tokens of a context are read from page 0",
         (),
         (f"{SCHEDULER}/test_forward_batch.py",),

@@ -12,6 +12,7 @@ from scheduler.forward_batch import ForwardBatch
 from scheduler.plan import Grant, Join, Plan, StepResult
 from scheduler.planner import ExtendChunk, Planner
 from scheduler.req import Req
+from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams_host import HostStream
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import (
@@ -229,6 +230,19 @@ def test_a_launch_that_cannot_be_built_fails_alone(monkeypatch: pytest.MonkeyPat
     assert [draw.row for draw in executor.running.draws] == [new.held.row]
     two = finish_all(planner, executor)
     assert [drawn(planner, result)[new] for result in two] == [(t,) for t in MODEL.expected_tokens((3, 4, 5), 4)[2:]]
+
+
+def test_pages_that_cannot_be_gathered_fail_the_launch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = make_executor(ManualStream())
+    planner = make_planner(executor)
+    req = admitted(planner, (1, 2, 3), greedy(4))
+    planner.launch(prompt_chunk(req))
+    planner.join([req])
+    with monkeypatch.context() as patched:
+        patched.setattr(ScheduleBatch, "page_table", lambda *_: (_ for _ in ()).throw(MemoryError("no memory")))
+        decode(planner)
+    decode(planner)
+    assert [result.error for result in finish_all(planner, executor)] == ["", "MemoryError: no memory", ""]
 
 
 # ---- a plan of zero rows ----

@@ -56,12 +56,11 @@ class Pool:
         """As the executor does."""
         running = running or ScheduleBatch.of((), CPU)
         running.advance()
-        members = running.members(self.table, -(-running.longest // self.page_size))
-        return ForwardBatch.init_new(chunks, running, members, self.table, self.page_size)
+        return ForwardBatch.init_new(chunks, running, self.table, self.page_size)
 
     def relay(self, chunks: Sequence[Chunk], running: ScheduleBatch, relay: bool = True) -> Relay:
         plan = Plan(1, num_decodes=len(running), chunks=tuple(chunks), relay=relay)
-        return Relay.of(plan, running, running.members(self.table, 1))
+        return Relay.of(plan, running)
 
 
 @pytest.fixture(params=[1, 16])

@@ -67,7 +67,7 @@ def test_a_batch_of_nobody_has_columns_of_length_0() -> None:
     batch.check_mirrors()
     assert {tensor.shape for tensor in tensors(batch)} == {(0,)}
     assert {tensor.dtype for tensor in tensors(batch)} == {torch.int64, torch.float32}
-    assert (len(batch), batch.longest, batch.members(PageTable(4, 4, CPU), 0).owners) == (0, 0, ())
+    assert (len(batch), batch.longest, batch.members.owners) == (0, 0, ())
     batch.change((), joins([3]))
     batch.change((3,), ())
     batch.check_mirrors()
@@ -91,11 +91,11 @@ CHANGES: dict[str, Callable[[ScheduleBatch], None]] = {
 def test_what_a_launch_in_flight_holds_does_not_change(change: str) -> None:
     batch = batch_of([4, 2, 9])
     table = PageTable(10, 4, CPU)
-    members = batch.members(table, 2)
-    held = [*tensors(batch), members.owners_B, members.indices_B, members.page_table_BP]
+    members = batch.members
+    held = [*tensors(batch), members.owners_B, members.indices_B, batch.page_table(table, 2)]
     values, draws = [tensor.tolist() for tensor in held], batch.draws
     CHANGES[change](batch)
-    batch.members(table, 2)
+    assert batch.members is not None and len(batch.page_table(table, 2)) == len(batch)
     batch.check_mirrors()
     assert [tensor.tolist() for tensor in held] == values
     assert [each.row for each in draws] == [4, 2, 9]
@@ -134,27 +134,27 @@ def test_members_are_kept_until_a_row_joins_or_leaves_or_a_page_is_added_or_the_
     for row in (4, 2, 7):
         table.write(Grant(row, 3, 0, (10 * row, 10 * row + 1)))
     batch = batch_of([4, 2])
-    first = batch.members(table, 1)
+    first, pages = batch.members, batch.page_table(table, 1)
     assert (first.owners, first.rows_cpu.tolist(), first.indices_B.tolist()) == (((4, 1), (2, 1)), [4, 2], [0, 1])
     assert first.owners_B.tolist() == [1 << OWNER_SHIFT] * 2
-    assert first.page_table_BP.tolist() == [[40], [20]]
+    assert pages.tolist() == [[40], [20]]
     batch.advance()
-    assert batch.members(table, 1) is first
+    assert batch.members is first and batch.page_table(table, 1) is pages
 
-    wider = batch.members(table, 2)
-    assert wider.page_table_BP.tolist() == [[40, 41], [20, 21]] and wider.owners_B is first.owners_B
-    assert batch.members(table, 1) is wider
+    wider = batch.page_table(table, 2)
+    assert wider.tolist() == [[40, 41], [20, 21]]
+    assert batch.page_table(table, 1) is wider
     table.write(Grant(7, 4, 0, (77,)))  # another row's new owner
-    assert batch.members(table, 2) is wider
+    assert batch.page_table(table, 2) is wider
     table.write(Grant(2, 3, 2, (22,)))
-    grown = batch.members(table, 3)
-    assert grown.page_table_BP.tolist() == [[40, 41, 0], [20, 21, 22]]
+    assert batch.page_table(table, 3).tolist() == [[40, 41, 0], [20, 21, 22]]
+    assert batch.members is first
 
     batch.change((), joins([7]))
-    joined = batch.members(table, 1)
-    assert joined.owners == ((4, 1), (2, 1), (7, 1)) and joined.page_table_BP.tolist() == [[40], [20], [77]]
+    assert batch.members.owners == ((4, 1), (2, 1), (7, 1))
+    assert batch.page_table(table, 1).tolist() == [[40], [20], [77]]
     batch.change((4,), ())
-    assert batch.members(table, 1).owners == ((2, 1), (7, 1))
+    assert batch.members.owners == ((2, 1), (7, 1)) and batch.page_table(table, 1).tolist() == [[20], [77]]
 
 
 def test_a_page_added_within_the_width_of_the_table_is_not_missing() -> None:
@@ -163,9 +163,9 @@ def test_a_page_added_within_the_width_of_the_table_is_not_missing() -> None:
     table.write(Grant(4, 1, 0, (40,)))
     table.write(Grant(2, 1, 0, (20, 21)))
     batch = batch_of([4, 2])
-    before = batch.members(table, 2).page_table_BP
+    before = batch.page_table(table, 2)
     table.write(Grant(4, 1, 1, (41,)))
-    assert batch.members(table, 2).page_table_BP.tolist() == [[40, 41], [20, 21]]
+    assert batch.page_table(table, 2).tolist() == [[40, 41], [20, 21]]
     assert before.tolist() == [[40, 0], [20, 21]]
 
 

@@ -4,7 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.messages_gateway import Assign, CancelRequest
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import Assign, CancelRequest, Tokens
+from scheduler.kv_book import KvBook
+from scheduler.plan import Operation, Plan, StepResult
+from scheduler.planner import Planner
 from scheduler.req import Req
 from tests.cluster import Cluster
 from tests.counting import instructions
@@ -14,6 +18,7 @@ from tests.scheduler.building import ManualStream, make_executor, make_planner
 from unified.worker import UnifiedWorker
 
 PARAMS = greedy(12)
+LAYOUT = KvLayout.uniform(2, 1, 4, 4, "float32")
 VICTIM = prompt_of("victim", 33)
 
 
@@ -131,6 +136,51 @@ def test_full_prompt_pages_are_counted_once() -> None:
     cluster.run()
     expect_exact(cluster, "victim", VICTIM, PARAMS, 3)
     expect_rest(cluster)
+
+
+class Scripted:
+    """An executor that draws what a test says."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.results: list[StepResult] = []
+
+    def submit(self, operation: Operation) -> None:
+        assert isinstance(operation, Plan)
+        self.plans.append(operation)
+
+    def poll(self) -> list[StepResult]:
+        taken, self.results = self.results[:1], self.results[1:]
+        return taken
+
+
+def test_a_choice_whose_last_launch_has_drawn_nothing_decodes_again() -> None:
+    """It has left, because its last output was in flight."""
+    executor = Scripted()
+    planner = Planner(KvBook(64, 4, max_requests=4, max_context=64), executor, LAYOUT, 97)
+    worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=True, chunk_size=64)
+    for name, max_tokens in (("short", 2), ("long", 9)):
+        worker.on_gateway(Assign(name, 0, (1, 2, 3), greedy(max_tokens), 1, None))
+    worker.step()
+    worker.step()
+    rows = tuple(draw.row for chunk in executor.plans[0].chunks for draw in chunk.draws)
+    owners = tuple((row, 1) for row in rows)
+    executor.results = [StepResult(1, owners, ((5,), (6,)))]
+    worker.step()
+    worker.step()
+    assert executor.plans[-1].leaves == rows[:1]
+
+    executor.results = [StepResult(2, owners, ((), (7,)))]
+    worker.step()
+    worker.step()
+    (join,) = executor.plans[-1].joins
+    assert (join.draw.row, join.seq_len, join.input_id) == (rows[0], 3, 5)
+    executor.results = [StepResult(3, owners[1:], ((8,),)), StepResult(4, owners[::-1], ((9,), (10,)))]
+    worker.step()
+    worker.step()
+    told = [piece for each in worker.outbox.gateway if isinstance(each, Tokens) for piece in each.choices]
+    assert [(p.token_ids, p.finish) for p in told if p.request_id == "short"] == [((5,), ""), ((10,), "length")]
+    assert [p.token_ids for p in told if p.request_id == "long"] == [(6,), (7,), (8,), (9,)]
 
 
 def test_a_turn_and_a_cancel_cost_the_same_however_many_wait() -> None:

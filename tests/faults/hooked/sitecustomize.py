@@ -100,22 +100,31 @@ PREFILL_OF: dict[str, str] = {}  # on a decode worker, by request id
 
 
 def _decode_request(module: ModuleType) -> None:
-    phases = {"REQUESTED": "reserving", "RUNNING": "prebuilt", "FINISHED": "finishing"}
+    phases = {"RUNNING": "prebuilt", "FINISHED": "finishing"}
     name = _own("worker_id")
 
     def before(request: Any, state: Any) -> None:
         if request.assign.attempt == 0 and state.name in phases:
-            PREFILL_OF[request.assign.request_id] = request.prefill.worker_id
-            prefill = request.prefill.worker_id
-            reached(phases[state.name], request.assign.prompt_ids, prefill=prefill, decode=name)
+            reached(phases[state.name], request.assign.prompt_ids, prefill=request.prefill.worker_id, decode=name)
 
     _wrap(module.DecodeRequest, "move", before)
+
+
+def _decode_requests(module: ModuleType) -> None:
+    name = _own("worker_id")
+
+    def before(requests: Any, request: Any, *_: Any) -> None:
+        if request.assign.attempt == 0 and request.transfer.state.name == "REQUESTED":
+            PREFILL_OF[request.assign.request_id] = request.prefill.worker_id
+            reached("reserving", request.assign.prompt_ids, prefill=request.prefill.worker_id, decode=name)
+
+    _wrap(module.Requests, "expect", before)
 
 
 def _token_stream(module: ModuleType) -> None:
     name, role = _own("worker_id"), _own("role")
 
-    def before(stream: Any, request: Any, req: Any, token: int) -> None:
+    def before(stream: Any, req: Any, run: tuple[int, ...]) -> None:
         workers = {role: name, "prefill": PREFILL_OF.get(req.request_id, "")}
         if req.attempt == 0 and len(req.outputs) == DECODING_SEQ:
             reached("decoding", req.prompt_ids, **workers)
@@ -128,35 +137,32 @@ def _token_stream(module: ModuleType) -> None:
 SENDING: dict[Any, tuple[Sequence[int], str]] = {}  # on a prefill worker, by target: the prompt and the decode worker
 
 
-def _prefill_job(module: ModuleType) -> None:
-    def before(job: Any, state: Any) -> None:
-        if job.assign.attempt == 0 and state.name == "COMPUTING":
-            SENDING[job.target] = job.assign.prompt_ids, job.target.peer.worker_id
-
-    _wrap(module.Job, "move", before)
-
-
 def _prefill_worker(module: ModuleType) -> None:
     name = _own("worker_id")
 
-    def before(worker: Any, launch: Any) -> None:
-        for chunk in launch.plan.chunks:
+    def before(worker: Any) -> None:
+        for job in worker._computing:
+            if job.assign.attempt == 0:
+                SENDING[job.target] = job.assign.prompt_ids, job.target.peer.worker_id
+
+    def after(has_launched: bool, worker: Any) -> None:
+        for chunk in worker.planner.in_flight[-1].chunks if has_launched else ():
             job = worker._job_of.get(chunk.req)
             if job is not None and chunk.start > 0 and job.assign.attempt == 0:
                 reached("prefilling", job.assign.prompt_ids, prefill=name, decode=job.target.peer.worker_id)
 
-    _wrap(module.PrefillWorker, "launched", before)
+    _wrap(module.PrefillWorker, "launch", before, after)
 
 
 def _unified_worker(module: ModuleType) -> None:
     name = _own("worker_id")
 
-    def before(worker: Any, launch: Any) -> None:
-        for chunk in launch.plan.chunks:
+    def after(has_launched: bool, worker: Any) -> None:
+        for chunk in worker.planner.in_flight[-1].chunks if has_launched else ():
             if chunk.start > 0 and chunk.req.attempt == 0:
                 reached("prefilling", chunk.req.prompt_ids, unified=name)
 
-    _wrap(module.UnifiedWorker, "launched", before)
+    _wrap(module.UnifiedWorker, "launch", lambda *_: None, after)
 
 
 def _transfer_sending(module: ModuleType) -> None:
@@ -204,9 +210,9 @@ def _fake_model(module: ModuleType) -> None:
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "gateway.control": _gateway_control,
     "decode.request": _decode_request,
+    "decode.requests": _decode_requests,
     "worker.token_stream": _token_stream,
     "model.fake": _fake_model,
-    "prefill.job": _prefill_job,
     "prefill.worker": _prefill_worker,
     "transfer.sending.frame_sender": _transfer_sending,
     "unified.worker": _unified_worker,
