@@ -181,7 +181,7 @@ class Executor:
             if self._debug:
                 running.check_mirrors()
             launch.batch = ForwardBatch.init_new(plan.chunks, running, self.page_table, page_size)
-            if written := self._pages_to_host(plan):
+            if plan.ships and (written := self._pages_to_host(plan)):
                 launch.written_pages_N = int64_column(written, self.kv.device)
         except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails only its own rows
             launch.batch, launch.error = None, error

@@ -69,6 +69,8 @@ class Assigned:
 
 def next_chunks(requests: Sequence[Assigned], chunk_size: int, num_decodes: int = 0) -> tuple[ExtendChunk, ...]:
     """The prompt chunks of the next launch, which decodes `num_decodes` tokens too. The oldest request comes first."""
+    if not requests:
+        return ()
     chunks: list[ExtendChunk] = []
     sizes = plan_chunks([request.prompt_left for request in requests], chunk_size, num_decodes)
     for request, size in zip(requests, sizes, strict=True):
