@@ -54,7 +54,7 @@ class MirroredKv(PagedKv):
         return self._host.page_bytes_view(layer, page_start, num_pages)
 
     def to_stage(self, pages: Sequence[int]) -> Sequence[int]:
-        """All of them."""
+        """All `pages`: a transport reads and writes the twin."""
         return pages
 
     def stage_out(self, layer: int, pages_N: Tensor) -> None:

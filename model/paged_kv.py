@@ -85,7 +85,7 @@ class PagedKv:
         int64 on the device."""
 
     def stage_in(self, pages_N: Tensor) -> None:
-        """The way back: copies pages of every layer from host memory to the device."""
+        """Copies pages of every layer from host memory to the device; here there is nothing to copy."""
 
     @property
     def shared_fd(self) -> int:

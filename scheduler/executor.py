@@ -128,7 +128,7 @@ class Executor:
         for launch in self.launches:
             while launch.layers and launch.layers[0][1].done():
                 outcomes.append(LayerWritten(launch.ticket, launch.layers.popleft()[0]))
-        if oldest is not None and is_over and not oldest.layers:  # all of its layers were in the list
+        if oldest is not None and is_over and not oldest.layers:  # a launch that is over adds no more layers
             self.launches.popleft()
             outcomes.append(self._result(oldest))
         return outcomes
