@@ -129,7 +129,7 @@ class PrefillPeers:
             self._stopping.set((address, reservation), self._clock.now() + ASK_AGAIN_S)
 
     def ask_again(self, now: float) -> None:
-        """Tells those again to stop that have not answered. CancelJob or its answer may be lost."""
+        """Tells peers again to stop that have not answered. CancelJob or its answer may be lost."""
         for address, reservation in self._stopping.due(now):
             if self._receiver.may_be_written(reservation):
                 self._stopping.set((address, reservation), now + ASK_AGAIN_S)

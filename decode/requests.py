@@ -138,6 +138,7 @@ class Requests:
 
     def take_staged(self) -> list[DecodeRequest]:
         """The delivered requests whose KV is on the device by now. Each is returned once, unless it has ended."""
-        whole = [each for each in self._staged if self._planner.is_over(each.landing)]
-        self._staged = [each for each in self._staged if each not in whole]
+        staged, self._staged, whole = self._staged, [], list[DecodeRequest]()
+        for each in staged:
+            (whole if self._planner.is_over(each.landing) else self._staged).append(each)
         return [each for each in whole if each.state is DecodeState.WAITING]

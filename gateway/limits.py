@@ -54,7 +54,7 @@ class Limits:
 
 
 def limits_of(members: tuple[Member, ...]) -> Limits:
-    """What these workers can hold together."""
+    """The largest request that these workers can serve together."""
     if not members:
         return Limits()
 

@@ -96,20 +96,12 @@ class KvLayout(Message):
 
     def place(self, layer: int) -> tuple[int, int]:
         """(the layer's group, its number within the group)."""
-        if (found := self._places.get(layer)) is not None:
-            return found
-        assert layer >= 0, layer
-        first = 0
-        for index, group in enumerate(self.groups):
-            if layer < first + group.num_layers:
-                return self._places.setdefault(layer, (index, layer - first))
-            first += group.num_layers
-        raise AssertionError(f"layer {layer} of {first}")
+        assert 0 <= layer < self.num_layers, f"layer {layer} of {self.num_layers}"
+        return self._places[layer]
 
     @cached_property
-    def _places(self) -> dict[int, tuple[int, int]]:
-        """What place() has found; it is asked several times for each frame."""
-        return {}
+    def _places(self) -> tuple[tuple[int, int], ...]:
+        return tuple((index, at) for index, group in enumerate(self.groups) for at in range(group.num_layers))
 
     def layer(self, layer: int) -> LayerLayout:
         """The layout of one layer."""

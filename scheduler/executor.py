@@ -24,7 +24,7 @@ from runtime.clock import Clock
 from scheduler.forward_batch import ForwardBatch, Relay, draws_of
 from scheduler.future_map import FutureMap
 from scheduler.page_table import PageTable
-from scheduler.plan import CopyPages, Done, LayerWritten, Operation, Outcome, Owner, Plan, StageIn, StepResult
+from scheduler.plan import CopyPages, Done, LayerWritten, Operation, Outcome, Owner, Plan, StepResult
 from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams import Event, Stream
 from scheduler.warm_up import warm_up
@@ -105,12 +105,14 @@ class Executor:
         """Enqueues an operation."""
         if isinstance(operation, Plan):
             self._launch(operation)
-        elif isinstance(operation, CopyPages):
-            self._copy_pages(self._forward, operation)
+            return
+
+        sources_N, targets_N = (int64_column(pages, self.kv.device) for pages in (operation.sources, operation.targets))
+        if isinstance(operation, CopyPages):
+            self._enqueue(self._forward, operation.ticket, self.kv.copy_pages, sources_N, targets_N)
         else:
             staged_N = int64_column(operation.pages, self.kv.device)
-            self._enqueue(self._staging, 0, self.kv.stage_in, staged_N)
-            self._copy_pages(self._staging, operation)
+            self._enqueue(self._staging, operation.ticket, self._stage_in, staged_N, sources_N, targets_N)
 
     def poll(self) -> list[Outcome]:
         """What has happened since the last call; at most one launch is reported as over. RuntimeError if a copy has
@@ -119,9 +121,7 @@ class Executor:
             raise RuntimeError("a copy of KV pages has failed") from self._copy_error
         outcomes: list[Outcome] = []
         while self._copies and self._copies[0][1].done():
-            ticket, _, _ = self._copies.popleft()
-            if ticket:
-                outcomes.append(Done(ticket))
+            outcomes.append(Done(self._copies.popleft()[0]))
 
         oldest = self.launches[0] if self.launches else None
         is_over = oldest is not None and oldest.copy_done is not None and oldest.copy_done.done()
@@ -142,21 +142,21 @@ class Executor:
 
     # ---- copies ----
 
-    def _copy_pages(self, stream: Stream, copy: CopyPages | StageIn) -> None:
-        sources_N, targets_N = (int64_column(pages, self.kv.device) for pages in (copy.sources, copy.targets))
-        self._enqueue(stream, copy.ticket, self.kv.copy_pages, sources_N, targets_N)
+    def _stage_in(self, staged_N: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:
+        self.kv.stage_in(staged_N)
+        self.kv.copy_pages(sources_N, targets_N)
 
     def _enqueue(self, stream: Stream, ticket: int, copy: Callable[..., None], *tensors: Tensor) -> None:
         """Enqueues a copy. The tensors of page numbers live until it is done, as a launch's do in `launches`.
 
-        A copy on the staging stream may only touch pages that no launch uses yet. Ticket 0: nobody hears of its end.
+        A copy on the staging stream may only touch pages that no launch uses yet.
         """
         stream.wait(self._schedule.record())
         stream.launch([partial(self._copy, copy)], *tensors)
         self._copies.append((ticket, stream.record(), list(tensors)))
 
     def _copy(self, copy: Callable[..., None], *tensors: Tensor) -> None:
-        """Runs within a stream. A failure ends the worker: nobody can tell which requests' KV is incomplete."""
+        """Runs within a stream. A failure ends the worker, because it leaves unknown pages incomplete."""
         try:
             copy(*tensors)
         except Exception as error:  # noqa: BLE001 - raised again on the scheduler thread

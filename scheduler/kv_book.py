@@ -87,7 +87,7 @@ class KvBook:
 
         The added pages are owned: a context grows where it is computed.
         """
-        assert self._held.get(holding.row) is holding, f"row {holding.row} grows for somebody who does not hold it"
+        assert self._held.get(holding.row) is holding, f"row {holding.row} grows for a holding that was given back"
         needed = pages_for(num_tokens, self.page_size)
         assert needed <= self.max_pages, "the caller checks never_fits"
         added = self.pages.allocate(max(0, needed - len(holding.pages)))

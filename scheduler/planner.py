@@ -23,6 +23,7 @@ from scheduler.plan import (
     LayerWritten,
     Operation,
     Outcome,
+    Owner,
     Plan,
     StageIn,
     StepResult,
@@ -87,13 +88,11 @@ class Planner:
         self._executor = executor
         self._has_twin = has_twin
 
-        self._holders: dict[tuple[int, int], Req] = {}  # by (row, generation)
-        self._drawing: tuple[Sequence[tuple[int, int]], list[Req | None]] = (
-            (),
-            [],
-        )  # of the last result, until a release
+        self._holders: dict[Owner, Req] = {}
+        # The owners in the last result and their requests, until a request is released.
+        self._drawing: tuple[Sequence[Owner], list[Req | None]] = (), []
         self._decoding: tuple[Req, ...] = ()  # as the executor has them since the last plan, in its order
-        self._rows: tuple[int, ...] = ()  # theirs
+        self._rows: tuple[int, ...] = ()  # of those that decode
         self._joining: list[Req] = []  # they decode from the next plan on
         self._grants: list[Grant] = []  # for the next plan
         self._copies: set[int] = set()  # tickets
@@ -175,7 +174,7 @@ class Planner:
         self._joining += reqs
 
     def go_on(self, req: Req) -> None:
-        """A launch has drawn nothing for this choice, which may have left because its last output was in flight."""
+        """Lets a choice decode again for which a launch has drawn nothing. It may have left already."""
         if req not in self._decoding and req not in self._joining:
             self._joining.append(req)
 
@@ -265,10 +264,8 @@ class Planner:
                 over.append((launched, outcome))
         return over
 
-    def drawn(
-        self, owners: Sequence[tuple[int, int]], runs: Sequence[tuple[int, ...]]
-    ) -> list[tuple[Req, tuple[int, ...]]]:
-        """What the choices that hold these rows have drawn. A result is late if its owner has given the row away."""
+    def drawn(self, owners: Sequence[Owner], runs: Sequence[tuple[int, ...]]) -> list[tuple[Req, tuple[int, ...]]]:
+        """The choices that hold these rows, each with its run of tokens. Leaves out rows that were given away since."""
         if owners is not self._drawing[0]:  # most launches draw for the same rows as the one before
             self._drawing = owners, list(map(self._holders.get, owners))
         return [(req, run) for req, run in zip(self._drawing[1], runs, strict=True) if req is not None]

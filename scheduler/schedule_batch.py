@@ -14,15 +14,15 @@ from torch import Tensor
 
 from model.inputs import int64_column
 from scheduler.page_table import IntArray, PageTable, owners_of
-from scheduler.plan import Draw, Join
+from scheduler.plan import Draw, Join, Owner
 from scheduler.sampling_columns import SamplingColumns
 
 
 @dataclass(frozen=True)
 class Members:
-    """Values that depend only on the rows of a batch and their order. Launches share it; nobody writes into it."""
+    """Values that depend only on the rows of a batch and their order. Launches share it and never write into it."""
 
-    owners: tuple[tuple[int, int], ...]  # (row, generation)
+    owners: tuple[Owner, ...]
     owners_B: Tensor  # from page_table.owners_of
     rows_cpu: IntArray
     indices_B: Tensor  # 0, 1, ...
@@ -100,9 +100,7 @@ class ScheduleBatch:
         return found[0]
 
     def filter(self, keep: Sequence[int]) -> None:
-        """Keeps the rows at the indices `keep`, which ascend."""
-        if len(keep) == len(self.draws):
-            return
+        """Keeps the rows at the indices `keep`, in that order."""
         keep_N = int64_column(keep, self.rows_B.device)
         self._members = self._pages = None
         self.rows_B = self.rows_B.index_select(0, keep_N)

@@ -41,7 +41,7 @@ class PoolOffer(Message):
 
 @dataclass(frozen=True)
 class Answer(Message):
-    """What prefill has made of the offer. Decode checks that the seat is taken."""
+    """Prefill's answer to the offer. Decode checks that the seat is taken."""
 
     in_place: Flag = False  # prefill has taken the offered seat
     device_writer: Count = 0  # the process id that has mapped decode's device memory; 0: none

@@ -124,7 +124,7 @@ def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
         assert (state is TransferState.SENDING) == (job in core._late._at), "a wait without a deadline"
         if (transfer := sender._transfers.get(job.target)) is not None:
             assert transfer.state is state, f"the job is {state}, and its frames are {transfer.state}"
-            assert transfer.source_pages == tuple(job.prompt.held.pages), "it sends pages of somebody else"
+            assert transfer.source_pages == tuple(job.prompt.held.pages), "it sends another request's pages"
     assert all(job.target.peer.instance in core._peers.by_instance for job in core._jobs.values()), (
         "a job of a stranger"
     )
@@ -159,7 +159,7 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         assert (transfer is None) == (not request.gets_kv), f"reservation {reservation} cannot be received"
         if transfer is not None:
             prompt_pages = request.reqs[0].held.pages[: core.planner.layout.num_pages(request.prompt_len)]
-            assert transfer._pages == tuple(prompt_pages), "frames may land in pages of somebody else"
+            assert transfer._pages == tuple(prompt_pages), "frames may land in another request's pages"
             assert transfer.state is request.transfer.state, f"{request.key} has not heard that it is {transfer.state}"
     assert set(receiver._transfers) <= set(reserved), "frames may land for a request that is gone"
     for peer in core._peers.by_instance.values():

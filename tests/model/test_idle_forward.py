@@ -77,7 +77,7 @@ def test_it_reports_every_layer_and_writes_nothing(
 @pytest.mark.parametrize("table_width", [0, 3])
 @pytest.mark.parametrize("name", [*ON_THE_CPU, *ON_THE_DEVICE])
 def test_a_graph_of_padding_is_replayed(name: str, table_width: int, folder: Path) -> None:
-    """Unless somebody waits for layers."""
+    """But a forward that reports its layers runs eagerly."""
     own = RUNNERS[name](folder)
     runner = GraphedRunner(own, CudaCapture() if own.device.type == "cuda" else lambda run: run)
     kv = PagedKv(runner.kv_layout(4), NUM_PAGES, runner.device)

@@ -10,7 +10,7 @@ BOOKS = (
         "RetireQueue.collect",
         "entry.after_ticket <= completed_ticket",
         "True",
-        "a redundant forward writes into the pages of somebody else",
+        "a redundant forward writes into another request's pages",
         OVERTAKING,
     ),
     Mutant(
@@ -105,7 +105,7 @@ BOOKS = (
         "PageTable.write",
         "self.req_to_page_cpu[grant.row, where]",
         "self.req_to_page_cpu[grant.row - 1, where]",
-        "new tokens are written into pages of somebody else",
+        "new tokens are written into another request's pages",
         ANY,
     ),
     Mutant(

@@ -180,7 +180,7 @@ def test_only_who_holds_a_row_grows_in_it() -> None:
     book.release(holding)
     (next_one,) = admitted(book, 3, 4)
     assert next_one.row == holding.row
-    with pytest.raises(AssertionError, match=f"row {holding.row} grows for somebody who does not hold it"):
+    with pytest.raises(AssertionError, match=f"row {holding.row} grows for a holding that was given back"):
         book.grow(holding, 8)
 
 

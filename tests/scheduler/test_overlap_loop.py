@@ -7,11 +7,12 @@ from protocol.request import FinishReason
 from scheduler.executor import Executor
 from scheduler.forward_batch import ForwardBatch
 from scheduler.overlap_loop import OverlapLoop
-from scheduler.plan import Plan, StepResult
+from scheduler.plan import StepResult
 from scheduler.planner import Launched, Planner
 from scheduler.req import Req
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import FailAt, ManualStream, admitted, greedy, make_executor, make_planner, prompt_chunk
+from tests.scheduler.remembering import Remembers
 
 
 class OneRequest:
@@ -158,24 +159,8 @@ def test_a_launch_that_cannot_be_built_fails_its_requests_and_they_leave_with_th
     assert planner.book.rows.num_free == 7
 
 
-class Draws:
-    """An executor that draws what a test says, whatever the plan."""
-
-    def __init__(self) -> None:
-        self.plans: list[Plan] = []
-        self.results: list[StepResult] = []
-
-    def submit(self, operation: object) -> None:
-        assert isinstance(operation, Plan)
-        self.plans.append(operation)
-
-    def poll(self) -> list[StepResult]:
-        taken, self.results = self.results, []
-        return taken
-
-
-def made() -> tuple[Draws, Planner, OneRequest, OverlapLoop]:
-    executor = Draws()
+def made() -> tuple[Remembers, Planner, OneRequest, OverlapLoop]:
+    executor = Remembers()
     planner = make_planner(make_executor(ManualStream()))
     vars(planner)["_executor"] = executor
     role = OneRequest(planner, 5)
@@ -186,12 +171,12 @@ def test_results_of_several_tokens_end_a_choice_and_what_is_late_is_dropped() ->
     executor, planner, role, loop = made()
     owner = (role.req.held.row, role.req.held.generation)
     assert loop.step() and loop.step()
-    executor.results = [StepResult(1, (owner,), ((11, 12),)), StepResult(2, (owner,), ((),))]
+    executor.outcomes = [StepResult(1, (owner,), ((11, 12),)), StepResult(2, (owner,), ((),))]
     assert loop.step()
     assert role.tokens == [11, 12] and role.req.num_sampled == 2
     assert loop.step() and loop.step()
     assert role.req.num_sampled == 4
-    executor.results = [StepResult(3, (owner,), ((13, 14, 15, 16),)), StepResult(4, (owner,), ((17,),))]
+    executor.outcomes = [StepResult(3, (owner,), ((13, 14, 15, 16),)), StepResult(4, (owner,), ((17,),))]
     assert loop.step()
     assert (role.tokens, role.req.finish) == ([11, 12, 13, 14, 15], FinishReason.LENGTH)
     planner.release(role.req)
@@ -202,7 +187,7 @@ def test_scores_that_are_not_finite_fail_their_choice_unless_it_is_gone() -> Non
     executor, planner, role, loop = made()
     owner = (role.req.held.row, role.req.held.generation)
     loop.step()
-    executor.results = [StepResult(1, (owner,), ((),), not_finite=(owner,))]
+    executor.outcomes = [StepResult(1, (owner,), ((),), not_finite=(owner,))]
     loop.step()
     (error,) = role.errors
     assert type(error) is InternalError and str(error) == "the model's scores for the next token are not finite"
@@ -211,6 +196,6 @@ def test_scores_that_are_not_finite_fail_their_choice_unless_it_is_gone() -> Non
     executor, planner, role, loop = made()
     loop.step()
     planner.release(role.req)
-    executor.results = [StepResult(1, (owner,), ((),), not_finite=(owner,))]
+    executor.outcomes = [StepResult(1, (owner,), ((),), not_finite=(owner,))]
     with pytest.raises(AssertionError):  # the role above expects its request to be there
         loop.step()

@@ -95,8 +95,8 @@ def test_copying_nothing_sends_nothing() -> None:
     planner, executor = make()
     whole, *others = choices(planner, (1, 2, 3, 4), 2)
     assert planner.fork(whole, others) == 0
-    alone, *nobody = choices(planner, (1, 2, 3), 1)
-    assert planner.fork(alone, nobody) == 0
+    (alone,) = choices(planner, (1, 2, 3), 1)
+    assert planner.fork(alone, ()) == 0
     assert planner.fork(alone, (), in_twin=()) == 0
     assert executor.sent == [] and planner.book.newest_ticket == 0
 

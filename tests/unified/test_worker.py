@@ -7,7 +7,7 @@ import pytest
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign, CancelRequest, Tokens
 from scheduler.kv_book import KvBook
-from scheduler.plan import Operation, Plan, StepResult
+from scheduler.plan import StepResult
 from scheduler.planner import Planner
 from scheduler.req import Req
 from tests.cluster import Cluster
@@ -15,6 +15,7 @@ from tests.counting import instructions
 from tests.decode.driving import Recorder, expect_exact, expect_prefix, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import ManualStream, make_executor, make_planner
+from tests.scheduler.remembering import Remembers
 from unified.worker import UnifiedWorker
 
 PARAMS = greedy(12)
@@ -138,44 +139,29 @@ def test_full_prompt_pages_are_counted_once() -> None:
     expect_rest(cluster)
 
 
-class Scripted:
-    """An executor that draws what a test says."""
-
-    def __init__(self) -> None:
-        self.plans: list[Plan] = []
-        self.results: list[StepResult] = []
-
-    def submit(self, operation: Operation) -> None:
-        assert isinstance(operation, Plan)
-        self.plans.append(operation)
-
-    def poll(self) -> list[StepResult]:
-        taken, self.results = self.results[:1], self.results[1:]
-        return taken
-
-
 def test_a_choice_whose_last_launch_has_drawn_nothing_decodes_again() -> None:
     """It has left, because its last output was in flight."""
-    executor = Scripted()
+    executor = Remembers()
     planner = Planner(KvBook(64, 4, max_requests=4, max_context=64), executor, LAYOUT, 97)
     worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=True, chunk_size=64)
     for name, max_tokens in (("short", 2), ("long", 9)):
         worker.on_gateway(Assign(name, 0, (1, 2, 3), greedy(max_tokens), 1, None))
     worker.step()
+    prompts = executor.plan
     worker.step()
-    rows = tuple(draw.row for chunk in executor.plans[0].chunks for draw in chunk.draws)
+    rows = tuple(draw.row for chunk in prompts.chunks for draw in chunk.draws)
     owners = tuple((row, 1) for row in rows)
-    executor.results = [StepResult(1, owners, ((5,), (6,)))]
+    executor.outcomes = [StepResult(1, owners, ((5,), (6,)))]
     worker.step()
     worker.step()
-    assert executor.plans[-1].leaves == rows[:1]
+    assert executor.plan.leaves == rows[:1]
 
-    executor.results = [StepResult(2, owners, ((), (7,)))]
+    executor.outcomes = [StepResult(2, owners, ((), (7,)))]
     worker.step()
     worker.step()
-    (join,) = executor.plans[-1].joins
+    (join,) = executor.plan.joins
     assert (join.draw.row, join.seq_len, join.input_id) == (rows[0], 3, 5)
-    executor.results = [StepResult(3, owners[1:], ((8,),)), StepResult(4, owners[::-1], ((9,), (10,)))]
+    executor.outcomes = [StepResult(3, owners[1:], ((8,),)), StepResult(4, owners[::-1], ((9,), (10,)))]
     worker.step()
     worker.step()
     told = [piece for each in worker.outbox.gateway if isinstance(each, Tokens) for piece in each.choices]

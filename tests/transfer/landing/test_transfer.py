@@ -31,7 +31,7 @@ def reserved() -> ReceiveTransfer:
 
 
 def take(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = LAST) -> Copy | Rejection | None:
-    """What take() says of a frame without damage: where it lands, or why it does not; None: it was the last frame."""
+    """Takes an undamaged frame. Returns its copy, or why it is refused, or None for an accepted last frame."""
     taken = transfer.take(header, [memoryview(LAST_MESSAGE.encode(last))] if header.is_last else ())
     if isinstance(taken, Copy):
         return taken
