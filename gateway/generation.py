@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.choice_text import ChoiceText, Piece
-from gateway.detokenizer import Detokenizer
+from gateway.choice_text import ChoiceText, Detokenizer, Piece
 from gateway.dispatch import GATEWAY, Dispatch
 from gateway.metrics import Metrics
 from gateway.requests import Delivery, RequestRecord

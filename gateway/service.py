@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from gateway.choice_text import Detokenizer
 from gateway.control import Control
-from gateway.detokenizer import Detokenizer, NoText
 from gateway.limits import Limits, merged
 from gateway.metrics import Metrics
 from gateway.tokenizer import TextTokenizer
@@ -123,4 +123,4 @@ class Service:
 
     def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
         """The detokenizer for one choice of this prompt."""
-        return NoText() if self.tokenizer is None else self.tokenizer.detokenizer(prompt_ids, skip_special)
+        return Detokenizer() if self.tokenizer is None else self.tokenizer.detokenizer(prompt_ids, skip_special)

@@ -10,8 +10,8 @@ import pytest
 from starlette.types import Message
 
 from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, WholeAnswer, answer_whole
+from gateway.choice_text import Detokenizer
 from gateway.control import Control, ControlSocket
-from gateway.detokenizer import NoText
 from gateway.dispatch import RetryRules
 from gateway.generation import Generation, Times
 from gateway.membership import Membership
@@ -60,7 +60,7 @@ class Call:
         self.generation = Generation(
             "r",
             [prompt],
-            lambda *_: NoText(),
+            lambda *_: Detokenizer(),
             self.control.dispatch,
             Times(MonotonicClock(), self.metrics, received_at=0.0),
         )
@@ -210,10 +210,10 @@ async def test_a_fault_in_the_text_of_one_request_is_its_own(
     task = call.answer(is_stream)
     await call.tokens(num_before)
 
-    def broken(_self: NoText, token_id: int) -> str:
+    def broken(_self: Detokenizer, token_id: int) -> str:
         raise OverflowError(f"no text for {token_id}")
 
-    monkeypatch.setattr(NoText, "feed", broken)
+    monkeypatch.setattr(Detokenizer, "feed", broken)
     await call.tokens(1)
     with pytest.raises(OverflowError, match="no text for 3"):
         await task

@@ -1,5 +1,4 @@
-from gateway.choice_text import ChoiceText, Piece, StopSet
-from gateway.detokenizer import ByteDetokenizer, TokenBytes
+from gateway.choice_text import ByteDetokenizer, ChoiceText, Piece, StopSet, TokenBytes
 from protocol.request import FinishReason
 from tests.gateway.folders import EOS, byte_tokenizer
 
@@ -7,7 +6,7 @@ TOKEN_BYTES = TokenBytes(byte_tokenizer(), frozenset({256, 257, 258}))
 
 
 def new_text(*stops: str, min_tokens: int = 0) -> ChoiceText:
-    return ChoiceText(ByteDetokenizer(TOKEN_BYTES, (), True), StopSet(stops), min_tokens)
+    return ChoiceText(ByteDetokenizer(TOKEN_BYTES, ()), StopSet(stops), min_tokens)
 
 
 def test_one_piece_for_each_token() -> None:

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.detokenizer import (
+from gateway.choice_text import (
     ByteDetokenizer,
     Detokenizer,
-    NoText,
     TokenBytes,
     WindowDetokenizer,
     byte_alphabet,
@@ -23,11 +22,11 @@ PIECES_SPECIAL = frozenset(range(3))
 
 
 def new_bytes(skip_special: bool = True, context: Sequence[int] = ()) -> Detokenizer:
-    return ByteDetokenizer(TokenBytes(BYTES, SPECIAL), context, skip_special)
+    return ByteDetokenizer(TokenBytes(BYTES, SPECIAL if skip_special else frozenset()), context)
 
 
 def new_window(skip_special: bool = True, tokenizer: Any = PIECES, context: Sequence[int] = ()) -> Detokenizer:
-    return WindowDetokenizer(tokenizer, PIECES_SPECIAL, context, skip_special)
+    return WindowDetokenizer(tokenizer, PIECES_SPECIAL if skip_special else frozenset(), context)
 
 
 def run(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
@@ -98,7 +97,7 @@ def test_window_stays_short_when_no_text_comes(token_id: int) -> None:
 
 
 def test_no_text() -> None:
-    assert run(NoText(), [1, 2]) == ["", "", ""]
+    assert run(Detokenizer(), [1, 2]) == ["", "", ""]
 
 
 def test_tokens_of_whole_characters_and_of_parts_of_them_mix() -> None:
@@ -109,7 +108,7 @@ def test_tokens_of_whole_characters_and_of_parts_of_them_mix() -> None:
     token_bytes = TokenBytes(BYTES, SPECIAL)
     for raw in ("aé€z".encode(), b"a\xc3z", b"\xe2\x82a\xe2\x82\xac!", b"\xff\xc3"):
         for _ in range(2):  # the second time every token is known
-            detokenizer = ByteDetokenizer(token_bytes, (), skip_special=True)
+            detokenizer = ByteDetokenizer(token_bytes, ())
             text = "".join(detokenizer.feed(ids[byte]) for byte in raw) + detokenizer.flush()
             assert text == raw.decode(errors="replace")
             assert detokenizer.feed(ids[ord("x")]) == "x"

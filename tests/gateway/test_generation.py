@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from gateway.detokenizer import NoText
+from gateway.choice_text import Detokenizer
 from gateway.dispatch import Dispatch
 from gateway.generation import TURN_TOKENS, Generation, Times
 from gateway.metrics import Metrics
@@ -40,7 +40,7 @@ class OnePlace:
 async def test_all_prompts_are_assigned_or_none() -> None:
     dispatch = OnePlace()
     prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
-    generation = Generation("r", [prompt, prompt], lambda *_: NoText(), cast(Dispatch, dispatch), unmeasured())
+    generation = Generation("r", [prompt, prompt], lambda *_: Detokenizer(), cast(Dispatch, dispatch), unmeasured())
     with pytest.raises(Unavailable, match="full"):
         await generation.start()
     assert dispatch.cancelled == [("r-0", -1)]
@@ -66,7 +66,7 @@ class LosesTheFirst:
 async def test_a_prompt_that_fails_while_others_are_assigned_ends_all() -> None:
     dispatch = LosesTheFirst()
     prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
-    generation = Generation("r", [prompt, prompt], lambda *_: NoText(), cast(Dispatch, dispatch), unmeasured())
+    generation = Generation("r", [prompt, prompt], lambda *_: Detokenizer(), cast(Dispatch, dispatch), unmeasured())
     with pytest.raises(Unavailable, match="gone"):
         await generation.start()
     assert "r-1" in dispatch.cancelled
@@ -91,7 +91,7 @@ class Counts:
 async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) -> None:
     dispatch = Counts()
     prompt = Prompt((1,) * (TURN_TOKENS // 2), SamplingParams(max_tokens=3), 1)
-    generation = Generation("r", [prompt] * 6, lambda *_: NoText(), cast(Dispatch, dispatch), unmeasured())
+    generation = Generation("r", [prompt] * 6, lambda *_: Detokenizer(), cast(Dispatch, dispatch), unmeasured())
     starting = asyncio.ensure_future(generation.start())
     turns = []
     while not starting.done():

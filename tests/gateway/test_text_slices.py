@@ -17,7 +17,7 @@ from tokenizers import (
     trainers,
 )
 
-from gateway.text_slices import MAX_TRIES, STRIDE_CHARS, Cuts, find_cuts
+from gateway.tokenizer import MAX_TRIES, STRIDE_CHARS, Cuts, find_cuts
 
 CORPUS = [
     "Once upon a time there was a little girl named Lily. She didn't like the 1234 naïve bugs!!! ",

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
 
-from gateway.text_slices import SLICE_CHARS
-from gateway.tokenizer import SpecialTokens, TextTokenizer, load_tokenizer
+from gateway.tokenizer import SLICE_CHARS, SpecialTokens, TextTokenizer, load_tokenizer
 from protocol.errors import BadRequest, CheckpointError
 from tests.gateway.folders import BOS, EOS, byte_tokenizer, piece_tokenizer, write_folder
 

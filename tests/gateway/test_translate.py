@@ -9,8 +9,7 @@ from gateway.chat_template import ChatTemplates, read_template_sources
 from gateway.limits import Limits
 from gateway.model_folder import read_model_folder
 from gateway.schemas import ChatRequest, CompletionRequest
-from gateway.text_slices import SLICE_CHARS
-from gateway.tokenizer import TextTokenizer, load_tokenizer
+from gateway.tokenizer import SLICE_CHARS, TextTokenizer, load_tokenizer
 from gateway.translate import Prompt, Translator
 from protocol.errors import BadRequest
 from protocol.request import FinishReason, finish_reason
