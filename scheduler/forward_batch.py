@@ -5,8 +5,8 @@ changed by the time the launch runs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -117,11 +117,11 @@ def _decode_input(running: ScheduleBatch, table: PageTable, page_size: int) -> M
 
     Slots are computed on the host, which knows lengths and pages.
     """
-    page, offset = np.divmod(running.seq_lens_cpu - 1, page_size)
+    page, offset = np.divmod(running.positions_cpu, page_size)
     slots = table.req_to_page_cpu[running.members.rows_cpu, page] * page_size + offset
     return ModelInput(
         input_ids_T=running.input_ids_B,
-        positions_T=running.seq_lens_B - 1,
+        positions_T=running.positions_B,
         slots_T=torch.from_numpy(slots).to(running.rows_B.device, non_blocking=True),
         page_table_BP=running.page_table(table, pages_for(running.longest, page_size)),
         seq_lens_B=running.seq_lens_B,
@@ -135,15 +135,20 @@ def _decode_input(running: ScheduleBatch, table: PageTable, page_size: int) -> M
 
 def _joined(extends: ModelInput, decodes: ModelInput) -> ModelInput:
     """Joins prompt chunks and decodes into one forward. The narrower page table is padded with page 0."""
-    width = max(extends.page_table_BP.shape[1], decodes.page_table_BP.shape[1])
-    extends, decodes = (
-        replace(each, page_table_BP=F.pad(each.page_table_BP, (0, width - each.page_table_BP.shape[1])))
-        for each in (extends, decodes)
+    tables = extends.page_table_BP, decodes.page_table_BP
+    width = max(table.shape[1] for table in tables)
+    return ModelInput(
+        input_ids_T=torch.cat((extends.input_ids_T, decodes.input_ids_T)),
+        positions_T=torch.cat((extends.positions_T, decodes.positions_T)),
+        slots_T=torch.cat((extends.slots_T, decodes.slots_T)),
+        page_table_BP=torch.cat([F.pad(table, (0, width - table.shape[1])) for table in tables]),
+        seq_lens_B=torch.cat((extends.seq_lens_B, decodes.seq_lens_B)),
+        extend_lens=extends.extend_lens,
+        extend_seq_lens=extends.extend_seq_lens,
+        num_decodes=decodes.num_decodes,
+        max_decode_seq_len=decodes.max_decode_seq_len,
+        logit_indices_L=torch.cat((extends.logit_indices_L, decodes.logit_indices_L + len(extends.input_ids_T))),
     )
-    decodes = replace(decodes, logit_indices_L=decodes.logit_indices_L + extends.input_ids_T.shape[0])
-    seconds = decodes.tensors
-    tensors: dict[str, Any] = {name: torch.cat((first, seconds[name])) for name, first in extends.tensors.items()}
-    return replace(decodes, extend_lens=extends.extend_lens, extend_seq_lens=extends.extend_seq_lens, **tensors)
 
 
 def _sampling(chunks: Sequence[Chunk], running: ScheduleBatch) -> SamplingInput:

@@ -37,8 +37,7 @@ class FutureMap:
 
     def set_input_ids_sentinel(self, batch: ScheduleBatch) -> None:
         """Makes the tokens that the launch stashes the batch's next inputs. Runs on the scheduler thread."""
-        if len(batch):
-            batch.input_ids_B = -batch.rows_B
+        batch.input_ids_B = batch.members.sentinels_B
 
     def resolve_future(self, input_ids_T: Tensor, owners_B: Tensor) -> Tensor:
         """`input_ids_T` with every `-row` replaced by the row's token. Runs on the forward stream, before the model.

@@ -92,7 +92,7 @@ class Planner:
         # The owners in the last result and their requests, until a request is released.
         self._drawing: tuple[Sequence[Owner], list[Req | None]] = (), []
         self._decoding: tuple[Req, ...] = ()  # as the executor has them since the last plan, in its order
-        self._rows: tuple[int, ...] = ()  # of those that decode
+        self._rows: dict[Req, int] = {}  # of those that decode
         self._joining: list[Req] = []  # they decode from the next plan on
         self._grants: list[Grant] = []  # for the next plan
         self._copies: set[int] = set()  # tickets
@@ -238,16 +238,14 @@ class Planner:
             return (), ()
 
         staying = set(decodes)
-        stays: list[int] = []
-        leaves: list[int] = []
-        for req, row in zip(self._decoding, self._rows, strict=True):
-            (stays if req in staying else leaves).append(row)
+        leaves = tuple([self._rows.pop(req) for req in self._decoding if req not in staying])
         joining = [req for req in self._joining if req in staying]
         for req in joining:
             self._grant(req.held)
+            self._rows[req] = req.held.row
         self._joining.clear()
-        self._decoding, self._rows = decodes, (*stays, *(req.held.row for req in joining))
-        return tuple(leaves), tuple(map(_join, joining))
+        self._decoding = decodes
+        return leaves, tuple(map(_join, joining))
 
     def poll(self) -> list[tuple[Launched, StepResult]]:
         """Takes what the executor reports. Returns the launches that are over, and their results."""

@@ -26,22 +26,26 @@ class Members:
     owners_B: Tensor  # from page_table.owners_of
     rows_cpu: IntArray
     indices_B: Tensor  # 0, 1, ...
+    sentinels_B: Tensor  # minus the rows
 
 
 @dataclass(eq=False)
 class ScheduleBatch:
     """B rows, in the same order in every tensor. B may be 0.
 
-    `seq_lens` counts the tokens whose KV is written by the launches enqueued so far. `input_ids_B` holds the next input
-    token of each row. If only a launch in flight knows the token, it holds minus the row (the sentinel).
+    `seq_lens` counts the tokens whose KV is written by the launches enqueued so far; `positions` is what it was before
+    the last advance(). `input_ids_B` holds the next input token of each row. If only a launch in flight knows it, it
+    holds minus the row (the sentinel).
     """
 
     rows_B: Tensor
     seq_lens_B: Tensor
     seq_lens_cpu: IntArray
+    positions_B: Tensor
+    positions_cpu: IntArray
+    longest: int  # the greatest of seq_lens; 0 without rows
     input_ids_B: Tensor
     sampling: SamplingColumns
-    longest: int = 0  # context, since advance()
     _members: Members | None = None
     _pages: tuple[Tensor, int] | None = None  # (B, P) of the page table, and its num_growths when it was copied
 
@@ -50,10 +54,14 @@ class ScheduleBatch:
         """A batch of the rows that join."""
         draws, seq_lens = [join.draw for join in joins], [join.seq_len for join in joins]
         input_ids = [-join.draw.row if join.input_id is None else join.input_id for join in joins]
+        seq_lens_B, seq_lens_cpu = int64_column(seq_lens, device), np.array(seq_lens, dtype=np.int64)
         return ScheduleBatch(
             rows_B=int64_column([draw.row for draw in draws], device),
-            seq_lens_B=int64_column(seq_lens, device),
-            seq_lens_cpu=np.array(seq_lens, dtype=np.int64),
+            seq_lens_B=seq_lens_B,
+            seq_lens_cpu=seq_lens_cpu,
+            positions_B=seq_lens_B,
+            positions_cpu=seq_lens_cpu,
+            longest=max(seq_lens, default=0),
             input_ids_B=int64_column(input_ids, device),
             sampling=SamplingColumns.of(draws, device),
         )
@@ -76,19 +84,21 @@ class ScheduleBatch:
 
     def advance(self) -> None:
         """Counts one more token per row. The launch being built writes its KV."""
+        self.positions_B, self.positions_cpu = self.seq_lens_B, self.seq_lens_cpu
         self.seq_lens_B = self.seq_lens_B + 1
         self.seq_lens_cpu = self.seq_lens_cpu + 1
-        self.longest = max(self.seq_lens_cpu.tolist(), default=0)  # numpy's own maximum takes ten times as long
+        self.longest += bool(self.draws)
 
     @property
     def members(self) -> Members:
         """Its Members, made when they are first asked for."""
         if self._members is None:
             self._members = Members(
-                owners=tuple((draw.row, draw.generation) for draw in self.draws),
+                owners=tuple([(draw.row, draw.generation) for draw in self.draws]),
                 owners_B=owners_of(self.draws, self.rows_B.device),
                 rows_cpu=np.array([draw.row for draw in self.draws], dtype=np.int64),
                 indices_B=torch.arange(len(self.draws), device=self.rows_B.device),
+                sentinels_B=-self.rows_B,
             )
         return self._members
 
@@ -106,6 +116,7 @@ class ScheduleBatch:
         self.rows_B = self.rows_B.index_select(0, keep_N)
         self.seq_lens_B = self.seq_lens_B.index_select(0, keep_N)
         self.seq_lens_cpu = self.seq_lens_cpu[np.asarray(keep, dtype=np.int64)]
+        self.longest = max(self.seq_lens_cpu.tolist(), default=0)  # numpy's own maximum takes ten times as long
         self.input_ids_B = self.input_ids_B.index_select(0, keep_N)
         self.sampling = self.sampling.take(keep)
 
@@ -115,6 +126,7 @@ class ScheduleBatch:
         self.rows_B = torch.cat((self.rows_B, other.rows_B))
         self.seq_lens_B = torch.cat((self.seq_lens_B, other.seq_lens_B))
         self.seq_lens_cpu = np.concatenate((self.seq_lens_cpu, other.seq_lens_cpu))
+        self.longest = max(self.longest, other.longest)
         self.input_ids_B = torch.cat((self.input_ids_B, other.input_ids_B))
         self.sampling = self.sampling.concat(other.sampling)
 

@@ -57,7 +57,9 @@ def _check_running(planner: Planner, executor: Executor) -> None:
     batch, table = executor.running, executor.page_table
     batch.check_mirrors()
     assert not table.req_to_page[0].any(), "padding has pages"
-    assert tuple(draw.row for draw in batch.draws) == planner._rows, "planner and executor differ about who decodes"
+    assert [draw.row for draw in batch.draws] == [planner._rows[req] for req in planner._decoding], (
+        "planner and executor differ about who decodes"
+    )
     for req, draw, length in zip(planner._decoding, batch.draws, batch.seq_lens_cpu.tolist(), strict=True):
         if req.finish is not None:
             continue

@@ -167,9 +167,9 @@ MUTANTS = (
     ),
     Mutant(
         "the sentinel of the wrong row",
-        "FutureMap.set_input_ids_sentinel",
-        "batch.rows_B",
-        "batch.rows_B.flip(0)",
+        "ScheduleBatch.members",
+        "-self.rows_B",
+        "-self.rows_B.flip(0)",
         "requests get each other's tokens",
         ANY,
     ),
