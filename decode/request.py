@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from decode.request_states import MOVES, DecodeState
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import PrefillJob
-from runtime.state_table import advance
-from transfer.states import Transfer, TransferState
+from transfer.states import Transfer, TransferState, advance
 from worker.assigned import Assigned
 
 

@@ -19,8 +19,7 @@ from deploy.demo import demo
 from deploy.keys import keys
 from deploy.options import OPTIONS, OTHER_VARIABLES, options_for
 from deploy.serve import gateway, serve, worker
-from protocol.brief import brief
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, brief
 from runtime.installation import baton_version, check_distributions, check_imports
 from runtime.layered_config import Config, ConfigFile, parse_file, resolve
 from runtime.process_life import EXIT_CONFIG

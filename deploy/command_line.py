@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 from deploy.foreign_flags import FOREIGN, ForeignFlag, detached
 from deploy.options import COMMANDS, EXAMPLES, MODEL_FLAG, options_for
-from protocol.brief import SHOWN_CHARS, brief
-from protocol.errors import ConfigError
+from protocol.errors import SHOWN_CHARS, ConfigError, brief
 from runtime.options import LIST_MARK, Kind, Option, as_shown, nearest_name
 
 _FOOTER = """\

@@ -25,8 +25,7 @@ from deploy.model_folder import find_model, has_tokenizer, model_name
 from deploy.sentences import TOKEN_IDS, count_roles, describe_end
 from deploy.serve import check_lengths, find_texts, start_plan
 from deploy.timeline import NOTE, Moment, read_moments, timeline_table
-from protocol.brief import brief
-from protocol.errors import BatonError, ConfigError
+from protocol.errors import BatonError, ConfigError, brief
 from runtime.api_keys import read_api_keys
 from runtime.clock import Clock, MonotonicClock
 from runtime.layered_config import Config, Origin

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from protocol.brief import brief
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, brief
 
 MAX_CHARS = 1000
 _PART = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")

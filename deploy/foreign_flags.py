@@ -6,7 +6,7 @@ Baton is not in this table: it is an alias, in the annotation of its option.
 
 from dataclasses import dataclass
 
-from protocol.brief import brief
+from protocol.errors import brief
 
 
 @dataclass(frozen=True)

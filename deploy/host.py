@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from protocol.brief import brief
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, brief
 from runtime.address import listen, split_endpoint
 from runtime.cgroups import OF_THIS_PROCESS, ROOT, groups_of, read_if_there
 from runtime.process_life import thread_environment

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from zmq.auth import create_certificates
 
-from protocol.brief import brief, brief_name
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, brief, brief_name
 from runtime.keys import ALLOWED, GATEWAY, OWN, allowed_in, read_keys
 
 GATEWAY_NAME = "gateway"

@@ -7,8 +7,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
-from protocol.brief import brief
-from protocol.errors import CheckpointError, ConfigError
+from protocol.errors import CheckpointError, ConfigError, brief
 from runtime.model_config import read_basics
 
 PROJECT = Path(__file__).resolve().parent.parent

@@ -53,8 +53,7 @@ from deploy.sentences import (
     worker_lines,
 )
 from deploy.supervisor import GivenUp, Supervisor
-from protocol.brief import brief
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, brief
 from protocol.messages_gateway import Role
 from runtime.address import is_loopback, refuse_exposed, split_endpoint
 from runtime.api_keys import read_api_keys

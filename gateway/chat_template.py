@@ -16,8 +16,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from protocol.brief import brief
-from protocol.errors import BadRequest, CheckpointError, ConfigError
+from protocol.errors import BadRequest, CheckpointError, ConfigError, brief
 from runtime.json_fields import read_fields
 
 MAX_WHY = 300  # characters

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
-from protocol.request import FinishReason
+from protocol.messages_gateway import FinishReason
 
 MAX_CONTEXT_TOKENS = 32  # tokens of the prompt that are decoded for context
 MAX_WINDOW_TOKENS = 32  # longer than any incomplete character; a longer window is shown as it is

@@ -13,8 +13,8 @@ import zmq
 from gateway.dispatch import FOREIGN, INVALID, Dispatch, RetryRules
 from gateway.limits import Limits, limits_of
 from gateway.membership import Change, Membership, WorkerKey
-from protocol.codec import MAX_STRANGER_BYTES
 from protocol.errors import AddressInUse, ConfigError, WireError, WorkerLost
+from protocol.message import MAX_STRANGER_BYTES
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,

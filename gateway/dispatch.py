@@ -21,8 +21,7 @@ from protocol.errors import (
     WorkerLost,
     error_from_code,
 )
-from protocol.messages_gateway import CancelRequest, ChoiceTokens, RequestFailed, Stamp, ToWorker
-from protocol.request import FinishReason
+from protocol.messages_gateway import CancelRequest, ChoiceTokens, FinishReason, RequestFailed, Stamp, ToWorker
 from runtime.clock import Clock
 from runtime.log import Refusals, get_log
 from runtime.settings import Pairing

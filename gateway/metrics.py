@@ -19,7 +19,7 @@ from gateway.http_errors import FAULTS
 from gateway.http_protocol import BACKLOG, STALLED
 from gateway.membership import Member
 from gateway.worker_metrics import PREFIX, WorkerCollector
-from protocol.request import FinishReason
+from protocol.messages_gateway import FinishReason
 
 TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 FIRST_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)

@@ -24,8 +24,7 @@ from gateway.model_folder import model_facts, read_model_folder
 from gateway.service import Admission, ModelNames, Service
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Translator
-from protocol.brief import brief
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, brief
 from runtime.address import listen, refuse_exposed, split_endpoint
 from runtime.api_keys import read_api_keys
 from runtime.clock import Clock

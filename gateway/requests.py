@@ -12,8 +12,15 @@ from gateway.membership import WorkerKey
 from gateway.pairing import Need
 from gateway.translate import Prompt
 from protocol.errors import BatonError, WireError
-from protocol.messages_gateway import Assign, ChoiceTokens, RequestFailed, Stamp, WorkerAddress
-from protocol.request import FinishReason, finish_reason
+from protocol.messages_gateway import (
+    Assign,
+    ChoiceTokens,
+    FinishReason,
+    RequestFailed,
+    Stamp,
+    WorkerAddress,
+    finish_reason,
+)
 
 
 @dataclass(frozen=True)

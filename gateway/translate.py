@@ -14,7 +14,7 @@ from gateway.model_folder import ModelFolder
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, GenerationRequest
 from gateway.tokenizer import TextTokenizer
 from protocol.errors import BadRequest
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from runtime.model_config import ModelBasics
 
 DEFAULT_COMPLETION_TOKENS = 16

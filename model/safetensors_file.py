@@ -14,8 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from protocol.brief import brief, brief_name
-from protocol.errors import CheckpointError
+from protocol.errors import CheckpointError, brief, brief_name
 
 MAX_HEADER_BYTES: Final = 100_000_000  # the package's own limit
 MAX_SAID_CHARS: Final = 200  # of the package's message

@@ -6,8 +6,8 @@ The routing id of a peer is `worker_id#instance`. A peer's first message must be
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from protocol.codec import MAX_STRANGER_BYTES
 from protocol.errors import WireError
+from protocol.message import MAX_STRANGER_BYTES
 from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, HelloRefused, ToDecode, ToPrefill
 from runtime.bus import Router
 from runtime.log import get_log

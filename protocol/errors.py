@@ -15,8 +15,14 @@
     └── InternalError         our own fault; fails one request                      HTTP 500
         └── LaunchFailed      a worker could not compute it; another worker might   HTTP 500
 
-`gateway/http_errors.py` renders an error as HTTP.
+`gateway/http_errors.py` renders an error as HTTP. `brief` shows a value in a message: short and quickly made, whatever
+its size or depth.
 """
+
+from reprlib import Repr
+from typing import Any
+
+SHOWN_CHARS = 80
 
 
 class BatonError(Exception):
@@ -127,3 +133,20 @@ def error_from_code(code: str, message: str) -> BatonError:
 def as_baton_error(error: Exception) -> BatonError:
     """`error` itself if it is a BatonError; otherwise an InternalError with its type and text."""
     return error if isinstance(error, BatonError) else InternalError(f"{type(error).__name__}: {error}")
+
+
+def brief(value: Any) -> str:
+    """Like repr, cut to about SHOWN_CHARS characters; `...` marks the cut."""
+    if isinstance(value, str):
+        text = repr(value[: SHOWN_CHARS + 1])
+    else:
+        maker = Repr()
+        maker.maxstring = maker.maxother = maker.maxlong = SHOWN_CHARS
+        maker.maxlevel = 3
+        text = maker.repr(value)
+    return text if len(text) <= SHOWN_CHARS + 2 else f"{text[:SHOWN_CHARS]}..."
+
+
+def brief_name(name: str) -> str:
+    """`name` itself if it is short and printable; otherwise `brief(name)`, with quotes."""
+    return name if name.isprintable() and len(name) <= SHOWN_CHARS else brief(name)

@@ -13,7 +13,7 @@ from protocol.message import Blob, Message, Text
 
 DIGEST_BYTES = 8
 MAX_TENSORS = 2048
-MAX_PACKED_BYTES = 48 * 1024  # of one fingerprint; the whole Register stays below codec.MAX_STRANGER_BYTES
+MAX_PACKED_BYTES = 48 * 1024  # of one fingerprint; the whole Register stays below MAX_STRANGER_BYTES
 MAX_NAMES_BYTES = 1024 * 1024  # of the list of names when it is unpacked
 
 
@@ -70,7 +70,11 @@ def difference(one: Fingerprint, other: Fingerprint, one_id: str, other_id: str)
     if ones is None or others is None:
         damaged = one_id if ones is None else other_id
         return f"fingerprint: the table of tensors of {damaged} is damaged, expected {DIGEST_BYTES} bytes a name"
-    return _first_difference(ones, others, one_id, other_id)
+    if not (differing := sorted(_differing(ones, others))):
+        return None  # the same names, compressed in another way
+    name, value, theirs = differing[0]
+    what = f"weights: the digest of tensor {name[:200]!r} is {value} on {one_id}, {theirs} on {other_id}"
+    return f"{what} ({len(differing)} of {len({*ones, *others})} tensors differ)"
 
 
 def unequal_fact(one: Mapping[str, str], other: Mapping[str, str], one_id: str, other_id: str) -> str | None:
@@ -82,15 +86,6 @@ def unequal_fact(one: Mapping[str, str], other: Mapping[str, str], one_id: str, 
         return None
     name, value, others = differing[0]
     return f"{name[:200]} is {value[:200]} on {one_id}, {others[:200]} on {other_id}"
-
-
-def _first_difference(one: Mapping[str, str], other: Mapping[str, str], one_id: str, other_id: str) -> str | None:
-    differing = sorted(_differing(one, other))
-    if not differing:
-        return None  # the same names, compressed in another way
-    name, value, others = differing[0]
-    what = f"weights: the digest of tensor {name[:200]!r} is {value} on {one_id}, {others} on {other_id}"
-    return f"{what} ({len(differing)} of {len({*one, *other})} tensors differ)"
 
 
 def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[tuple[str, str, str]]:

@@ -11,14 +11,14 @@ Integers are little-endian.
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import xxhash
 
-from protocol.codec import Boundary
 from protocol.errors import WireError
-from protocol.message import Count, Instance, Ints, Message
+from protocol.message import Boundary, Count, Instance, Ints, Message
 from protocol.messages_gateway import Stamps
 
 MAGIC = 0x4E544142  # "BATN"
@@ -38,9 +38,8 @@ class Check(IntEnum):
 CHECKS = tuple(Check)
 
 
-@dataclass(frozen=True)
-class FrameHeader:
-    """`sender_instance` is the prefill worker's. `sequence` counts the frames of a reservation."""
+class FrameHeader(NamedTuple):
+    """In the order of HEADER. `sender_instance` is prefill's. `sequence` counts the frames of a reservation."""
 
     layer: int
     sender_instance: int
@@ -74,20 +73,7 @@ LAST_MESSAGE: Boundary[LastMessage] = Boundary("last frame", (LastMessage,))
 
 
 def _pack(header: FrameHeader, checksum: int) -> bytes:
-    return HEADER.pack(
-        MAGIC,
-        VERSION | header.check << 8,
-        header.layer,
-        header.sender_instance,
-        header.reservation,
-        header.attempt,
-        header.sequence,
-        header.page_start,
-        header.num_pages,
-        header.num_tokens,
-        header.payload_bytes,
-        checksum,
-    )
+    return HEADER.pack(MAGIC, VERSION | header.check << 8, *header[:-2], checksum)
 
 
 def checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> int:
@@ -100,17 +86,17 @@ def checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> int:
 
 def seal(header: FrameHeader, *parts: bytes | memoryview) -> FrameHeader:
     """`header` with the payload's length and checksum. Each part is contiguous bytes."""
-    return seal_sized(replace(header, payload_bytes=sum(len(part) for part in parts)), parts)
+    return seal_sized(header._replace(payload_bytes=sum(len(part) for part in parts)), parts)
 
 
 def seal_sized(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> FrameHeader:
     """`header`, which has the payload's length already, with its checksum."""
-    return replace(header, checksum=checksum(header, parts))
+    return header._replace(checksum=checksum(header, parts))
 
 
 def seal_sum(header: FrameHeader, device_sum: int) -> FrameHeader:
     """`header` with the checksum of a payload in device memory, from the device's sum of it."""
-    return seal_sized(replace(header, check=Check.DEVICE_SUM), [device_sum.to_bytes(8, "little")])
+    return seal_sized(header._replace(check=Check.DEVICE_SUM), [device_sum.to_bytes(8, "little")])
 
 
 def extend_digest(digest: int, header: FrameHeader) -> int:
@@ -135,7 +121,7 @@ def unpack_header(raw: bytes | memoryview) -> FrameHeader:
         raise WireError(f"frame version {version}, expected {VERSION}")
     if kind not in CHECKS:
         raise WireError(f"frame checksum of kind {kind}, expected one of {', '.join(map(str, CHECKS))}")
-    return FrameHeader(*fields, *[kind])
+    return FrameHeader._make((*fields, kind))
 
 
 def verify_checksum(header: FrameHeader, parts: Iterable[bytes | memoryview]) -> None:

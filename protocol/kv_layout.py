@@ -5,14 +5,13 @@ layers are numbered through all groups; in a pool, groups lie one after the othe
 page p of the i-th layer of a group lies at byte (i * num_pages + p) * page_bytes from the beginning of its group
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Final
 
-from pydantic import FailFast
+from pydantic import Field
 
-from protocol.message import Count, Message, Text
+from protocol.message import Message, Positive, Text
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GROUP_ALIGNMENT: Final = 256  # bytes: a group begins at a multiple of it, so that every device takes words from there
@@ -22,12 +21,9 @@ GROUP_ALIGNMENT: Final = 256  # bytes: a group begins at a multiple of it, so th
 class LayerGroup(Message):
     """Layers whose pages have one shape: those of one model."""
 
-    num_layers: Count
-    num_kv_heads: Count
-    head_dim: Count
-
-    def __post_init__(self) -> None:
-        _check_sizes(self, ("num_layers", "num_kv_heads", "head_dim"))
+    num_layers: Positive
+    num_kv_heads: Positive
+    head_dim: Positive
 
 
 @dataclass(frozen=True)
@@ -66,14 +62,11 @@ class KvLayout(Message):
     Page `p` of layer `l` is one contiguous run of `layer(l).page_bytes`.
     """
 
-    groups: Annotated[tuple[LayerGroup, ...], FailFast()]
-    page_size: Count  # tokens
+    groups: Annotated[tuple[LayerGroup, ...], Field(min_length=1, fail_fast=True)]
+    page_size: Positive  # tokens
     dtype: Text  # a key of ITEM_BYTES
 
     def __post_init__(self) -> None:
-        if not self.groups:
-            raise ValueError("KvLayout.groups: got none, expected at least 1")
-        _check_sizes(self, ("page_size",))
         if self.dtype not in ITEM_BYTES:
             raise ValueError(f"KvLayout.dtype: got {self.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
 
@@ -152,13 +145,6 @@ class KvLayout(Message):
         page_bytes = self.group_layouts[group].page_bytes
         start = self.group_spans(pool_pages)[group].start + (index * pool_pages + page_start) * page_bytes
         return slice(start, start + num_pages * page_bytes)
-
-
-def _check_sizes(sizes: Message, names: Sequence[str]) -> None:
-    for name in names:
-        value = getattr(sizes, name)
-        if value < 1:
-            raise ValueError(f"{type(sizes).__name__}.{name}: got {value}, expected at least 1")
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:

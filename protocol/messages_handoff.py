@@ -6,10 +6,9 @@ A job is named by its reservation at decode, a number that is never used again.
 
 from dataclasses import dataclass
 
-from protocol.codec import Boundary
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.message import Blob, Count, Instance, Int, Ints, Message, Text
+from protocol.message import Blob, Boundary, Count, Instance, Int, Ints, Message, Text
 from protocol.messages_gateway import Assign, Stamps, WorkerAddress
 
 # ---- decode to prefill ----

@@ -7,8 +7,7 @@ import re
 import stat
 from pathlib import Path
 
-from protocol.brief import brief
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, brief
 
 MAX_BYTES = 1 << 20
 _KEY = re.compile(r"[\x21-\x7e]{1,512}\Z")

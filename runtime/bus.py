@@ -12,8 +12,8 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from protocol.codec import MAX_MESSAGE_BYTES
 from protocol.errors import ConfigError, WireError
+from protocol.message import MAX_MESSAGE_BYTES
 from runtime.curve import NO_HANDSHAKE, OPEN, UNKNOWN_KEY, Security
 from runtime.session import ENVELOPE_BYTES
 

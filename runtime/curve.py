@@ -17,8 +17,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
-from protocol.brief import brief
-from protocol.errors import ConfigError, WireError
+from protocol.errors import ConfigError, WireError, brief
 from runtime.keys import ALLOWED, Keys, allowed_in, is_key
 from runtime.log import EventLog, Refusals
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from protocol.brief import brief, brief_name
-from protocol.errors import CheckpointError
+from protocol.errors import CheckpointError, brief, brief_name
 
 MAX_JSON_BYTES: Final = 64 << 20
 _MISSING: Final = object()

@@ -15,8 +15,7 @@ from pathlib import Path
 from zmq.auth import load_certificate
 from zmq.utils import z85
 
-from protocol.brief import SHOWN_CHARS
-from protocol.errors import ConfigError
+from protocol.errors import SHOWN_CHARS, ConfigError
 
 OWN = "own.key_secret"
 GATEWAY = "gateway.key"

@@ -10,8 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from protocol.brief import brief, brief_name
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, brief, brief_name
 from runtime.options import PREFIX, Option, Value, as_shown, nearest_name, option_name, variable_of
 
 Made = TypeVar("Made")

@@ -15,8 +15,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, Strict, TypeAdapter, ValidationError
 
-from protocol.brief import SHOWN_CHARS, brief
-from protocol.errors import ConfigError
+from protocol.errors import SHOWN_CHARS, ConfigError, brief
 
 PREFIX: Final = "BATON_"
 LIST_MARK: Final = ","  # between the items of a list

@@ -11,9 +11,8 @@ from typing import Annotated
 
 from pydantic import FailFast
 
-from protocol.codec import Boundary
-from protocol.message import Count, Flag, Int, Ints, Message, Number, Seconds, Text
-from protocol.request import SamplingParams
+from protocol.message import Boundary, Count, Flag, Int, Ints, Message, Number, Seconds, Text
+from protocol.messages_gateway import SamplingParams
 
 Owner = tuple[Count, Count]  # (row, generation): a row as it was handed out once
 

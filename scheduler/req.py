@@ -5,7 +5,7 @@ Only the scheduler thread writes it.
 
 from dataclasses import dataclass, field
 
-from protocol.request import FinishReason, SamplingParams, finish_reason
+from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 from scheduler.kv_book import Holding
 
 

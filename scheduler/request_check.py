@@ -5,7 +5,7 @@ A wrong id or count in a launch would fail every request in it, or end the proce
 
 from collections.abc import Sequence
 
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 
 MAX_ATTEMPT = 2**32 - 1  # the largest that a frame's header holds, as for MAX_RESERVATION
 MAX_RESERVATION = 2**64 - 1

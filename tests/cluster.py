@@ -20,11 +20,11 @@ from protocol.messages_gateway import (
     PeerLost,
     RankEndpoint,
     RequestFailed,
+    SamplingParams,
     ToGateway,
     Tokens,
     WorkerAddress,
 )
-from protocol.request import SamplingParams
 from runtime.clock import Clock, MonotonicClock
 from scheduler.executor import Executor
 from scheduler.kv_book import KvBook

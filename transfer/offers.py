@@ -9,8 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from protocol.codec import Boundary
-from protocol.message import MAX_BLOB_BYTES, Blob, Count, Flag, Message, Positive, Text
+from protocol.message import MAX_BLOB_BYTES, Blob, Boundary, Count, Flag, Message, Positive, Text
 
 IpcHandle = Annotated[str, Field(strict=True, pattern=r"\A[0-9a-f]{128}\z")]  # 64 bytes, opaque
 

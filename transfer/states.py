@@ -12,9 +12,10 @@
 """
 
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
+from enum import Enum, StrEnum
+from typing import TypeVar
 
-from runtime.state_table import advance
+S = TypeVar("S", bound=Enum)
 
 
 class TransferState(StrEnum):
@@ -39,6 +40,13 @@ MOVES: Mapping[TransferState, frozenset[TransferState]] = {
     TransferState.SENDING: _ENDS | {TransferState.DELIVERED},
     **dict.fromkeys((TransferState.DELIVERED, *_ENDS), frozenset()),
 }
+
+
+def advance(table: Mapping[S, frozenset[S]], old: S, new: S) -> S:
+    """`new`, if the table allows the move. Any other move is our own bug: AssertionError."""
+    if new not in table[old]:
+        raise AssertionError(f"illegal move {old.name} -> {new.name}")
+    return new
 
 
 def least(states: Iterable[TransferState]) -> TransferState:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocol.messages_gateway import Assign, Stamp
-from protocol.request import FinishReason
+from protocol.messages_gateway import Assign, FinishReason, Stamp
 from scheduler.planner import ExtendChunk, Planner, plan_chunks
 from scheduler.req import Req
 from scheduler.request_check import replay_fault, request_fault, transfer_fault

@@ -26,7 +26,7 @@ from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from model.sampler import sample
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from scheduler.plan import Draw
 from scheduler.sampling_columns import SamplingColumns
 from tests.checkpoints import ARCHITECTURES, Architecture

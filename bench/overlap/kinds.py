@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from protocol.messages_gateway import Assign, CancelRequest
-from protocol.request import SamplingParams
+from protocol.messages_gateway import Assign, CancelRequest, SamplingParams
 
 GUESTS = 4  # requests that have joined before the first of them leaves
 

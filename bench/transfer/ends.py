@@ -16,7 +16,7 @@ from bench.transfer.blocks import Blocks, HostPages
 from protocol.errors import BatonError
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Assign, RankEndpoint, WorkerAddress
+from protocol.messages_gateway import Assign, RankEndpoint, SamplingParams, WorkerAddress
 from protocol.messages_handoff import (
     TO_DECODE,
     TO_PREFILL,
@@ -27,7 +27,6 @@ from protocol.messages_handoff import (
     PrefillJob,
     ToPrefill,
 )
-from protocol.request import SamplingParams
 from runtime.bus import Dealer, Router
 from runtime.clock import MonotonicClock
 from runtime.curve import open_security

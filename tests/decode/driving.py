@@ -9,8 +9,7 @@ from typing import Any
 from decode.request import DecodeRequest
 from decode.request_states import DecodeState
 from prefill.job import Job
-from protocol.messages_gateway import FirstToken, ToGateway, Tokens
-from protocol.request import FinishReason, SamplingParams, finish_reason
+from protocol.messages_gateway import FinishReason, FirstToken, SamplingParams, ToGateway, Tokens, finish_reason
 from tests.cluster import Cluster
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner

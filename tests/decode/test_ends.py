@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from protocol.request import FinishReason, SamplingParams
+from protocol.messages_gateway import FinishReason, SamplingParams
 from tests.decode.driving import (
     VOCAB,
     Phase,

@@ -3,7 +3,7 @@ from itertools import product
 import pytest
 
 from decode.request_states import MOVES, DecodeState
-from runtime.state_table import advance
+from transfer.states import advance
 
 LEGAL = {
     "WAITING": "RUNNING FINISHED CANCELLED FAILED",

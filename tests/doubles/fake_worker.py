@@ -36,8 +36,8 @@ from protocol.messages_gateway import (
     Welcome,
     WorkerAddress,
     WorkerStats,
+    finish_reason,
 )
-from protocol.request import finish_reason
 from runtime.session import Session, open_envelope
 
 PATIENCE_S = 300.0  # for what takes moments; only a failure takes so long

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, sample
-from protocol.request import FinishReason, SamplingParams, finish_reason
+from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner, mix_int
 

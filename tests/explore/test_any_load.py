@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from tests.cluster import Answer
 from tests.decode.driving import VOCAB, prompt_of
 from tests.doubles.strategies import Strategy

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, replace
 
 from protocol.kv_layout import pages_for_choices
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from tests.decode.driving import VOCAB, prompt_of
 from tests.explore.expected import expected
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from gateway.control import Control
 from gateway.requests import Delivery
 from protocol.errors import BatonError
-from protocol.request import FinishReason
+from protocol.messages_gateway import FinishReason
 from tests.explore.expected import expected
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.scenario import Arrival

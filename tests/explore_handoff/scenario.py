@@ -7,7 +7,7 @@ Pools, windows and credits are small, so that the requests compete for them.
 import random
 from dataclasses import dataclass
 
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from runtime.settings import Pairing
 from tests.decode.driving import VOCAB
 from tests.explore_handoff.data_plane import FrameFate

@@ -17,8 +17,7 @@ from gateway.generation import Generation, Times
 from gateway.membership import Membership
 from gateway.metrics import Metrics
 from gateway.translate import Prompt
-from protocol.messages_gateway import CancelRequest, ChoiceTokens, Role, ToGateway, Tokens, ToWorker
-from protocol.request import SamplingParams
+from protocol.messages_gateway import CancelRequest, ChoiceTokens, Role, SamplingParams, ToGateway, Tokens, ToWorker
 from runtime.clock import MonotonicClock
 from tests.doubles.fake_worker import PATIENCE_S
 from tests.gateway.test_membership import register

@@ -13,13 +13,14 @@ from gateway.dispatch import RetryRules
 from gateway.membership import Membership, WorkerKey
 from gateway.requests import Delivery
 from gateway.translate import Prompt
-from protocol.codec import MAX_STRANGER_BYTES, VERSION
 from protocol.errors import BatonError, WireError
 from protocol.fingerprint import Fingerprint
+from protocol.message import MAX_STRANGER_BYTES, VERSION
 from protocol.messages_gateway import (
     TO_GATEWAY,
     Assign,
     ChoiceTokens,
+    FinishReason,
     FirstToken,
     Heartbeat,
     KvPages,
@@ -28,6 +29,7 @@ from protocol.messages_gateway import (
     Register,
     RequestFailed,
     Role,
+    SamplingParams,
     Stamp,
     ToGateway,
     Tokens,
@@ -35,7 +37,6 @@ from protocol.messages_gateway import (
     WorkerAddress,
     WorkerStats,
 )
-from protocol.request import FinishReason, SamplingParams
 from runtime.session import ENVELOPE_BYTES, Envelope
 from tests.doubles.clock import VirtualClock
 from tests.doubles.fake_worker import LAYOUT

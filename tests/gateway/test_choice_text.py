@@ -1,5 +1,5 @@
 from gateway.choice_text import ByteDetokenizer, ChoiceText, Piece, StopSet, TokenBytes
-from protocol.request import FinishReason
+from protocol.messages_gateway import FinishReason
 from tests.gateway.folders import EOS, byte_tokenizer
 
 TOKEN_BYTES = TokenBytes(byte_tokenizer(), frozenset({256, 257, 258}))

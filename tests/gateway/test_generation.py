@@ -12,7 +12,7 @@ from gateway.metrics import Metrics
 from gateway.requests import Listener, RequestRecord
 from gateway.translate import Prompt
 from protocol.errors import Unavailable
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from runtime.clock import MonotonicClock
 
 

@@ -9,8 +9,7 @@ from gateway.pairing import Need
 from gateway.requests import Delivery, RequestRecord, Requests
 from gateway.translate import Prompt
 from protocol.errors import BatonError, WireError
-from protocol.messages_gateway import ChoiceTokens
-from protocol.request import FinishReason, SamplingParams
+from protocol.messages_gateway import ChoiceTokens, FinishReason, SamplingParams
 
 DECODE, PREFILL = WorkerKey("d", 1), WorkerKey("p", 2)
 PROMPT = (1, 2, 3, 4)

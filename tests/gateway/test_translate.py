@@ -12,7 +12,7 @@ from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.tokenizer import SLICE_CHARS, TextTokenizer, load_tokenizer
 from gateway.translate import Prompt, Translator
 from protocol.errors import BadRequest
-from protocol.request import FinishReason, finish_reason
+from protocol.messages_gateway import FinishReason, finish_reason
 from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, write_folder
 
 LIMITS = Limits(context_length=64, vocab_size=300)

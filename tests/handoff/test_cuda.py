@@ -16,7 +16,7 @@ from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from runtime.ending import is_ending
 from tests.checkpoints import make_checkpoint
 from tests.cluster import Cluster

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from tests.cluster import Cluster
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.hash_model import FakeRunner

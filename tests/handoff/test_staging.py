@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from scheduler.streams import Event
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner

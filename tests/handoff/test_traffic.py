@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from model.inputs import ModelInput
 from protocol.kv_layout import pages_for_choices
-from protocol.messages_gateway import FirstToken, ToGateway, Tokens
-from protocol.request import SamplingParams, finish_reason
+from protocol.messages_gateway import FirstToken, SamplingParams, ToGateway, Tokens, finish_reason
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
 

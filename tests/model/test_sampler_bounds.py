@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model.sampler import sample
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from scheduler.sampling_columns import SamplingColumns
 from tests.scheduler.building import CPU, draw
 

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from model.runner import ModelRunner
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from tests.checkpoints import Architecture
 from tests.cluster import Cluster
 from tests.parity.grid import GRID, PAIRWISE, Combination

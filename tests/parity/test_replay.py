@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from model.runner import ModelRunner, Runner
-from protocol.messages_gateway import FirstToken, ToGateway, Tokens
-from protocol.request import SamplingParams
+from protocol.messages_gateway import FirstToken, SamplingParams, ToGateway, Tokens
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
 from tests.parity.grid import TOPOLOGIES

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from model.runner import ModelRunner
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from tests.cluster import Cluster
 from tests.parity.grid import TOPOLOGIES
 from tests.reference import VOCAB_SIZE, reference

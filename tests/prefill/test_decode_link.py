@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from prefill.decode_link import DecodeLink
-from protocol.codec import MAX_STRANGER_BYTES
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Assign, RankEndpoint, WorkerAddress
+from protocol.message import MAX_STRANGER_BYTES
+from protocol.messages_gateway import Assign, RankEndpoint, SamplingParams, WorkerAddress
 from protocol.messages_handoff import (
     TO_DECODE,
     TO_PREFILL,
@@ -22,7 +22,6 @@ from protocol.messages_handoff import (
     PrefillJob,
     ToPrefill,
 )
-from protocol.request import SamplingParams
 from runtime.session import Envelope, Session
 from worker.outbox import Outbox
 

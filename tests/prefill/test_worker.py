@@ -11,7 +11,15 @@ from prefill.decode_peers import JOB_TOKENS
 from prefill.worker import PrefillWorker
 from protocol.fingerprint import Fingerprint, pack_weights
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Assign, CancelRequest, FirstToken, PeerLost, RankEndpoint, WorkerAddress
+from protocol.messages_gateway import (
+    Assign,
+    CancelRequest,
+    FirstToken,
+    PeerLost,
+    RankEndpoint,
+    SamplingParams,
+    WorkerAddress,
+)
 from protocol.messages_handoff import (
     CancelJob,
     Hello,
@@ -24,7 +32,6 @@ from protocol.messages_handoff import (
     KvDelivered,
     PrefillJob,
 )
-from protocol.request import SamplingParams
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import ManualStream, greedy, make_executor, make_planner

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from protocol.brief import SHOWN_CHARS, brief, brief_name
+from protocol.errors import SHOWN_CHARS, brief, brief_name
 
 DEEP: Any = 1
 for _ in range(900):

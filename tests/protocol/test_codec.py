@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec import VERSION, Boundary
 from protocol.errors import WireError
-from protocol.message import Int, Message, Number, Text
+from protocol.message import VERSION, Boundary, Int, Message, Number, Text
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.codec import MAX_STRANGER_BYTES
 from protocol.errors import CheckpointError
 from protocol.fingerprint import MAX_NAMES_BYTES, MAX_TENSORS, Fingerprint, difference, pack_weights
 from protocol.kv_layout import KvLayout
+from protocol.message import MAX_STRANGER_BYTES
 from protocol.messages_gateway import TO_GATEWAY, KvPages, RankEndpoint, Register, Role, WorkerAddress, WorkerStats
 from protocol.messages_handoff import TO_PREFILL, Hello
 

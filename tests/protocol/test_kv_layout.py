@@ -1,10 +1,13 @@
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.errors import WireError
 from protocol.kv_layout import (
     GROUP_ALIGNMENT,
     ITEM_BYTES,
@@ -15,6 +18,7 @@ from protocol.kv_layout import (
     pages_for_choices,
     touched,
 )
+from protocol.message import VERSION, Boundary
 
 LAYOUT = KvLayout.uniform(num_layers=3, num_kv_heads=2, head_dim=8, page_size=16, dtype="bfloat16")
 
@@ -88,18 +92,21 @@ def test_the_longest_choices_are_exactly_what_the_pages_hold(prompt: int, n: int
     assert pages_for_choices(prompt, max(prompt, longest + 1), n, size) > pages
 
 
-@pytest.mark.parametrize("name", ["num_layers", "num_kv_heads", "head_dim"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_sizes_are_at_least_one(name: str, value: int) -> None:
-    with pytest.raises(ValueError, match=f"LayerGroup.{name}: got {value}, expected at least 1"):
-        replace(DRAFT, **{name: value})
-    with pytest.raises(ValueError, match=f"KvLayout.page_size: got {value}, expected at least 1"):
-        replace(LAYOUT, page_size=value)
-
-
-def test_a_layout_without_layers_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"KvLayout.groups: got none, expected at least 1"):
-        replace(LAYOUT, groups=())
+@pytest.mark.parametrize(
+    "wrong,where",
+    [
+        *(({"groups": ({**vars(DRAFT), name: 0},)}, f"groups.0.{name}") for name in vars(DRAFT)),
+        ({"groups": ({**vars(DRAFT), "head_dim": -1},)}, "groups.0.head_dim"),
+        ({"page_size": 0}, "page_size"),
+        ({"groups": ()}, "groups"),
+    ],
+)
+def test_sizes_are_at_least_one_on_arrival(wrong: dict[str, Any], where: str) -> None:
+    layouts = Boundary("layouts", (KvLayout,))
+    fields = {"groups": (vars(DRAFT),), "page_size": 5, "dtype": "float32"}
+    assert layouts.decode(msgpack.packb([VERSION, "KvLayout", fields])) == replace(TWO_GROUPS, groups=(DRAFT,))
+    with pytest.raises(WireError, match=f"KvLayout.{where}: got .* at least 1|KvLayout.{where}: got .* or equal to 1"):
+        layouts.decode(msgpack.packb([VERSION, "KvLayout", fields | wrong]))
 
 
 def test_a_strange_dtype_is_refused_by_name() -> None:

@@ -7,10 +7,10 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 
-from protocol.codec import VERSION, Boundary
 from protocol.errors import WireError
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
+from protocol.message import VERSION, Boundary
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
@@ -18,12 +18,12 @@ from protocol.messages_gateway import (
     ChoiceTokens,
     KvPages,
     Role,
+    SamplingParams,
     ToGateway,
     ToWorker,
     WorkerAddress,
 )
 from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, ToDecode, ToPrefill
-from protocol.request import SamplingParams
 from scheduler.plan import OPERATIONS, OUTCOMES, Operation, Outcome
 from tests.protocol.values import values_of
 from transfer.offers import ANSWER, OFFER, Answer, PoolOffer
@@ -78,7 +78,7 @@ def test_messages_are_frozen_and_documented(kinds: tuple[type[Any], ...]) -> Non
 def test_a_layout_that_cannot_be_is_refused_on_arrival() -> None:
     layout = KvLayout.uniform(2, 1, 4, 16, "float32")
     raw = TO_PREFILL.encode(Hello(WorkerAddress("d", 1), layout, Fingerprint("print")))
-    with pytest.raises(WireError, match="num_layers: got 0, expected at least 1"):
+    with pytest.raises(WireError, match="num_layers: got 0, Input should be greater than or equal to 1"):
         TO_PREFILL.decode(raw.replace(b"num_layers\x02", b"num_layers\x00"))
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from protocol.request import FinishReason, SamplingParams, finish_reason
+from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 

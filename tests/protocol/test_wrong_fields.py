@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.codec import MAX_MESSAGE_BYTES, VERSION, Boundary
 from protocol.errors import WireError
+from protocol.message import MAX_MESSAGE_BYTES, VERSION, Boundary
 from tests.protocol.test_messages import KINDS, name
 from tests.protocol.values import values_of
 

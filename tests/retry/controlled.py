@@ -17,14 +17,15 @@ from prefill.worker import PrefillWorker
 from protocol.errors import BatonError
 from protocol.messages_gateway import (
     Assign,
+    FinishReason,
     Heartbeat,
     Leaving,
     Register,
     Role,
+    SamplingParams,
     ToGateway,
     ToWorker,
 )
-from protocol.request import FinishReason, SamplingParams
 from runtime.settings import GatewaySettings
 from tests.cluster import Cluster, Worker
 from tests.doubles.clock import VirtualClock

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from model.runner import ModelRunner
 from protocol.frame import HEADER_BYTES
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from tests.cluster import Worker
 from tests.decode.driving import VOCAB, greedy, prompt_of
 from tests.decode.driving import reference as fake_reference

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from protocol.codec import MAX_MESSAGE_BYTES
 from protocol.errors import ConfigError
+from protocol.message import MAX_MESSAGE_BYTES
 from runtime.bus import Dealer, Router
 from runtime.session import ENVELOPE_BYTES
 

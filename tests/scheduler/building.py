@@ -12,7 +12,7 @@ from torch import Tensor
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import Runner
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from runtime.clock import Clock
 from scheduler.executor import Executor
 from scheduler.kv_book import KvBook

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from protocol.request import FinishReason, SamplingParams
+from protocol.messages_gateway import FinishReason, SamplingParams
 from scheduler.plan import OPERATIONS, OUTCOMES, Operation, Outcome
 from tests.cluster import Cluster
 from tests.decode.driving import VOCAB, expect_exact, expect_prefix, expect_rest, greedy, prompt_of, reference

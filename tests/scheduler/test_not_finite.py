@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.hash_model import FakeRunner
 

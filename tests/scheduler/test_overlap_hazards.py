@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.inputs import ModelInput
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from scheduler.future_map import FutureMap
 from tests.cluster import Cluster
 from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of, reference

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from protocol.errors import InternalError, LaunchFailed
-from protocol.request import FinishReason
+from protocol.messages_gateway import FinishReason
 from scheduler.executor import Executor
 from scheduler.forward_batch import ForwardBatch
 from scheduler.overlap_loop import OverlapLoop

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.request import FinishReason
+from protocol.messages_gateway import FinishReason
 from scheduler.plan import (
     Chunk,
     Join,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.request import SamplingParams
+from protocol.messages_gateway import SamplingParams
 from scheduler.plan import (
     OPERATIONS,
     CopyPages,

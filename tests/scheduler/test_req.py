@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.request import FinishReason, SamplingParams, finish_reason
+from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 from scheduler.req import Req
 
 STOP = SamplingParams(max_tokens=6, min_tokens=2, stop_token_ids=(8,), eos_token_ids=(9,))

@@ -9,7 +9,7 @@ import pytest
 from protocol.errors import WireError
 from protocol.frame import LastMessage
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Assign, RankEndpoint, WorkerAddress
+from protocol.messages_gateway import Assign, RankEndpoint, SamplingParams, WorkerAddress
 from protocol.messages_handoff import (
     TO_DECODE,
     TO_PREFILL,
@@ -21,7 +21,6 @@ from protocol.messages_handoff import (
     JobFinishedEarly,
     PrefillJob,
 )
-from protocol.request import SamplingParams
 from scheduler.request_check import first_tokens_fault, request_fault
 from tests.decode.driving import (
     VOCAB,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.sampler import Banned
-from protocol.request import FinishReason, SamplingParams
+from protocol.messages_gateway import FinishReason, SamplingParams
 from scheduler.plan import Draw
 from scheduler.req import Req
 from scheduler.sampling_columns import Endings, SamplingColumns

@@ -36,10 +36,10 @@ class Honest:
         found = []
         for layer in range(LAYOUT.num_layers):
             payload = bytes(source.page_bytes_view(layer, 1, 2))
-            found.append((seal(replace(blank, layer=layer, sequence=layer), payload), payload))
+            found.append((seal(blank._replace(layer=layer, sequence=layer), payload), payload))
         digest = sum(header.checksum for header, _ in found) % 2**64
         payload = LAST_MESSAGE.encode(LastMessage((9,), LAYOUT.num_layers, digest))
-        last = replace(blank, layer=LAST_LAYER, sequence=LAYOUT.num_layers, num_pages=0, num_tokens=0)
+        last = blank._replace(layer=LAST_LAYER, sequence=LAYOUT.num_layers, num_pages=0, num_tokens=0)
         return [*found, (seal(last, payload), payload)]
 
 

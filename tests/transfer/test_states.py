@@ -2,8 +2,7 @@ from itertools import product
 
 import pytest
 
-from runtime.state_table import advance
-from transfer.states import MOVES, Transfer, TransferState, least
+from transfer.states import MOVES, Transfer, TransferState, advance, least
 
 LEGAL = {
     "RESERVING": "REQUESTED CANCELLED FAILED",

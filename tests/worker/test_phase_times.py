@@ -1,7 +1,6 @@
 import pytest
 
-from protocol.messages_gateway import TIME_EDGES_S, Assign, Stamp
-from protocol.request import SamplingParams
+from protocol.messages_gateway import TIME_EDGES_S, Assign, SamplingParams, Stamp
 from tests.doubles.clock import VirtualClock
 from worker.assigned import Assigned
 from worker.phase_times import PhaseTimes

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from protocol.errors import WireError
 from protocol.frame import LAST_MESSAGE, Check, FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout, full_pages
-from runtime.state_table import advance
 from transfer.landing.events import (
     FATAL,
     Delivered,
@@ -23,7 +22,7 @@ from transfer.landing.events import (
 from transfer.plan.copying import Copy
 from transfer.plan.frames import start_fault
 from transfer.plan.reslice import Shard, moves_of
-from transfer.states import MOVES, OPEN, TransferState
+from transfer.states import MOVES, OPEN, TransferState, advance
 
 
 class ReceiveTransfer:

@@ -164,7 +164,7 @@ def test_checksums_of_the_other_kind_are_refused_by_name(on_device: bool) -> Non
         if header.is_last:
             return [parcel]
         payload = [bytes(part) for part in parcel.parts[1:]]
-        other = seal(replace(header, check=1 - header.check), *payload) if payload else replace(header, check=0)
+        other = seal(header._replace(check=1 - header.check), *payload) if payload else header._replace(check=0)
         return [Parcel((memoryview(pack_header(other)), *parcel.parts[1:]))]
 
     pair = Pair(InprocNetwork(mix_up, copies=HostCopies() if on_device else None))

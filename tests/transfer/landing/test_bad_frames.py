@@ -40,7 +40,7 @@ KvCase = tuple[str, Callable[[], Parts], Rejection]
 
 def lie(reason: Rejection, sealed: bool = True, **changed: int) -> KvCase:
     """A KV frame with other header fields; sealed: the checksum is right for them."""
-    header = replace(KV, **changed)
+    header = KV._replace(**changed)
     header = seal(header, KV_PAYLOAD) if sealed else header
     name = ",".join(f"{field}={value}" for field, value in changed.items())
     return f"{'sealed ' if sealed else ''}{name}", lambda: [pack_header(header), KV_PAYLOAD], reason
@@ -51,7 +51,7 @@ def last_lie(name: str, payload: bytes, reason: Rejection = Rejection.MALFORMED)
 
 
 def last_header(reason: Rejection, **changed: int) -> KvCase:
-    header = seal(replace(LAST, **changed), LAST_PAYLOAD)
+    header = seal(LAST._replace(**changed), LAST_PAYLOAD)
     name = ",".join(f"{field}={value}" for field, value in changed.items())
     return f"last: {name}", lambda: [pack_header(header), LAST_PAYLOAD], reason
 
@@ -215,7 +215,7 @@ def test_a_frame_that_is_replayed_lands_once(which: int, times: int) -> None:
 def test_a_frame_over_what_has_landed_in_part_fails_the_transfer() -> None:
     bench = Bench()
     page = KV_PAYLOAD[: LAYOUT.layer(0).page_bytes]
-    bench.give([pack_header(seal(replace(KV, num_pages=1, num_tokens=4), page)), page], [pack_header(KV), KV_PAYLOAD])
+    bench.give([pack_header(seal(KV._replace(num_pages=1, num_tokens=4), page)), page], [pack_header(KV), KV_PAYLOAD])
     assert bench.rejections() == {Rejection.PARTLY_LANDED: 1}
     assert bench.has_failed(VICTIM)
     bench.give_honest(NEIGHBOUR)
@@ -239,7 +239,7 @@ def test_a_flood_is_counted_and_logged_a_few_times(caplog: pytest.LogCaptureFixt
     bench = Bench()
     with caplog.at_level(logging.WARNING):
         bench.give(*([b"noise %d" % index] for index in range(5000)))
-        bench.give(*[[pack_header(replace(KV, reservation=6)), KV_PAYLOAD]] * 150)
+        bench.give(*[[pack_header(KV._replace(reservation=6)), KV_PAYLOAD]] * 150)
     assert bench.rejections() == {Rejection.MALFORMED: 5000, Rejection.CHECKSUM: 150}
     lines = [record.__dict__["baton_fields"] for record in caplog.records if record.getMessage() == "frame refused"]
     told = [(fields["kind"], fields["count"]) for fields in lines]
@@ -251,7 +251,7 @@ def test_a_flood_is_counted_and_logged_a_few_times(caplog: pytest.LogCaptureFixt
 def test_credit_is_returned_for_what_came_and_for_nothing_else() -> None:
     bench = Bench()
     bench.give(
-        [pack_header(KV), KV_PAYLOAD[:-7]], [b"noise" * 100], [pack_header(replace(KV, sender_instance=5)), b"abc"]
+        [pack_header(KV), KV_PAYLOAD[:-7]], [b"noise" * 100], [pack_header(KV._replace(sender_instance=5)), b"abc"]
     )
     credit = {event.sender_instance: event.num_bytes for event in bench.events if isinstance(event, CreditReturned)}
     assert credit == {77: len(KV_PAYLOAD) - 7, 5: 3}

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from itertools import pairwise
 
 import pytest
@@ -66,11 +65,11 @@ class Case:
         self.payloads = [bytes(self.source.page_bytes_view(layer, 1, 2)) for layer in range(LAYOUT.num_layers)]
         blank = FrameHeader(0, SENDER, 4, 1, 0, 0, 2, NUM_TOKENS, 0)
         self.headers = [
-            seal(replace(blank, layer=layer, sequence=layer), payload) for layer, payload in enumerate(self.payloads)
+            seal(blank._replace(layer=layer, sequence=layer), payload) for layer, payload in enumerate(self.payloads)
         ]
         digest = sum(header.checksum for header in self.headers) % 2**64
         self.payloads.append(LAST_MESSAGE.encode(LastMessage((9,), LAYOUT.num_layers, digest)))
-        last = replace(blank, layer=LAST_LAYER, sequence=LAYOUT.num_layers, num_pages=0, num_tokens=0)
+        last = blank._replace(layer=LAST_LAYER, sequence=LAYOUT.num_layers, num_pages=0, num_tokens=0)
         self.headers.append(seal(last, self.payloads[-1]))
 
     def give(self, header: FrameHeader, *parts: bytes) -> list[ReceiverEvent]:
@@ -86,14 +85,14 @@ class Case:
 
 @given(
     st.integers(0, LAYOUT.num_layers),
-    st.sampled_from([field.name for field in fields(FrameHeader) if field.name != "checksum"]),
+    st.sampled_from([field for field in FrameHeader._fields if field != "checksum"]),
     st.one_of(st.integers(0, 8), st.sampled_from([SENDER, LAST_LAYER, 2**16 - 2])),
     st.booleans(),
 )
 def test_any_header_field_may_lie(which: int, field: str, value: int, sealed: bool) -> None:
     case = Case()
     value = 1 if field == "check" else value  # no other kind can be read at all
-    lie = replace(case.headers[which], **{field: value})
+    lie = case.headers[which]._replace(**{field: value})
     payload = case.payloads[which]
     if sealed and field != "payload_bytes":
         lie = seal(lie, payload)
@@ -156,7 +155,7 @@ def test_size_is_checked_before_checksum(change: int) -> None:
 
 def test_damage_in_a_frame_of_a_stranger_fails_nobody() -> None:
     case = Case()
-    header = replace(case.headers[0], sender_instance=SENDER + 1)
+    header = case.headers[0]._replace(sender_instance=SENDER + 1)
     assert FrameRejected(Rejection.CHECKSUM, header) in case.give(header, case.payloads[0])
     assert [event for event in case.finish() if isinstance(event, Delivered)]
     assert case.exact()
@@ -174,7 +173,7 @@ def test_a_poll_takes_a_bounded_number_of_frames() -> None:
 def test_a_damaged_frame_that_may_have_been_the_last_puts_that_in_doubt(field: str) -> None:
     case = Case()
     *frames, (last, message) = zip(case.headers, case.payloads, strict=True)
-    stray = replace(last, **{field: getattr(last, field) ^ 64})
+    stray = last._replace(**{field: getattr(last, field) ^ 64})
     for header, payload in frames:
         assert LastInDoubt(4) not in case.give(stray, message), "there is more to come than the last"
         case.give(header, payload)

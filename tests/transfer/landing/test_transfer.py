@@ -21,8 +21,8 @@ from transfer.states import TransferState
 
 NUM_TOKENS, PAGES = 6, (5, 2)  # a full page and half of another
 BLANK = FrameHeader(0, 77, 4, 1, 0, 0, 2, NUM_TOKENS, 2 * LAYOUT.layer(0).page_bytes)
-FRAMES = [replace(BLANK, layer=layer, checksum=2**63 + layer) for layer in range(LAYOUT.num_layers)]
-LAST_HEADER = replace(BLANK, layer=LAST_LAYER, num_pages=0, num_tokens=0, payload_bytes=30)
+FRAMES = [BLANK._replace(layer=layer, checksum=2**63 + layer) for layer in range(LAYOUT.num_layers)]
+LAST_HEADER = BLANK._replace(layer=LAST_LAYER, num_pages=0, num_tokens=0, payload_bytes=30)
 LAST = LastMessage((9,), LAYOUT.num_layers, sum(frame.checksum for frame in FRAMES) % 2**64)
 
 
@@ -85,7 +85,7 @@ def test_a_landing_names_the_receivers_own_pages() -> None:
     ],
 )
 def test_a_frame_that_does_not_fit_is_refused_by_name(change: dict[str, int], reason: Rejection) -> None:
-    transfer, wrong = reserved(), replace(FRAMES[0], **change)
+    transfer, wrong = reserved(), FRAMES[0]._replace(**change)
     events: list[ReceiverEvent] = [FrameRejected(reason, wrong)]
     if reason in FATAL:
         events.append(TransferFailed(wrong.reservation, f"frame 0 was refused: {reason}"))
@@ -100,7 +100,7 @@ def test_a_frame_that_does_not_fit_is_refused_by_name(change: dict[str, int], re
 def test_damage_fails_the_transfer_whose_sender_and_attempt_the_frame_names(
     change: dict[str, int], is_landing: bool
 ) -> None:
-    transfer, header = reserved(), replace(FRAMES[0], **change)
+    transfer, header = reserved(), FRAMES[0]._replace(**change)
     if is_landing and not change:
         assert isinstance(transfer.take(header), Copy)
         events: Copy | list[ReceiverEvent] = transfer.landed(header, Rejection.CHECKSUM)
@@ -136,24 +136,24 @@ def test_a_frame_has_the_size_of_its_own_layers_pages(in_place: bool) -> None:
     make = partial(ReceiveTransfer, TWO_GROUPS, 1, 77, PAGES, NUM_TOKENS, in_place=in_place)
     transfer = make()
     for layer, size in enumerate(sizes):
-        header = replace(BLANK, layer=layer, payload_bytes=size)
-        assert take(make(), replace(header, payload_bytes=sizes[2 - layer // 2 * 2])) is Rejection.SIZE
+        header = BLANK._replace(layer=layer, payload_bytes=size)
+        assert take(make(), header._replace(payload_bytes=sizes[2 - layer // 2 * 2])) is Rejection.SIZE
         copy = take(transfer, header)
         assert isinstance(copy, Copy)
         assert copy.targets.num_bytes == NUM_TOKENS * 2 * TWO_GROUPS.layer(layer).token_bytes
-    assert take(transfer, replace(BLANK, layer=3, payload_bytes=sizes[2])) is Rejection.LAYER_RANGE
+    assert take(transfer, BLANK._replace(layer=3, payload_bytes=sizes[2])) is Rejection.LAYER_RANGE
 
 
 def test_what_lies_before_the_start_is_refused_and_not_awaited() -> None:
     make = partial(ReceiveTransfer, LAYOUT, 1, 77, PAGES[1:], NUM_TOKENS, start=4)
     for num_pages, num_tokens in [(1, 4), (2, 6)]:
-        early = replace(BLANK, page_start=0, num_pages=num_pages, num_tokens=num_tokens)
-        early = replace(early, payload_bytes=num_pages * LAYOUT.layer(0).page_bytes)
+        early = BLANK._replace(page_start=0, num_pages=num_pages, num_tokens=num_tokens)
+        early = early._replace(payload_bytes=num_pages * LAYOUT.layer(0).page_bytes)
         assert take(make(), early) is Rejection.PAGE_RANGE
 
     transfer = make()
     frames = [
-        replace(frame, page_start=1, num_pages=1, num_tokens=2, payload_bytes=LAYOUT.layer(0).page_bytes)
+        frame._replace(page_start=1, num_pages=1, num_tokens=2, payload_bytes=LAYOUT.layer(0).page_bytes)
         for frame in FRAMES
     ]
     for frame in frames:
@@ -165,7 +165,7 @@ def test_what_lies_before_the_start_is_refused_and_not_awaited() -> None:
 
 def test_a_page_lands_at_most_once() -> None:
     transfer = reserved()
-    part = replace(FRAMES[0], num_pages=1, num_tokens=4, payload_bytes=LAYOUT.layer(0).page_bytes)
+    part = FRAMES[0]._replace(num_pages=1, num_tokens=4, payload_bytes=LAYOUT.layer(0).page_bytes)
     receive(transfer, part)
     assert take(transfer, part) is Rejection.ALREADY_LANDED
     receive(transfer, LAST_HEADER)

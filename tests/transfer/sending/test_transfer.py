@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +25,7 @@ def test_the_last_frame_announces_what_was_sent() -> None:
     for index, frame in enumerate(frames):
         header = transfer.header(frame, sender_instance=3)
         assert (header.sequence, header.reservation, header.attempt) == (index, 4, 2)
-        transfer.sent(replace(header, checksum=2**63 + index))
+        transfer.sent(header._replace(checksum=2**63 + index))
     last = transfer.finish((11, 12), ())
     said = LAST_MESSAGE.decode(transfer.last_payload(last))
     assert transfer.payload_bytes(last) == len(transfer.last_payload(last))
