@@ -11,7 +11,7 @@ from decode.request import DecodeRequest
 from decode.request_states import DecodeState
 from protocol.messages_gateway import Assign, WorkerAddress
 from runtime.clock import Deadlines
-from scheduler.page_allocator import PageState
+from scheduler.kv_book import PageState
 from scheduler.planner import Planner
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.states import MOVES, TransferState

@@ -2,17 +2,35 @@
 
     admit --grow--> held --release--> retired --collect--> free
 
-It knows numbers only. Whoever runs forwards and copies takes a ticket for each from here, and reports which are over.
+They know numbers only; no memory is touched here. Whoever runs forwards and copies takes a ticket for each from here,
+and reports which are over. Row 0 and page 0 are padding and are never handed out. The states of a page:
+
+    FREE --allocate--> RESERVED or OWNED --retire (last reference)--> QUARANTINED --reuse--> FREE
+                          RESERVED --own--> OWNED
+
+Pages of the n choices of one prompt:
+
+    choice 0   [full prompt pages][partial page][output pages]
+    choice c   [same, shared     ][a copy of it ][own output pages]
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
-from protocol.kv_layout import pages_for, pages_for_choices
+from protocol.kv_layout import full_pages, pages_for, pages_for_choices
 from protocol.messages_gateway import KvPages
-from scheduler.page_allocator import PageAllocator, PageState, allocate_choices
-from scheduler.retire_queue import IsRead, RetireQueue
-from scheduler.row_pool import RowPool
+
+IsRead = Callable[[], bool]
+
+
+class PageState(IntEnum):
+    """The state of a page."""
+
+    FREE = 0
+    RESERVED = 1  # promised to a request whose KV has not arrived
+    OWNED = 2  # holds KV of at least one request
+    QUARANTINED = 3  # given back, but something in flight may still touch it
 
 
 @dataclass(eq=False)
@@ -30,10 +48,27 @@ class Holding:
         return self.row, self.generation
 
 
+@dataclass(frozen=True)
+class Retired:
+    """Rows and pages that were given back. They are reused once a launch or copy is over, and no transfer touches them.
+
+    Once `is_read` is false it stays false.
+    """
+
+    after_ticket: int
+    is_read: IsRead | None
+    pages: Sequence[int] = ()
+    rows: Sequence[int] = ()
+
+    def is_over(self, completed_ticket: int) -> bool:
+        """Whether nothing can touch them once all tickets up to `completed_ticket` are over."""
+        return self.after_ticket <= completed_ticket and (self.is_read is None or not self.is_read())
+
+
 class KvBook:
     """Rows for `max_requests` choices of up to `max_context` tokens, over `num_pages` pages of `page_size` tokens.
 
-    Row 0 and page 0 are padding; `num_pages` counts page 0.
+    `num_pages` counts page 0.
     """
 
     def __init__(self, num_pages: int, page_size: int, *, max_requests: int, max_context: int) -> None:
@@ -42,7 +77,7 @@ class KvBook:
         self.max_pages = pages_for(max_context, page_size)  # of one context
         self.pages = PageAllocator(num_pages)
         self.rows = RowPool(max_requests + 1)
-        self.retired = RetireQueue(self.pages.reuse, self.rows.reuse)
+        self.retired: list[Retired] = []  # oldest first
         self._held: dict[int, Holding] = {}  # by row
         self._newest_ticket = 0
         self._completed_ticket = 0
@@ -104,8 +139,8 @@ class KvBook:
             return
         del self._held[holding.row]
         newest = self._newest_ticket
-        self.retired.retire((), [holding.row], newest)
-        self.retired.retire(self.pages.retire(holding.pages), (), newest, is_read)
+        self.retired.append(Retired(newest, None, rows=[holding.row]))
+        self.retired.append(Retired(newest, is_read, pages=self.pages.retire(holding.pages)))
         if self._completed_ticket == newest:
             self.collect(newest)
 
@@ -122,8 +157,171 @@ class KvBook:
     def collect(self, completed_ticket: int) -> bool:
         """Frees what nothing can touch once all tickets up to `completed_ticket` are over. Whether there was any."""
         self._completed_ticket = completed_ticket
-        return self.retired.collect(completed_ticket)
+        if not self.retired:
+            return False
+        waiting: list[Retired] = []
+        for each in self.retired:
+            if each.is_over(completed_ticket):
+                self.pages.reuse(each.pages)
+                self.rows.reuse(each.rows)
+            else:
+                waiting.append(each)
+        found = len(waiting) < len(self.retired)
+        self.retired = waiting
+        return found
 
     def counts(self) -> KvPages:
         """The ledger of the pages."""
         return self.pages.counts()
+
+
+class PageAllocator:
+    """Pages [1, num_pages) of one worker. The page given back last is handed out first."""
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 2:
+            raise ValueError(f"PageAllocator.num_pages: got {num_pages}, expected at least 2 (page 0 is padding)")
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, 0, -1))
+        self._state = [PageState.FREE] * num_pages
+        self._refs = [0] * num_pages
+        self._count = dict.fromkeys(PageState, 0)
+        self._count[PageState.FREE] = num_pages - 1
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be handed out now."""
+        return len(self._free)
+
+    def allocate(self, num: int, state: PageState = PageState.OWNED) -> list[int] | None:
+        """`num` pages with one reference each, or None when fewer are free."""
+        assert state in (PageState.RESERVED, PageState.OWNED), state
+        if num > len(self._free):
+            return None
+        pages = self._free[len(self._free) - num :][::-1]
+        del self._free[len(self._free) - num :]
+        for page in pages:
+            self._move(page, PageState.FREE, state)
+            self._refs[page] = 1
+        return pages
+
+    def own(self, pages: Sequence[int]) -> None:
+        """Marks reserved pages as owned: their KV has landed."""
+        for page in pages:
+            self._move(page, PageState.RESERVED, PageState.OWNED)
+
+    def share(self, pages: Sequence[int]) -> None:
+        """Adds one holder to each page. The ledger still counts the page once."""
+        for page in pages:
+            assert self._refs[page] > 0, f"page {page} is shared, but no request holds it"
+            self._refs[page] += 1
+
+    def retire(self, pages: Sequence[int]) -> list[int]:
+        """Removes one holder from each page. Returns the pages without a holder: QUARANTINED until `reuse`."""
+        retired: list[int] = []
+        for page in pages:
+            assert self._refs[page] > 0, f"page {page} is given back twice"
+            self._refs[page] -= 1
+            if self._refs[page] == 0:
+                self._move(page, self._state[page], PageState.QUARANTINED)
+                retired.append(page)
+        return retired
+
+    def reuse(self, pages: Sequence[int]) -> None:
+        """Frees quarantined pages that nothing in flight can touch any more."""
+        for page in pages:
+            self._move(page, PageState.QUARANTINED, PageState.FREE)
+        self._free.extend(pages)
+
+    def counts(self) -> KvPages:
+        """The ledger of the pool."""
+        return KvPages(
+            total=self.num_pages - 1,
+            free=self._count[PageState.FREE],
+            owned=self._count[PageState.OWNED],
+            reserved=self._count[PageState.RESERVED],
+            quarantined=self._count[PageState.QUARANTINED],
+        )
+
+    def check(self) -> None:
+        """Asserts that the ledger adds up, and that counts, states, references and the free list agree."""
+        assert sum(self._count.values()) == self.num_pages - 1, self._count
+        assert len(set(self._free)) == len(self._free) == self._count[PageState.FREE]
+        assert 0 not in self._free
+        assert not [page for page in self._free if self._state[page] is not PageState.FREE or self._refs[page]]
+
+        held = [state is PageState.RESERVED or state is PageState.OWNED for state in self._state]
+        assert held[1:] == [refs > 0 for refs in self._refs[1:]]
+
+    def _move(self, page: int, old: PageState, new: PageState) -> None:
+        assert page > 0, "page 0 is padding"
+        assert self._state[page] is old, f"page {page} is {self._state[page].name}, expected {old.name}"
+        self._state[page] = new
+        self._count[old] -= 1
+        self._count[new] += 1
+
+
+def allocate_choices(
+    pages: PageAllocator, prompt_len: int, num_tokens: int, num_choices: int, page_size: int, state: PageState
+) -> list[list[int]] | None:
+    """Each choice's pages in order, or None when too few are free. A choice holds one reference to each page."""
+    total = pages_for(num_tokens, page_size)
+    shared = min(full_pages(prompt_len, page_size), total)
+    fresh = pages.allocate(pages_for_choices(prompt_len, num_tokens, num_choices, page_size), state)
+    if fresh is None:
+        return None
+
+    first, rest = fresh[:total], fresh[total:]
+    choices = [first]
+    for choice in range(num_choices - 1):
+        pages.share(first[:shared])
+        own = total - shared
+        choices.append(first[:shared] + rest[choice * own : (choice + 1) * own])
+    return choices
+
+
+def partial_page_copies(
+    first: Sequence[int], others: Sequence[Sequence[int]], prompt_len: int, page_size: int
+) -> tuple[list[int], list[int]]:
+    """(sources, targets): the page copies that give each of `others` its own partial prompt page."""
+    index = full_pages(prompt_len, page_size)
+    if index == pages_for(prompt_len, page_size):
+        return [], []
+    return [first[index]] * len(others), [pages[index] for pages in others]
+
+
+class RowPool:
+    """Rows [1, num_rows) of one worker, and how often each was handed out. The row given back last goes first."""
+
+    def __init__(self, num_rows: int) -> None:
+        if num_rows < 2:
+            raise ValueError(f"RowPool.num_rows: got {num_rows}, expected at least 2 (row 0 is padding)")
+        self.num_rows = num_rows
+        self._free = list(range(num_rows - 1, 0, -1))
+        self._in_use = [False] * num_rows
+        self._generation = [0] * num_rows
+
+    @property
+    def num_free(self) -> int:
+        """Rows that can be handed out now."""
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """A row. The caller has checked that one is free."""
+        assert self._free, "the caller checks num_free"
+        row = self._free.pop()
+        assert row > 0 and not self._in_use[row]
+        self._in_use[row] = True
+        self._generation[row] += 1
+        return row
+
+    def reuse(self, rows: Sequence[int]) -> None:
+        """Frees rows that nothing in flight can touch any more."""
+        for row in rows:
+            assert self._in_use[row], f"row {row} is given back twice"
+            self._in_use[row] = False
+            self._free.append(row)
+
+    def generation(self, row: int) -> int:
+        """How often the row was handed out."""
+        return self._generation[row]

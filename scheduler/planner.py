@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.kv_layout import KvLayout
-from scheduler.kv_book import Holding, KvBook
-from scheduler.page_allocator import PageState, partial_page_copies
+from scheduler.kv_book import Holding, IsRead, KvBook, PageState, partial_page_copies
 from scheduler.plan import (
     Chunk,
     CopyPages,
@@ -29,7 +28,6 @@ from scheduler.plan import (
     StepResult,
 )
 from scheduler.req import Req
-from scheduler.retire_queue import IsRead
 
 
 class Executes(Protocol):

@@ -36,7 +36,7 @@ def _reqs(worker: Worker) -> Iterator[Req]:
 def _check_rows(planner: Planner, reqs: list[Req]) -> None:
     rows = planner.book.rows
     held = [req.held.row for req in reqs]
-    retired = [row for entry in planner.book.retired._entries for row in entry.rows]
+    retired = [row for entry in planner.book.retired for row in entry.rows]
     assert 0 not in held and len(set(held)) == len(held), f"rows are shared: {held}"
     assert sorted([*held, *retired, *rows._free]) == list(range(1, rows.num_rows)), "rows are lost, or held twice"
     assert planner._holders == {req.held.owner: req for req in reqs}, (

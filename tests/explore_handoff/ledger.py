@@ -12,8 +12,7 @@ from decode.worker import DecodeWorker
 from gateway.control import Control
 from gateway.pairing import Load, decode_load, prefill_load
 from prefill.worker import PrefillWorker
-from scheduler.kv_book import KvBook
-from scheduler.page_allocator import PageState
+from scheduler.kv_book import KvBook, PageState
 from scheduler.req import Req
 from tests.explore_handoff.workers import WorkerProcess
 from transfer.landing.events import FATAL
@@ -101,12 +100,12 @@ def _check_memory(book: KvBook, reqs: list[Req]) -> None:
         for page in req.held.pages if req.holding else ():
             holders[page] += 1
     assert holders == pages._refs, "pages that nobody, or two, hold"
-    retired = [page for entry in book.retired._entries for page in entry.pages]
+    retired = [page for entry in book.retired for page in entry.pages]
     assert all(pages._state[page] is PageState.QUARANTINED for page in retired), "a page is used, and to be reused"
     assert len(set(retired)) == len(retired) == pages._count[PageState.QUARANTINED], "pages are lost in quarantine"
     assert len(pages._free) == pages._count[PageState.FREE], "pages are free, and not to be had"
     used = [req.held.row for req in reqs if req.holding]
-    used += [row for entry in book.retired._entries for row in entry.rows]
+    used += [row for entry in book.retired for row in entry.rows]
     assert len(used) + len(rows._free) == rows.num_rows - 1, "rows are lost"
     assert len({*used, *rows._free}) == rows.num_rows - 1, "rows are held twice"
 

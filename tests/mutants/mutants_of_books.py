@@ -7,14 +7,14 @@ SCHEDULER = "tests/scheduler"
 BOOKS = (
     Mutant(
         "rows and pages are free before the launches that may touch them have completed",
-        "RetireQueue.collect",
-        "entry.after_ticket <= completed_ticket",
+        "Retired.is_over",
+        "self.after_ticket <= completed_ticket",
         "True",
         "a redundant forward writes into another request's pages",
         OVERTAKING,
     ),
     Mutant(
-        "the retire queue waits for one launch too few",
+        "what is given back waits for one launch too few",
         "KvBook.release",
         "self._newest_ticket",
         "self._newest_ticket - 1",
@@ -23,12 +23,12 @@ BOOKS = (
     ),
     Mutant(
         "pages go back although a transfer reads them",
-        "RetireQueue.collect",
-        "entry.is_read()",
+        "Retired.is_over",
+        "self.is_read()",
         "False",
         "what is sent is the next request's KV",
         ANY,
-        (f"{SCHEDULER}/test_retire_queue.py",),
+        (f"{SCHEDULER}/test_kv_book.py",),
     ),
     Mutant(
         "row 0 is handed out",

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.kv_layout import pages_for_choices
-from scheduler.page_allocator import PageAllocator, PageState, allocate_choices, partial_page_copies
+from scheduler.kv_book import PageAllocator, PageState, allocate_choices, partial_page_copies
 
 SIZES = (st.integers(1, 60), st.integers(0, 40), st.integers(1, 5), st.sampled_from([1, 2, 7, 16]))
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from scheduler.forward_batch import ForwardBatch, Relay, draws_of
+from scheduler.kv_book import RowPool
 from scheduler.page_table import OWNER_SHIFT, PageTable
 from scheduler.plan import Chunk, Draw, Grant, Join, Plan
-from scheduler.row_pool import RowPool
 from scheduler.schedule_batch import ScheduleBatch
 from tests.scheduler.building import CPU, draw, greedy
 

@@ -17,8 +17,7 @@ from hypothesis.stateful import (
 )
 
 from protocol.kv_layout import pages_for, pages_for_choices
-from scheduler.kv_book import Holding, KvBook
-from scheduler.page_allocator import PageState
+from scheduler.kv_book import Holding, KvBook, PageState
 
 PAGE_SIZE = 4
 RESERVED, OWNED = PageState.RESERVED, PageState.OWNED

@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test as check_state_machine,
 )
 
-from scheduler.page_allocator import PageAllocator, PageState
+from scheduler.kv_book import PageAllocator, PageState
 
 
 class Pages(RuleBasedStateMachine):

@@ -1,6 +1,6 @@
 import pytest
 
-from scheduler.row_pool import RowPool
+from scheduler.kv_book import RowPool
 
 
 def test_every_row_is_handed_out_once_and_row_zero_never() -> None:
