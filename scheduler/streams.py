@@ -1,14 +1,23 @@
 """A Stream runs device work in order; an Event marks a point in it.
 
-streams_host.py (a thread, for CPU) and streams_cuda.py implement them. Tests add one that runs segments in any order
-that the declared waits allow. A forward is several segments; other streams may run between them.
+    HostStream     runs segments on its own thread: the forward stream of a CPU worker
+    InlineStream   runs segments on the caller's thread: its schedule stream
+    CudaStream     streams_cuda.py
+
+Tests add one that runs segments in any order that the declared waits allow. A forward is several segments; other
+streams may run between them.
 """
 
+import os
+import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
+FORWARD_NICENESS = 5  # the loop's short turns go before a long forward
+_NICEST = 19
 Segment = Callable[..., None]  # called with the launch's `used`
 
 
@@ -70,3 +79,105 @@ def tensors_of(used: Sequence[Any]) -> Iterator[Tensor]:
             yield each
         else:
             yield from each.tensors
+
+
+class _Now:
+    def done(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return
+
+
+class HostEvent(threading.Event):
+    """Done once the stream's thread has set it."""
+
+    def done(self) -> bool:
+        """Whether the thread has reached the point."""
+        return self.is_set()
+
+    def synchronize(self) -> None:
+        """Blocks until the thread has reached the point."""
+        self.wait()
+
+
+class HostStream(Stream):
+    """One thread that runs segments in order. It calls `on_event` whenever it reaches an event.
+
+    `niceness` lets the threads that move messages and KV go first on a shared core.
+    """
+
+    def __init__(self, name: str, on_event: Callable[[], None] | None = None, niceness: int = 0) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._on_event = on_event
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        tid = self._thread.native_id
+        assert tid is not None, "it has started"
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, tid, min(_NICEST, mine + niceness))  # inherited by threads that it starts
+
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        """Enqueues the segments. They must not raise: a launch catches its own failures."""
+
+        def run() -> None:
+            for segment in segments:
+                segment(*used)
+
+        self._queue.put(run)
+
+    def record(self) -> Event:
+        """An event after everything launched so far."""
+        event = HostEvent()
+
+        def reach() -> None:
+            event.set()
+            if self._on_event is not None:
+                self._on_event()
+
+        self._queue.put(reach)
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Later segments run after `event`."""
+        if not event.done():
+            self._queue.put(event.synchronize)
+
+    def mark(self) -> Event:
+        """An event that is done: everything before it has run. Calls `on_event`."""
+        if self._on_event is not None:
+            self._on_event()
+        return _Now()
+
+    def close(self) -> None:
+        """Finishes the launched work and ends the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (segment := self._queue.get()) is not None:
+            segment()
+
+
+class InlineStream(Stream):
+    """Runs each segment at once, on the caller's thread."""
+
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        """Runs the segments."""
+        for segment in segments:
+            segment(*used)
+
+    def record(self) -> Event:
+        """An event that is already done."""
+        return _Now()
+
+    def wait(self, event: Event) -> None:
+        """Blocks until `event` is done."""
+        event.synchronize()
+
+    def mark(self) -> Event:
+        """Everything before is done."""
+        return _Now()
+
+    def close(self) -> None:
+        """Nothing to release."""

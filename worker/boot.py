@@ -37,9 +37,8 @@ from runtime.settings import WorkerSettings, read_arguments
 from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
 from scheduler.planner import Planner
-from scheduler.streams import Stream
+from scheduler.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream
 from scheduler.streams_cuda import CudaStream
-from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
 from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop
 
 HOST_DEMAND_TOKENS = 262_144  # KV in host memory without --max-total-tokens; all of it is touched at the start

@@ -17,9 +17,8 @@ from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from runtime.clock import MonotonicClock
-from scheduler.streams import Stream
+from scheduler.streams import InlineStream, Stream
 from scheduler.streams_cuda import CudaStream
-from scheduler.streams_host import InlineStream
 from scheduler.warm_up import warm_up
 
 

@@ -20,8 +20,7 @@ from runtime.clock import Clock
 from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
 from scheduler.planner import Planner
-from scheduler.streams import Segment, Stream
-from scheduler.streams_host import FORWARD_NICENESS, HostStream, InlineStream
+from scheduler.streams import FORWARD_NICENESS, HostStream, InlineStream, Segment, Stream
 from unified.worker import UnifiedWorker
 
 PAGE_SIZE = 16

@@ -9,7 +9,7 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from scheduler.executor import Executor
 from scheduler.plan import OPERATIONS, OUTCOMES, Operation, Outcome, Plan, StepResult
-from scheduler.streams_host import InlineStream
+from scheduler.streams import InlineStream
 
 
 class Encoded:

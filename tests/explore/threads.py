@@ -5,8 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scheduler.streams import Segment, Stream
-from scheduler.streams_host import HostStream, InlineStream
+from scheduler.streams import HostStream, InlineStream, Segment, Stream
 from tests.doubles.streams_simulated import ScheduleViolation
 
 IDLE_S = 0.001

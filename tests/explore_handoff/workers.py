@@ -27,7 +27,7 @@ from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
 from scheduler.overlap_loop import TOO_MANY
 from scheduler.planner import Planner
-from scheduler.streams_host import InlineStream
+from scheduler.streams import InlineStream
 from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner
 from tests.explore_handoff.agenda import Agenda

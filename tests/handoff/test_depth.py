@@ -6,8 +6,7 @@ import pytest
 
 from scheduler.planner import Launched
 from scheduler.schedule_batch import ScheduleBatch
-from scheduler.streams import Stream
-from scheduler.streams_host import InlineStream
+from scheduler.streams import InlineStream, Stream
 from tests.cluster import Worker
 from tests.decode.driving import Phase, drive_to, greedy, make_cluster, prompt_of
 from tests.scheduler.building import ManualStream

@@ -19,8 +19,7 @@ from scheduler.kv_book import KvBook
 from scheduler.plan import Draw, StepResult
 from scheduler.planner import ExtendChunk, Launched, Planner
 from scheduler.req import Req
-from scheduler.streams import Event, Segment, Stream
-from scheduler.streams_host import InlineStream
+from scheduler.streams import Event, InlineStream, Segment, Stream
 from tests.doubles.hash_model import FakeRunner
 
 CPU = torch.device("cpu")

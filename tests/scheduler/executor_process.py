@@ -13,7 +13,7 @@ from model.paged_kv import PagedKv
 from runtime.bus import Wake
 from runtime.process_life import die_with_parent
 from scheduler.plan import OPERATIONS, OUTCOMES
-from scheduler.streams_host import HostStream
+from scheduler.streams import HostStream
 from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import make_executor

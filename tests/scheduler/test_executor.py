@@ -13,7 +13,7 @@ from scheduler.plan import Grant, Join, Plan, StepResult
 from scheduler.planner import ExtendChunk, Planner
 from scheduler.req import Req
 from scheduler.schedule_batch import ScheduleBatch
-from scheduler.streams_host import HostStream
+from scheduler.streams import HostStream
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import (
     FailAt,

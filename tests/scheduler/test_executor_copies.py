@@ -9,7 +9,7 @@ from runtime.clock import Clock
 from scheduler.executor import Executor
 from scheduler.plan import Chunk, CopyPages, Done, Grant, LayerWritten, Plan, StageIn, StepResult
 from scheduler.planner import ExtendChunk
-from scheduler.streams_host import InlineStream
+from scheduler.streams import InlineStream
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import (

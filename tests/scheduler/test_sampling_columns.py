@@ -11,7 +11,7 @@ from protocol.messages_gateway import FinishReason, SamplingParams
 from scheduler.plan import Draw
 from scheduler.req import Req
 from scheduler.sampling_columns import Endings, SamplingColumns
-from scheduler.streams_host import InlineStream
+from scheduler.streams import InlineStream
 from tests.scheduler.building import CPU, draw, make_executor, make_planner, make_req
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from scheduler.streams_host import HostStream, InlineStream
+from scheduler.streams import HostStream, InlineStream
 
 
 def gated(gate: threading.Event) -> Callable[[], None]:

@@ -14,8 +14,7 @@ from protocol.errors import InternalError
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
 from scheduler.executor import Executor
-from scheduler.streams import Event, Segment, Stream
-from scheduler.streams_host import InlineStream
+from scheduler.streams import Event, InlineStream, Segment, Stream
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import CPU, admitted, make_executor, make_planner, prompt_chunk
 from worker.boot import load_runner, open_streams
