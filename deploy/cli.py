@@ -20,6 +20,7 @@ from deploy.keys import keys
 from deploy.options import OPTIONS, OTHER_VARIABLES, options_for
 from deploy.serve import gateway, serve, worker
 from protocol.errors import ConfigError, brief
+from runtime.files import Unreadable, read_text
 from runtime.installation import baton_version, check_distributions, check_imports
 from runtime.layered_config import Config, ConfigFile, parse_file, resolve
 from runtime.process_life import EXIT_CONFIG
@@ -87,20 +88,7 @@ def find_config(line: CommandLine, environment: Mapping[str, str]) -> Config:
 def read_file(path: str) -> ConfigFile:
     """Reads the configuration file at `path`; raises ConfigError if it cannot be read."""
     try:
-        file = Path(path).expanduser()
-        if file.exists() and not file.is_file():
-            raise _unreadable(path, "it is not a file")
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise _unreadable(path, f"it has {file.stat().st_size} bytes, expected at most {MAX_FILE_BYTES}")
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _unreadable(path, f"not UTF-8 at byte {error.start}") from error
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
-    except RuntimeError as error:  # `~name` of an unknown user
-        raise _unreadable(path, str(error)) from error
+        text = read_text(Path(path).expanduser(), MAX_FILE_BYTES, "utf-8-sig")
+    except (Unreadable, RuntimeError) as error:  # RuntimeError: `~name` of an unknown user
+        raise ConfigError(f"--config: cannot read {brief(path)}: {error}", param="config") from error
     return parse_file(path, text)
-
-
-def _unreadable(path: str, reason: str) -> ConfigError:
-    return ConfigError(f"--config: cannot read {brief(path)}: {reason}", param="config")

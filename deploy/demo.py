@@ -26,8 +26,8 @@ from deploy.sentences import TOKEN_IDS, count_roles, describe_end
 from deploy.serve import check_lengths, find_texts, start_plan
 from deploy.timeline import NOTE, Moment, read_moments, timeline_table
 from protocol.errors import BatonError, ConfigError, brief
-from runtime.api_keys import read_api_keys
 from runtime.clock import Clock, MonotonicClock
+from runtime.keys import read_api_keys
 from runtime.layered_config import Config, Origin
 from runtime.process_life import StopSignal
 

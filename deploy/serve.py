@@ -56,9 +56,8 @@ from deploy.supervisor import GivenUp, Supervisor
 from protocol.errors import ConfigError, brief
 from protocol.messages_gateway import Role
 from runtime.address import is_loopback, refuse_exposed, split_endpoint
-from runtime.api_keys import read_api_keys
 from runtime.clock import MonotonicClock
-from runtime.keys import read_keys
+from runtime.keys import read_api_keys, read_keys
 from runtime.layered_config import Config
 from runtime.process_life import StopSignal
 

@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from protocol.errors import BadRequest, CheckpointError, ConfigError, brief
-from runtime.json_fields import read_fields
+from runtime.files import read_fields
 
 MAX_WHY = 300  # characters
 MAX_TEMPLATE_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import CheckpointError
-from runtime.json_fields import read_fields
+from runtime.files import read_fields
 from runtime.model_config import ModelBasics, config_facts, load_config, read_basics
 
 # Settings of generation_config.json that Baton does not support, with their values that change nothing.

@@ -26,9 +26,8 @@ from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Translator
 from protocol.errors import ConfigError, brief
 from runtime.address import listen, refuse_exposed, split_endpoint
-from runtime.api_keys import read_api_keys
 from runtime.clock import Clock
-from runtime.keys import read_keys
+from runtime.keys import read_api_keys, read_keys
 from runtime.log import get_log
 from runtime.model_config import tokenizer_digest
 from runtime.settings import GatewaySettings

@@ -26,7 +26,7 @@ from gateway.choice_text import (
     is_byte_level,
 )
 from protocol.errors import BadRequest, CheckpointError
-from runtime.json_fields import read_fields
+from runtime.files import read_fields
 
 LENGTH_KEEPING = ("NFC", "NFD")  # normalizers that leave at least a third of a text's characters
 SPECIAL_NAMES = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()

@@ -27,8 +27,8 @@ from loadtest.report import Figures, figures_table, median_figures
 from loadtest.scenarios import SCENARIOS
 from loadtest.sides import COMPARISONS, compare_sides, show_sides
 from protocol.errors import ConfigError
-from runtime.api_keys import read_api_keys
 from runtime.clock import MonotonicClock
+from runtime.keys import read_api_keys
 
 T = TypeVar("T")
 WIDTH = 140  # of tables in a pipe

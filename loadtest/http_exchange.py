@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import httptools
 
 from protocol.errors import ConfigError
-from runtime.api_keys import read_api_keys
 from runtime.clock import Clock
+from runtime.keys import read_api_keys
 
 OnLine = Callable[
     [float, bytes], bool

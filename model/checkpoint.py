@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.safetensors_file import SafetensorsFile
 from protocol.errors import CheckpointError
-from runtime.json_fields import read_fields
+from runtime.files import read_fields
 
 MAX_NAME_BYTES: Final = 255
 CHECKED_VALUES: Final = 1 << 22  # at a time

@@ -1,12 +1,14 @@
-"""A folder of keys: a process's own pair, its gateway's public key, and the keys that may connect.
+"""The keys that a process reads: a folder of CURVE keys (`--keys`), and a file of API keys (`--api-key-file`).
 
     own.key_secret   the process's own pair, secret     allowed/NAME.key   public keys that may connect
     gateway.key      the gateway's public key
 
-Files are ZeroMQ certificates; `baton keys` (deploy/keys.py) makes them. ConfigError for a folder that lacks one of
-these, or that other users of this machine may read or change.
+Files of the folder are ZeroMQ certificates; `baton keys` (deploy/keys.py) makes them. The file of API keys has one a
+line; blank lines and lines that begin with # are skipped. ConfigError for what is missing, or what other users of this
+machine may read or change.
 """
 
+import re
 import stat
 import struct
 from dataclasses import dataclass
@@ -15,13 +17,17 @@ from pathlib import Path
 from zmq.auth import load_certificate
 from zmq.utils import z85
 
-from protocol.errors import SHOWN_CHARS, ConfigError
+from protocol.errors import SHOWN_CHARS, ConfigError, brief
+from runtime.files import Unreadable, read_text
 
 OWN = "own.key_secret"
 GATEWAY = "gateway.key"
 ALLOWED = "allowed"
 KEY_CHARS = 40  # length of a key as text
 _READ, _WRITE = 0o077, 0o022  # permissions of users other than the owner
+_API_KEY = re.compile(r"[\x21-\x7e]{1,512}\Z")
+_API_KEYS_MODE = 0o026  # permissions that others must not have to a file of API keys: its group may read it
+MAX_API_KEYS_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -115,3 +121,29 @@ def _wrong(path: Path, why: str) -> ConfigError:
     text = str(path)
     shown = text if len(text) <= SHOWN_CHARS else f"...{text[-SHOWN_CHARS:]}"  # keep the end, which names the file
     return ConfigError(f"--keys: {shown!r}: {why}", param="keys")
+
+
+def read_api_keys(path: str | Path) -> tuple[str, ...]:
+    """The API keys in a file, in its order. Error messages never quote a key."""
+
+    def wrong(why: str) -> ConfigError:
+        return ConfigError(f"--api-key-file {brief(str(path))}: {why}", param="api-key-file")
+
+    try:
+        text = read_text(Path(path), MAX_API_KEYS_BYTES, "ascii")
+        mode = Path(path).stat().st_mode
+    except (Unreadable, OSError) as error:
+        raise wrong(str(error)) from None
+    if mode & _API_KEYS_MODE:
+        raise wrong(f"others may read or change it (mode {stat.S_IMODE(mode):o}); say `chmod 600`")
+
+    keys = []
+    for number, line in enumerate(text.splitlines(), 1):
+        key = line.strip()
+        if key and not key.startswith("#"):
+            if not _API_KEY.match(key):
+                raise wrong(f"line {number}: expected one key of 1 to 512 printable characters, without spaces")
+            keys.append(key)
+    if not keys:
+        raise wrong("it holds no key; expected one a line")
+    return tuple(dict.fromkeys(keys))

@@ -8,6 +8,7 @@ import json
 import logging
 from collections import Counter
 from datetime import UTC, datetime
+from functools import partialmethod
 from typing import Any, TextIO
 
 WITHHELD = frozenset(
@@ -26,28 +27,14 @@ class EventLog:
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
 
-    def debug(self, event: str, **fields: Any) -> None:
-        """A detail that helps to find a fault."""
-        self._write(logging.DEBUG, event, fields)
+    def _write(self, level: int, event: str, /, *, _traceback: bool = False, **fields: Any) -> None:
+        self._logger.log(level, event, extra={_FIELDS: fields}, exc_info=_traceback)
 
-    def info(self, event: str, **fields: Any) -> None:
-        """An event that an operator may want to know."""
-        self._write(logging.INFO, event, fields)
-
-    def warning(self, event: str, **fields: Any) -> None:
-        """Something is wrong, and Baton continues."""
-        self._write(logging.WARNING, event, fields)
-
-    def error(self, event: str, **fields: Any) -> None:
-        """A request or a process fails."""
-        self._write(logging.ERROR, event, fields)
-
-    def exception(self, event: str, **fields: Any) -> None:
-        """Like `error`, with the traceback. Call it inside an except clause."""
-        self._write(logging.ERROR, event, fields, with_traceback=True)
-
-    def _write(self, level: int, event: str, fields: dict[str, Any], *, with_traceback: bool = False) -> None:
-        self._logger.log(level, event, extra={_FIELDS: fields}, exc_info=with_traceback)
+    debug = partialmethod(_write, logging.DEBUG)  # a detail that helps to find a fault
+    info = partialmethod(_write, logging.INFO)  # an operator may want to know it
+    warning = partialmethod(_write, logging.WARNING)  # something is wrong, and Baton continues
+    error = partialmethod(_write, logging.ERROR)  # a request or a process fails
+    exception = partialmethod(_write, logging.ERROR, _traceback=True)  # the same, inside an except clause
 
 
 def get_log(name: str) -> EventLog:

@@ -15,7 +15,7 @@ import xxhash
 
 from protocol.errors import CheckpointError, ConfigError
 from protocol.kv_layout import ITEM_BYTES
-from runtime.json_fields import JsonFields, read_fields
+from runtime.files import JsonFields, read_fields
 
 MAX_FACT_CHARS: Final = 200  # of one field in config_facts
 SUPPORTED_ROPE: Final = "'default', 'linear' or 'llama3'"

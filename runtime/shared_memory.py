@@ -2,6 +2,9 @@
 
 The memory is a file without a name; the kernel frees it with the last process that has it open. A seat is a lock on one
 byte of the file; the kernel frees it with its holder.
+
+The kernel ends a process thread by thread. It first marks each thread as exiting. A thread that is a zombie or gone has
+closed all that it was the last to hold. So a free seat does not prove that a device is free until `is_ending` is False.
 """
 
 import fcntl
@@ -14,6 +17,9 @@ from typing import Final
 
 NAME: Final = "baton-kv"  # in /proc/PID/maps and /proc/PID/fd
 _FLOCK: Final = "hhqqi0q"  # type, whence, start, length, pid: struct flock of Linux with 64-bit offsets
+_PROC: Final = Path("/proc")
+_EXITING: Final = 0x4  # PF_EXITING, of the flags in /proc/PID/task/TID/stat
+_OVER: Final = "ZX"
 
 
 class SharedMemory:
@@ -58,3 +64,22 @@ def host_identity() -> str:
     """Equal for processes that see each other in /proc."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def is_ending(pid: int, proc: Path = _PROC) -> bool:
+    """Whether a thread of the process is exiting. False if the process runs normally or has ended."""
+    tasks = proc / str(pid) / "task"
+    try:
+        threads = os.listdir(tasks)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return any(_is_exiting(tasks / thread / "stat") for thread in threads)
+
+
+def _is_exiting(stat: Path) -> bool:
+    try:
+        line = stat.read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    state, _ppid, _group, _session, _tty, _tty_group, flags, *_ = line.rpartition(")")[2].split()
+    return state not in _OVER and bool(int(flags) & _EXITING)

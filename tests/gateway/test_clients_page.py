@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.api_keys import read_api_keys
+from runtime.keys import read_api_keys
 from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, running
 from tests.processes import python_path

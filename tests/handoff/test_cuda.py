@@ -17,7 +17,7 @@ from model.runner import ModelRunner
 from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import SamplingParams
-from runtime.ending import is_ending
+from runtime.shared_memory import is_ending
 from tests.checkpoints import make_checkpoint
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner

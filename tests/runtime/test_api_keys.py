@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigError
-from runtime.api_keys import read_api_keys
+from runtime.keys import read_api_keys
 
 
 def written(tmp_path: Path, content: bytes, mode: int = 0o600) -> Path:
@@ -28,7 +28,7 @@ def test_one_key_a_line_with_comments_and_blank_lines(tmp_path: Path) -> None:
         (b"a\nb c\n", 0o600, "line 2: expected one key of 1 to 512 printable characters, without spaces"),
         (b"a\n" + b"k" * 513, 0o600, "line 2: expected one key"),
         (b"a\x00b", 0o600, "line 1: expected one key"),
-        ("sk-\u00e9".encode(), 0o600, "byte 3 is not ASCII"),
+        ("sk-\u00e9".encode(), 0o600, "not ASCII at byte 3"),
         (b"k\n" * 600_000, 0o600, "it has 1200000 bytes, expected at most 1048576"),
         (b"sk-1", 0o604, "others may read or change it (mode 604); say `chmod 600`"),
         (b"sk-1", 0o644, "others may read"),

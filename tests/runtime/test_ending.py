@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ending import is_ending
+from runtime.shared_memory import is_ending
 
 
 def thread(proc: Path, tid: int, state: str, flags: int) -> None:

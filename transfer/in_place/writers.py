@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.errors import WireError
-from runtime.ending import is_ending
+from runtime.shared_memory import is_ending
 from transfer.offers import PoolOffer
 
 

@@ -1,6 +1,10 @@
-"""Typed reading of a JSON file of a model folder. Errors name file, field, value and what was expected."""
+"""Reads files that a user names: texts of a bounded size, and JSON objects with typed fields.
+
+Errors name the file; those of a field also the field, its value and what was expected.
+"""
 
 import json
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,23 +17,41 @@ _MISSING: Final = object()
 _END: Final = 2**40  # of integers, exclusive
 
 
+class Unreadable(Exception):
+    """A file cannot be read; the text says why. `is_absent`: there is no such file."""
+
+    def __init__(self, why: str, *, is_absent: bool = False) -> None:
+        super().__init__(why)
+        self.is_absent = is_absent
+
+
+def read_text(path: Path, max_bytes: int, encoding: str = "utf-8") -> str:
+    """The text of a file of at most `max_bytes`. Unreadable says what is wrong with it."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise Unreadable("it is not a file")
+        if found.st_size > max_bytes:
+            raise Unreadable(f"it has {found.st_size} bytes, expected at most {max_bytes}")
+        return path.read_text(encoding=encoding)
+    except OSError as error:
+        raise Unreadable(error.strerror or str(error), is_absent=isinstance(error, FileNotFoundError)) from error
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"not {encoding.upper().removesuffix('-SIG')} at byte {error.start}") from error
+
+
 def read_fields(path: Path, *, optional: bool = False) -> "JsonFields":
     """The object in `path`. CheckpointError if the file is too large or not a JSON object.
 
     An absent file is an error too, unless `optional`: then there are no fields.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise CheckpointError(f"{path}: not a file, expected a file with a JSON object")
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes, expected a smaller file")
-        parsed = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if optional:
+        parsed = json.loads(read_text(path, MAX_JSON_BYTES))
+    except Unreadable as error:
+        if optional and error.is_absent:
             return JsonFields({}, path.name)
-        raise CheckpointError(f"{path}: no such file; expected a Hugging Face model folder") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+        why = "no such file; expected a Hugging Face model folder" if error.is_absent else error
+        raise CheckpointError(f"{path}: {why}") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({str(error)[:200]})") from None
 
