@@ -17,7 +17,7 @@ from protocol.messages_handoff import CancelJob, Hello, HelloAccepted, HelloRefu
 from runtime.clock import Clock, Deadlines
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.offers import Agreed
-from worker.outbox import Outbox
+from worker.requests import Outbox
 
 HELLO_DEADLINE_S = 30.0  # for prefill to answer a greeting
 ASK_AGAIN_S = 5.0  # between two CancelJobs to a prefill worker that has not answered JobStopped
@@ -121,12 +121,15 @@ class PrefillPeers:
         unanswered = (peer for peer in self.by_instance.values() if not (peer.accepted or peer.refusal))
         return [peer for peer in unanswered if peer.answer_by <= now]
 
-    def closed(self, address: WorkerAddress, reservation: int) -> None:
-        """A reservation takes no more frames. If the peer may still write its pages, it will be told again to stop."""
+    def closed(self, address: WorkerAddress, reservation: int, cancel_job: bool = False) -> None:
+        """A reservation takes no more frames. `cancel_job` tells the peer, which is told again while it may still write
+        the pages."""
         if (peer := self.by_instance.get(address.instance)) is not None:
             peer.settle(reservation)
         if self._receiver.may_be_written(reservation):
             self._stopping.set((address, reservation), self._clock.now() + ASK_AGAIN_S)
+        if cancel_job:
+            self._outbox.prefill.append((address, CancelJob(reservation)))
 
     def ask_again(self, now: float) -> None:
         """Tells peers again to stop that have not answered. CancelJob or its answer may be lost."""

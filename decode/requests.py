@@ -1,20 +1,92 @@
-"""The requests of a decode worker: decides which of them gets rows and pages next.
+"""The requests of a decode worker: their states, and which of them gets rows and pages next.
 
-add -> (enough pages, rows and job credit) -> admit: frames may land -> close -> take_staged
+    WAITING -> RUNNING -> FINISHED
+       +----------+----> CANCELLED | FAILED
+
+WAITING waits for its KV, RUNNING has joined the running batch. A request whose first token ends it goes from WAITING
+straight to FINISHED. transfer/states.py has the states of its transfer.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from itertools import count
 
 from decode.prefill_peers import PrefillPeers
-from decode.request import DecodeRequest
-from decode.request_states import DecodeState
 from protocol.messages_gateway import Assign, WorkerAddress
+from protocol.messages_handoff import PrefillJob
 from runtime.clock import Deadlines
 from scheduler.kv_book import PageState
 from scheduler.planner import Planner
+from scheduler.req import Req
 from transfer.landing.frame_receiver import FrameReceiver
-from transfer.states import MOVES, TransferState
+from transfer.landing.transfer import ReceiveTransfer
+from transfer.states import TransferState, advance, least
+from worker.requests import Assigned
+
+HANDOVER_DEADLINE_S = 120.0  # from the job to its last frame, at least
+HANDOVER_S_PER_TOKEN = 0.1  # for each queued prompt token at prefill, its own included: a slow core is no fault
+DOUBT_S = 2.0  # for the last frame, when all KV has landed and a damaged frame may have been the last one
+
+
+class DecodeState(Enum):
+    """The state of a request."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+_ENDS = frozenset({DecodeState.FINISHED, DecodeState.CANCELLED, DecodeState.FAILED})
+
+MOVES: Mapping[DecodeState, frozenset[DecodeState]] = {
+    DecodeState.WAITING: _ENDS | {DecodeState.RUNNING},
+    DecodeState.RUNNING: _ENDS,
+    **dict.fromkeys(_ENDS, frozenset()),
+}
+
+
+@dataclass(eq=False)
+class DecodeRequest(Assigned):
+    """Its choices hold rows and pages once it is reserved. `reservation` is sent to prefill."""
+
+    prefill: WorkerAddress
+    reservation: int
+    state: DecodeState = DecodeState.WAITING
+    transfers: tuple[ReceiveTransfer, ...] = ()  # one for each rank, once it is reserved; none if no KV is to arrive
+    pages_in_place: tuple[int, ...] | None = None  # the prompt's pages, if prefill may write them in place
+    deadline: float = float("inf")  # for its last frame, in seconds of the worker's clock
+    late: str = ""  # the error if the deadline passes
+    first_tokens: tuple[int, ...] = ()  # by choice, once its KV is delivered
+    landing: int = 0  # ticket of the copies that delivered KV needs before it may be decoded; 0: none
+
+    @property
+    def job(self) -> PrefillJob:
+        """The job for its prefill worker."""
+        return PrefillJob(self.assign, self.reservation, self.pages_in_place)
+
+    @property
+    def gets_kv(self) -> bool:
+        """Whether KV is to arrive. It is not if prefill's first token is the only one."""
+        return self.assign.num_left > 1
+
+    @property
+    def transfer_state(self) -> TransferState:
+        """The state on which the ranks of its transfer agree."""
+        return least(each.state for each in self.transfers)
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether it no longer depends on its prefill worker."""
+        return self.transfer_state is TransferState.DELIVERED
+
+    def move(self, state: DecodeState) -> None:
+        """Advances the state machine."""
+        self.state = advance(MOVES, self.state, state)
 
 
 class Requests:
@@ -22,8 +94,8 @@ class Requests:
 
     | its transfer | its queue |
     |---|---|
-    | RESERVING | the line of its prefill worker |
-    | REQUESTED, RECEIVING | the reservations, with a deadline |
+    | not begun | the line of its prefill worker |
+    | REQUESTED, RECEIVING, or none as it gets no KV | the reservations, with a deadline |
     | DELIVERED | the staged requests, until it is RUNNING |
 
     The cost of a turn does not depend on their number.
@@ -49,17 +121,22 @@ class Requests:
 
     def depending_on(self, instance: int) -> list[DecodeRequest]:
         """The requests that still need the prefill worker `instance`."""
-        return [each for each in self.by_key.values() if each.prefill.instance == instance and not each.is_handed_over]
+        return [each for each in self.waiting if each.prefill.instance == instance]
 
-    # ---- RESERVING ----
+    @property
+    def waiting(self) -> list[DecodeRequest]:
+        """The requests that still need a prefill worker."""
+        return [each for each in self.by_key.values() if not each.is_handed_over]
 
-    def admit(self) -> list[DecodeRequest]:
+    # ---- without a reservation ----
+
+    def admit(self, now: float) -> list[DecodeRequest]:
         """Reserves pages and rows for waiting requests, oldest first, and returns these requests.
 
         A request without job credit lets others pass. One without pages or rows holds the rest back, so none starves.
         """
         admitted: list[DecodeRequest] = []
-        while (request := self._next()) is not None and self._reserve(request):
+        while (request := self._next()) is not None and self._reserve(request, now):
             admitted.append(request)
         return admitted
 
@@ -68,13 +145,13 @@ class Requests:
         firsts = [next(iter(line)) for instance, line in self._lines.items() if self._peers.takes_jobs(instance)]
         return min(firsts, key=lambda first: first.reservation, default=None)
 
-    def _reserve(self, request: DecodeRequest) -> bool:
+    def _reserve(self, request: DecodeRequest, now: float) -> bool:
         assign, planner, peer = request.assign, self._planner, self._peers.by_instance[request.prefill.instance]
         if request.gets_kv:
             if not planner.admit(request.reqs, assign.num_tokens, PageState.RESERVED):
                 return False
             prompt_pages = request.prompt.held.pages[: planner.layout.num_pages(request.prompt_len)]
-            self._receiver.reserve(
+            transfer = self._receiver.reserve(
                 request.reservation,
                 assign.attempt,
                 request.prefill.instance,
@@ -83,28 +160,32 @@ class Requests:
                 peer.layout,
                 in_place=peer.in_place,
             )
+            request.transfers = (transfer,)
             if peer.in_place:
                 request.pages_in_place = tuple(prompt_pages)
 
         self._leave_line(request)
         self.by_reservation[request.reservation] = request
-        request.transfer.move(TransferState.REQUESTED)
         peer.sent(request.reservation, request.prompt_len)
+        handover_s = max(HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN * peer.tokens_queued)
+        self._expect(request, now + handover_s, f"no KV from {request.prefill.worker_id} in {handover_s:.0f} s")
         return True
 
     def _leave_line(self, request: DecodeRequest) -> None:
-        line = self._lines[request.prefill.instance]
-        del line[request]
-        if not line:
-            del self._lines[request.prefill.instance]
+        if (line := self._lines.get(request.prefill.instance)) is not None:
+            line.pop(request, None)
+            if not line:
+                del self._lines[request.prefill.instance]
 
-    # ---- REQUESTED and RECEIVING ----
+    # ---- with a reservation ----
 
-    def expect(self, request: DecodeRequest, by: float, late: str) -> None:
-        """Sets the deadline of a reserved request in seconds of the worker's clock, unless it is earlier already.
+    def doubt(self, request: DecodeRequest, now: float) -> None:
+        """Its KV has landed, and a damaged frame may have been the last one: waits for another one, but not long."""
+        late = f"the last frame from {request.prefill.worker_id} has not come, and one was damaged on its way"
+        self._expect(request, now + DOUBT_S, late)
 
-        `late` is the error if it passes.
-        """
+    def _expect(self, request: DecodeRequest, by: float, late: str) -> None:
+        """Sets the deadline of a reserved request, unless it is earlier already. `late` is the error if it passes."""
         if by < request.deadline:
             request.deadline, request.late = by, late
             self._late.set(request, by)
@@ -113,23 +194,26 @@ class Requests:
         """Reserved requests whose deadline has passed. Each is returned once."""
         return self._late.due(now)
 
-    def close(self, request: DecodeRequest) -> bool:
-        """No more frames land: KV is delivered, or not needed any more. False if it was not reserved or is closed."""
-        state = request.transfer.state
-        if state is TransferState.RESERVING:
-            self._leave_line(request)
-        is_reserved = self.by_reservation.pop(request.reservation, None) is not None
-        if is_reserved:
+    def close(self, request: DecodeRequest, cancel_job: bool = False) -> None:
+        """No more frames land: KV is delivered, or not needed any more. `cancel_job`: prefill may still work on it."""
+        self._leave_line(request)
+        if self.by_reservation.pop(request.reservation, None) is not None:
             self._late.drop(request)
             self._receiver.release(request.reservation)
-            self._peers.closed(request.prefill, request.reservation)
-            if state is TransferState.DELIVERED:
-                self._staged.append(request)
-        if MOVES[state]:  # it has neither come whole nor failed
-            request.transfer.move(TransferState.CANCELLED)
-        return is_reserved
+            self._peers.closed(request.prefill, request.reservation, cancel_job)
 
-    # ---- DELIVERED ----
+    # ---- delivered, and the end ----
+
+    def deliver(self, request: DecodeRequest, first_tokens: tuple[int, ...], on_device: bool) -> None:
+        """Its KV is whole: owns its pages, and starts the copies to the choices and to the device."""
+        self.close(request)
+        self._planner.book.own(req.held for req in request.reqs)
+
+        first, *others = request.reqs
+        in_twin = () if on_device else first.held.pages[: self._planner.layout.num_pages(request.prompt_len)]
+        request.landing = self._planner.fork(first, [req for req in others if req.finish is None], in_twin)
+        request.first_tokens = first_tokens
+        self._staged.append(request)
 
     @property
     def is_staging(self) -> bool:
@@ -142,3 +226,16 @@ class Requests:
         for each in staged:
             (whole if self._planner.is_over(each.landing) else self._staged).append(each)
         return [each for each in whole if each.state is DecodeState.WAITING]
+
+    def finish(self, req: Req) -> None:
+        """The last choice has ended, and its memory is given back."""
+        self.by_key.pop((req.request_id, req.attempt)).move(DecodeState.FINISHED)
+
+    def end(self, request: DecodeRequest, state: DecodeState, cancel_job: bool = True) -> None:
+        """Ends a request that does not finish: stops its transfer and its job, and gives everything back once."""
+        request.move(state)
+        self.close(request, cancel_job)
+        request.cancel()
+        for req in request.reqs:
+            self._planner.release(req, partial(self._receiver.may_be_written, request.reservation))
+        del self.by_key[request.key]

@@ -2,17 +2,14 @@
 
     Assign -> RESERVING -> PrefillJob -> KV frames -> KvDelivered -> PREBUILT batch -> running batch -> Tokens
 
-From Assign on it alone decides whether a request goes on or fails. request_states.py and transfer/states.py have the
-states of a request.
+From Assign on it alone decides whether a request goes on or fails. requests.py and transfer/states.py have the states
+of a request.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 from decode.prefill_peers import HELLO_DEADLINE_S, PrefillPeers
-from decode.request import DecodeRequest
-from decode.request_states import DecodeState
-from decode.requests import Requests
+from decode.requests import DecodeRequest, DecodeState, Requests
 from protocol.errors import (
     BadRequest,
     BatonError,
@@ -27,7 +24,6 @@ from protocol.fingerprint import Fingerprint
 from protocol.frame import LastMessage
 from protocol.messages_gateway import Assign, CancelRequest, PeerLost, ToWorker, WorkerAddress, WorkerStats
 from protocol.messages_handoff import (
-    CancelJob,
     DataCredit,
     HelloAccepted,
     HelloRefused,
@@ -42,17 +38,9 @@ from scheduler.overlap_loop import OverlapLoop
 from scheduler.planner import Launched, Planner
 from scheduler.req import Req
 from scheduler.request_check import first_tokens_fault
-from transfer.landing.events import CreditReturned, Delivered, FirstFrame, LastInDoubt, TransferFailed
+from transfer.landing.events import CreditReturned, Delivered, FirstFrame, FrameRejected, LastInDoubt, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
-from transfer.states import OPEN, TransferState
-from worker.assigned import assign_fault
-from worker.outbox import Outbox
-from worker.phase_times import PhaseTimes
-from worker.token_stream import TokenStream
-
-HANDOVER_DEADLINE_S = 120.0  # from the job to its last frame, at least
-HANDOVER_S_PER_TOKEN = 0.1  # for each queued prompt token at prefill, its own included: a slow core is no fault
-DOUBT_S = 2.0  # for the last frame, when all KV has landed and a damaged frame may have been the last one
+from worker.requests import Outbox, PhaseTimes, TokenStream, assign_fault
 
 
 class DecodeWorker:
@@ -117,14 +105,14 @@ class DecodeWorker:
         if (peer := self._peers.lose(instance)) is not None:
             lost = KvNotDelivered(f"the session with prefill worker {peer.address.worker_id} was lost")
             for request in self._requests.depending_on(instance):
-                if request.transfer.state in OPEN:
+                if request.reservation in self._requests.by_reservation:
                     self._fail(request, lost, cancel_job=False)
             self._peers.greet(peer.address)
 
     def reset(self) -> None:
         """Cancels everything: the gateway has restarted and waits for nothing."""
         for request in list(self._requests.by_key.values()):
-            self._end(request, DecodeState.CANCELLED)
+            self._requests.end(request, DecodeState.CANCELLED)
         self._peers.forget_all()  # the new gateway will not report peers that died with the old one
 
     def step(self) -> bool:
@@ -144,7 +132,7 @@ class DecodeWorker:
 
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
-        waiting = [request for request in self._requests.by_key.values() if not request.is_handed_over]
+        waiting = self._requests.waiting
         return WorkerStats(
             kv_pages=self.planner.book.counts(),
             running=self.planner.num_going_on,
@@ -182,9 +170,7 @@ class DecodeWorker:
         if assign.key in self._requests.by_key:
             return
         num_tokens = assign.num_tokens if assign.num_left > 1 else 0  # prefill draws a single output, without decode
-        reason = assign_fault(assign, self.planner) or self.planner.book.never_fits(
-            len(assign.prompt_ids), num_tokens, assign.num_choices
-        )
+        reason = assign_fault(assign, self.planner, num_tokens, assign.num_choices)
         if assign.prefill is None or reason is not None:
             reason = reason or "prefill: got none, expected the address of a prefill worker"
             self.outbox.fail(assign.key, BadRequest(reason))
@@ -197,11 +183,7 @@ class DecodeWorker:
             self._fail(request, LayoutMismatch(peer.refusal))
 
     def _send_jobs(self) -> None:
-        for request in self._requests.admit():
-            ahead = self._peers.by_instance[request.prefill.instance].tokens_queued
-            handover_s = max(HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN * ahead)
-            late = f"no KV from {request.prefill.worker_id} in {handover_s:.0f} s"
-            self._requests.expect(request, self._clock.now() + handover_s, late)
+        for request in self._requests.admit(self._clock.now()):
             self._phases.stamp(request, "reserved, job sent")
             self.outbox.prefill.append((request.prefill, request.job))
 
@@ -214,7 +196,7 @@ class DecodeWorker:
                 if (peer := self._peers.by_instance.get(event.sender_instance)) is not None:
                     self.outbox.prefill.append((peer.address, DataCredit(event.reservation, event.num_bytes)))
             elif (
-                isinstance(event, FirstFrame | Delivered | TransferFailed | LastInDoubt)
+                not isinstance(event, FrameRejected)
                 and (request := self._requests.by_reservation.get(event.reservation)) is not None
             ):
                 self._on_transfer(request, event)
@@ -233,16 +215,15 @@ class DecodeWorker:
         self, request: DecodeRequest, event: FirstFrame | Delivered | TransferFailed | LastInDoubt
     ) -> None:
         if isinstance(event, FirstFrame):
-            request.transfer.move(TransferState.RECEIVING)
             self._phases.stamp(request, "first frame landed")
         elif isinstance(event, TransferFailed):
-            request.transfer.move(TransferState.FAILED)
             self._fail(request, KvNotDelivered(f"KV transfer failed: {event.reason}"))
         elif isinstance(event, LastInDoubt):
-            late = f"the last frame from {request.prefill.worker_id} has not come, and one was damaged on its way"
-            self._requests.expect(request, self._clock.now() + DOUBT_S, late)
+            self._requests.doubt(request, self._clock.now())
         elif self._expects(request, event.last):
-            self._on_delivered(request, event.last.first_tokens, event.on_device)
+            self._phases.stamp(request, "KV delivered")
+            self._requests.deliver(request, event.last.first_tokens, event.on_device)
+            self.outbox.prefill.append((request.prefill, KvDelivered(request.reservation)))
 
     def _expects(self, request: DecodeRequest, told: LastMessage | JobFinishedEarly) -> bool:
         """Takes prefill's stamps. False if its first tokens cannot be those of the request, which then fails."""
@@ -252,19 +233,6 @@ class DecodeWorker:
             return False
         request.stamps.extend(told.stamps)
         return True
-
-    def _on_delivered(self, request: DecodeRequest, first_tokens: tuple[int, ...], on_device: bool) -> None:
-        """Acknowledges complete KV, owns its pages, and starts the copies to the choices and to the device."""
-        request.transfer.move(TransferState.DELIVERED)
-        self._phases.stamp(request, "KV delivered")
-        self._requests.close(request)
-        self.outbox.prefill.append((request.prefill, KvDelivered(request.reservation)))
-        self.planner.book.own(req.held for req in request.reqs)
-
-        first, *others = request.reqs
-        in_twin = () if on_device else first.held.pages[: self.planner.layout.num_pages(request.prompt_len)]
-        request.landing = self.planner.fork(first, [req for req in others if req.finish is None], in_twin)
-        request.first_tokens = first_tokens
 
     def _prebuild(self) -> None:
         """Choices whose KV is on the device join the running batch, unless their first token has ended them."""
@@ -295,7 +263,7 @@ class DecodeWorker:
 
     def _take_tokens(self, req: Req, run: tuple[int, ...]) -> None:
         if self._tokens.add(req, run):
-            self._requests.by_key.pop((req.request_id, req.attempt)).move(DecodeState.FINISHED)
+            self._requests.finish(req)
 
     def _on_cancel(self, message: CancelRequest) -> None:
         request = self._requests.by_key.get((message.request_id, message.attempt))
@@ -304,7 +272,7 @@ class DecodeWorker:
 
         cancelled = request.cancel(message.choice)
         if request.has_ended:
-            self._end(request, DecodeState.CANCELLED)
+            self._requests.end(request, DecodeState.CANCELLED)
         elif request.is_handed_over:
             for req in cancelled:
                 self.planner.release(req)
@@ -321,14 +289,4 @@ class DecodeWorker:
 
     def _fail(self, request: DecodeRequest, error: BatonError, cancel_job: bool = True) -> None:
         self.outbox.fail(request.key, error)
-        self._end(request, DecodeState.FAILED, cancel_job)
-
-    def _end(self, request: DecodeRequest, state: DecodeState, cancel_job: bool = True) -> None:
-        """Ends a request that does not finish: stops the transfer, tells prefill, gives everything back once."""
-        request.move(state)
-        if self._requests.close(request) and cancel_job:
-            self.outbox.prefill.append((request.prefill, CancelJob(request.reservation)))
-        request.cancel()
-        for req in request.reqs:
-            self.planner.release(req, partial(self._receiver.may_be_written, request.reservation))
-        del self._requests.by_key[request.key]
+        self._requests.end(request, DecodeState.FAILED, cancel_job)

@@ -39,7 +39,7 @@ EXACT = {
     "bytes_in_flight_now": Shown("kv_transfer_in_flight_bytes", "KV bytes sent and not yet acknowledged.", True),
     "reservations_now": Shown("reservations", "Prompts for which a decode worker keeps pages to receive KV.", True),
 }
-TIMES = {  # see worker/phase_times.py
+TIMES = {  # see worker/requests.py
     "queue_time": (
         "request_queue_time_seconds",
         "How long requests wait at a worker: for pages and credit (decode), for their turn (prefill, unified).",

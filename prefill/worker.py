@@ -8,18 +8,19 @@ It decides what to compute next and when pages are given back. transfer/states.p
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prefill.decode_peers import DecodePeers
-from prefill.job import Job
 from protocol.errors import BadRequest, BatonError, KvNotDelivered, WireError
 from protocol.fingerprint import Fingerprint
-from protocol.messages_gateway import PeerLost, ToWorker, WorkerAddress, WorkerStats
+from protocol.messages_gateway import ChoiceTokens, FirstToken, PeerLost, ToWorker, WorkerAddress, WorkerStats
 from protocol.messages_handoff import (
     CancelJob,
     DataCredit,
     Hello,
     JobCredit,
     JobFailed,
+    JobFinishedEarly,
     JobStopped,
     KvDelivered,
     PrefillJob,
@@ -30,11 +31,50 @@ from scheduler.overlap_loop import OverlapLoop
 from scheduler.planner import Launched, Planner
 from scheduler.req import Req
 from transfer.sending.frame_sender import FrameSender
-from transfer.sending.transfer import Target
-from transfer.states import TransferState
-from worker.assigned import assign_fault, next_chunks
-from worker.outbox import Outbox
-from worker.phase_times import PhaseTimes
+from transfer.sending.transfer import SendTransfer, Target
+from transfer.states import TransferState, least
+from worker.requests import Assigned, Outbox, PhaseTimes, assign_fault, next_chunks
+
+
+@dataclass(eq=False)
+class Job(Assigned):
+    """The choices are drawn from the prompt's last logits. Only the first one holds memory."""
+
+    target: Target
+    transfers: tuple[SendTransfer, ...] = ()  # one for each rank, once it is admitted; none if decode needs no KV
+
+    @property
+    def transfer_state(self) -> TransferState:
+        """The state on which the ranks of its transfer agree."""
+        return least(each.state for each in self.transfers)
+
+    @property
+    def sends_kv(self) -> bool:
+        """Whether decode needs the KV. It does not if the first token is the only one."""
+        return self.assign.num_left > 1
+
+    @property
+    def first_token(self) -> FirstToken:
+        """The message with the first token of every choice, once these are drawn."""
+        choices = tuple(
+            ChoiceTokens(
+                request_id=req.request_id,
+                attempt=req.attempt,
+                choice=req.choice,
+                seq=req.num_replayed,
+                token_ids=(req.outputs[-1],),
+                finish=req.finish or "",
+            )
+            for req in self.reqs
+        )
+        return FirstToken(choices, tuple(self.stamps))
+
+    @property
+    def finished_early(self) -> JobFinishedEarly:
+        """The message that the first token has ended every choice."""
+        first_tokens = tuple(req.outputs[-1] for req in self.reqs)
+        return JobFinishedEarly(self.target.reservation, first_tokens, tuple(self.stamps))
+
 
 DELIVERY_DEADLINE_S = 600.0  # from making the last frame to KvDelivered; decode gives up long before
 
@@ -93,7 +133,7 @@ class PrefillWorker:
         """Drops the jobs of a decode worker whose session is lost. It will greet again and no longer waits for them."""
         self._peers.forget(instance)
         for job in [job for (owner, _), job in self._jobs.items() if owner == instance]:
-            self._end(job, TransferState.CANCELLED)
+            self._end(job)
 
     def reset(self) -> None:
         """Drops every peer and job: the gateway has restarted. Decode workers that still live greet again.
@@ -169,9 +209,7 @@ class PrefillWorker:
         if peer is None:
             return  # a stranger: no state is created for it
         assign, length = message.assign, len(message.assign.prompt_ids)
-        reason = assign_fault(assign, self.planner, message.reservation) or self.planner.book.never_fits(
-            length, length, 1
-        )
+        reason = assign_fault(assign, self.planner, length, 1, message.reservation)
         if reason is not None:
             self.outbox.decode.append((instance, JobFailed(message.reservation, BadRequest.code, reason)))
             return
@@ -191,12 +229,12 @@ class PrefillWorker:
         job = self._jobs.get((instance, message.reservation))
         if isinstance(message, CancelJob):
             if job is not None:
-                self._end(job, TransferState.CANCELLED)
+                self._end(job)
             self.outbox.decode.append((instance, JobStopped(message.reservation)))
-        elif job is not None and job.transfer.state is TransferState.SENDING:
+        elif job is not None and job.transfer_state is TransferState.SENDING:
             self._phases.stamp(job, "KV acknowledged")
             self._sender.delivered(job.target)
-            self._end(job, TransferState.DELIVERED)
+            self._end(job)
 
     # ---- jobs ----
 
@@ -208,11 +246,10 @@ class PrefillWorker:
                 return
 
             del self._waiting[job]
-            job.transfer.move(TransferState.REQUESTED)
             self._computing[job] = None
             if job.sends_kv:
                 try:
-                    self._sender.open(job.target, job.prompt.held.pages, job.prompt.prompt_len)
+                    job.transfers = (self._sender.open(job.target, job.prompt.held.pages, job.prompt.prompt_len),)
                 except WireError as error:
                     self._fail(job, error)
 
@@ -233,11 +270,10 @@ class PrefillWorker:
         self.outbox.gateway.append(job.first_token)
         if job.has_ended:
             self.outbox.decode.append((job.target.peer.instance, job.finished_early))
-            self._end(job, TransferState.CANCELLED)
+            self._end(job)
         else:
             self.outbox.decode.append((job.target.peer.instance, JobCredit(job.target.reservation)))
             self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps))
-            job.transfer.move(TransferState.SENDING)
             self._late.set(job, self._clock.now() + DELIVERY_DEADLINE_S)
 
     def _fail_broken(self) -> None:
@@ -253,11 +289,10 @@ class PrefillWorker:
     def _fail(self, job: Job, error: BatonError) -> None:
         failed = JobFailed(job.target.reservation, error.code, error.message)
         self.outbox.decode.append((job.target.peer.instance, failed))
-        self._end(job, TransferState.FAILED)
+        self._end(job)
 
-    def _end(self, job: Job, state: TransferState) -> None:
+    def _end(self, job: Job) -> None:
         """Ends a job in every case. Its pages are reused once the transport has stopped reading them."""
-        job.transfer.move(state)
         self._sender.cancel(job.target)  # does nothing after delivery
         self._late.drop(job)
         self._waiting.pop(job, None)

@@ -134,7 +134,7 @@ class WorkerStats(Message):
     queued_prompt_tokens: Count = 0
     num_launches: Count = 0
     counters: dict[Text, Number] = field(default_factory=dict)  # for /metrics: monotonic totals, and gauges named *_now
-    times: dict[Text, TimeSpread] = field(default_factory=dict)  # by phase, see worker/phase_times.py
+    times: dict[Text, TimeSpread] = field(default_factory=dict)  # by phase, see worker/requests.py
     transfer: dict[Text, Text] = field(default_factory=dict)  # at decode: the transfer backend, by prefill worker
 
 

@@ -1,4 +1,4 @@
-"""The states of a transfer. The same ones hold at both ends, for the request or job and for the frames.
+"""The states of a transfer at one rank, the same at both ends. `least` of them is that of its request or job.
 
     RESERVING -> REQUESTED -> RECEIVING (decode) or SENDING (prefill) -> DELIVERED
         +------------+------------+----> CANCELLED | FAILED
@@ -50,21 +50,5 @@ def advance(table: Mapping[S, frozenset[S]], old: S, new: S) -> S:
 
 
 def least(states: Iterable[TransferState]) -> TransferState:
-    """The state on which several ranks agree."""
-    return min(states, key=list(TransferState).index)
-
-
-class Transfer:
-    """The transfer of a request or job: its state at each rank, as far as it is known here."""
-
-    def __init__(self, num_ranks: int = 1) -> None:
-        self._ranks = [TransferState.RESERVING] * num_ranks
-
-    @property
-    def state(self) -> TransferState:
-        """The least state of its ranks."""
-        return least(self._ranks)
-
-    def move(self, state: TransferState, rank: int = 0) -> None:
-        """Advances the state of one rank."""
-        self._ranks[rank] = advance(MOVES, self._ranks[rank], state)
+    """The state on which the ranks of a request or job agree: RESERVING before they have begun."""
+    return min(states, key=list(TransferState).index, default=TransferState.RESERVING)

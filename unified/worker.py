@@ -14,10 +14,7 @@ from runtime.clock import Clock
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.planner import Launched, Planner
 from scheduler.req import Req
-from worker.assigned import Assigned, assign_fault, next_chunks
-from worker.outbox import Outbox
-from worker.phase_times import PhaseTimes
-from worker.token_stream import TokenStream
+from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream, assign_fault, next_chunks
 
 
 class UnifiedWorker:
@@ -114,9 +111,7 @@ class UnifiedWorker:
     def _on_assign(self, assign: Assign) -> None:
         if assign.key in self._requests:
             return
-        reason = assign_fault(assign, self.planner) or self.planner.book.never_fits(
-            len(assign.prompt_ids), assign.num_tokens, assign.num_choices
-        )
+        reason = assign_fault(assign, self.planner, assign.num_tokens, assign.num_choices)
         if reason is not None:
             self.outbox.fail(assign.key, BadRequest(reason))
             return

@@ -36,7 +36,7 @@ from runtime.log import EventLog, Refusals, get_log
 from runtime.process_life import StopSignal
 from runtime.session import Session, SessionLost, open_envelope
 from scheduler.overlap_loop import OverlapLoop
-from worker.outbox import Outbox
+from worker.requests import Outbox
 
 HEARTBEAT_S = 0.25
 REGISTER_AGAIN_S = 1.0

@@ -6,9 +6,8 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from decode.request import DecodeRequest
-from decode.request_states import DecodeState
-from prefill.job import Job
+from decode.requests import DecodeRequest, DecodeState
+from prefill.worker import Job
 from protocol.messages_gateway import FinishReason, FirstToken, SamplingParams, ToGateway, Tokens, finish_reason
 from tests.cluster import Cluster
 from tests.doubles.clock import VirtualClock
@@ -113,8 +112,8 @@ def job_phase(cluster: Cluster, name: str) -> Phase | None:
 def phase_of(known: DecodeRequest | Job) -> Phase:
     """The phase of what a worker knows."""
     if isinstance(known, Job):
-        return Phase(("prefill", known.transfer.state))
-    return Phase(("decode", known.transfer.state if known.state is DecodeState.WAITING else known.state))
+        return Phase(("prefill", known.transfer_state))
+    return Phase(("decode", known.transfer_state if known.state is DecodeState.WAITING else known.state))
 
 
 def drive_to(cluster: Cluster, name: str, phase: Phase) -> None:

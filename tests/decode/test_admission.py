@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decode.prefill_peers import PrefillPeers
-from decode.request import DecodeRequest
-from decode.requests import Requests
+from decode.requests import DecodeRequest, Requests
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign, CancelRequest, WorkerAddress
@@ -20,7 +19,7 @@ from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import make_executor, make_planner
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.offers import Agreed
-from worker.outbox import Outbox
+from worker.requests import Outbox
 
 LAYOUT = KvLayout.uniform(num_layers=1, num_kv_heads=1, head_dim=4, page_size=4, dtype="float32")
 PREFILLS = [WorkerAddress(f"p{instance}", instance) for instance in range(3)]
@@ -37,13 +36,13 @@ class Receiver:
 class ByScanning(Requests):
     """The order as it is defined: everybody is looked at, from the oldest on."""
 
-    def admit(self) -> list[DecodeRequest]:
+    def admit(self, now: float) -> list[DecodeRequest]:
         admitted: list[DecodeRequest] = []
         waiting = [request for line in self._lines.values() for request in line]
         for request in sorted(waiting, key=lambda each: each.reservation):
             if not self._peers.takes_jobs(request.prefill.instance):
                 continue  # who lacks job credit lets others pass
-            if not self._reserve(request):
+            if not self._reserve(request, now):
                 break  # who lacks pages or rows holds the rest back
             admitted.append(request)
         return admitted
@@ -75,7 +74,7 @@ class World:
         elif name == "lose":
             self.peers.lose(prefill.instance)
         elif name == "admit":
-            self.admitted += [request.reservation for request in self.requests.admit()]
+            self.admitted += [request.reservation for request in self.requests.admit(now=0.0)]
         elif self.all:
             request = self.all[1 + number % len(self.all)]
             if name == "credit":

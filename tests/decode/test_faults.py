@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from decode.worker import DOUBT_S, HANDOVER_DEADLINE_S
+from decode.requests import DOUBT_S, HANDOVER_DEADLINE_S
 from model.inputs import ModelInput
 from protocol.frame import HEADER_BYTES, unpack_header
 from tests.cluster import Cluster

@@ -12,7 +12,7 @@ from protocol.messages_handoff import TO_DECODE, TO_PREFILL, CancelJob, JobCredi
 from runtime.bus import Router
 from runtime.session import Envelope, Session, not_known, open_envelope
 from tests.runtime.rebinding import bound_again
-from worker.outbox import Outbox
+from worker.requests import Outbox
 
 CANCELS = tuple(CancelJob(index) for index in range(100))
 

@@ -11,7 +11,7 @@ from protocol.messages_handoff import CancelJob, Hello, HelloAccepted
 from tests.doubles.clock import VirtualClock
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.offers import Agreed
-from worker.outbox import Outbox
+from worker.requests import Outbox
 
 LAYOUT = KvLayout.uniform(num_layers=1, num_kv_heads=1, head_dim=4, page_size=16, dtype="float32")
 PREFILL, DECODE = WorkerAddress("p", 1), WorkerAddress("d", 2)

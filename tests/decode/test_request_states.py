@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from decode.request_states import MOVES, DecodeState
+from decode.requests import MOVES, DecodeState
 from transfer.states import advance
 
 LEGAL = {

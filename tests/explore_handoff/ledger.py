@@ -7,7 +7,7 @@ ends of a transfer agree with their requests. clients.py checks tokens, memory.p
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from decode.request_states import DecodeState
+from decode.requests import DecodeState
 from decode.worker import DecodeWorker
 from gateway.control import Control
 from gateway.pairing import Load, decode_load, prefill_load
@@ -83,9 +83,9 @@ def _held(process: WorkerProcess) -> Iterator[str]:
         yield "launches in flight"
     if isinstance(core, PrefillWorker):
         if core._jobs or core._job_of or core._waiting or core._computing:
-            yield f"jobs {[(job.assign.request_id, job.transfer.state.value) for job in core._jobs.values()]}"
+            yield f"jobs {[(job.assign.request_id, job.transfer_state.value) for job in core._jobs.values()]}"
     elif core._requests.by_key or core._requests.by_reservation or core._requests._lines or core._requests.is_staging:
-        yield f"requests {[(request.key, request.transfer.state.value) for request in core._requests.by_key.values()]}"
+        yield f"requests {[(request.key, request.transfer_state.value) for request in core._requests.by_key.values()]}"
     if process.sender is not None and process.sender._transfers:
         yield f"transfers to send {[target.reservation for target in process.sender._transfers]}"
     if process.receiver is not None and process.receiver._transfers:
@@ -113,16 +113,16 @@ def _check_memory(book: KvBook, reqs: list[Req]) -> None:
 def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
     sender = process.sender
     assert sender is not None
-    sending = (TransferState.REQUESTED, TransferState.SENDING)
-    expected = {job.target for job in core._jobs.values() if job.transfer.state in sending and job.sends_kv}
-    assert set(sender._transfers) == expected, "transfers and jobs differ"
+    transfers = {job.target: each for job in core._jobs.values() for each in job.transfers}
+    assert sender._transfers == transfers, "transfers and jobs differ"
     for job in core._jobs.values():
-        state = job.transfer.state
-        assert (state is TransferState.RESERVING) == (job in core._waiting) == (job.prompt.holding is None), state
-        assert (state is TransferState.REQUESTED) == (job in core._computing), state
-        assert (state is TransferState.SENDING) == (job in core._late._at), "a wait without a deadline"
-        if (transfer := sender._transfers.get(job.target)) is not None:
-            assert transfer.state is state, f"the job is {state}, and its frames are {transfer.state}"
+        state, queues = job.transfer_state, (job in core._waiting, job in core._computing, job in core._late._at)
+        assert sum(queues) == 1, f"a job waits, computes and has a deadline: {queues}"
+        assert (job in core._waiting) == (job.prompt.holding is None), "a job waits, and has pages"
+        if job.sends_kv:
+            expected = (TransferState.RESERVING, TransferState.REQUESTED, TransferState.SENDING)[queues.index(True)]
+            assert state is expected, f"a job whose transfer is {state} is in the queue of {expected}"
+        for transfer in job.transfers:
             assert transfer.source_pages == tuple(job.prompt.held.pages), "it sends another request's pages"
     assert all(job.target.peer.instance in core._peers.by_instance for job in core._jobs.values()), (
         "a job of a stranger"
@@ -137,13 +137,14 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
     reserved = core._requests.by_reservation
     waiting = {request for line in core._requests._lines.values() for request in line}
     for request in core._requests.by_key.values():
-        state = request.transfer.state
-        assert (state in OPEN) == (reserved.get(request.reservation) is request), f"{request.key} is {state}"
-        assert (state is TransferState.RESERVING) == (request in waiting), f"{request.key} is {state}"
+        state = request.transfer_state
+        is_reserved = reserved.get(request.reservation) is request
+        assert is_reserved + (request in waiting) + request.is_handed_over == 1, f"{request.key} is {state}"
+        assert is_reserved == (state in OPEN) or not request.gets_kv, f"{request.key} is {state}"
         is_staged = state is TransferState.DELIVERED and request.state is DecodeState.WAITING
         assert is_staged == (request in core._requests._staged), f"{request.key} is {state}"
-        assert state not in OPEN or request.deadline < inf, "a wait without a deadline"
-        expected = PageState.RESERVED if state in OPEN else PageState.OWNED
+        assert not is_reserved or request.deadline < inf, "a wait without a deadline"
+        expected = PageState.RESERVED if is_reserved else PageState.OWNED
         held = {page for req in request.reqs if req.holding for page in req.held.pages}
         assert all(pages._state[page] is expected for page in held), f"pages of {request.key}, which is {state}"
         known = core._peers.by_instance.get(request.prefill.instance) is not None
@@ -159,7 +160,7 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         if transfer is not None:
             prompt_pages = request.reqs[0].held.pages[: core.planner.layout.num_pages(request.prompt_len)]
             assert transfer._pages == tuple(prompt_pages), "frames may land in another request's pages"
-            assert transfer.state is request.transfer.state, f"{request.key} has not heard that it is {transfer.state}"
+            assert request.transfers == (transfer,), f"{request.key} has the state of another transfer"
     assert set(receiver._transfers) <= set(reserved), "frames may land for a request that is gone"
     for peer in core._peers.by_instance.values():
         assert set(peer.queued) <= set(reserved), "a job that has ended still takes credit"

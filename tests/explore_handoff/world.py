@@ -258,8 +258,8 @@ def _constants(scenario: Scenario) -> Iterator[None]:
     handover_s, delivery_s = (NEVER_S, NEVER_S) if scenario.breaks_only_connections else (HANDOVER_S, DELIVERY_S)
     small = {
         "decode.prefill_peers.HELLO_DEADLINE_S": HELLO_S,
-        "decode.worker.HANDOVER_DEADLINE_S": handover_s,
-        "decode.worker.HANDOVER_S_PER_TOKEN": 0.0,
+        "decode.requests.HANDOVER_DEADLINE_S": handover_s,
+        "decode.requests.HANDOVER_S_PER_TOKEN": 0.0,
         "prefill.worker.DELIVERY_DEADLINE_S": delivery_s,
         "prefill.decode_peers.JOB_TOKENS": scenario.job_tokens,
         "transfer.sending.frame_sender.FRAME_BYTES": scenario.frame_bytes,

@@ -50,7 +50,7 @@ DEVICES = (
     ),
     Mutant(
         "the twin in host memory is staged in over what a device has written",
-        "DecodeWorker._on_delivered",
+        "Requests.deliver",
         "() if on_device else __pages",
         "__pages",
         "decode reads what was never written",

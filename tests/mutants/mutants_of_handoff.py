@@ -20,9 +20,9 @@ HANDOFF = (
     ),
     _mutant(
         "pages are free while prefill may still write them in place",
-        "DecodeWorker._end",
-        "self.planner.release(req, __is_written)",
-        "self.planner.release(req)",
+        "Requests.end",
+        "self._planner.release(req, __is_written)",
+        "self._planner.release(req)",
         "a late write reaches the KV of the next request",
     ),
     _mutant(
@@ -62,14 +62,14 @@ HANDOFF = (
     ),
     _mutant(
         "decode does not say that the KV has arrived",
-        "DecodeWorker._on_delivered",
+        "DecodeWorker._on_transfer",
         "self.outbox.prefill.append(__delivered)",
         "",
         "prefill keeps its pages until a deadline",
     ),
     _mutant(
         "prefill does not hear of a cancel",
-        "DecodeWorker._end",
+        "PrefillPeers.closed",
         "cancel_job",
         "cancel_job is None",
         "it computes and keeps pages for nobody",

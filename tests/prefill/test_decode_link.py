@@ -23,7 +23,7 @@ from protocol.messages_handoff import (
     ToPrefill,
 )
 from runtime.session import Envelope, Session
-from worker.outbox import Outbox
+from worker.requests import Outbox
 
 pytestmark = pytest.mark.slow
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -37,6 +38,7 @@ from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import ManualStream, greedy, make_executor, make_planner
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import Target
+from transfer.states import TransferState
 
 DECODE = WorkerAddress("decode-0", 7, ranks=(RankEndpoint("somewhere"),))
 PREFILL = WorkerAddress("prefill-0", 3, peer="here")
@@ -49,6 +51,7 @@ class Sender:
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
         self.open_targets: dict[Target, list[int]] = {}
+        self.transfers: dict[Target, SimpleNamespace] = {}
         self.reading: set[Target] = set()
         self.counters: dict[str, float] = {}
         self.lost: list[Target] = []
@@ -61,15 +64,18 @@ class Sender:
     def reads_host(self, target: Target) -> bool:
         return not self.writes_on_device
 
-    def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
+    def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> SimpleNamespace:
         self.calls.append(("open", target.reservation, num_tokens))
         self.open_targets[target] = list(source_pages)
+        self.transfers[target] = SimpleNamespace(state=TransferState.REQUESTED)
+        return self.transfers[target]
 
     def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
         self.calls.append(("layer", target.reservation, layer, num_tokens))
 
     def finish(self, target: Target, first_tokens: tuple[int, ...], stamps: object = ()) -> None:
         self.calls.append(("finish", target.reservation, first_tokens))
+        self.transfers[target].state = TransferState.SENDING
 
     def cancel(self, target: Target) -> None:
         if self.open_targets.pop(target, None) is not None:

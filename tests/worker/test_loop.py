@@ -36,7 +36,7 @@ from runtime.session import Envelope, Session, open_envelope
 from tests.doubles.clock import VirtualClock
 from tests.runtime.rebinding import bound_again
 from worker.loop import JOIN_DEADLINE_S, PeerLink, WorkerBroken, WorkerLoop
-from worker.outbox import Outbox
+from worker.requests import Outbox
 
 STATS = WorkerStats(KvPages(total=1, free=1), running=0, waiting=0)
 IDENTITY = b"unified-0#5"

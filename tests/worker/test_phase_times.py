@@ -2,8 +2,7 @@ import pytest
 
 from protocol.messages_gateway import TIME_EDGES_S, Assign, SamplingParams, Stamp
 from tests.doubles.clock import VirtualClock
-from worker.assigned import Assigned
-from worker.phase_times import PhaseTimes
+from worker.requests import Assigned, PhaseTimes
 
 
 def make_request(timeline: bool = False) -> Assigned:

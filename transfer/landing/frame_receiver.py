@@ -109,7 +109,7 @@ class FrameReceiver:
         sent: KvLayout | None = None,
         in_place: bool = False,
         start: int = 0,
-    ) -> None:
+    ) -> ReceiveTransfer:
         """Lets one sender write these pages (the caller's own, of tokens from `start` on) until release(). Ids are not
         reused.
 
@@ -120,7 +120,7 @@ class FrameReceiver:
 
         if in_place:
             self._writers.began(reservation, sender_instance)
-        self._transfers[reservation] = ReceiveTransfer(
+        self._transfers[reservation] = transfer = ReceiveTransfer(
             self._layout,
             attempt,
             sender_instance,
@@ -132,6 +132,7 @@ class FrameReceiver:
             self._arrivals.is_ordered,
             start,
         )
+        return transfer
 
     def release(self, reservation: int) -> None:
         """Consumed, cancelled or failed. No byte lands after this call; every later frame is rejected. Idempotent."""

@@ -85,7 +85,7 @@ class FrameSender:
         """Whether the KV of such a transfer must be in host memory: no device writes it from its own."""
         return target.pages is None or not isinstance(self._pools.get(target.peer.instance), DevicePool)
 
-    def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> None:
+    def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> SendTransfer:
         """Announces a transfer and connects to its peer if needed.
 
         `source_pages`: the caller's pages of the whole prompt, in order. WireError if the peer's endpoint is no
@@ -106,7 +106,9 @@ class FrameSender:
 
         frame_bytes = DEVICE_FRAME_BYTES if on_device else FRAME_BYTES if pool is None else IN_PLACE_FRAME_BYTES
         place = None if pool is None else pool.layout
-        self._transfers[target] = SendTransfer(target, self._layout, source_pages, num_tokens, place, frame_bytes)
+        transfer = SendTransfer(target, self._layout, source_pages, num_tokens, place, frame_bytes)
+        self._transfers[target] = transfer
+        return transfer
 
     def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
         """K and V of tokens [0, num_tokens) of `layer` are final, also in host memory if it reads_host().

@@ -99,7 +99,7 @@ def _gateway_control(module: ModuleType) -> None:
 PREFILL_OF: dict[str, str] = {}  # on a decode worker, by request id
 
 
-def _decode_request(module: ModuleType) -> None:
+def _decode_requests(module: ModuleType) -> None:
     phases = {"RUNNING": "prebuilt", "FINISHED": "finishing"}
     name = _own("worker_id")
 
@@ -107,18 +107,13 @@ def _decode_request(module: ModuleType) -> None:
         if request.assign.attempt == 0 and state.name in phases:
             reached(phases[state.name], request.assign.prompt_ids, prefill=request.prefill.worker_id, decode=name)
 
-    _wrap(module.DecodeRequest, "move", before)
-
-
-def _decode_requests(module: ModuleType) -> None:
-    name = _own("worker_id")
-
-    def before(requests: Any, request: Any, *_: Any) -> None:
-        if request.assign.attempt == 0 and request.transfer.state.name == "REQUESTED":
+    def after(is_reserved: bool, requests: Any, request: Any, *_: Any) -> None:
+        if is_reserved and request.assign.attempt == 0:
             PREFILL_OF[request.assign.request_id] = request.prefill.worker_id
             reached("reserving", request.assign.prompt_ids, prefill=request.prefill.worker_id, decode=name)
 
-    _wrap(module.Requests, "expect", before)
+    _wrap(module.DecodeRequest, "move", before)
+    _wrap(module.Requests, "_reserve", lambda *_: None, after)
 
 
 def _token_stream(module: ModuleType) -> None:
@@ -209,9 +204,8 @@ def _fake_model(module: ModuleType) -> None:
 
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "gateway.control": _gateway_control,
-    "decode.request": _decode_request,
     "decode.requests": _decode_requests,
-    "worker.token_stream": _token_stream,
+    "worker.requests": _token_stream,
     "model.fake": _fake_model,
     "prefill.worker": _prefill_worker,
     "transfer.sending.frame_sender": _transfer_sending,

@@ -1,0 +1,215 @@
+"""A request on a worker: its choices, chunks and stamps, its tokens, and the messages about it.
+
+The worker's loop sends and clears the messages; tests read them.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from protocol.errors import BatonError
+from protocol.messages_gateway import (
+    TIME_EDGES_S,
+    Assign,
+    ChoiceTokens,
+    FinishReason,
+    RequestFailed,
+    Stamp,
+    TimeSpread,
+    ToGateway,
+    Tokens,
+    WorkerAddress,
+)
+from protocol.messages_handoff import ToDecode, ToPrefill
+from runtime.clock import Clock
+from scheduler.planner import ExtendChunk, Planner, plan_chunks
+from scheduler.req import Req
+from scheduler.request_check import replay_fault, request_fault, transfer_fault
+
+
+@dataclass(eq=False)
+class Assigned:
+    """A request on a worker. Roles extend it with their own progress. `reqs` are the choices, in order."""
+
+    assign: Assign
+    reqs: tuple[Req, ...] = field(init=False)
+    stamps: list[Stamp] = field(init=False, default_factory=list)  # for the client, if it asked for a time line
+    to_host: bool = field(init=False, default=False)  # the prompt's KV is needed in host memory, to be sent from there
+    moments: dict[str, float] = field(init=False, default_factory=dict)  # of this worker's stamps, by their names
+
+    def __post_init__(self) -> None:
+        assign = self.assign
+        self.reqs = tuple(
+            Req(
+                assign.request_id,
+                assign.attempt,
+                assign.first_choice + index,
+                assign.prompt_ids,
+                assign.sampling,
+                assign.num_replayed,
+            )
+            for index in range(assign.num_choices)
+        )
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(request_id, attempt)."""
+        return self.assign.key
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens to compute before the first one is drawn."""
+        return len(self.assign.prompt_ids)
+
+    @property
+    def prompt(self) -> Req:
+        """The first choice. Where the prompt is computed, it holds the prompt's row, pages and progress."""
+        return self.reqs[0]
+
+    @property
+    def prompt_left(self) -> int:
+        """Prompt tokens that no launch computes yet."""
+        return self.prompt_len - self.prompt.num_computed
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every choice has ended."""
+        return all(req.finish is not None for req in self.reqs)
+
+    def cancel(self, choice: int = -1) -> list[Req]:
+        """Ends one choice, or all of them if it is -1. Returns those that have not ended before."""
+        cancelled = [req for req in self.reqs if req.finish is None and choice in (-1, req.choice)]
+        for req in cancelled:
+            req.finish = FinishReason.CANCELLED
+        return cancelled
+
+
+def next_chunks(requests: Sequence[Assigned], chunk_size: int, num_decodes: int = 0) -> tuple[ExtendChunk, ...]:
+    """The prompt chunks of the next launch, which decodes `num_decodes` tokens too. The oldest request comes first."""
+    if not requests:
+        return ()
+    chunks: list[ExtendChunk] = []
+    sizes = plan_chunks([request.prompt_left for request in requests], chunk_size, num_decodes)
+    for request, size in zip(requests, sizes, strict=True):
+        prompt, end = request.prompt, request.prompt.num_computed + size
+        samples = [req for req in request.reqs if req.finish is None] if end == prompt.prompt_len else []
+        if size:
+            chunks.append(ExtendChunk(prompt, prompt.num_computed, end, tuple(samples), request.to_host))
+    return tuple(chunks)
+
+
+def assign_fault(
+    assign: Assign, planner: Planner, num_tokens: int, num_choices: int, reservation: int = 0
+) -> str | None:
+    """Why a worker with this planner can never hold `num_tokens` for each of `num_choices`, or the first field of
+    `assign` that it cannot take, in one sentence; or None."""
+    prompt, sampling, n = assign.prompt_ids, assign.sampling, assign.num_choices
+    return (
+        request_fault(prompt, sampling, n, vocab_size=planner.vocab_size, max_choices=planner.book.max_requests)
+        or replay_fault(prompt, sampling, n, assign.first_choice, assign.num_replayed)
+        or transfer_fault(assign.attempt, reservation)
+        or planner.book.never_fits(len(prompt), num_tokens, num_choices)
+    )
+
+
+@dataclass
+class Outbox:
+    """Messages in sending order, by direction."""
+
+    gateway: list[ToGateway] = field(default_factory=list)
+    prefill: list[tuple[WorkerAddress, ToPrefill]] = field(default_factory=list)  # used by decode
+    decode: list[tuple[int, ToDecode]] = field(default_factory=list)  # used by prefill: (instance, message)
+
+    def fail(self, key: tuple[str, int], error: BatonError) -> None:
+        """Tells the gateway that the request `key`, (request_id, attempt), cannot go on."""
+        request_id, attempt = key
+        failed = RequestFailed(request_id=request_id, attempt=attempt, code=error.code, message=error.message)
+        self.gateway.append(failed)
+
+
+PHASES = {  # the stamp that ends a phase: its name, and the stamps that may begin it
+    "reserved, job sent": ("queue_time", ("queued at decode",)),
+    "prefill start": ("queue_time", ("job received", "queued")),  # at prefill, at a unified worker
+    "first token": ("prefill_time", ("prefill start",)),
+    "KV delivered": ("kv_transfer_time", ("first frame landed",)),
+    "KV acknowledged": ("kv_handover_time", ("prompt computed",)),  # both at prefill
+}
+
+
+class PhaseTimes:
+    """Takes every stamp of every request, even if its client asks for no time line."""
+
+    def __init__(self, clock: Clock, worker_id: str) -> None:
+        self._clock = clock
+        self._worker_id = worker_id
+        self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(TIME_EDGES_S) + 1))
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def stamp(self, request: Assigned, name: str, at: float | None = None) -> None:
+        """Stamps `request` with the moment `at`, in seconds of the clock, or with now."""
+        moment = self._clock.now() if at is None else at
+        request.moments[name] = moment
+        if request.assign.timeline:
+            request.stamps.append(Stamp(name, moment, self._worker_id))
+
+        phase, begins = PHASES.get(name, ("", ()))
+        for since in [request.moments[begin] for begin in begins if begin in request.moments]:
+            self._counts[phase][bisect_left(TIME_EDGES_S, moment - since)] += 1
+            self._seconds[phase] += moment - since
+
+    @property
+    def spreads(self) -> dict[str, TimeSpread]:
+        """The times by phase, for the heartbeat."""
+        return {phase: TimeSpread(tuple(counts), self._seconds[phase]) for phase, counts in self._counts.items()}
+
+
+class TokenStream:
+    """The contents of the next `Tokens` message. `stamps` name a choice's first two tokens; "" gets no stamp."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        requests: Mapping[tuple[str, int], Assigned],
+        phases: PhaseTimes,
+        stamps: tuple[str, str],
+    ) -> None:
+        """`requests` are the worker's, by (request_id, attempt)."""
+        self._planner = planner
+        self._requests = requests
+        self._phases = phases
+        self._names = stamps
+        self._choices: list[ChoiceTokens] = []
+        self._stamps: dict[str, tuple[Stamp, ...]] = {}
+
+    def add(self, req: Req, run: tuple[int, ...]) -> bool:
+        """Appends what a launch has drawn to the choice `req`. True if the request has ended with it; then all memory
+        is given back."""
+        seq = len(req.outputs)
+        taken = req.append(run)
+        if not taken:
+            self._planner.go_on(req)
+            return False
+        # By position: one is made for each token, and keywords take twice as long (26 us instead of 12 for 64).
+        self._choices.append(ChoiceTokens(req.request_id, req.attempt, req.choice, seq, taken, req.finish or ""))
+
+        first = seq - req.num_replayed
+        if first < 2:
+            for name in filter(None, self._names[first : first + len(taken)]):
+                self._phases.stamp(self._requests[req.request_id, req.attempt], name)
+        if req.finish is None:
+            return False
+
+        self._planner.release(req)
+        request = self._requests[req.request_id, req.attempt]
+        if not request.has_ended:
+            return False
+        self._phases.stamp(request, "decode done")
+        self._stamps[req.request_id] = tuple(request.stamps)
+        return True
+
+    def flush(self, outbox: Outbox) -> None:
+        """Puts the message into `outbox`, if there are tokens."""
+        if self._choices:
+            outbox.gateway.append(Tokens(tuple(self._choices), self._stamps))
+            self._choices, self._stamps = [], {}
