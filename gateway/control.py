@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import zmq
 
 from gateway.dispatch import FOREIGN, INVALID, Dispatch, RetryRules
-from gateway.limits import Limits, limits_of
 from gateway.membership import Change, Membership, WorkerKey
+from gateway.translate import NO_LIMITS, Limits, limits_of
 from protocol.errors import AddressInUse, ConfigError, WireError, WorkerLost
 from protocol.message import MAX_STRANGER_BYTES
 from protocol.messages_gateway import (
@@ -149,7 +149,8 @@ class Punctuality:
 
 
 class Control:
-    """One gateway's workers and requests. Everything happens on one loop."""
+    """One gateway's workers and requests. Everything happens on one loop. `model_limits`: of the model folder and the
+    settings."""
 
     def __init__(
         self,
@@ -158,9 +159,11 @@ class Control:
         pairing: Pairing,
         rules: RetryRules,
         membership: Membership,
+        model_limits: Limits = NO_LIMITS,
     ) -> None:
         self._socket = socket
         self._clock = clock
+        self._model_limits = model_limits
 
         self._ticker: asyncio.Task[None] | None = None
         self._limits: Limits | None = None
@@ -186,9 +189,9 @@ class Control:
 
     @property
     def limits(self) -> Limits:
-        """The limits of the present workers together."""
+        """The limits of the model and of the present workers together."""
         if self._limits is None:
-            self._limits = limits_of(self.membership.members)
+            self._limits = limits_of(self.membership.members, self._model_limits)
         return self._limits
 
     # ---- messages ----

@@ -1,14 +1,13 @@
 """Gives requests to workers: picks a pair, starts an attempt, cancels it, and retries elsewhere when it fails.
 
-A thin loop around pairing.py, requests.py and `final_error`. The caller reports lost workers with `lost`.
+A thin loop around membership.py, requests.py and `final_error`. The caller reports lost workers with `lost`.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gateway.membership import Membership, WorkerKey
-from gateway.pairing import Loads, Pair, Pairer, decode_load, prefill_load
+from gateway.membership import Loads, Membership, Pair, Pairer, WorkerKey, decode_load, prefill_load
 from gateway.requests import Attempt, Listener, RequestRecord, Requests
 from gateway.translate import Prompt
 from protocol.errors import (
@@ -132,7 +131,7 @@ class Dispatch:
         assigned_at = self._clock.now()
         attempt = self.requests.begin(record, choices, key, prefill.key if prefill else None)
 
-        if not self._send(key, record.message(attempt, prefill.address if prefill else None)):
+        if not self._send(key, record.message(attempt, prefill.registered.address if prefill else None)):
             self.requests.withdraw(record, attempt)
             self._lose(key)
             return False
@@ -155,7 +154,7 @@ class Dispatch:
         """Takes the attempt's load off its workers. Later messages of the attempt are dropped."""
         if record.attempts.pop(attempt.number, None) is not None:
             self._first_token_seen(attempt)
-            self.loads.remove(attempt.decode, decode_load(attempt.need))
+            self.loads.add(attempt.decode, decode_load(attempt.need), -1)
 
     def _forget(self, record: RequestRecord) -> None:
         """Ends a request: cancels what still runs of it and drops its load."""
@@ -166,7 +165,7 @@ class Dispatch:
     def _first_token_seen(self, attempt: Attempt) -> None:
         if attempt.prefill is not None and attempt.on_prefill:
             attempt.on_prefill = False
-            self.loads.remove(attempt.prefill, prefill_load(attempt.need))
+            self.loads.add(attempt.prefill, prefill_load(attempt.need), -1)
 
     def _fail(self, record: RequestRecord, error: BatonError) -> None:
         self._forget(record)

@@ -1,41 +1,28 @@
-"""The routes of the gateway and their answers. Every error has the same shape.
+"""The ASGI application: what wraps the routes, how errors are answered, and the routes that generate nothing.
 
-A body passes json_body, schemas and translate; generation and answering make the answer.
+Those report what is served and how it runs. Routers in front of the gateway read `/server_info` and `/model_info`,
+under SGLang's names, old and new. service.py has the routes that generate.
 """
 
-import asyncio
-import secrets
-from datetime import UTC, datetime
+from dataclasses import asdict
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.responses import PlainTextResponse
 
-from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, WholeAnswer, answer_whole, wants_timeline
-from gateway.generation import Generation, Times
-from gateway.http_errors import error_response, status_response
-from gateway.json_body import check_content, parse_json, read_body
-from gateway.limits import check_list
-from gateway.middleware import (
-    HEADER,
-    ApiKeys,
-    BodyLimits,
-    FaultGuard,
-    PlainRequests,
-    RequestIdMiddleware,
-    request_id_of,
-)
-from gateway.openapi import body_of, generation_responses
-from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, check_counts, parse, refuse_unsupported
-from gateway.service import Service
-from gateway.status_routes import add_status
-from gateway.translate import Prompt
-from protocol.errors import BadRequest, BatonError, InternalError
+from gateway.http_errors import error_response, json_response, status_response
+from gateway.http_protocol import HEADER, Gate, RequestIdMiddleware, request_id_of
+from gateway.membership import Member
+from gateway.openapi import NOT_FOUND, add_schemas, errors, text_response
+from gateway.service import Service, add_generation
+from protocol.errors import BadRequest, BatonError, InternalError, Unavailable
+from protocol.messages_gateway import Role
+from runtime.installation import baton_version
 from runtime.log import get_log
 
-LONG_BODY_BYTES = 16 * 1024  # a longer body is parsed and tokenised in a thread, one at a time
-HUGE_BODY_BYTES = 256 * 1024  # a longer body is tokenised apart, so that shorter ones do not wait for it
 MAX_PATH_SHOWN = 200  # characters
 log = get_log("gateway.http")
 
@@ -44,13 +31,10 @@ def build_app(service: Service) -> FastAPI:
     """The ASGI application."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     # Each of these wraps those above it.
-    app.add_middleware(PlainRequests)
-    app.add_middleware(FaultGuard, count=service.metrics.requests.labels(InternalError.code).inc)
-    if service.api_keys:
-        app.add_middleware(ApiKeys, keys=service.api_keys)
-    app.add_middleware(BodyLimits, limits=service.http_limits)
+    count_fault = service.metrics.requests.labels(InternalError.code).inc
+    app.add_middleware(Gate, limits=service.http_limits, keys=service.api_keys, count_fault=count_fault)
     if service.allowed_origins:
-        app.add_middleware(  # outside of ApiKeys: a browser asks without a key whether it may send one
+        app.add_middleware(  # outside of the gate: a browser asks without a key whether it may send one
             CORSMiddleware,
             allow_origins=service.allowed_origins,
             allow_methods=["GET", "HEAD", "POST"],
@@ -60,8 +44,10 @@ def build_app(service: Service) -> FastAPI:
     app.add_middleware(RequestIdMiddleware, count=service.metrics.count_response)
 
     _add_error_handlers(app, service)
-    _add_generation(app, service)
-    add_status(app, service)
+    add_generation(app, service)
+    _add_health(app, service)
+    _add_models(app, service)
+    _add_facts(app, service)
     return app
 
 
@@ -94,89 +80,149 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
         return Response(status_code=499)  # the client does not read it
 
 
-def _add_generation(app: FastAPI, service: Service) -> None:
-    @app.post(
-        "/v1/completions",
-        openapi_extra=body_of(CompletionRequest),
-        responses=generation_responses(),
-        response_class=Response,
-    )
-    async def completions(request: Request) -> Response:
-        """Continues a prompt: text, token ids, or a list of either."""
-        return await _generation(service, request, CompletionRequest)
+def _add_health(app: FastAPI, service: Service) -> None:
+    @app.get("/", include_in_schema=False)
+    async def root() -> Response:
+        return PlainTextResponse(
+            f"Baton serves {service.names.first}: POST /v1/completions or /v1/chat/completions; "
+            f"see /health, /workers, /metrics, /openapi.json\n"
+        )
 
-    @app.post(
-        "/v1/chat/completions",
-        openapi_extra=body_of(ChatRequest),
-        responses=generation_responses(),
-        response_class=Response,
-    )
-    async def chat_completions(request: Request) -> Response:
-        """Answers a conversation."""
-        return await _generation(service, request, ChatRequest)
+    @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
+    @app.get("/health", responses=errors())
+    async def health() -> Response:
+        """200 when requests can be served: a prefill and a decode worker, or a unified one, are ready."""
+        missing = service.control.membership.missing
+        if missing is None:
+            return json_response({"status": "ok"})
+        raise Unavailable(missing)
 
+    @app.get("/workers", responses=errors())
+    async def workers() -> Response:
+        """The workers that serve, their load and their page ledger."""
+        now = service.clock.now()
+        return json_response([worker_row(member, now) for member in service.control.membership.members])
 
-async def _generation(service: Service, request: Request, kind: type[AnyRequest]) -> Response:
-    """Answers a request if there is room for it. Its bytes count until they are tokens."""
-    received_at = service.clock.now()
-    check_content(request)
-    with service.admission.reading() as read:
-        raw = await read_body(request, read)
-        service.admission.check()  # spares parsing a body that would be refused
-        num_bytes = len(raw)
-        is_long = num_bytes > LONG_BODY_BYTES
-        parsed = await _parsed(kind, raw, service) if is_long else _checked(kind, raw, service)
-        del raw
+    @app.get("/metrics", responses=text_response(), response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Metrics in Prometheus's text format."""
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-        service.names.check(parsed.model)
-        with service.admission.entering(parsed.num_choices * parsed.num_prompts):
-            translate = service.translator.prompts
-            if is_long:
-                async with service.one_huge_text if num_bytes > HUGE_BODY_BYTES else service.one_long_text:
-                    prompts = await asyncio.to_thread(translate, parsed, service.limits)
-            else:
-                prompts = translate(parsed, service.limits)
-            generation = await _started(service, request, parsed, prompts, received_at)
-    return await _answer(service, request, parsed, generation)
+    @app.post("/flush_cache", operation_id="flush_cache", responses=errors())
+    @app.post("/reset_prefix_cache", operation_id="reset_prefix_cache", responses=errors())
+    async def flush_cache() -> Response:
+        """Does nothing, because no prefix is cached. Benchmarks call this before a run."""
+        return json_response({"status": "ok"})
 
 
-async def _parsed(kind: type[AnyRequest], raw: bytes, service: Service) -> AnyRequest:
-    """Parses a long body in a thread, so that other clients' tokens do not wait for it."""
-    async with service.one_long_body:
-        return await asyncio.to_thread(_checked, kind, raw, service)
+def _add_models(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models", responses=errors())
+    async def models() -> Response:
+        """The model, once under each of its names."""
+        data = [_model(service, name) for name in service.names.served]
+        return json_response({"object": "list", "data": data})
+
+    @app.get("/v1/models/{name:path}", responses=errors(NOT_FOUND))
+    async def model(name: str) -> Response:
+        """The model by one of its names."""
+        service.names.check(name)
+        return json_response(_model(service, name if name in service.names.served else service.names.first))
 
 
-def _checked(kind: type[AnyRequest], raw: bytes, service: Service) -> AnyRequest:
-    """All checks of a request that need no tokens."""
-    body = parse_json(raw)
-    if isinstance(body, dict):
-        refuse_unsupported(body)
-        check_list(body.get("prompt"), service.limits)
-    parsed = parse(kind, body)
-    check_counts(parsed, service.http_limits)
-    return parsed
+def _add_facts(app: FastAPI, service: Service) -> None:
+    @app.get("/version", responses=errors())
+    async def version() -> Response:
+        """Baton's own version."""
+        return json_response({"version": baton_version()})
+
+    @app.get("/server_info", operation_id="server_info", responses=errors())
+    @app.get("/get_server_info", operation_id="get_server_info", responses=errors())
+    async def server_info() -> Response:
+        """The server as routers and benchmarks see it: gateway and workers together."""
+        return json_response(_server_info(service))
+
+    @app.get("/model_info", operation_id="model_info", responses=errors())
+    @app.get("/get_model_info", operation_id="get_model_info", responses=errors())
+    async def model_info() -> Response:
+        """The model's properties that routers ask for."""
+        return json_response(_model_info(service))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return json_response(add_schemas(app.openapi()))
 
 
-async def _started(
-    service: Service, request: Request, parsed: AnyRequest, prompts: list[Prompt], received_at: float
-) -> Generation:
-    """The generation, with its prompts assigned."""
-    response_id = f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
-    times = Times(service.clock, service.metrics, received_at, wants_timeline(request, parsed.timeline))
-    dispatch, x_request_id = service.control.dispatch, request_id_of(request.scope)
-    generation = Generation(response_id, prompts, service.new_detokenizer, dispatch, times, x_request_id)
-    await generation.start()
-    return generation
+def worker_row(member: Member, now: float) -> dict[str, Any]:
+    """Describes one worker for `/workers`."""
+    registered, stats = member.registered, member.stats
+    return {
+        "id": member.key.worker_id,
+        "role": str(member.role),
+        "pid": registered.pid,
+        "state": "ready",  # a worker that cannot serve is not a member
+        "instance": str(member.key.instance),  # as text: it exceeds 2**53, which JSON readers round
+        "host": registered.host,
+        "device": registered.device,
+        "peer": registered.address.peer,
+        "data": registered.address.data,
+        "kv_pages": asdict(stats.kv_pages),
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "queued_prompt_tokens": stats.queued_prompt_tokens,
+        "page_size": registered.layout.page_size,
+        "transfer": stats.transfer,
+        "max_running_requests": registered.max_running_requests,
+        "max_total_tokens": registered.max_total_tokens,
+        "context_length": registered.context_length,
+        "launch_age_s": round(member.launch_age_s, 3),
+        "heartbeat_age_s": round(now - member.last_seen, 3),
+    }
 
 
-async def _answer(service: Service, request: Request, parsed: AnyRequest, generation: Generation) -> Response:
-    """The response, streamed or whole."""
-    created, is_chat = int(datetime.now(UTC).timestamp()), isinstance(parsed, ChatRequest)
-    head = ResponseHead(generation.response_id, created, service.names.first, is_chat, parsed.return_token_ids is True)
-    if not parsed.stream:
-        answer = WholeAnswer(head, generation.num_choices)
-        return await answer_whole(generation, answer, request.receive)
-    options = parsed.stream_options
-    include_usage = options is not None and options.include_usage is True
-    continuous = options is not None and options.continuous_usage_stats is True
-    return StreamedAnswer(generation, ChunkWriter(head, include_usage, continuous))
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "baton",
+        "root": service.model,
+        "parent": None,
+        "max_model_len": service.control.limits.context_length,
+    }
+
+
+def _server_info(service: Service) -> dict[str, Any]:
+    """Sums over decode and unified workers, since each request occupies one of them."""
+    decodes = [each.registered for each in service.control.membership.members if each.role is not Role.PREFILL]
+    return {
+        "model_id": service.names.first,
+        "served_model_name": service.names.first,
+        "model_path": service.model,
+        "tokenizer_path": service.texts,
+        "version": baton_version(),
+        "max_running_requests": sum(each.max_running_requests for each in decodes),
+        "max_total_tokens": sum(each.max_total_tokens for each in decodes),
+        "max_total_num_tokens": sum(each.max_total_tokens for each in decodes),
+        "context_length": service.control.limits.context_length,
+        "page_size": service.control.limits.page_size,
+        "tp_size": 1,
+        "dp_size": 1,
+        "disaggregation_mode": "null",  # to a router this is a plain server: the gateway pairs the workers
+        "internal_states": [{}],  # benchmarks read the first one
+    }
+
+
+def _model_info(service: Service) -> dict[str, Any]:
+    limits = service.control.limits
+    return {
+        "model_path": service.model,
+        "tokenizer_path": service.texts,
+        "served_model_name": service.names.first,
+        "is_generation": True,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "preferred_sampling_params": None,
+        "weight_version": "default",
+        "max_context_length": limits.context_length,
+        "vocab_size": limits.vocab_size,
+    }

@@ -1,6 +1,6 @@
-"""One client connection: uvicorn's, with bounds. gateway/middleware.py bounds bodies.
+"""What stands between a client's connection and the routes: uvicorn with bounds, and two wrappers of every request.
 
-It bounds connections, headers (bytes, number, time), requests that wait on a connection, and clients that do not read:
+Bounded are connections, headers (bytes, number, time), requests that wait on one, and clients that do not read:
 
     tokens -> backlog of the stream (a number of tokens) -> buffer of the connection (64 KiB) -> the kernel's -> client
 
@@ -11,26 +11,38 @@ and may lose the answer. tests/gateway/test_uvicorn_internals.py checks what is 
 """
 
 import asyncio
-from collections.abc import Callable
+import hmac
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from http import HTTPStatus
-from types import SimpleNamespace
+from pathlib import Path
+from traceback import extract_tb
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
-from starlette.types import Scope
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway.http_errors import status_response
-from gateway.middleware import HEADER, new_request_id
+from gateway.http_errors import error_event, error_response, status_response
+from protocol.errors import InternalError, Unavailable
 from runtime.log import get_log
 from runtime.settings import HttpLimits
 
+HEADER = "x-request-id"
+OPEN_PATHS = ("/health", "/health/")
 MAX_PIPELINED = 64  # requests that wait for the one before them on a connection: one read may bring ten thousand
 FRAMING_BYTES = 64 * 1024  # chunk extensions and trailers between two pieces of a body
 LINGER_S = 1.0  # for the client to read why it was refused: closing at once would reset the connection
 SCOPE_KEY = "baton.slow_reader"
 STALLED, BACKLOG = "stalled", "backlog"
 Cut = Callable[[str], None]  # ends the connection for a reason
+_EXCHANGE = "baton.exchange"
+_REASONABLE = re.compile(rb"[\x21-\x7e]{1,128}\Z")
 log = get_log("gateway.http")
 
 
@@ -250,3 +262,136 @@ def backlog_of(scope: Scope) -> tuple[int, Cut] | None:
     """(tokens that may wait for the client of this request, how to cut its connection). None if the server is not a
     gateway, as in a test."""
     return scope.get(SCOPE_KEY)
+
+
+# ---- every request ----
+
+
+@dataclass
+class Exchange:
+    """A request and its response. All wrappers and routes share it: it is in the scope, which some of them copy."""
+
+    request_id: str
+    start: Message | None = None  # status and headers of the response, once it has begun
+
+
+def new_request_id() -> str:
+    """A new random id."""
+    return f"req-{secrets.token_hex(12)}"
+
+
+def request_id_of(scope: Scope) -> str:
+    """The id that the response to a request carries."""
+    exchange: Exchange | None = scope.get(_EXCHANGE)
+    return "" if exchange is None else exchange.request_id
+
+
+class RequestIdMiddleware:
+    """Gives every response an `x-request-id`: the client's own if it is valid, else a new one. `count` is called with
+    the status of each response."""
+
+    def __init__(self, app: ASGIApp, count: Callable[[int], None]) -> None:
+        self._app = app
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on and adds the header to its response."""
+        given = next((value for name, value in scope["headers"] if name == HEADER.encode()), b"")
+        exchange = Exchange(given.decode("ascii") if _REASONABLE.match(given) else new_request_id())
+        scope[_EXCHANGE] = exchange
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._count(message["status"])
+                own = (HEADER.encode(), exchange.request_id.encode())
+                message = {**message, "headers": [*message.get("headers", ()), own]}  # a copy: that list may be shared
+                exchange.start = message
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class Gate:
+    """What a request passes before its route.
+
+    - A body that is announced as too long is refused (413) before it is read.
+    - With `keys`, only clients that send one of them are served: `Authorization: Bearer KEY`. `/health` needs none.
+    - HEAD becomes GET, and the slash at a path's end is dropped. The server still sees HEAD and leaves out the body.
+    - A fault of the gateway itself fails its request alone, with one log line, and `count_fault` is called.
+    """
+
+    def __init__(self, app: ASGIApp, limits: HttpLimits, keys: Sequence[str], count_fault: Callable[[], None]) -> None:
+        self._app, self._limits, self._count_fault = app, limits, count_fault
+        self._digests = [sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the changed request on, or answers it."""
+        num_bytes = _announced_bytes(scope)
+        if num_bytes > self._limits.max_body_bytes:
+            most = self._limits.max_body_bytes
+            error = body_refused(scope, 413, f"the body has {num_bytes} bytes, expected at most {most} bytes")
+            await status_response(error.status_code, error.detail, error.headers)(scope, receive, send)
+        elif self._digests and scope["path"] not in OPEN_PATHS and not self._is_known(_token(scope)):
+            message = "the API key is missing or wrong; expected the header `Authorization: Bearer KEY`"
+            await status_response(401, message, {"www-authenticate": "Bearer"})(scope, receive, send)
+        else:
+            await self._guarded(scope, receive, send)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """If the application raises, answers 500 or ends the stream with an error event."""
+        exchange: Exchange = scope[_EXCHANGE]
+        path, method = scope["path"].rstrip("/") or "/", scope["method"]
+        plain = {**scope, "path": path, "method": "GET" if method == "HEAD" else method}  # the original is the server's
+        try:
+            await self._app(plain, receive, send)
+        except asyncio.CancelledError:  # the gateway stops, and uvicorn's grace period is over
+            if exchange.start is None:
+                await error_response(Unavailable("the gateway is stopping"))(scope, receive, send)
+        except Exception as error:  # noqa: BLE001 - the top of a request: fails it and goes on
+            self._count_fault()
+            log.error(
+                "request failed by a fault of the gateway",
+                x_request_id=exchange.request_id,
+                kind=type(error).__name__,
+                at=_place(error.__traceback__),
+            )
+
+            fault = InternalError("the gateway failed on this request; its log says why")
+            if exchange.start is None:
+                await error_response(fault)(scope, receive, send)
+            elif _is_stream(exchange.start):  # if a whole answer has begun, uvicorn closes its connection
+                await send({"type": "http.response.body", "body": error_event(fault), "more_body": False})
+
+    def _is_known(self, token: bytes) -> bool:
+        """Compares with every key, at constant time: timing tells nothing about the keys."""
+        digest = sha256(token).digest()
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+def _token(scope: Scope) -> bytes:
+    """The text after `Bearer`; empty if the header is missing or given twice."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    return bytes(token.strip()) if scheme.lower() == b"bearer" else b""
+
+
+def body_refused(scope: Scope, status: int, message: str) -> HTTPException:
+    """The refusal of a body, written to the log. The connection ends after it."""
+    log.debug("connection refused", x_request_id=request_id_of(scope), status=status)
+    return HTTPException(status, message, {"connection": "close"})
+
+
+def _announced_bytes(scope: Scope) -> int:
+    """The length of the body as the headers announce it; 0 if the body comes in chunks."""
+    headers = dict(scope["headers"])
+    return 0 if b"transfer-encoding" in headers else int(headers.get(b"content-length", 0))
+
+
+def _is_stream(start: Message) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in start["headers"])
+
+
+def _place(traceback: TracebackType | None) -> str:
+    """File and line that raised. The message is left out: it may quote the client."""
+    frames = extract_tb(traceback)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"

@@ -17,13 +17,12 @@ from gateway.control import Control, ControlSocket
 from gateway.dispatch import RetryRules
 from gateway.http_app import build_app
 from gateway.http_protocol import BoundedHttp
-from gateway.limits import Limits
 from gateway.membership import Membership
 from gateway.metrics import Metrics, add_control
 from gateway.model_folder import model_facts, read_model_folder
 from gateway.service import Admission, ModelNames, Service
 from gateway.tokenizer import TextTokenizer, load_tokenizer
-from gateway.translate import Translator
+from gateway.translate import Limits, Translator
 from protocol.errors import ConfigError, brief
 from runtime.address import listen, refuse_exposed, split_endpoint
 from runtime.clock import Clock
@@ -118,7 +117,8 @@ class Gateway:
         )
         rules = RetryRules(settings.max_attempts, settings.retry_wait_s)
         self._control_socket = ControlSocket(settings.control, keys)
-        self.control = Control(self._control_socket, clock, settings.pairing, rules, membership)
+        model_limits = Limits(context_length=min(lengths, default=None), vocab_size=basics.vocab_size)
+        self.control = Control(self._control_socket, clock, settings.pairing, rules, membership, model_limits)
 
         try:
             self._http_socket = listen(settings.host, settings.port, BACKLOG)
@@ -141,7 +141,6 @@ class Gateway:
             tokenizer=tokenizer,
             metrics=metrics,
             clock=clock,
-            model_limits=Limits(context_length=min(lengths, default=None), vocab_size=basics.vocab_size),
             started_at=int(datetime.now(UTC).timestamp()),
             http_limits=settings.limits,
             admission=Admission(

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gateway.membership import WorkerKey
-from gateway.pairing import Need
+from gateway.membership import Need, WorkerKey
 from gateway.translate import Prompt
 from protocol.errors import BatonError, WireError
 from protocol.messages_gateway import (

@@ -1,19 +1,25 @@
-"""The fields of completion and chat requests, with their types and ranges, and fields that are refused.
+"""From the bytes of a body to a checked request: strict JSON, the fields with their types and ranges, refused fields.
 
-Types are strict (no bool for an int, no NaN), unknown fields are ignored, and null means absent. A field that clients
-know and Baton does not support is refused, unless its value changes nothing. translate.py checks the model's limits.
+JSON: UTF-8, no NaN, no lone surrogates, no key twice in an object, bounded depth, containers and strings. Types are
+strict (no bool for an int), unknown fields are ignored, and null means absent. A field that clients know and Baton
+does not support is refused, unless its value changes nothing. translate.py checks the model's limits.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
+import jiter
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from protocol.errors import BadRequest
 from runtime.settings import HttpLimits
 
+MAX_DEPTH = 200  # jiter's own limit
+MAX_CONTAINERS = 100_000  # "[" and "{" in a body, those inside strings too: each may become a Python object
+MAX_STRINGS = 100_000  # pairs of quotes, without escaped ones
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_MESSAGES = 10_000
@@ -23,6 +29,7 @@ INT64 = 2**63
 KnownRole = Literal["system", "developer", "user", "assistant", "tool", "function"]
 CONTENT = "a string or a list of text parts"
 UNIONS = {"content": CONTENT, "stop": "a string or a list of strings"}
+_TWICE = re.compile(r'Detected duplicate key "(.*)" at line (\d+) column (\d+)', re.DOTALL)
 PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists, none of them empty"
 
 # What is wrong with a value, by the kind of pydantic's error. `got` is the value, `size` its length, `msg` pydantic's
@@ -166,6 +173,34 @@ class ChatRequest(GenerationRequest):
 
 AnyRequest = CompletionRequest | ChatRequest
 R = TypeVar("R", bound=GenerationRequest)
+
+
+def parse_json(raw: bytes) -> Any:
+    """The parsed body. BadRequest names the fault and its place. 1e999 parses as infinity; the field refuses it."""
+    containers = raw.count(b"[") + raw.count(b"{")
+    if containers > MAX_CONTAINERS:
+        raise BadRequest(f"the body has {containers} opening brackets, expected at most {MAX_CONTAINERS}")
+
+    strings = (raw.count(b'"') - raw.count(b'\\"')) // 2
+    if strings > MAX_STRINGS:
+        raise BadRequest(f"the body has {strings} strings, expected at most {MAX_STRINGS}")
+
+    try:
+        return jiter.from_json(raw, allow_inf_nan=False, catch_duplicate_keys=True)
+    except ValueError as error:
+        raise _bad_json(str(error)) from error
+
+
+def _bad_json(message: str) -> BadRequest:
+    twice = _TWICE.match(message)
+    if twice is not None:
+        key = twice[1] if len(twice[1]) <= 80 else twice[1][:77] + "..."
+        return BadRequest(
+            f"{key}: appears twice in one object, at line {twice[2]} column {twice[3]}, expected once", param=key
+        )
+    if message.startswith("recursion limit exceeded"):
+        return BadRequest(f"the body is nested deeper than {MAX_DEPTH} levels")
+    return BadRequest(f"the body is not valid JSON: {message[:200]}")
 
 
 def parse(kind: type[R], body: Any) -> R:

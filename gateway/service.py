@@ -1,21 +1,45 @@
-"""What the routes of one gateway share: its parts, the names of its model, and how much it admits at a time."""
+"""Answers POST /v1/completions and /v1/chat/completions, and holds what all routes of one gateway share.
+
+A request's way: its body is read and checked, counted by `Admission`, translated to token ids, and started at the
+workers. generation.py follows it from there, and answering.py writes the response.
+"""
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, WholeAnswer, answer_whole, wants_timeline
 from gateway.choice_text import Detokenizer
 from gateway.control import Control
-from gateway.limits import Limits, merged
+from gateway.generation import Generation, Times
+from gateway.http_protocol import body_refused, request_id_of
 from gateway.metrics import Metrics
+from gateway.openapi import body_of, generation_responses
+from gateway.schemas import (
+    AnyRequest,
+    ChatRequest,
+    CompletionRequest,
+    check_counts,
+    parse,
+    parse_json,
+    refuse_unsupported,
+)
 from gateway.tokenizer import TextTokenizer
-from gateway.translate import Translator
+from gateway.translate import Prompt, Translator, check_list
 from protocol.errors import Overloaded, UnknownModel
 from runtime.clock import Clock
 from runtime.settings import HttpLimits
 
 BODIES = 16  # how many bodies of the greatest length may be held at a time
+LONG_BODY_BYTES = 16 * 1024  # a longer body is parsed and tokenised in a thread, one at a time
+HUGE_BODY_BYTES = 256 * 1024  # a longer body is tokenised apart, so that shorter ones do not wait for it
+JSON_TYPE = "application/json"
 MAX_SHOWN = 200  # characters of a wrong name that an error shows
 
 
@@ -105,7 +129,6 @@ class Service:
     tokenizer: TextTokenizer | None
     metrics: Metrics
     clock: Clock
-    model_limits: Limits  # from the model folder and the settings; `limits` adds the workers'
     started_at: int  # seconds since 1970
     http_limits: HttpLimits
     admission: Admission
@@ -116,11 +139,137 @@ class Service:
     one_long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes memory
     one_huge_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes seconds
 
-    @property
-    def limits(self) -> Limits:
-        """The smaller of the model's limits and those of the present workers."""
-        return merged(self.model_limits, self.control.limits)
-
     def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
         """The detokenizer for one choice of this prompt."""
         return Detokenizer() if self.tokenizer is None else self.tokenizer.detokenizer(prompt_ids, skip_special)
+
+
+# ---- requests for text ----
+
+
+def add_generation(app: FastAPI, service: Service) -> None:
+    """Adds the two routes that generate."""
+
+    @app.post(
+        "/v1/completions",
+        openapi_extra=body_of(CompletionRequest),
+        responses=generation_responses(),
+        response_class=Response,
+    )
+    async def completions(request: Request) -> Response:
+        """Continues a prompt: text, token ids, or a list of either."""
+        return await _generation(service, request, CompletionRequest)
+
+    @app.post(
+        "/v1/chat/completions",
+        openapi_extra=body_of(ChatRequest),
+        responses=generation_responses(),
+        response_class=Response,
+    )
+    async def chat_completions(request: Request) -> Response:
+        """Answers a conversation."""
+        return await _generation(service, request, ChatRequest)
+
+
+async def _generation(service: Service, request: Request, kind: type[AnyRequest]) -> Response:
+    """Answers a request if there is room for it. Its bytes count until they are tokens."""
+    received_at = service.clock.now()
+    check_content(request)
+    with service.admission.reading() as count:
+        raw = await read_body(request, service.http_limits, count)
+        service.admission.check()  # spares parsing a body that would be refused
+        num_bytes = len(raw)
+        is_long = num_bytes > LONG_BODY_BYTES
+        if is_long:  # in a thread, so that other clients' tokens do not wait for it
+            async with service.one_long_body:
+                parsed = await asyncio.to_thread(_checked, kind, raw, service)
+        else:
+            parsed = _checked(kind, raw, service)
+        del raw
+
+        service.names.check(parsed.model)
+        with service.admission.entering(parsed.num_choices * parsed.num_prompts):
+            translate = service.translator.prompts
+            if is_long:
+                async with service.one_huge_text if num_bytes > HUGE_BODY_BYTES else service.one_long_text:
+                    prompts = await asyncio.to_thread(translate, parsed, service.control.limits)
+            else:
+                prompts = translate(parsed, service.control.limits)
+            generation = await _started(service, request, parsed, prompts, received_at)
+    return await _answer(service, request, parsed, generation)
+
+
+def _checked(kind: type[AnyRequest], raw: bytes, service: Service) -> AnyRequest:
+    """All checks of a request that need no tokens."""
+    body = parse_json(raw)
+    if isinstance(body, dict):
+        refuse_unsupported(body)
+        check_list(body.get("prompt"), service.control.limits)
+    parsed = parse(kind, body)
+    check_counts(parsed, service.http_limits)
+    return parsed
+
+
+async def _started(
+    service: Service, request: Request, parsed: AnyRequest, prompts: list[Prompt], received_at: float
+) -> Generation:
+    """The generation, with its prompts assigned."""
+    response_id = f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
+    times = Times(service.clock, service.metrics, received_at, wants_timeline(request, parsed.timeline))
+    dispatch, x_request_id = service.control.dispatch, request_id_of(request.scope)
+    generation = Generation(response_id, prompts, service.new_detokenizer, dispatch, times, x_request_id)
+    await generation.start()
+    return generation
+
+
+async def _answer(service: Service, request: Request, parsed: AnyRequest, generation: Generation) -> Response:
+    """The response, streamed or whole."""
+    created, is_chat = int(datetime.now(UTC).timestamp()), isinstance(parsed, ChatRequest)
+    head = ResponseHead(generation.response_id, created, service.names.first, is_chat, parsed.return_token_ids is True)
+    if not parsed.stream:
+        answer = WholeAnswer(head, generation.num_choices)
+        return await answer_whole(generation, answer, request.receive)
+    options = parsed.stream_options
+    include_usage = options is not None and options.include_usage is True
+    continuous = options is not None and options.continuous_usage_stats is True
+    return StreamedAnswer(generation, ChunkWriter(head, include_usage, continuous))
+
+
+# ---- bodies ----
+
+
+def check_content(request: Request) -> None:
+    """Raises 415 unless the headers name plain JSON. Missing headers count as plain JSON."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise HTTPException(415, f"content-encoding: got {encoding[:80]!r}, expected an uncompressed body")
+
+    given = request.headers.get("content-type", JSON_TYPE)
+    kind, _, rest = given.partition(";")
+    kind = kind.strip().lower()
+    if kind != JSON_TYPE and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise HTTPException(415, f"content-type: got {given[:80]!r}, expected {JSON_TYPE!r}")
+
+    charset = rest.partition("charset=")[2].strip(' "').lower()
+    if charset not in ("", "utf-8", "utf8"):
+        raise HTTPException(415, f"content-type: got charset {charset[:80]!r}, expected 'utf-8'")
+
+
+async def read_body(request: Request, limits: HttpLimits, count: Callable[[int], None]) -> bytes:
+    """The whole body. Calls `count` with the length of each part; `count` may raise. HTTPException 413 if it is too
+    long, 408 if it does not arrive in time. The connection ends after either."""
+    parts: list[bytes] = []
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            async for part in request.stream():
+                num_bytes += len(part)
+                if num_bytes > limits.max_body_bytes:
+                    message = f"the body is longer than that, expected at most {limits.max_body_bytes} bytes"
+                    raise body_refused(request.scope, 413, message)
+                count(len(part))
+                parts.append(part)
+    except TimeoutError:
+        message = f"the body did not arrive within {limits.body_timeout_s:g} s"
+        raise body_refused(request.scope, 408, message) from None
+    return b"".join(parts)

@@ -1,25 +1,170 @@
-"""Translates a client's request into token ids and sampling rules, checked against the model's limits.
+"""Translates a client's request into token ids and sampling rules, checked against the limits of model and workers.
 
 Pure, except that it draws a seed for a request without one.
 """
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TypeVar
 
 from gateway.chat_template import ChatTemplates
 from gateway.choice_text import StopSet
-from gateway.limits import Limits, check_ids, check_text, max_tokens, prompt_too_long
+from gateway.membership import Member
 from gateway.model_folder import ModelFolder
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, GenerationRequest
 from gateway.tokenizer import TextTokenizer
 from protocol.errors import BadRequest
-from protocol.messages_gateway import SamplingParams
+from protocol.kv_layout import full_pages, longest_choices, pages_for
+from protocol.messages_gateway import Role, SamplingParams
 from runtime.model_config import ModelBasics
 
 DEFAULT_COMPLETION_TOKENS = 16
+UNKNOWN_REST = 16  # max_tokens of a chat when no limit is known
 NO_STOPS = StopSet(())
 N = TypeVar("N", int, float)
+
+
+# ---- limits ----
+
+
+class ContextLengthExceeded(BadRequest):
+    """The prompt and its outputs together are too long. A shorter request would be served."""
+
+    code = "context_length_exceeded"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Lengths in tokens; None if unknown."""
+
+    context_length: int | None = None
+    vocab_size: int | None = None
+    pool_tokens: int | None = None  # of the largest decode worker
+    prefill_pool_tokens: int | None = None  # of the largest prefill worker
+    page_size: int = 1
+    prefill_page_size: int | None = None  # of the largest prefill worker, if it differs
+    max_choices: int | None = None  # rows of the largest decode worker
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """A longer prompt is always refused."""
+        bounds = (self.context_length, self.pool_tokens, self.prefill_pool_tokens)
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def room(self, num_prompt: int, num_choices: int) -> int | None:
+        """The largest max_tokens whose KV fits the largest pool; less than 1 if even the prompt does not fit."""
+        if self.prefill_pool_tokens is not None:
+            size = self.prefill_page_size or self.page_size
+            if pages_for(num_prompt, size) > full_pages(self.prefill_pool_tokens, size):
+                return 0
+
+        if self.pool_tokens is None:
+            return None
+        num_pages = full_pages(self.pool_tokens, self.page_size)
+        longest = longest_choices(num_prompt, num_choices, num_pages, self.page_size)
+        return longest - num_prompt + 1  # nobody reads the KV of the last output
+
+
+NO_LIMITS = Limits()
+
+
+def limits_of(members: tuple[Member, ...], model: Limits) -> Limits:
+    """The largest request that these workers can serve together, within the context length of the `model`. The
+    workers' vocabulary size wins."""
+    if not members:
+        return model
+
+    decodes = [member.registered for member in members if member.role is not Role.PREFILL]
+    prefills = [member.registered for member in members if member.role is not Role.DECODE]
+    decode, prefill = (
+        max(each or prefills + decodes, key=attrgetter("max_total_tokens")) for each in (decodes, prefills)
+    )
+
+    lengths = [member.registered.context_length for member in members]
+    return Limits(
+        context_length=min(lengths if model.context_length is None else [*lengths, model.context_length]),
+        vocab_size=min(member.registered.vocab_size for member in members),
+        pool_tokens=decode.max_total_tokens if decodes else None,
+        prefill_pool_tokens=prefill.max_total_tokens if prefills else None,
+        page_size=decode.layout.page_size,
+        prefill_page_size=prefill.layout.page_size,
+        max_choices=max((each.max_running_requests for each in decodes), default=None),
+    )
+
+
+def check_ids(prompt: Sequence[int], where: str, limits: Limits) -> None:
+    """BadRequest unless the prompt has tokens, all within the vocabulary. `where` names it: "prompt[3]"."""
+    if not prompt:
+        raise BadRequest(f"{where}: is empty (0 tokens), expected at least 1 token", param=_param(where))
+    if limits.vocab_size is not None and max(prompt) >= limits.vocab_size:
+        raise BadRequest(
+            f"{where}: got token id {max(prompt)}, expected ids below the vocabulary size {limits.vocab_size}",
+            param=_param(where),
+        )
+
+
+def check_list(prompt: object, limits: Limits) -> None:
+    """Refuses a list of token ids that is too long for any prompt, before each id is checked: ContextLengthExceeded.
+    Does the same for a list of such lists."""
+    longest = limits.context_length
+    if not isinstance(prompt, list) or longest is None:
+        return
+    are_prompts = bool(prompt) and isinstance(prompt[0], list)
+    for place, ids in enumerate(prompt) if are_prompts else [(None, prompt)]:
+        if isinstance(ids, list) and len(ids) > longest and isinstance(ids[0], int):
+            where = "prompt" if place is None else f"prompt[{place}]"
+            raise ContextLengthExceeded(
+                f"{where} has {len(ids)} tokens: beyond the context length of {longest} tokens", param="prompt"
+            )
+
+
+def prompt_too_long(where: str, num_chars: int, limits: Limits) -> ContextLengthExceeded:
+    """The error for a text whose tokenising was stopped: it has more tokens than any prompt may have."""
+    longest = limits.longest_prompt
+    bound = "context length of" if longest == limits.context_length else "KV memory of a worker, which can hold"
+    return ContextLengthExceeded(
+        f"{where} has {num_chars} characters, more than {longest} tokens: beyond the {bound} {longest} tokens",
+        param=_param(where),
+    )
+
+
+def max_tokens(
+    num_prompt: int, asked: int | None, default: int | None, num_choices: int, where: str, limits: Limits
+) -> int:
+    """Returns `asked`, or as much of `default` as fits (if None, all that fits). ContextLengthExceeded if even that
+    is too much."""
+    least = asked if asked is not None else 1
+    together = f"{where} has {num_prompt} tokens and max_tokens is {least}"
+
+    left = None if limits.context_length is None else limits.context_length - num_prompt
+    if left is not None and least > left:
+        raise ContextLengthExceeded(
+            f"{together}: together {num_prompt + least}, beyond the context length of {limits.context_length} tokens",
+            param="max_tokens" if left >= 1 else _param(where),
+        )
+
+    room = limits.room(num_prompt, num_choices)
+    if room is not None and least > room:
+        times = f" for each of {num_choices} choices" if num_choices > 1 else ""
+        pools = [pool for pool in (limits.pool_tokens, limits.prefill_pool_tokens) if pool is not None]
+        raise ContextLengthExceeded(
+            f"{together}{times}: more than the KV memory of a worker can hold, which is {min(pools)} tokens",
+            param="max_tokens" if room >= 1 else _param(where),
+        )
+
+    if asked is not None:
+        return asked
+    return min((limit for limit in (left, room, default) if limit is not None), default=UNKNOWN_REST)
+
+
+def _param(where: str) -> str:
+    """The field of a prompt that is named "prompt[3]"."""
+    return where.partition("[")[0]
+
+
+# ---- requests ----
 
 
 @dataclass(frozen=True)
@@ -42,35 +187,12 @@ class Translator:
         self._eos_token_ids = _eos_token_ids(folder.basics, tokenizer)
         self._templates = templates
 
-    def completion_prompts(self, request: CompletionRequest, limits: Limits) -> list[list[int]]:
-        """Token ids of each prompt. BadRequest for text without a tokenizer, or text that is far too long."""
-        found: list[list[int]] = []
-        for place, each in enumerate(request.prompts):
-            if isinstance(each, str):
-                where = f"prompt[{place}]" if request.num_prompts > 1 else "prompt"
-                each = self._encode(each, where, limits, request.add_special_tokens is not False)
-            found.append(each)
-        return found
-
-    def chat_prompt(self, request: ChatRequest, limits: Limits) -> list[int]:
-        """Token ids of the conversation, rendered by the model's template. BadRequest if it is far too long."""
-        if self._tokenizer is None:
-            raise BadRequest(
-                "messages: this model has no tokenizer; use /v1/completions with token ids", param="messages"
-            )
-        messages = [message.for_template() for message in request.messages]
-        text = self._templates.render(messages, request.chat_template, request.chat_template_kwargs or {})
-        return self._encode(text, "messages", limits, add_special_tokens=False)
-
     def prompts(self, request: AnyRequest, limits: Limits) -> list[Prompt]:
         """Each prompt with its rules. BadRequest if one of them could never be served."""
         if isinstance(request, ChatRequest):
-            token_ids = [self.chat_prompt(request, limits)]
+            default, found = None, {"messages": self.chat_prompt(request, limits)}
         else:
-            token_ids = self.completion_prompts(request, limits)
-
-        is_chat = isinstance(request, ChatRequest)
-        default = None if is_chat else DEFAULT_COMPLETION_TOKENS
+            default, found = DEFAULT_COMPLETION_TOKENS, self.completion_prompts(request, limits)
         num_choices, stops = request.num_choices, self._stops(request)
 
         if limits.max_choices is not None and num_choices > limits.max_choices:
@@ -80,14 +202,12 @@ class Translator:
             )
 
         rules = self._sampling(request, limits)
+        asked = request.max_completion_tokens or request.max_tokens
         skip_special = request.skip_special_tokens is not False
         prompts: list[Prompt] = []
-        for place, ids in enumerate(token_ids):
-            where = "messages" if is_chat else "prompt" if len(token_ids) == 1 else f"prompt[{place}]"
+        for where, ids in found.items():
             check_ids(ids, where, limits)
-            asked = request.max_completion_tokens or request.max_tokens
             num_tokens = max_tokens(len(ids), asked, default, num_choices, where, limits)
-
             if rules.min_tokens > num_tokens:
                 raise BadRequest(
                     f"min_tokens: got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}",
@@ -97,10 +217,39 @@ class Translator:
             prompts.append(Prompt(tuple(ids), sampling, num_choices, stops, skip_special))
         return prompts
 
+    def completion_prompts(self, request: CompletionRequest, limits: Limits) -> dict[str, list[int]]:
+        """Token ids of each prompt, by its name: "prompt", or "prompt[1]" if there are several."""
+        found: dict[str, list[int]] = {}
+        for place, each in enumerate(request.prompts):
+            where = "prompt" if request.num_prompts == 1 else f"prompt[{place}]"
+            if isinstance(each, str):
+                each = self._encode(each, where, limits, request.add_special_tokens is not False)
+            found[where] = each
+        return found
+
+    def chat_prompt(self, request: ChatRequest, limits: Limits) -> list[int]:
+        """Token ids of the conversation, rendered by the model's template."""
+        if self._tokenizer is None:
+            raise BadRequest(
+                "messages: this model has no tokenizer; use /v1/completions with token ids", param="messages"
+            )
+        messages = [message.for_template() for message in request.messages]
+        text = self._templates.render(messages, request.chat_template, request.chat_template_kwargs or {})
+        return self._encode(text, "messages", limits, add_special_tokens=False)
+
     def _encode(self, text: str, where: str, limits: Limits, add_special_tokens: bool) -> list[int]:
+        """Token ids of one text. ContextLengthExceeded if it is far too long."""
         if self._tokenizer is None:
             raise BadRequest("prompt: this model has no tokenizer: got text, expected token ids", param="prompt")
-        check_text(self._tokenizer.least_tokens(text), len(text), where, limits)
+
+        least = self._tokenizer.least_tokens(text)  # tokenising a long text would take seconds
+        if limits.context_length is not None and least > limits.context_length:
+            raise ContextLengthExceeded(
+                f"{where} has {len(text)} characters, at least {least} tokens: "
+                f"beyond the context length of {limits.context_length} tokens",
+                param=_param(where),
+            )
+
         encode = self._tokenizer.encode_prompt if add_special_tokens else self._tokenizer.encode_plain
         ids = encode(text, limits.longest_prompt)
         if ids is None:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from deploy.options import options_for
-from gateway import http_protocol, json_body, schemas, service
+from gateway import http_protocol, schemas, service
 from gateway.http_errors import FAULTS
 from runtime.settings import Group
 
@@ -28,9 +28,9 @@ def test_every_flag_has_a_row_with_its_default() -> None:
 def test_what_is_fixed() -> None:
     found = {row[0]: row[1].replace(",", "") for row in rows("Limits") if not row[0].startswith(("`--", "-"))}
     for name, value in (
-        ("depth of the JSON", json_body.MAX_DEPTH),
-        ("`[` and `{` in the body", json_body.MAX_CONTAINERS),
-        ("strings in the body", json_body.MAX_STRINGS),
+        ("depth of the JSON", schemas.MAX_DEPTH),
+        ("`[` and `{` in the body", schemas.MAX_CONTAINERS),
+        ("strings in the body", schemas.MAX_STRINGS),
         ("messages of a conversation", schemas.MAX_MESSAGES),
         ("characters of a stop string", schemas.MAX_STOP_CHARS),
         ("`stop_token_ids`", schemas.MAX_STOP_TOKEN_IDS),

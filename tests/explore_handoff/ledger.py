@@ -10,7 +10,7 @@ from math import inf
 from decode.requests import DecodeState
 from decode.worker import DecodeWorker
 from gateway.control import Control
-from gateway.pairing import Load, decode_load, prefill_load
+from gateway.membership import Loads, decode_load, prefill_load
 from prefill.worker import PrefillWorker
 from scheduler.kv_book import KvBook, PageState
 from scheduler.req import Req
@@ -33,12 +33,12 @@ def check_worker(process: WorkerProcess) -> None:
 
 def check_gateway(control: Control) -> None:
     """What workers are thought to carry is what the attempts under way weigh."""
-    loads: dict[object, Load] = {}
+    loads = Loads()
     for record in control.dispatch.requests:
         for attempt in record.attempts.values():
-            loads[attempt.decode] = loads.get(attempt.decode, Load()).plus(decode_load(attempt.need))
+            loads.add(attempt.decode, decode_load(attempt.need))
             if attempt.prefill is not None and attempt.on_prefill:
-                loads[attempt.prefill] = loads.get(attempt.prefill, Load()).plus(prefill_load(attempt.need))
+                loads.add(attempt.prefill, prefill_load(attempt.need))
     assert control.dispatch.loads == loads, f"loads are {control.dispatch.loads}, attempts weigh {loads}"
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.http_app import HUGE_BODY_BYTES, LONG_BODY_BYTES
-from gateway.service import BODIES, Admission
+from gateway.service import BODIES, HUGE_BODY_BYTES, LONG_BODY_BYTES, Admission
 from gateway.tokenizer import TextTokenizer
 from protocol.errors import Overloaded
 from protocol.messages_gateway import Role

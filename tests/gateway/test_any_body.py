@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.chat_template import ChatTemplates
-from gateway.limits import Limits
+from gateway.membership import Need
 from gateway.model_folder import ModelFolder, SamplingDefaults
-from gateway.pairing import Need
 from gateway.schemas import NEUTRAL, AnyRequest, ChatRequest, CompletionRequest, parse, refuse_unsupported
 from gateway.tokenizer import SpecialTokens, TextTokenizer
-from gateway.translate import Prompt, Translator
+from gateway.translate import Limits, Prompt, Translator
 from protocol.errors import BadRequest
 from runtime.model_config import ModelBasics
 from tests.gateway.folders import EOS, TEMPLATE, byte_tokenizer

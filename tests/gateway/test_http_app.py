@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.json_body import parse_json
+from gateway.schemas import parse_json
 from gateway.translate import Translator
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
@@ -369,7 +369,7 @@ async def test_a_long_text_is_parsed_and_tokenised_apart(
 
         return noted
 
-    monkeypatch.setattr("gateway.http_app.parse_json", noting(parse_json))
+    monkeypatch.setattr("gateway.service.parse_json", noting(parse_json))
     monkeypatch.setattr(Translator, "completion_prompts", noting(Translator.completion_prompts))
     await setting.add_pair()
     response = await setting.complete("x" * num_chars)

@@ -2,7 +2,8 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from gateway.json_body import MAX_CONTAINERS, MAX_DEPTH, MAX_STRINGS, check_content, parse_json
+from gateway.schemas import MAX_CONTAINERS, MAX_DEPTH, MAX_STRINGS, parse_json
+from gateway.service import check_content
 from protocol.errors import BadRequest
 
 

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits import (
+from gateway.membership import Member, Need
+from gateway.translate import (
     UNKNOWN_REST,
     ContextLengthExceeded,
     Limits,
@@ -12,8 +13,6 @@ from gateway.limits import (
     max_tokens,
     prompt_too_long,
 )
-from gateway.membership import Member
-from gateway.pairing import Need
 from protocol.errors import BadRequest
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
@@ -73,7 +72,7 @@ def test_what_there_is_room_for_fits_a_worker_whatever_its_page_size(
     num_prompt: int, num_choices: int, decodes: list[tuple[int, int]], prefills: list[tuple[int, int]]
 ) -> None:
     members = [member(Role.DECODE, *each) for each in decodes] + [member(Role.PREFILL, *each) for each in prefills]
-    room = limits_of(tuple(members)).room(num_prompt, num_choices)
+    room = limits_of(tuple(members), Limits()).room(num_prompt, num_choices)
     assert room is not None
     if room >= 1:
         need = Need(num_prompt, num_choices, room)

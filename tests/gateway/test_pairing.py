@@ -4,8 +4,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.membership import Member
-from gateway.pairing import Loads, Need, Pairer, decode_load, prefill_load
+from gateway.membership import Loads, Member, Need, Pairer, decode_load, prefill_load
 from protocol.messages_gateway import Role
 from tests.gateway.test_membership import STATS, register
 
@@ -92,7 +91,7 @@ def test_a_book_returns_to_nothing(needs: list[tuple[int, int, int]]) -> None:
     for need in needs:
         book.add(UNIFIED.key, decode_load(Need(*need)))
     for need in reversed(needs):
-        book.remove(UNIFIED.key, decode_load(Need(*need)))
+        book.add(UNIFIED.key, decode_load(Need(*need)), -1)
     assert not book
 
 

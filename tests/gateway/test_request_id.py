@@ -5,7 +5,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.answering import HEADERS
-from gateway.middleware import RequestIdMiddleware
+from gateway.http_protocol import RequestIdMiddleware
 
 
 async def test_responses_that_share_a_list_of_headers_do_not_share_an_id() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.service import Service
+from gateway.control import Control
 from protocol.messages_gateway import Leaving, Role
 from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
@@ -59,10 +59,10 @@ async def test_failures_are_told_at_info(setting: Setting, caplog: pytest.LogCap
 async def test_a_fault_of_the_gateway_names_its_place(
     setting: Setting, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_service: Service) -> None:
+    def fail(_control: Control) -> None:
         raise KeyError("very private")
 
-    monkeypatch.setattr(Service, "limits", property(fail))
+    monkeypatch.setattr(Control, "limits", property(fail))
     await setting.add_pair()
     response = await setting.complete("x")
     assert response.status_code == 500 and response.headers["x-request-id"].startswith("req-")

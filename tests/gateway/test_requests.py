@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.membership import WorkerKey
-from gateway.pairing import Need
+from gateway.membership import Need, WorkerKey
 from gateway.requests import Delivery, RequestRecord, Requests
 from gateway.translate import Prompt
 from protocol.errors import BatonError, WireError

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from gateway.chat_template import ChatTemplates, read_template_sources
-from gateway.limits import Limits
 from gateway.model_folder import read_model_folder
 from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.tokenizer import SLICE_CHARS, TextTokenizer, load_tokenizer
-from gateway.translate import Prompt, Translator
+from gateway.translate import Limits, Prompt, Translator
 from protocol.errors import BadRequest
 from protocol.messages_gateway import FinishReason, finish_reason
 from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, write_folder
@@ -48,16 +47,18 @@ def folder(tmp_path: Path) -> Path:
     [("Hi", [[72, 105]]), (["H", "i"], [[72], [105]]), ([72, 105], [[72, 105]]), ([[72], [105]], [[72], [105]])],
 )
 def test_prompts_of_every_kind(folder: Path, prompt: Any, ids: list[list[int]]) -> None:
-    assert translator(folder).completion_prompts(completion(prompt=prompt), Limits()) == ids
+    assert list(translator(folder).completion_prompts(completion(prompt=prompt), Limits()).values()) == ids
 
 
 def test_bos_once(tmp_path: Path) -> None:
     source = "{{ bos_token }}{{ messages[0].content }}"
     found = translator(write_folder(tmp_path, byte_tokenizer(add_bos=True), template=source))
     assert found.chat_prompt(chat("Hi"), Limits()) == [BOS, 72, 105]
-    assert found.completion_prompts(completion(prompt="Hi"), Limits()) == [[BOS, 72, 105]]
-    assert found.completion_prompts(completion(prompt=""), Limits()) == [[BOS]]
-    assert found.completion_prompts(completion(prompt="Hi", add_special_tokens=False), Limits()) == [[72, 105]]
+    assert found.completion_prompts(completion(prompt="Hi"), Limits()) == {"prompt": [BOS, 72, 105]}
+    assert found.completion_prompts(completion(prompt=""), Limits()) == {"prompt": [BOS]}
+    assert found.completion_prompts(completion(prompt="Hi", add_special_tokens=False), Limits()) == {
+        "prompt": [72, 105]
+    }
 
 
 def test_chat_ends_where_the_answer_begins(folder: Path) -> None:
@@ -66,7 +67,7 @@ def test_chat_ends_where_the_answer_begins(folder: Path) -> None:
 
 def test_without_tokenizer_only_ids(tmp_path: Path) -> None:
     found = translator(write_folder(tmp_path))
-    assert found.completion_prompts(completion(prompt=[5]), Limits()) == [[5]]
+    assert found.completion_prompts(completion(prompt=[5]), Limits()) == {"prompt": [5]}
     with pytest.raises(BadRequest, match="no tokenizer") as caught:
         found.completion_prompts(completion(prompt="a"), Limits())
     assert caught.value.param == "prompt"
@@ -159,7 +160,7 @@ def test_a_text_that_is_far_too_long_is_not_tokenised(folder: Path, monkeypatch:
     found = translator(folder)
     limits = Limits(context_length=64)
     longest = len("<|bos|>")
-    assert len(found.completion_prompts(completion(prompt="<|end|>" * 64), limits)[0]) == 64
+    assert len(found.completion_prompts(completion(prompt="<|end|>" * 64), limits)["prompt"]) == 64
     monkeypatch.setattr(TextTokenizer, "encode_plain", None)
     monkeypatch.setattr(TextTokenizer, "encode_prompt", None)
     for prompt in ("x" * (65 * longest), ["x", "x" * (65 * longest)]):
