@@ -86,15 +86,18 @@ class Dispatch:
         """Fails and cancels every request in flight, and refuses every later one."""
         self._stopped = why
         for record in self.requests:
-            if self.requests.find(record.request_id) is record:  # the failure of one before may have cancelled it
+            if not record.is_over:  # the failure of one before may have cancelled it
                 self._fail(record, Unavailable(why))
 
-    def assign(self, request_id: str, prompt: Prompt, listener: Listener, timeline: bool = False) -> RequestRecord:
-        """Gives a request to a pair of workers. Unavailable if there is none."""
+    def assign(
+        self, request_id: str, prompt: Prompt, listener: Listener, timeline: bool = False, first_choice: int = 0
+    ) -> RequestRecord:
+        """Gives a request to a pair of workers. Unavailable if there is none. `listener` numbers its choices from
+        `first_choice`."""
         if self._stopped is not None:
             raise Unavailable(self._stopped)
 
-        record = self.requests.add(request_id, prompt, listener, timeline)
+        record = self.requests.add(request_id, prompt, listener, timeline, first_choice)
         everything = range(prompt.num_choices)
 
         while (pair := self._pick(record, everything)) is not None:
@@ -198,7 +201,7 @@ class Dispatch:
         """Gives stranded choices to other workers, keeps them waiting for some, or ends the request."""
         record = stranded.record
         for choices in record.open_groups(stranded.choices):
-            while self.requests.find(record.request_id) is record:
+            while not record.is_over:
                 first, pair = record.choices[choices.start], self._pick(record, choices)
                 final = final_error(
                     stranded.error,
@@ -234,8 +237,7 @@ class Dispatch:
         """Looks again for workers for the stranded choices."""
         stranded, self._stranded = self._stranded, []
         for each in stranded:
-            if self.requests.find(each.record.request_id) is each.record:
-                self._go_on(each)
+            self._go_on(each)
 
     # ---- messages of workers ----
 

@@ -14,7 +14,7 @@ from gateway.metrics import Metrics
 from gateway.requests import Delivery, RequestRecord
 from gateway.translate import Prompt
 from protocol.errors import BadRequest, BatonError
-from protocol.messages_gateway import Stamp
+from protocol.messages_gateway import FinishReason, Stamp
 from runtime.clock import Clock
 from runtime.log import get_log
 
@@ -181,8 +181,8 @@ class Generation:
                 num_tokens = len(prompt.token_ids)
                 await asyncio.sleep(0)
 
-            listener = _PromptListener(self, place)
-            record = self._dispatch.assign(f"{self.response_id}-{place}", prompt, listener, self.times.with_timeline)
+            request_id, first_choice = f"{self.response_id}-{place}", place * prompt.num_choices
+            record = self._dispatch.assign(request_id, prompt, self, self.times.with_timeline, first_choice)
             self._records.append(record)
             if (wrong := self.error or self._fault) is not None:  # of a prompt that was assigned before
                 raise wrong
@@ -244,15 +244,23 @@ class Generation:
 
     # ---- for the worker side ----
 
-    def on_tokens(self, place: int, delivery: Delivery) -> None:
-        """Takes tokens of one choice of the prompt numbered `place`."""
-        index = place * self._prompts[0].num_choices + delivery.choice
+    def on_tokens(self, delivery: Delivery) -> None:
+        """See requests.Listener. A fault of the gateway itself ends this request: `batches` raises it."""
+        try:
+            self._take(*delivery)
+        except Exception as fault:  # noqa: BLE001 - other requests of the same message must get their tokens
+            self._fault = fault
+            self._ended = True
+            self._cancel_all()
+            self._news.set()
+
+    def _take(self, index: int, token_ids: Sequence[int], finish: FinishReason | None) -> None:
         text = self._texts[index]
         if text.finish_reason is not None or self.error is not None:
             return
 
         num_before = text.num_tokens
-        pieces = text.feed(delivery.token_ids, delivery.finish)
+        pieces = text.feed(token_ids, finish)
         self.times.tokens(index, text.num_tokens - num_before)
 
         for piece in pieces:
@@ -260,7 +268,8 @@ class Generation:
 
         if pieces and pieces[-1].finish_reason is not None:
             if text.hit_stop_string:
-                self._dispatch.cancel(self._records[place].request_id, delivery.choice)
+                record = self._records[index // self._prompts[0].num_choices]
+                self._dispatch.cancel(record.request_id, index - record.first_choice)
             self.times.choice_ended(index, text)
             self._num_open -= 1
             if self._num_open == 0:
@@ -274,18 +283,11 @@ class Generation:
             self._on_full()
 
     def on_failed(self, error: BatonError) -> None:
-        """Fails the whole request because one prompt failed."""
+        """See requests.Listener. The whole request fails because one prompt failed."""
         if self.error is None and self._num_open:
             self.error = error
             self._cancel_all()
             self._news.set()
-
-    def on_fault(self, fault: Exception) -> None:
-        """Ends the request by a fault of the gateway itself. `batches` raises `fault` to whoever answers."""
-        self._fault = fault
-        self._ended = True
-        self._cancel_all()
-        self._news.set()
 
     def _end(self) -> None:
         if self._ended:
@@ -320,22 +322,3 @@ class Generation:
     def _cancel_all(self) -> None:
         for record in self._records:
             self._dispatch.cancel(record.request_id)
-
-
-class _PromptListener:
-    """Adds the number of the prompt to what the workers report."""
-
-    def __init__(self, generation: Generation, place: int) -> None:
-        self._generation = generation
-        self._place = place
-
-    def on_tokens(self, delivery: Delivery) -> None:
-        """See requests.Listener."""
-        try:
-            self._generation.on_tokens(self._place, delivery)
-        except Exception as error:  # noqa: BLE001 - other requests of the same message must get their tokens
-            self._generation.on_fault(error)
-
-    def on_failed(self, error: BatonError) -> None:
-        """See requests.Listener."""
-        self._generation.on_failed(error)

@@ -6,7 +6,7 @@ seq. A request runs as one attempt. If a worker is lost after outputs came, each
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.membership import Need, WorkerKey
 from gateway.translate import Prompt
@@ -22,11 +22,10 @@ from protocol.messages_gateway import (
 )
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(NamedTuple):
     """New tokens of one choice, in order. `finish` is set with the last ones."""
 
-    choice: int
+    choice: int  # its number among all choices of the listener
     token_ids: tuple[int, ...]
     finish: FinishReason | None
 
@@ -140,6 +139,8 @@ class RequestRecord:
     choices: list[ChoiceRecord]
     listener: Listener
     timeline: bool = False
+    first_choice: int = 0  # the listener's number of its first choice
+    is_over: bool = False
     attempts: dict[int, Attempt] = field(default_factory=dict)  # running ones, by number
     num_attempts: int = 0
     stamps: list[Stamp] = field(default_factory=list)
@@ -160,7 +161,7 @@ class RequestRecord:
         if news.choice not in attempt.choices:
             raise WireError(f"choice {news.choice}, expected one of the attempt: {list(attempt.choices)}")
         token_ids, finish = self.choices[news.choice].accept(news)
-        return Delivery(news.choice, token_ids, finish) if token_ids or finish is not None else None
+        return Delivery(self.first_choice + news.choice, token_ids, finish) if token_ids or finish is not None else None
 
     def open_groups(self, numbers: Iterable[int]) -> list[range]:
         """The open choices, in groups that one attempt can run. A choice with outputs runs alone, since its prompt
@@ -209,7 +210,7 @@ class RequestRecord:
             finish = finish_reason(self.prompt.sampling, len(choice.token_ids), choice.token_ids[-1])
             if finish is not None:
                 choice.close(finish)
-                ended.append(Delivery(number, (), finish))
+                ended.append(Delivery(self.first_choice + number, (), finish))
         return ended
 
 
@@ -228,11 +229,13 @@ class Requests:
     def __iter__(self) -> Iterator[RequestRecord]:
         return iter(list(self._records.values()))
 
-    def add(self, request_id: str, prompt: Prompt, listener: Listener, timeline: bool = False) -> RequestRecord:
+    def add(
+        self, request_id: str, prompt: Prompt, listener: Listener, timeline: bool = False, first_choice: int = 0
+    ) -> RequestRecord:
         """Adds a request that is about to be assigned."""
         assert request_id not in self._records, f"request id {request_id} is not unique"
         choices = [ChoiceRecord(prompt.sampling.max_tokens) for _ in range(prompt.num_choices)]
-        record = RequestRecord(request_id, prompt, choices, listener, timeline)
+        record = RequestRecord(request_id, prompt, choices, listener, timeline, first_choice)
         self._records[request_id] = record
         self.num_choices += prompt.num_choices
         return record
@@ -276,6 +279,7 @@ class Requests:
     def remove(self, record: RequestRecord) -> None:
         """Forgets a request in flight. Later messages about it are dropped."""
         del self._records[record.request_id]
+        record.is_over = True
         self.num_choices -= len(record.choices)
 
     def running_on(self, key: WorkerKey) -> list[tuple[RequestRecord, Attempt]]:

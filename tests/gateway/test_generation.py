@@ -1,7 +1,7 @@
 """A client request's hold on workers."""
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -9,7 +9,7 @@ from gateway.choice_text import Detokenizer
 from gateway.dispatch import Dispatch
 from gateway.generation import TURN_TOKENS, Generation, Times
 from gateway.metrics import Metrics
-from gateway.requests import Listener, RequestRecord
+from gateway.requests import Delivery, Listener, RequestRecord
 from gateway.translate import Prompt
 from protocol.errors import Unavailable
 from protocol.messages_gateway import SamplingParams
@@ -27,7 +27,7 @@ class OnePlace:
         self.cancelled: list[tuple[str, int]] = []
         self._is_full = False
 
-    def assign(self, request_id: str, prompt: Prompt, listener: Listener, _timeline: bool) -> RequestRecord:
+    def assign(self, request_id: str, prompt: Prompt, listener: Listener, *_: Any) -> RequestRecord:
         if self._is_full:
             raise Unavailable("full")
         self._is_full = True
@@ -53,7 +53,7 @@ class LosesTheFirst:
         self.cancelled: list[str] = []
         self._listeners: list[Listener] = []
 
-    def assign(self, request_id: str, prompt: Prompt, listener: Listener, _timeline: bool) -> RequestRecord:
+    def assign(self, request_id: str, prompt: Prompt, listener: Listener, *_: Any) -> RequestRecord:
         for each in self._listeners:
             each.on_failed(Unavailable("gone"))
         self._listeners.append(listener)
@@ -79,7 +79,7 @@ class Counts:
         self.assigned: list[str] = []
         self.cancelled: list[str] = []
 
-    def assign(self, request_id: str, prompt: Prompt, listener: Listener, _timeline: bool) -> RequestRecord:
+    def assign(self, request_id: str, prompt: Prompt, listener: Listener, *_: Any) -> RequestRecord:
         self.assigned.append(request_id)
         return RequestRecord(request_id, prompt, [], listener)
 
@@ -87,11 +87,18 @@ class Counts:
         self.cancelled.append(request_id)
 
 
+class Broken(Detokenizer):
+    """A fault of the gateway's own."""
+
+    def feed(self, token_id: int) -> str:
+        raise RuntimeError(token_id)
+
+
 @pytest.mark.parametrize("ends", ["assigned", "lost", "fault", "stopped"])
 async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) -> None:
     dispatch = Counts()
     prompt = Prompt((1,) * (TURN_TOKENS // 2), SamplingParams(max_tokens=3), 1)
-    generation = Generation("r", [prompt] * 6, lambda *_: Detokenizer(), cast(Dispatch, dispatch), unmeasured())
+    generation = Generation("r", [prompt] * 6, lambda *_: Broken(), cast(Dispatch, dispatch), unmeasured())
     starting = asyncio.ensure_future(generation.start())
     turns = []
     while not starting.done():
@@ -100,7 +107,7 @@ async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) 
         if ends == "lost" and turns[-1] == 4:
             generation.on_failed(Unavailable("gone"))
         elif ends == "fault" and turns[-1] == 4:
-            generation.on_fault(RuntimeError("broken detokenizer"))
+            generation.on_tokens(Delivery(0, (1,), None))
         elif ends == "stopped" and turns[-1] == 4:
             starting.cancel()
     assert turns[:2] == [2, 4]

@@ -155,7 +155,7 @@ HANDOFF = (
     _mutant(
         "attempts that end still weigh on their worker",
         "Dispatch._end_attempt",
-        "self.loads.remove(attempt.decode, ...)",
+        "self.loads.add(attempt.decode, ...)",
         "",
         "it gets fewer and fewer requests",
     ),
