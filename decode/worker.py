@@ -38,8 +38,8 @@ from scheduler.overlap_loop import OverlapLoop
 from scheduler.planner import Launched, Planner
 from scheduler.req import Req
 from scheduler.request_check import first_tokens_fault
-from transfer.landing.events import CreditReturned, Delivered, FirstFrame, FrameRejected, LastInDoubt, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.landing.transfer import CreditReturned, Delivered, FirstFrame, FrameRejected, LastInDoubt, TransferFailed
 from worker.requests import Outbox, PhaseTimes, TokenStream, assign_fault
 
 

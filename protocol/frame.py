@@ -32,7 +32,7 @@ class Check(IntEnum):
     """What the checksum covers of the payload. It travels in the upper byte of the version."""
 
     BYTES = 0  # all bytes
-    DEVICE_SUM = 1  # the device's sum of them; see transfer/in_place/device_moves.py
+    DEVICE_SUM = 1  # the device's sum of them; see transfer/in_place/device_pools.py
 
 
 CHECKS = tuple(Check)

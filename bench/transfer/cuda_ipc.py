@@ -31,12 +31,10 @@ from protocol.kv_layout import KvLayout
 from runtime.shared_memory import SharedMemory
 from tests.doubles.device_on_host import HostCopies
 from transfer.backends.cuda_ipc import at_device
-from transfer.in_place.device_moves import Moving
-from transfer.in_place.device_pools import AtDevice, DevicePool, DeviceReader
-from transfer.in_place.seats import PoolOwner, SeatFile
+from transfer.in_place.device_pools import AtDevice, DevicePool, DeviceReader, Moving
+from transfer.in_place.writers import PoolOwner, SeatFile
 from transfer.offers import DeviceHandle, PoolOffer
-from transfer.plan.copying import Copy, Runs
-from transfer.plan.reslice import Shard, moves_of
+from transfer.plan import Copy, Runs, Shard, moves_of
 
 LAYOUT: Final = KvLayout.uniform(num_layers=36, num_kv_heads=8, head_dim=128, page_size=16, dtype="bfloat16")
 NUM_TOKENS: Final = 32 * 1024

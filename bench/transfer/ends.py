@@ -34,7 +34,7 @@ from runtime.keys import Keys, read_keys
 from runtime.log import get_log
 from runtime.settings import TransferBackend
 from transfer.backends.table import open_receiver, open_sender
-from transfer.landing.events import CreditReturned, Delivered, FrameRejected, TransferFailed
+from transfer.landing.transfer import CreditReturned, Delivered, FrameRejected, TransferFailed
 from transfer.sending.transfer import Target
 from transfer.wire import Pollable
 

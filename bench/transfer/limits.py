@@ -10,7 +10,7 @@ import xxhash
 from bench.transfer.blocks import Blocks, HostPages
 from bench.transfer.ends import HOST, MOVE_S
 from runtime.clock import MonotonicClock
-from transfer.plan.frames import FRAME_BYTES
+from transfer.plan import FRAME_BYTES
 
 PIECE_BYTES = FRAME_BYTES
 

@@ -5,9 +5,8 @@ import xxhash
 from bench.transfer.blocks import Blocks, HostPages
 from protocol.errors import BatonError
 from runtime.clock import MonotonicClock
-from transfer.backends.nixl.agent import Agent, address_of
+from transfer.backends.nixl.agent import Agent, Region, address_of
 from transfer.backends.nixl.backend import regions_of
-from transfer.backends.nixl.notice import Region
 
 
 def regions(blocks: Blocks, seed: int, base: int) -> list[Region]:

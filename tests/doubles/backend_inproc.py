@@ -12,12 +12,9 @@ from typing import Protocol
 
 from protocol.errors import WireError
 from tests.doubles.device_on_host import LocalIpc
-from transfer.backends.shm import MappedPool
-from transfer.in_place.device_moves import Copies
-from transfer.in_place.device_pools import AtDevice, DevicePages, DevicePool, DeviceReader
-from transfer.in_place.pools import IN_PLACE, ON_DEVICE, Pools
-from transfer.in_place.seats import PoolOwner, SeatFile
-from transfer.in_place.writers import Writers
+from transfer.in_place.device_pools import AtDevice, Copies, DevicePages, DevicePool, DeviceReader
+from transfer.in_place.pools import IN_PLACE, ON_DEVICE, MappedPool, Pools
+from transfer.in_place.writers import PoolOwner, SeatFile, Writers
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import SharedPages
 from transfer.sending.frame_sender import FrameSender

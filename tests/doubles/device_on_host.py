@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import WireError
-from transfer.in_place.device_moves import FIRST, SECOND, STEP, WRAP, Units
+from transfer.in_place.device_pools import FIRST, SECOND, STEP, WRAP, Units
 from transfer.offers import DeviceHandle
 
 

@@ -14,8 +14,8 @@ from tests.doubles.backend_inproc import InprocNetwork, Parcel
 from tests.doubles.device_on_host import HostCopies
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, expected_pool
-from transfer.landing.events import CreditReturned, Delivered, FrameRejected, Rejection, TransferFailed
-from transfer.plan.frames import start_of
+from transfer.landing.transfer import CreditReturned, Delivered, FrameRejected, Rejection, TransferFailed
+from transfer.plan import start_of
 from transfer.sending.transfer import Target
 
 

@@ -15,7 +15,7 @@ from prefill.worker import PrefillWorker
 from scheduler.kv_book import KvBook, PageState
 from scheduler.req import Req
 from tests.explore_handoff.workers import WorkerProcess
-from transfer.landing.events import FATAL
+from transfer.landing.transfer import FATAL
 from transfer.states import OPEN, TransferState
 
 

@@ -16,14 +16,15 @@ from protocol.kv_layout import KvLayout
 from scheduler.kv_book import PageAllocator, PageState
 from tests.explore_handoff.network import Host
 from transfer.in_place.pools import Way
+from transfer.in_place.writers import PoolOwner
 from transfer.offers import PoolOffer
 
 HOST = "host"
 
 
 @dataclass(eq=False)
-class SharedPool:
-    """See writers.Seats. `owner_of` is the prefill instance for whose job a page is reserved, if it is."""
+class SharedPool(PoolOwner):
+    """`owner_of` is the prefill instance for whose job a page is reserved, if it is."""
 
     owner: Host
     process: int  # the instance, as if it were the pid
@@ -34,12 +35,12 @@ class SharedPool:
     _num_seats: int = 0
 
     def offer(self) -> PoolOffer:
-        """See Seats."""
+        """See PoolOwner."""
         self._num_seats += 1
         return PoolOffer(HOST, self.process, 1, self.kv.num_pages, self._num_seats)
 
     def is_taken(self, seat: int) -> bool:
-        """See Seats."""
+        """See PoolOwner."""
         return seat in self.seats and self.seats[seat].alive
 
 

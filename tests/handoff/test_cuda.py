@@ -24,10 +24,9 @@ from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import PROJECT, BatonProcess
 from transfer.backends.cuda_ipc import at_device
 from transfer.in_place.device_pools import DeviceReader
-from transfer.in_place.seats import PoolOwner, SeatFile
+from transfer.in_place.writers import PoolOwner, SeatFile
 from transfer.offers import PoolOffer
-from transfer.plan.copying import Copy
-from transfer.plan.reslice import Shard, moves_of
+from transfer.plan import Copy, Shard, moves_of
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ from tests.cluster import Cluster
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.hash_model import FakeRunner
 from tests.doubles.held_copies import HeldCopies
-from transfer.in_place.device_moves import word_bytes
+from transfer.in_place.device_pools import word_bytes
 
 
 def greedy(max_tokens: int, **more: object) -> SamplingParams:

@@ -32,7 +32,7 @@ from tests.decode.driving import (
     make_cluster,
     prompt_of,
 )
-from transfer.landing.events import Delivered
+from transfer.landing.transfer import Delivered
 
 PARAMS = greedy(9)
 PROMPT = tuple(prompt_of("r", 21))

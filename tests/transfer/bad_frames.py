@@ -7,8 +7,8 @@ from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, p
 from protocol.kv_layout import KvLayout, LayerGroup
 from tests.transfer.landing.test_frame_receiver import Queue
 from tests.transfer.memory import HostMemory, expected_pool
-from transfer.landing.events import Delivered, FrameRejected, ReceiverEvent, Rejection, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.landing.transfer import Delivered, FrameRejected, ReceiverEvent, Rejection, TransferFailed
 
 LAYOUT = KvLayout((LayerGroup(2, 2, 4), LayerGroup(1, 1, 4)), page_size=4, dtype="float32")
 Parts = list[bytes]

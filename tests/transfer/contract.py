@@ -13,7 +13,8 @@ from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, Stamp, WorkerAddress
 from tests.transfer.memory import LAYOUT, ODD_GROUPS, TWO_GROUPS, HostMemory, expected_pool
-from transfer.landing.events import (
+from transfer.landing.frame_receiver import FrameReceiver
+from transfer.landing.transfer import (
     CreditReturned,
     Delivered,
     FirstFrame,
@@ -22,7 +23,6 @@ from transfer.landing.events import (
     Rejection,
     TransferFailed,
 )
-from transfer.landing.frame_receiver import FrameReceiver
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES, Target
 

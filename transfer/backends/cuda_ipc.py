@@ -18,8 +18,7 @@ from torch import Tensor
 from protocol.errors import WireError
 from protocol.kv_layout import LayerLayout
 from transfer.in_place.cuda_driver import CudaIpc
-from transfer.in_place.device_moves import WORDS, WRAP, Units, word_bytes
-from transfer.in_place.device_pools import AtDevice, DevicePages
+from transfer.in_place.device_pools import WORDS, WRAP, AtDevice, DevicePages, Units, word_bytes
 
 HIGH_PRIORITY: Final = -1
 
@@ -34,7 +33,7 @@ def at_device(pages: DevicePages) -> AtDevice:
 
 
 class CudaCopies:
-    """See device_moves.Copies."""
+    """See device_pools.Copies."""
 
     def __init__(self, device: torch.device) -> None:
         """WireError if the kernel is not available."""
@@ -78,7 +77,7 @@ class CudaCopies:
 
 @dataclass(frozen=True, eq=False)
 class CudaMoving:
-    """See moving.Moving. `used` keeps tensors alive while the device needs them."""
+    """See device_pools.Moving. `used` keeps tensors alive while the device needs them."""
 
     event: torch.cuda.Event
     read_S: Tensor

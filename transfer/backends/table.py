@@ -16,12 +16,10 @@ from runtime.curve import OPEN, Security
 from runtime.log import get_log
 from runtime.settings import TransferBackend
 from transfer.backends.nixl.backend import nixl_receiver, nixl_sender
-from transfer.backends.shm import MappedPool
 from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.in_place.device_pools import AtDevice, DevicePages, DevicePool, DeviceReader
-from transfer.in_place.pools import IN_PLACE, ON_DEVICE, Pools, Way
-from transfer.in_place.seats import PoolOwner, SeatFile
-from transfer.in_place.writers import Writers
+from transfer.in_place.pools import IN_PLACE, ON_DEVICE, MappedPool, Pools, Way
+from transfer.in_place.writers import PoolOwner, SeatFile, Writers
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import SharedPages
 from transfer.offers import DeviceHandle

@@ -14,7 +14,7 @@ from protocol.errors import WireError
 from runtime.bus import LinkWatch, bind_on_host
 from runtime.curve import OPEN, Security, without_secret
 from transfer.memory import PageMemory
-from transfer.plan.frames import FRAME_BYTES
+from transfer.plan import FRAME_BYTES
 from transfer.wire import Part, Pollable, Reading
 
 RECEIVE_FRAMES = 1024  # per connection; beyond it TCP slows the sender

@@ -1,7 +1,7 @@
 """Moves and their checksum on a GPU as one Triton kernel, which reads and writes each byte once.
 
 A program takes a piece of one unit, writes it to its place and adds its share to one of several sums, so that programs
-do not wait for each other. The total equals the device checksum of device_moves.py.
+do not wait for each other. The total equals the device checksum of device_pools.py.
 Shapes: W words of a layer, U units, S sums, B words of a piece.
 """
 
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from transfer.in_place.device_moves import FIRST, SECOND, STEP
+from transfer.in_place.device_pools import FIRST, SECOND, STEP
 
 NUM_SUMS: Final = 64
 BLOCKS: Final = (1024, 128)  # words of a piece; few sizes, because each is compiled

@@ -3,29 +3,77 @@ r"""Which prefill workers may write into decode's pages, and which reservations 
     offer -> (the seat is taken) -> admitted -> began -> ended: delivered, or the writer reports that it stopped
                                                      \-> its seat is free: the writer released it or its process ended
 
-A process whose device writes has let go only when it is no longer ending: the kernel takes the device from it last.
-Silence proves nothing. Pages of a reservation that may be written must not be used again.
+Decode shares memory and offers a seat in it with each greeting; prefill takes the seat to write. A free seat proves
+that its holder writes no more. A process whose device writes has let go only when it is no longer ending: the kernel
+takes the device from it last. Silence proves nothing. Pages of a reservation that may be written must not be used
+again.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from protocol.errors import WireError
-from runtime.shared_memory import is_ending
-from transfer.offers import PoolOffer
+from runtime.shared_memory import SharedMemory, host_identity, is_ending, is_taken, open_shared, take_seat
+from transfer.memory import Seated
+from transfer.offers import DeviceHandle, PoolOffer
+
+SEATS_BYTES = 4096  # size of a file that holds only seats; they are locks and use none of it
 
 
-class Seats(Protocol):
-    """Memory that is lent to writers. See seats.PoolOwner."""
+class SeatFile:
+    """Seats without pages, for a decode worker that has no KV in host memory."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._memory = SharedMemory(SEATS_BYTES)
+
+    @property
+    def shared_fd(self) -> int:
+        """The file."""
+        return self._memory.fd
+
+
+class PoolOwner:
+    """Lends its memory, also that of its `device`, with one seat a greeting."""
+
+    def __init__(self, memory: Seated, device: DeviceHandle | None = None) -> None:
+        self._memory = memory
+        self._device = device
+        self._num_seats = 0
 
     def offer(self) -> PoolOffer:
         """Offers a seat that was never offered before."""
-        ...
+        self._num_seats += 1
+        return PoolOffer(
+            host=host_identity(),
+            pid=os.getpid(),
+            fd=self._memory.shared_fd,
+            num_pages=self._memory.num_pages,
+            seat=self._num_seats,
+            device=self._device,
+        )
 
     def is_taken(self, seat: int) -> bool:
         """Whether a process holds the seat and may write."""
-        ...
+        return is_taken(self._memory.shared_fd, seat)
+
+
+def hold_seat(offer: PoolOffer, num_bytes: int | None = None) -> int:
+    """The prefill side: a descriptor of decode's shared memory, which holds the offered seat until it is closed.
+    WireError names why there is none, also if the memory has another size than `num_bytes`."""
+    if offer.host != host_identity():
+        raise WireError("decode's memory is on another host, or in another container")
+    try:
+        fd = open_shared(offer.pid, offer.fd, num_bytes)
+    except OSError as error:
+        raise WireError(f"decode's shared memory cannot be opened: {error}") from error
+    try:
+        take_seat(fd, offer.seat)
+    except OSError as error:
+        os.close(fd)
+        raise WireError(f"decode's seat cannot be taken: {error}") from error
+    return fd
 
 
 @dataclass(frozen=True)
@@ -41,7 +89,7 @@ class Writers:
     """The writers of one decode worker."""
 
     def __init__(
-        self, seats: Seats | None = None, required: str = "", is_ending: Callable[[int], bool] = is_ending
+        self, seats: PoolOwner | None = None, required: str = "", is_ending: Callable[[int], bool] = is_ending
     ) -> None:
         """Without `seats` no worker may write. `required`: the backend by which KV must come in place, if any."""
         self._seats = seats

@@ -13,14 +13,20 @@ from protocol.errors import WireError
 from protocol.frame import Check, FrameHeader, seal_sum, unpack_header, verify_checksum
 from protocol.kv_layout import KvLayout
 from runtime.log import Refusals, get_log
-from transfer.in_place.device_moves import Moving
-from transfer.in_place.device_pools import DeviceReader
+from transfer.in_place.device_pools import DeviceReader, Moving
 from transfer.in_place.writers import Writers
-from transfer.landing.events import CreditReturned, Delivered, FrameRejected, LastInDoubt, ReceiverEvent, Rejection
-from transfer.landing.transfer import ReceiveTransfer
+from transfer.landing.transfer import (
+    CreditReturned,
+    Delivered,
+    FrameRejected,
+    LastInDoubt,
+    ReceiverEvent,
+    ReceiveTransfer,
+    Rejection,
+)
 from transfer.memory import PageMemory
 from transfer.offers import ANSWER, OFFER, Agreed, Answer
-from transfer.plan.copying import Copy
+from transfer.plan import Copy
 from transfer.states import OPEN
 from transfer.wire import Arrivals, Pollable
 

@@ -19,7 +19,7 @@ from transfer.in_place.device_pools import DevicePool
 from transfer.in_place.pools import Pool, Pools
 from transfer.memory import PageMemory
 from transfer.offers import ANSWER, OFFER, Answer
-from transfer.plan.frames import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame, start_fault
+from transfer.plan import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame, start_fault
 from transfer.sending.transfer import DEVICE_WINDOW_BYTES, WINDOW_BYTES, Frame, PeerQueue, SendTransfer, Target
 from transfer.states import TransferState
 from transfer.wire import Part, Reading, Wire

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout, full_pages
 from protocol.messages_gateway import Stamp, WorkerAddress
-from transfer.in_place.device_moves import Moving
-from transfer.plan.copying import Copy, Runs, whole_pages
-from transfer.plan.frames import FRAME_BYTES, KvFrame, final_pages, frames_of
-from transfer.plan.reslice import Shard, moves_of
+from transfer.in_place.device_pools import Moving
+from transfer.plan import FRAME_BYTES, Copy, KvFrame, Runs, Shard, final_pages, frames_of, moves_of, whole_pages
 from transfer.states import MOVES, TransferState, advance
 
 WINDOW_BYTES = 32 * 1024 * 1024  # payload in flight to one peer; a larger frame goes alone

@@ -13,13 +13,11 @@ from tests.processes import num_open_files
 from tests.transfer.backends.test_zmq import ZmqNetwork, ended
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.backends.shm import MappedPool
 from transfer.backends.zmq import ZmqArrivals, ZmqWire
-from transfer.in_place.pools import IN_PLACE, Pools
-from transfer.in_place.seats import PoolOwner
-from transfer.in_place.writers import Writers
-from transfer.landing.events import Delivered, Rejection, TransferFailed
+from transfer.in_place.pools import IN_PLACE, MappedPool, Pools
+from transfer.in_place.writers import PoolOwner, Writers
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.landing.transfer import Delivered, Rejection, TransferFailed
 from transfer.memory import PageMemory, SharedPages
 from transfer.offers import ANSWER, OFFER, Answer, PoolOffer
 from transfer.sending.frame_sender import FrameSender

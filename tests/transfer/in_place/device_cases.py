@@ -8,9 +8,8 @@ from torch import Tensor
 
 from protocol.kv_layout import LayerLayout
 from tests.doubles.device_on_host import HostCopies
-from transfer.in_place.device_moves import WORDS, Units, units_to_write, word_bytes
-from transfer.plan.copying import Copy
-from transfer.plan.reslice import Shard, moves_of
+from transfer.in_place.device_pools import WORDS, Units, units_to_write, word_bytes
+from transfer.plan import Copy, Shard, moves_of
 
 NUM_PAGES = 40
 

@@ -7,9 +7,8 @@ from protocol.kv_layout import LayerLayout
 from tests.doubles.device_on_host import HostCopies, total_of
 from tests.transfer.in_place.device_cases import CASES, Case
 from tests.transfer.plan.moves import listed
-from transfer.in_place.device_moves import FIRST, SECOND, STEP, WRAP, units_to_read, units_to_write, word_bytes
-from transfer.plan.copying import Copy, Runs
-from transfer.plan.reslice import Shard, moves_of
+from transfer.in_place.device_pools import FIRST, SECOND, STEP, WRAP, units_to_read, units_to_write, word_bytes
+from transfer.plan import Copy, Runs, Shard, moves_of
 
 WORDS_N = torch.randint(-(2**63), 2**63 - 1, (256,), generator=torch.Generator().manual_seed(1))
 

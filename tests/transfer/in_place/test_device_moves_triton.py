@@ -8,7 +8,7 @@ import torch
 from tests.compiled import cubin_bytes
 from tests.interpreting import check_interpreted
 from tests.transfer.in_place.device_cases import CASES, Case, moved_by_kernel
-from transfer.in_place.device_moves import FIRST, SECOND, STEP
+from transfer.in_place.device_pools import FIRST, SECOND, STEP
 
 
 @pytest.mark.slow

@@ -18,13 +18,12 @@ from tests.doubles.held_copies import HeldCopies
 from tests.processes import num_open_files
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.backends.shm import MappedPool
 from transfer.in_place.device_pools import AtDevice, DevicePool
-from transfer.in_place.pools import IN_PLACE, ON_DEVICE, Pools
-from transfer.in_place.seats import PoolOwner, SeatFile
-from transfer.landing.events import Delivered, Rejection, TransferFailed
+from transfer.in_place.pools import IN_PLACE, ON_DEVICE, MappedPool, Pools
+from transfer.in_place.writers import PoolOwner, SeatFile
+from transfer.landing.transfer import Delivered, Rejection, TransferFailed
 from transfer.offers import DeviceHandle, PoolOffer
-from transfer.plan.frames import FRAME_BYTES
+from transfer.plan import FRAME_BYTES
 from transfer.sending.transfer import Target
 from transfer.wire import Part
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import WireError
-from transfer.in_place.writers import Writers
+from transfer.in_place.writers import PoolOwner, Writers
 from transfer.offers import DeviceHandle, PoolOffer
 
 ONE, TWO = 11, 12  # prefill instances
 
 
-class Table:
+class Table(PoolOwner):
     """Seats."""
 
     def __init__(self) -> None:

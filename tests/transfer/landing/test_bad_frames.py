@@ -21,8 +21,8 @@ from protocol.frame import (
     seal,
 )
 from tests.transfer.bad_frames import LAYOUT, NEIGHBOUR, NUM_TOKENS, VICTIM, Bench, Parts
-from transfer.landing.events import FATAL, CreditReturned, Rejection
 from transfer.landing.frame_receiver import MAX_PARTS
+from transfer.landing.transfer import FATAL, CreditReturned, Rejection
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, pack_header, seal
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.landing.events import (
+from transfer.landing.frame_receiver import POLL_FRAMES, FrameReceiver
+from transfer.landing.transfer import (
     FATAL,
     CreditReturned,
     Delivered,
@@ -20,7 +21,6 @@ from transfer.landing.events import (
     Rejection,
     TransferFailed,
 )
-from transfer.landing.frame_receiver import POLL_FRAMES, FrameReceiver
 from transfer.wire import Pollable
 
 SENDER, NUM_TOKENS, PAGES = 77, 6, [5, 2]

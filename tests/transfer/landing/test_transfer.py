@@ -6,17 +6,17 @@ import pytest
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage
 from tests.transfer.memory import LAYOUT, TWO_GROUPS
-from transfer.landing.events import (
+from transfer.landing.transfer import (
     FATAL,
     Delivered,
     FirstFrame,
     FrameRejected,
     ReceiverEvent,
+    ReceiveTransfer,
     Rejection,
     TransferFailed,
 )
-from transfer.landing.transfer import ReceiveTransfer
-from transfer.plan.copying import Copy
+from transfer.plan import Copy
 from transfer.states import TransferState
 
 NUM_TOKENS, PAGES = 6, (5, 2)  # a full page and half of another

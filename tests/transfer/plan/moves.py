@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from transfer.plan.reslice import Moves
+from transfer.plan import Moves
 
 
 class Move(NamedTuple):

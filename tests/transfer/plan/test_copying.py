@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from protocol.kv_layout import LayerLayout
 from tests.transfer.plan.moves import Move, listed
-from transfer.plan import copying
-from transfer.plan.copying import Copy, Runs, whole_pages
-from transfer.plan.reslice import Moves, Shard, moves_of
+from transfer.plan import Copy, Moves, Runs, Shard, moves_of, whole_pages
 
 LAYOUT = LayerLayout(num_kv_heads=2, head_dim=2, page_size=4, dtype="float16")  # 64 bytes a page
 NUM_PAGES = 9
@@ -45,8 +43,8 @@ def page_moves(draw: st.DrawFn) -> Moves:
 def test_every_byte_goes_where_its_move_says(
     long_bytes: int, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "LONG_BYTES", long_bytes)
-    monkeypatch.setattr(copying, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("transfer.plan.LONG_BYTES", long_bytes)
+    monkeypatch.setattr("transfer.plan.PIECE_BYTES", piece_bytes)
 
     @given(page_moves())
     def check(moves: Moves) -> None:
@@ -82,7 +80,7 @@ def test_runs_touch_every_page_that_they_reach_into() -> None:
 
 
 def test_what_was_not_asked_for_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "PIECE_BYTES", 8)
+    monkeypatch.setattr("transfer.plan.PIECE_BYTES", 8)
     source, target = memory(1), memory(2)
     pieces = Copy(plan(Move(0, 64, 8), Move(16, 128, 8)), 64, 64).pieces(source, target)
     assert bytes(next(pieces)) == source[:8]

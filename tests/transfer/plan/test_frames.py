@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.transfer.memory import TWO_GROUPS
-from transfer.plan.frames import final_pages, frames_of, start_fault, start_of
+from transfer.plan import final_pages, frames_of, start_fault, start_of
 from transfer.sending.transfer import SendTransfer, Target
 
 TARGET = Target(WorkerAddress("d0", 1, ranks=(RankEndpoint("nowhere"),)), reservation=1, attempt=0)

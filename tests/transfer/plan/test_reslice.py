@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocol.kv_layout import LayerLayout
 from tests.transfer.memory import TWO_GROUPS
 from tests.transfer.plan.moves import Move, listed
-from transfer.plan.reslice import Shard, moves_of
+from transfer.plan import Shard, moves_of
 
 Bytes = npt.NDArray[np.uint8]
 HEAD_DIM = 2  # of float16: 4 bytes a head

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from protocol.frame import LAST_MESSAGE
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.transfer.memory import LAYOUT
-from transfer.plan.frames import KvFrame
+from transfer.plan import KvFrame
 from transfer.sending.transfer import CreditWindow, PeerQueue, SendTransfer, Target
 
 TARGET = Target(WorkerAddress("d0", 9, ranks=(RankEndpoint("nowhere"),)), reservation=4, attempt=2)

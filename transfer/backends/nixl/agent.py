@@ -8,10 +8,10 @@ import ctypes
 import importlib.util
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from protocol.errors import ConfigError, WireError
-from transfer.backends.nixl.notice import Region
 
 _PACKAGES: Final = ("nixl_cu12", "nixl_cu13", "nixl_rocm")  # all move host memory alike
 _PROGRESS_US: Final = 20_000  # how often the thread looks without an event, in case one was missed
@@ -25,6 +25,18 @@ def is_installed() -> bool:
 def address_of(view: memoryview) -> int:
     """The address of writable bytes."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+@dataclass(frozen=True)
+class Region:
+    """Bytes of memory of some process: [address, address + num_bytes)."""
+
+    address: int
+    num_bytes: int
+
+    def contains(self, other: "Region") -> bool:
+        """Whether `other` lies inside."""
+        return self.address <= other.address and other.address + other.num_bytes <= self.address + self.num_bytes
 
 
 class Read:

@@ -14,12 +14,11 @@ from protocol.errors import WireError
 from runtime.clock import Clock, MonotonicClock
 from runtime.log import Refusals, get_log
 from runtime.ticker import Ticker
-from transfer.backends.nixl.agent import Agent, address_of
-from transfer.backends.nixl.notice import Region, is_notice, pack_notice, unpack_notice
-from transfer.backends.nixl.source import Source, note_of
+from transfer.backends.nixl.agent import Agent, Region, address_of
+from transfer.backends.nixl.source import Source, is_notice, note_of, pack_notice, unpack_notice
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.memory import SharedPages
-from transfer.plan.frames import FRAME_BYTES
+from transfer.plan import FRAME_BYTES
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES
 from transfer.wire import Arrivals, Part, Pollable, Reading, Wire

@@ -18,14 +18,15 @@ from tests.doubles.clock import VirtualClock
 from tests.transfer.backends.test_zmq import ended
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from transfer.backends.nixl.agent import Region
 from transfer.backends.nixl.backend import PIN_S, SCHEME, NixlWire, nixl_receiver, nixl_sender, regions_of
-from transfer.backends.nixl.notice import Region, pack_notice
+from transfer.backends.nixl.source import pack_notice
 from transfer.backends.zmq import ZmqArrivals, ZmqWire
-from transfer.landing.events import Delivered, FrameRejected, Rejection, TransferFailed
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.landing.transfer import Delivered, FrameRejected, Rejection, TransferFailed
 from transfer.memory import SharedPages
 from transfer.offers import ANSWER, Answer
-from transfer.plan.frames import FRAME_BYTES
+from transfer.plan import FRAME_BYTES
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES, Target
 

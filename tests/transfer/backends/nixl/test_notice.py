@@ -4,7 +4,8 @@ import pytest
 
 from protocol.errors import WireError
 from protocol.frame import HEADER_BYTES, FrameHeader, pack_header, seal
-from transfer.backends.nixl.notice import Notice, Region, is_notice, pack_notice, unpack_notice
+from transfer.backends.nixl.agent import Region
+from transfer.backends.nixl.source import Notice, is_notice, pack_notice, unpack_notice
 
 HEADER = seal(FrameHeader(0, 11, 1, 0, 0, 0, 1, 4, 0), bytes(30))
 RAW = pack_header(HEADER)

@@ -10,9 +10,8 @@ import pytest
 
 from protocol.errors import WireError
 from protocol.frame import FrameHeader, pack_header, seal
-from transfer.backends.nixl.agent import Agent
-from transfer.backends.nixl.notice import Notice, Region
-from transfer.backends.nixl.source import RING_FRAMES, Ring, Source, note_of
+from transfer.backends.nixl.agent import Agent, Region
+from transfer.backends.nixl.source import RING_FRAMES, Notice, Ring, Source, note_of
 
 SIZE = 1000  # of the largest frame
 

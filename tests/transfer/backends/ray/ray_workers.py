@@ -17,7 +17,7 @@ from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.transfer.contract import DECODE, PREFILL
 from tests.transfer.memory import LAYOUT, HostMemory
 from transfer.backends.ray.backend import ray_receiver, ray_sender
-from transfer.landing.events import CreditReturned, Delivered, ReceiverEvent
+from transfer.landing.transfer import CreditReturned, Delivered, ReceiverEvent
 from transfer.sending.transfer import Target
 
 NUM_PAGES = 12

@@ -26,8 +26,8 @@ from tests.transfer.backends.ray.ray_workers import DecodeEnd, PrefillEnd
 from tests.transfer.contract import DECODE, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.ray.backend import RayArrivals, RayPorter, join_cluster, ray_receiver, ray_sender
-from transfer.landing.events import Delivered, FirstFrame
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.landing.transfer import Delivered, FirstFrame
 from transfer.memory import PageMemory, SharedPages
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES, Target

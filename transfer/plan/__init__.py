@@ -1,1 +1,0 @@
-"""What is moved: which pages in which frames, and where their bytes go."""
