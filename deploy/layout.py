@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from deploy.devices import is_named, share_cpus, share_gpus
+from deploy.machine import is_named, share_cpus, share_gpus
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.address import is_loopback

@@ -6,6 +6,7 @@ command started.
 
 import json
 import shlex
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,6 @@ from pathlib import Path
 from deploy.console import log_level_of
 from deploy.layout import gpu_of
 from deploy.options import options_for
-from deploy.processes import describe_exit
-from deploy.supervision import Life, State
 from runtime.layered_config import Config, Origin
 from runtime.options import Kind
 from runtime.settings import WorkerSettings
@@ -111,18 +110,14 @@ def describe_end(ended: Ended) -> str:
     return f"{ended.name} {how}{last_words(ended)}"
 
 
-def describe_restart(life: Life, max_restarts: int) -> str:
-    """What follows the end of a process, by its state in `life`."""
-    if life.state is State.GIVEN_UP:
-        if max_restarts == 0:
-            return "it is not started again (--max-restarts 0)"
-        if life.failures > max_restarts:
-            return f"it is given up after {max_restarts} restart{'s' * (max_restarts > 1)} in a row"
-        return "it is given up, as another start would end the same way"
-    wait_s = life.start_at - life.since
-    if wait_s <= 0:
-        return "it is started again at once"
-    return f"it is started again in {wait_s:g} s, restart {life.failures} of {max_restarts} in a row"
+def describe_exit(code: int) -> str:
+    """`exit status 1` or `killed by SIGKILL`."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
 
 
 def last_words(ended: Ended) -> str:

@@ -11,14 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from deploy.console import Console
-from deploy.devices import describe_gpus, read_cpus, read_gpu, read_gpus
-from deploy.host import (
-    address_facing,
-    available_cpus,
-    check_port_free,
-    count_cores,
-    count_gpus,
-)
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import (
     GATEWAY,
@@ -31,6 +23,17 @@ from deploy.layout import (
     gpu_of,
     serve_plan,
     worker_plan,
+)
+from deploy.machine import (
+    address_facing,
+    available_cpus,
+    check_port_free,
+    count_cores,
+    count_gpus,
+    describe_gpus,
+    read_cpus,
+    read_gpu,
+    read_gpus,
 )
 from deploy.model_folder import (
     check_capacity,

@@ -1,23 +1,107 @@
 """Keeps the processes of one command alive: restarts those that end, kills those that hang, tells the user.
 
-supervision.py decides, launcher.py acts.
+`Life` decides about a process that ended: start it again, at once or after a wait, or give it up. Its legal moves:
+
+    STARTING --ready--> RUNNING          BACKING_OFF --start_at--> STARTING
+    STARTING, RUNNING --ended--> BACKING_OFF (no wait after the first failure) | GIVEN_UP
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
-from deploy import supervision
 from deploy.console import Console
 from deploy.launcher import SILENCE_S, Launcher
 from deploy.layout import ProcessSpec
 from deploy.options import Rules
-from deploy.sentences import Ended, describe_end, describe_restart
-from deploy.supervision import Life, State, is_due, is_hopeless
+from deploy.sentences import Ended, describe_end
+from protocol.errors import AddressInUse, Unavailable
 from runtime.clock import Clock
+from runtime.process_life import EXIT_CONFIG, EXIT_REFUSED
 
 TURN_S = 1.0
 PAUSED_S = 3.0  # between two turns: this process was paused, so the silence of others does not count
+FIRST_WAIT_S = 0.5  # before the second restart in a row; each further wait doubles
+MAX_WAIT_S = 30.0
+FORGIVEN_AFTER_S = 60.0  # of serving; earlier failures then no longer count
+_PASSING = frozenset({Unavailable.code, AddressInUse.code})  # error codes of a start that may succeed later
 
 GivenUp = Callable[[str, Collection[str]], str]  # (name, all names given up) -> a sentence for the user
+
+
+class State(StrEnum):
+    """The state of a process."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    BACKING_OFF = "backing off"
+    GIVEN_UP = "given up"
+
+
+@dataclass(frozen=True)
+class Life:
+    """One process through its starts. Times are seconds of one clock."""
+
+    state: State = State.STARTING
+    since: float = 0.0  # when this state began
+    failures: int = 0  # in a row
+    starts: int = 1
+    start_at: float = 0.0  # when to start the ended process again
+    down_since: float = 0.0  # when it last ended while it served
+
+    def ready(self, now: float) -> "Life":
+        """The process serves."""
+        assert self.state is State.STARTING, f"ready while {self.state}"
+        return replace(self, state=State.RUNNING, since=now)
+
+    def ended(self, max_restarts: int, now: float, *, hopeless: bool = False) -> "Life":
+        """The process has ended. It is GIVEN_UP, or BACKING_OFF until its next start, which may be now."""
+        assert self.state in (State.STARTING, State.RUNNING), f"ended while {self.state}"
+        served = self.state is State.RUNNING
+        failures = 1 + (0 if served and now - self.since >= FORGIVEN_AFTER_S else self.failures)
+        gives_up = hopeless or max_restarts == 0 or failures > max_restarts
+        return replace(
+            self,
+            state=State.GIVEN_UP if gives_up else State.BACKING_OFF,
+            since=now,
+            failures=failures,
+            start_at=now + wait_before_restart_s(failures),
+            down_since=now if served else self.down_since,
+        )
+
+    def is_due(self, now: float) -> bool:
+        """Whether to start the process now."""
+        return self.state is State.BACKING_OFF and now >= self.start_at
+
+    def started(self, now: float) -> "Life":
+        """The process has been started again."""
+        assert self.state is State.BACKING_OFF, f"started while {self.state}"
+        return replace(self, state=State.STARTING, since=now, starts=self.starts + 1)
+
+
+def is_hopeless(ended: Ended) -> bool:
+    """Whether another start of the process would end the same way."""
+    refused = ended.code == EXIT_REFUSED or (ended.code == EXIT_CONFIG and ended.failure_code not in _PASSING)
+    return refused and not ended.was_ready
+
+
+def wait_before_restart_s(failures: int) -> float:
+    """Seconds to wait after `failures` in a row: 0 after the first, then 0.5, 1, 2, ... up to 30."""
+    return 0.0 if failures <= 1 else min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(failures - 2, 30))
+
+
+def describe_restart(life: Life, max_restarts: int) -> str:
+    """What follows the end of a process, by its state in `life`."""
+    if life.state is State.GIVEN_UP:
+        if max_restarts == 0:
+            return "it is not started again (--max-restarts 0)"
+        if life.failures > max_restarts:
+            return f"it is given up after {max_restarts} restart{'s' * (max_restarts > 1)} in a row"
+        return "it is given up, as another start would end the same way"
+    wait_s = life.start_at - life.since
+    if wait_s <= 0:
+        return "it is started again at once"
+    return f"it is started again in {wait_s:g} s, restart {life.failures} of {max_restarts} in a row"
 
 
 class Supervisor:
@@ -38,10 +122,8 @@ class Supervisor:
         self._clock = clock
         self._console = console
         self._tell = tell
-        now = clock.now()
-        self._lives = {name: Life(State.RUNNING, now) for name in self._specs}
-        self._ended_at: dict[str, float] = {}  # processes that have ended and do not serve again yet
-        self._turned_at = now
+        self._turned_at = clock.now()
+        self._lives = dict.fromkeys(self._specs, Life(State.RUNNING, self._turned_at))
 
     @property
     def given_up(self) -> set[str]:
@@ -55,15 +137,16 @@ class Supervisor:
         self._note_ready(now)
 
         for ended in endings:
-            self._bury(ended, now)
+            self._bury(ended.name, describe_end(ended), now, hopeless=is_hopeless(ended))
         for name, life in self._lives.items():
-            if is_due(life, now):
+            if life.is_due(now):
                 self._start(name, now)
 
         if now - self._turned_at <= PAUSED_S:
-            self._kill_what_hangs()
+            self._kill_what_hangs(now)
         else:
-            self._launcher.forgive_silence()
+            for child in self._launcher.children.values():
+                child.heard_at = now
         self._turned_at = now
 
     def _timeout_s(self) -> float:
@@ -72,39 +155,31 @@ class Supervisor:
 
     def _note_ready(self, now: float) -> None:
         for name, life in self._lives.items():
-            if life.state is State.STARTING and self._launcher.is_ready(name):
-                self._lives[name] = supervision.ready(life, now)
-                took_s = now - self._ended_at.pop(name)
+            if life.state is State.STARTING and self._launcher.children[name].ready is not None:
+                self._lives[name] = life.ready(now)
+                took_s = now - life.down_since
                 self._console.note(f"{name} serves again after {took_s:.1f} s, restart {life.starts - 1}")
 
-    def _bury(self, ended: Ended, now: float) -> None:
-        name = ended.name
-        hopeless = is_hopeless(ended.code, was_ready=ended.was_ready, failure_code=ended.failure_code)
-        life = supervision.ended(self._lives[name], self._rules.max_restarts, now, hopeless=hopeless)
+    def _bury(self, name: str, what: str, now: float, *, hopeless: bool = False) -> None:
+        life = self._lives[name].ended(self._rules.max_restarts, now, hopeless=hopeless)
         self._lives[name] = life
-        self._ended_at.setdefault(name, now)
-        self._say(name, life, describe_end(ended))
-
-    def _say(self, name: str, life: Life, what: str) -> None:
         sentence = f"{what}; {describe_restart(life, self._rules.max_restarts)}"
         meaning = self._tell(name, self.given_up) if life.state is State.GIVEN_UP else ""
         self._console.trouble(f"{sentence}. {meaning}" if meaning else sentence)
 
     def _start(self, name: str, now: float) -> None:
-        life = supervision.started(self._lives[name], now)
-        self._lives[name] = life
+        self._lives[name] = self._lives[name].started(now)
         try:
             self._launcher.start_again(self._specs[name])
         except OSError as error:  # out of memory or descriptors: a later start may succeed
-            life = supervision.ended(life, self._rules.max_restarts, now)
-            self._lives[name] = life
-            self._say(name, life, f"{name} cannot be started: {error}")
+            self._bury(name, f"{name} cannot be started: {error}", now)
 
-    def _kill_what_hangs(self) -> None:
+    def _kill_what_hangs(self, now: float) -> None:
         for name, life in self._lives.items():
             if life.state not in (State.STARTING, State.RUNNING):
                 continue
-            silence_s = self._launcher.silence_s(name)
-            limit_s = self._rules.hang_limit_s if self._launcher.is_beating(name) else SILENCE_S
-            if limit_s and silence_s > limit_s and (life.state is State.STARTING or self._launcher.is_beating(name)):
+            child = self._launcher.children[name]
+            silence_s = now - child.heard_at
+            limit_s = self._rules.hang_limit_s if child.is_beating else SILENCE_S
+            if limit_s and silence_s > limit_s and (life.state is State.STARTING or child.is_beating):
                 self._launcher.kill(name, f"gave no sign of life for {silence_s:.0f} s")

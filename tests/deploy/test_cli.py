@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import find_config, main
-from deploy.command_line import CommandLine
+from deploy.cli import CommandLine, find_config, main
 from runtime.layered_config import Origin
 
 
@@ -78,7 +77,7 @@ def test_an_error_names_the_variable_or_the_file_that_has_the_value(
 def test_an_error_shows_the_value_as_typed(
     typed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.host._GPU_SIGNS", ())  # nothing here is a sign of a GPU
+    monkeypatch.setattr("deploy.machine._GPU_SIGNS", ())  # nothing here is a sign of a GPU
     assert main(["serve", "--device", typed]) == 2
     assert f"error: --device: got '{typed}', but this machine shows no GPU" in capsys.readouterr().err
 

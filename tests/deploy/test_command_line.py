@@ -1,6 +1,6 @@
 import pytest
 
-from deploy.command_line import parse
+from deploy.cli import parse
 from deploy.options import COMMANDS, options_for
 from protocol.errors import ConfigError
 

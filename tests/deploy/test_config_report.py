@@ -4,8 +4,7 @@ import json
 import pytest
 from rich.console import Console
 
-from deploy.cli import find_config, main
-from deploy.command_line import CommandLine, parse
+from deploy.cli import CommandLine, find_config, main, parse
 from deploy.config_report import as_json, print_table, show
 
 

@@ -1,13 +1,8 @@
-import os
-import subprocess
-import sys
-
 import pytest
 
 from deploy.cli import main
-from deploy.devices import read_cpus, share_cpus, show_numbers
 from deploy.layout import serve_plan, worker_plan
-from deploy.processes import pinned_to
+from deploy.machine import read_cpus, share_cpus, show_numbers
 from protocol.errors import ConfigError
 from tests.deploy.test_layout import MODEL, config
 
@@ -85,16 +80,6 @@ def test_threads_follow_the_pin() -> None:
     assert [settings.threads for settings in chosen.worker_settings] == [5, 5]
     spec = worker_plan(config("worker", role="decode", gateway="tcp://h:1"), MODEL, "d", "h", 8, (2, 3))
     assert (spec.cpus, spec.environment["OMP_NUM_THREADS"]) == ((2, 3), "2")
-
-
-def test_a_child_is_pinned_and_its_parent_is_not() -> None:
-    before = os.sched_getaffinity(0)
-    core = max(before)
-    script = "import os; print(sorted(os.sched_getaffinity(0)))"
-    with pinned_to([core]):
-        child = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True)
-    assert child.stdout.strip() == str([core])
-    assert os.sched_getaffinity(0) == before
 
 
 @pytest.mark.parametrize("command", ["serve --port 0", "worker --role decode --gateway tcp://127.0.0.1:9"])

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from deploy.cli import find_config
-from deploy.command_line import CommandLine
-from deploy.demo import Answer, DemoFailed, printable, prompt_fields, stream_answer
-from deploy.timeline import Moment
+from deploy.cli import CommandLine, find_config
+from deploy.demo import Answer, DemoFailed, Moment, printable, prompt_fields, stream_answer
 from protocol.errors import ConfigError
 from tests.doubles.clock import VirtualClock
 

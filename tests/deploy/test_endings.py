@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import find_config
-from deploy.command_line import CommandLine, parse
+from deploy.cli import CommandLine, find_config, parse
 from deploy.layout import serve_plan
 from deploy.sentences import Ended, describe_end, describe_loss, gpu_flags, replacement, worker_flags
 

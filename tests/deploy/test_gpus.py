@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from deploy.devices import describe_gpus, read_gpu, read_gpus, share_gpus
+from deploy.machine import describe_gpus, read_gpu, read_gpus, share_gpus
 from protocol.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deploy.host import address_facing, check_port_free, count_cores, count_gpus, cpu_quota
+from deploy.machine import address_facing, check_port_free, count_cores, count_gpus, cpu_quota
 from loadtest.ports import held_port
 from protocol.errors import ConfigError
 from runtime.address import split_endpoint
@@ -85,7 +85,7 @@ def test_gpus_are_counted_by_torch_in_a_process_of_its_own(tmp_path: Path, monke
     script = (
         "import os, sys; assert 'torch' not in sys.modules; print(len(os.environ['CUDA_VISIBLE_DEVICES'].split(',')))"
     )
-    monkeypatch.setattr("deploy.host._ASK_TORCH", script)
+    monkeypatch.setattr("deploy.machine._ASK_TORCH", script)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5fd4f5a6,GPU-1b2c3d4e,MIG-77")
     assert count_gpus("auto", tmp_path) == 0  # no driver: nobody is asked
     write(tmp_path / "dev/nvidia0", "")
@@ -104,9 +104,9 @@ def test_who_cannot_count_gpus_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str
 ) -> None:
     write(tmp_path / "dev/nvidia0", "")
-    monkeypatch.setattr("deploy.host._ASK_TORCH", script)
+    monkeypatch.setattr("deploy.machine._ASK_TORCH", script)
     if "sleep" in script:
-        monkeypatch.setattr("deploy.host._ASK_TORCH_S", 0.2)
+        monkeypatch.setattr("deploy.machine._ASK_TORCH_S", 0.2)
     with pytest.raises(ConfigError, match=says):
         count_gpus("auto", tmp_path)
 

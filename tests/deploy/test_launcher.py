@@ -148,16 +148,17 @@ def test_another_start_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
     with StopSignal() as stop, Launcher(Console(with_logs=False), stop, clock) as launcher:
         said = """echo '{"event": "alive"}' >&$1; echo '{"event": "failed", "error": "why", "code": "c"}' >&$1; """
         launcher.start([shell(said + READY + "sleep 1000")])
-        assert launcher.is_ready("x") and launcher.is_beating("x")
+        child = launcher.children["x"]
+        assert child.ready and child.is_beating and child.heard_at == clock.now()
         clock.advance(100.0)
-        assert launcher.silence_s("x") == 100.0
         launcher.kill("x", "is in the way")
         code = -signal.SIGKILL
         assert end_of(launcher) == Ended("x", code, "", "why", "c", was_ready=True, killed_because="is in the way")
         capsys.readouterr()
         launcher.start_again(shell("""echo '{"event": "loading", "what": "weights"}' >&$1; exit 7"""))
-        assert not launcher.is_ready("x") and not launcher.is_beating("x")
-        assert launcher.silence_s("x") == 0.0
+        child = launcher.children["x"]
+        assert not child.ready and not child.is_beating
+        assert child.heard_at == clock.now()
         assert end_of(launcher) == Ended("x", 7, "", was_ready=False)
         assert capsys.readouterr().err == ""
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deploy.launcher import MAX_LINE_BYTES, ChildProcess, LineReader, parse_status
 from deploy.layout import ProcessSpec
-from deploy.processes import MAX_LINE_BYTES, ChildProcess, LineReader, describe_exit, parse_status
+from deploy.sentences import describe_exit
 from tests.processes import command_line, num_open_files
 
 
@@ -63,13 +64,27 @@ def test_a_child_finds_the_project_and_says_its_last_words(tmp_path: Path, monke
     project = Path(__file__).resolve().parents[2]
     child = ChildProcess(spec, 0.0)
     assert select.select([child.exit_fd], [], [], 60.0)[0]
-    assert child.exit_code() == 3
+    assert child.popen.poll() == 3
     assert child.exit_fd not in child.descriptors()
     assert child.log_lines() == [f"here {project / 'protocol'}"]
     assert child.events() == [{"event": "ready"}]
     assert child.last_line == "malformed status: rubbish"
     child.close()
     assert child.descriptors() == ()
+
+
+def test_a_child_is_pinned_and_its_parent_is_not() -> None:
+    before = os.sched_getaffinity(0)
+    core = max(before)
+    script = "import os; print(sorted(os.sched_getaffinity(0)))"
+    child = ChildProcess(ProcessSpec("x", (sys.executable, "-S", "-c", script), {}, (core,)), 0.0)
+    assert os.sched_getaffinity(0) == before
+    assert select.select([child.exit_fd], [], [], 60.0)[0]
+    assert child.log_lines() == [str([core])]
+    child.close()
+    with pytest.raises(FileNotFoundError):
+        ChildProcess(ProcessSpec("x", ("/none",), {}, (core,)), 0.0)
+    assert os.sched_getaffinity(0) == before
 
 
 def test_what_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from deploy import serve
 from deploy.cli import main
 from deploy.console import Console
-from deploy.host import count_gpus
+from deploy.machine import count_gpus
 from runtime.settings import WorkerSettings
 
 GATEWAY = "--gateway tcp://127.0.0.1:9"
@@ -18,7 +18,7 @@ GATEWAY = "--gateway tcp://127.0.0.1:9"
 def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").write_text("")
-    monkeypatch.setattr("deploy.host._ASK_TORCH", "print(2)")
+    monkeypatch.setattr("deploy.machine._ASK_TORCH", "print(2)")
     monkeypatch.setattr("deploy.serve.count_gpus", lambda device: count_gpus(device, tmp_path))
     monkeypatch.delenv("BATON_GPUS", raising=False)
     monkeypatch.delenv("BATON_DEVICE", raising=False)

@@ -1,7 +1,7 @@
 import pytest
 
-from deploy import supervision
-from deploy.supervision import Life, State, is_due, is_hopeless, wait_before_restart_s
+from deploy.sentences import Ended
+from deploy.supervisor import Life, State, is_hopeless, wait_before_restart_s
 from runtime.process_life import EXIT_REFUSED
 
 RUNNING = Life(State.RUNNING, since=100.0)
@@ -10,17 +10,17 @@ RUNNING = Life(State.RUNNING, since=100.0)
 def fail_again_and_again(life: Life, max_restarts: int, ready: bool, hopeless: bool = False) -> list[float]:
     """Waits before each restart until it is given up, when each start takes 1 s and fails, or serves 1 s and fails."""
     now, waits = 100.0, []
-    while (life := supervision.ended(life, max_restarts, now, hopeless=hopeless)).state is State.BACKING_OFF:
+    while (life := life.ended(max_restarts, now, hopeless=hopeless)).state is State.BACKING_OFF:
         waits.append(life.start_at - now)
-        assert is_due(life, life.start_at) and not is_due(life, life.start_at - 0.01)
+        assert life.is_due(life.start_at) and not life.is_due(life.start_at - 0.01)
         now = life.start_at
-        life = supervision.started(life, now)
-        assert life.state is State.STARTING and not is_due(life, now + 1000.0)
+        life = life.started(now)
+        assert life.state is State.STARTING and not life.is_due(now + 1000.0)
         now += 1.0
         if ready:
-            life = supervision.ready(life, now)
+            life = life.ready(now)
             now += 1.0
-    assert life.state is State.GIVEN_UP and not is_due(life, now + 1000.0)
+    assert life.state is State.GIVEN_UP and not life.is_due(now + 1000.0)
     assert life.starts == 1 + len(waits)
     return waits
 
@@ -38,32 +38,32 @@ def test_no_wait_is_beyond_its_bound() -> None:
 
 @pytest.mark.parametrize("hopeless", [False, True])
 def test_nothing_is_started_again_where_that_is_not_wanted(hopeless: bool) -> None:
-    assert supervision.ended(RUNNING, 0, 200.0, hopeless=hopeless).state is State.GIVEN_UP
+    assert RUNNING.ended(0, 200.0, hopeless=hopeless).state is State.GIVEN_UP
 
 
 def test_what_served_well_begins_anew() -> None:
     worn = Life(State.RUNNING, since=100.0, failures=5, starts=6)
-    assert supervision.ended(worn, 5, 159.9).state is State.GIVEN_UP
-    life = supervision.ended(worn, 5, 160.0)
+    assert worn.ended(5, 159.9).state is State.GIVEN_UP
+    life = worn.ended(5, 160.0)
     assert (life.state, life.failures, life.start_at) == (State.BACKING_OFF, 1, 160.0)
 
 
 def test_a_long_start_forgives_nothing() -> None:
     starting = Life(State.STARTING, since=100.0, failures=5)
-    assert supervision.ended(starting, 5, 500.0).state is State.GIVEN_UP
+    assert starting.ended(5, 500.0).state is State.GIVEN_UP
 
 
 def test_who_is_lost_soon_after_every_start_is_counted_and_given_up() -> None:
-    hopeless = is_hopeless(EXIT_REFUSED, was_ready=True, failure_code="refused")
+    hopeless = is_hopeless(Ended("x", EXIT_REFUSED, "", failure_code="refused", was_ready=True))
     assert fail_again_and_again(RUNNING, 5, ready=True, hopeless=hopeless) == [0.0, 0.5, 1.0, 2.0, 4.0]
     served_long = Life(State.RUNNING, since=100.0, failures=5)
-    life = supervision.ended(served_long, 5, 200.0, hopeless=hopeless)
+    life = served_long.ended(5, 200.0, hopeless=hopeless)
     assert (life.state, life.failures, life.start_at) == (State.BACKING_OFF, 1, 200.0)
 
 
 def test_what_is_hopeless_is_given_up_at_once() -> None:
     starting = Life(State.STARTING, since=100.0)
-    assert supervision.ended(starting, 5, 101.0, hopeless=True).state is State.GIVEN_UP
+    assert starting.ended(5, 101.0, hopeless=True).state is State.GIVEN_UP
 
 
 @pytest.mark.parametrize(
@@ -85,18 +85,18 @@ def test_what_is_hopeless_is_given_up_at_once() -> None:
     ],
 )
 def test_what_is_hopeless(code: int, was_ready: bool, failure_code: str, hopeless: bool) -> None:
-    assert is_hopeless(code, was_ready=was_ready, failure_code=failure_code) is hopeless
+    assert is_hopeless(Ended("x", code, "", failure_code=failure_code, was_ready=was_ready)) is hopeless
 
 
 def test_moves_that_make_no_sense_are_refused() -> None:
-    backing_off = supervision.ended(RUNNING, 5, 200.0)
-    given_up = supervision.ended(RUNNING, 0, 200.0)
+    backing_off = RUNNING.ended(5, 200.0)
+    given_up = RUNNING.ended(0, 200.0)
     for life in (backing_off, given_up):
         with pytest.raises(AssertionError, match="ended while"):
-            supervision.ended(life, 5, 201.0)
+            life.ended(5, 201.0)
     for life in (RUNNING, backing_off, given_up):
         with pytest.raises(AssertionError, match="ready while"):
-            supervision.ready(life, 201.0)
+            life.ready(201.0)
     for life in (RUNNING, given_up):
         with pytest.raises(AssertionError, match="started while"):
-            supervision.started(life, 201.0)
+            life.started(201.0)

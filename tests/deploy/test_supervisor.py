@@ -17,15 +17,20 @@ NAMES = ("gateway", "decode-0")
 
 
 @dataclass
+class PaperChild:
+    heard_at: float
+    ready: object = None
+    is_beating: bool = True
+
+
+@dataclass
 class PaperProcesses:
     """`pending` are ends to report. A turn without news takes all the time that it is given."""
 
     clock: VirtualClock
+    children: dict[str, PaperChild] = field(default_factory=lambda: {name: PaperChild(0.0) for name in NAMES})
     pending: list[Ended] = field(default_factory=list)
     starts: list[tuple[float, str]] = field(default_factory=list)  # (when, who)
-    ready: set[str] = field(default_factory=set)
-    beating: set[str] = field(default_factory=lambda: set(NAMES))
-    heard: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
     silent: set[str] = field(default_factory=set)
     killed: dict[str, str] = field(default_factory=dict)
     cannot_start: bool = False
@@ -34,28 +39,20 @@ class PaperProcesses:
         if not self.pending:
             self.clock.advance(timeout_s)
         found, self.pending = self.pending, []
-        self.heard |= {name: self.clock.now() for name in NAMES if name not in self.silent}
+        for name, child in self.children.items():
+            child.heard_at = child.heard_at if name in self.silent else self.clock.now()
         return found
 
     def start_again(self, spec: ProcessSpec) -> None:
         if self.cannot_start:
             raise OSError("no memory")
         self.starts.append((self.clock.now(), spec.name))
-        self.ready.discard(spec.name)
         self.killed.pop(spec.name, None)
-        self.heard[spec.name] = self.clock.now()
+        self.children[spec.name] = PaperChild(self.clock.now(), is_beating=self.children[spec.name].is_beating)
 
-    def is_ready(self, name: str) -> bool:
-        return name in self.ready
-
-    def is_beating(self, name: str) -> bool:
-        return name in self.beating
-
-    def silence_s(self, name: str) -> float:
-        return self.clock.now() - self.heard[name]
-
-    def forgive_silence(self) -> None:
-        self.heard = dict.fromkeys(NAMES, self.clock.now())
+    def beat_no_more(self) -> None:
+        for child in self.children.values():
+            child.is_beating = False
 
     def kill(self, name: str, because: str) -> None:
         self.killed[name] = because
@@ -93,7 +90,7 @@ def test_a_crash_is_mended_at_once_and_told(capsys: pytest.CaptureFixture[str]) 
     stage.end("decode-0", -9)
     assert stage.processes.starts == [(100.0, "decode-0")]
     stage.turns(3.0)
-    stage.processes.ready.add("decode-0")
+    stage.processes.children["decode-0"].ready = {}
     stage.turns(1.0)
     assert said(capsys) == [
         "error: decode-0 was killed by SIGKILL; it is started again at once",
@@ -167,14 +164,14 @@ def test_silence_means_nothing_where_there_was_no_sign_or_no_limit() -> None:
     patient.turns(100.0)
     quiet = Stage(Rules())
     quiet.processes.silent.update(NAMES)
-    quiet.processes.beating.clear()
+    quiet.processes.beat_no_more()
     quiet.turns(700.0)
     assert patient.processes.killed == quiet.processes.killed == {}
 
 
 def test_a_start_without_any_news_does_not_last_for_ever() -> None:
     stage = Stage(Rules())
-    stage.processes.beating.clear()
+    stage.processes.beat_no_more()
     stage.end("decode-0", -9)
     stage.processes.silent.add("decode-0")
     stage.turns(599.0)
@@ -200,7 +197,7 @@ def test_serving_again_is_counted_from_the_first_end(capsys: pytest.CaptureFixtu
     stage.turns(4.0)
     stage.end("decode-0", 1, was_ready=False)
     stage.turns(4.0)
-    stage.processes.ready.add("decode-0")
+    stage.processes.children["decode-0"].ready = {}
     took = stage.clock.now() - 100.0
     stage.turns(0.5)
     assert said(capsys)[-1] == f"decode-0 serves again after {took + 1.0:.1f} s, restart 2"

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from deploy.timeline import Moment, bar, draw, read_moments, spans, timeline_table
+from deploy.demo import Moment, bar, draw, read_moments, spans, timeline_table
 
 CHUNK = {
     "timeline": [

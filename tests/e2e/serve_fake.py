@@ -14,12 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dataclasses import replace
 
-from deploy.cli import find_config
-from deploy.command_line import parse
+from deploy.cli import find_config, parse
 from deploy.console import make_console
-from deploy.devices import read_cpus
-from deploy.host import available_cpus, count_cores
 from deploy.layout import Plan, ProcessSpec, serve_plan
+from deploy.machine import available_cpus, count_cores, read_cpus
 from deploy.options import Rules
 from deploy.serve import run_plan
 from protocol.messages_gateway import Role

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from deploy.host import count_cores
+from deploy.machine import count_cores
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
 from tests.processes import command_line
