@@ -34,9 +34,9 @@ from runtime.keys import Keys, read_keys
 from runtime.log import get_log
 from runtime.settings import TransferBackend
 from transfer.backends.table import open_receiver, open_sender
+from transfer.interfaces import Pollable
 from transfer.landing.transfer import CreditReturned, Delivered, FrameRejected, TransferFailed
 from transfer.sending.transfer import Target
-from transfer.wire import Pollable
 
 HOST = "127.0.0.1"
 PREFILL, DECODE = 11, 22  # instances

@@ -15,11 +15,10 @@ from tests.doubles.device_on_host import LocalIpc
 from transfer.in_place.device_pools import AtDevice, Copies, DevicePages, DevicePool, DeviceReader
 from transfer.in_place.pools import IN_PLACE, ON_DEVICE, MappedPool, Pools
 from transfer.in_place.writers import PoolOwner, SeatFile, Writers
+from transfer.interfaces import Part, Pollable, SharedPages
 from transfer.landing.frame_receiver import FrameReceiver
-from transfer.memory import SharedPages
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES
-from transfer.wire import Part, Pollable
 
 SCHEME = "inproc-network:"
 
@@ -186,10 +185,10 @@ class _InprocArrivals:
         return []
 
     def meet(self, instance: int, export: bytes) -> None:
-        """See wire.Arrivals."""
+        """See interfaces.Arrivals."""
 
     def lose(self, instance: int) -> None:
-        """See wire.Arrivals."""
+        """See interfaces.Arrivals."""
 
     def close(self) -> None:
         self._network.unbind(self.address)

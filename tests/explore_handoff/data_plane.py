@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from protocol.errors import WireError
 from tests.explore_handoff.network import REDIAL_S, Host, Network
-from transfer.wire import Part, Pollable
+from transfer.interfaces import Part, Pollable
 
 SCHEME = "frames://"
 DEPART_S = 0.0005
@@ -198,7 +198,7 @@ class DataPlane:
 
 
 class SimulatedWire:
-    """See transfer.wire.Wire. `held` names what a frame shows, as a check that it is still the sender's."""
+    """See transfer.interfaces.Wire. `held` names what a frame shows, as a check that it is still the sender's."""
 
     def __init__(self, plane: DataPlane, owner: Host, held: Callable[[], Callable[[], None]]) -> None:
         self._plane = plane
@@ -240,7 +240,7 @@ class SimulatedWire:
 
 
 class SimulatedArrivals:
-    """See transfer.wire.Arrivals."""
+    """See transfer.interfaces.Arrivals."""
 
     backend = "simulated"
 

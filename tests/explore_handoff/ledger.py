@@ -67,8 +67,8 @@ def owed(processes: Sequence[WorkerProcess]) -> Iterator[str]:
                     yield f"{process.name} takes jobs {peer.queued} for queued at {peer.address.worker_id}"
         elif process.sender is not None:
             for instance, queue in process.sender._peers.items():
-                if queue.credit._going_on:
-                    yield f"{process.name} waits for credit from instance {instance}: {queue.credit._going_on}"
+                if queue.credit.going_on:
+                    yield f"{process.name} waits for credit from instance {instance}: {queue.credit._num_frames}"
 
 
 def _held(process: WorkerProcess) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
         "a job of a stranger"
     )
     for queue in sender._peers.values():
-        assert len(queue.credit._going_on) <= len(sender._transfers), "bytes in flight of a transfer that has ended"
+        assert queue.credit.going_on <= len(sender._transfers), "bytes in flight of a transfer that has ended"
 
 
 def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:

@@ -15,7 +15,7 @@ from scheduler.kv_book import PageAllocator, PageState
 
 
 class SourceMemory:
-    """See transfer.memory.PageMemory. `held` is asked for once for each frame, right after its views were made."""
+    """See transfer.interfaces.PageMemory. `held` is asked for once for each frame, right after its views were made."""
 
     def __init__(self, kv: PagedKv, pages: PageAllocator) -> None:
         self._kv = kv
@@ -58,7 +58,7 @@ class SourceMemory:
 
 
 class TargetMemory:
-    """See transfer.memory.PageMemory."""
+    """See transfer.interfaces.PageMemory."""
 
     def __init__(self, kv: PagedKv, pages: PageAllocator) -> None:
         self._kv = kv

@@ -105,7 +105,7 @@ HANDOFF = (
     _mutant(
         "bytes that were lost block a peer for ever",
         "CreditWindow.fits",
-        "not self._going_on",
+        "not self.going_on",
         "not self.in_flight",
         "what is lost is never returned",
     ),

@@ -4,10 +4,10 @@
 cuda_ipc if possible, else shm, else zmq.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
@@ -20,12 +20,12 @@ from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.in_place.device_pools import AtDevice, DevicePages, DevicePool, DeviceReader
 from transfer.in_place.pools import IN_PLACE, ON_DEVICE, MappedPool, Pools, Way
 from transfer.in_place.writers import PoolOwner, SeatFile, Writers
+from transfer.interfaces import SharedPages
 from transfer.landing.frame_receiver import FrameReceiver
-from transfer.memory import SharedPages
-from transfer.offers import DeviceHandle
 from transfer.sending.frame_sender import FrameSender
 
 log = get_log("transfer")
+Tried = TypeVar("Tried")
 
 
 def open_sender(
@@ -74,7 +74,7 @@ def open_receiver(
         return FrameReceiver(memory, ZmqArrivals(memory, host, context, security))
 
     at_device = open_device(device, backend)
-    handle = None if at_device is None else _handle_of(at_device, backend)
+    handle = None if at_device is None else _tried(at_device.export, backend)
     seats = PoolOwner(SeatFile(memory.num_pages) if backend == "cuda_ipc" else memory, handle)
     writers = Writers(seats, required="" if backend == "auto" else backend)
     reader = None if at_device is None or handle is None else DeviceReader(at_device.pages, at_device.copies)
@@ -90,16 +90,13 @@ def open_device(device: DevicePages | None, backend: str) -> AtDevice | None:
         return None
     from transfer.backends.cuda_ipc import at_device  # noqa: PLC0415 - the import takes seconds
 
-    try:
-        return at_device(device)
-    except WireError as error:
-        _go_without(backend, error.message)
-        return None
+    return _tried(lambda: at_device(device), backend)
 
 
-def _handle_of(at_device: AtDevice, backend: str) -> DeviceHandle | None:
+def _tried(call: Callable[[], Tried], backend: str) -> Tried | None:
+    """The call's result, or None if it raises WireError. ConfigError if the backend needs it."""
     try:
-        return at_device.export()
+        return call()
     except WireError as error:
         _go_without(backend, error.message)
         return None

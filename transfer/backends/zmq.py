@@ -13,9 +13,8 @@ import zmq
 from protocol.errors import WireError
 from runtime.bus import LinkWatch, bind_on_host
 from runtime.curve import OPEN, Security, without_secret
-from transfer.memory import PageMemory
+from transfer.interfaces import PageMemory, Part, Pollable, Reading
 from transfer.plan import FRAME_BYTES
-from transfer.wire import Part, Pollable, Reading
 
 RECEIVE_FRAMES = 1024  # per connection; beyond it TCP slows the sender
 SCHEME = "tcp://"
@@ -24,7 +23,7 @@ MORE_FOLLOWS: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class ZmqWire:
-    """See transfer.wire.Wire. The caller owns `context` and ends it after close()."""
+    """See transfer.interfaces.Wire. The caller owns `context` and ends it after close()."""
 
     def __init__(self, context: zmq.Context[Any], security: Security = OPEN) -> None:
         self._context = context
@@ -81,7 +80,7 @@ class ZmqWire:
 
 
 class ZmqArrivals:
-    """See transfer.wire.Arrivals."""
+    """See transfer.interfaces.Arrivals."""
 
     backend = "zmq"
     is_ordered = True  # one connection from each sender; if it breaks, the sender gives up its transfers

@@ -73,16 +73,13 @@ class Moving(Protocol):
     @property
     def done(self) -> bool:
         """Whether it has completed: it reads and writes nothing any more, and its writes are visible everywhere."""
-        ...
 
     def wait(self) -> None:
         """Blocks until `done`."""
-        ...
 
     @property
     def total(self) -> int:
         """The device checksum of what was moved or read. Valid once `done`."""
-        ...
 
 
 class Copies(Protocol):
@@ -90,7 +87,6 @@ class Copies(Protocol):
 
     def begin(self, source_W: Tensor, target_W: Tensor | None, units: Units) -> Moving:
         """Copies units of one layer's words and sums them. Without a target it only sums."""
-        ...
 
 
 class DevicePages(Protocol):
@@ -99,17 +95,14 @@ class DevicePages(Protocol):
     @property
     def layout(self) -> KvLayout:
         """Their layout."""
-        ...
 
     @property
     def num_pages(self) -> int:
         """Pages of each layer, with the padding page."""
-        ...
 
     @property
     def device_bytes(self) -> Tensor:
         """All bytes, contiguous, uint8: KvLayout.span() tells where each layer lies."""
-        ...
 
 
 class Opened(Protocol):
@@ -118,23 +111,19 @@ class Opened(Protocol):
     @property
     def memory(self) -> Tensor:
         """Its bytes, uint8."""
-        ...
 
     def close(self) -> None:
         """Unmaps it."""
-        ...
 
 
 class Ipc(Protocol):
-    """Shares device memory between processes. See cuda_driver.CudaIpc."""
+    """Shares device memory between processes. See cuda_ipc.CudaIpc."""
 
     def export(self, memory: Tensor) -> DeviceHandle:
         """The handle by which another process maps it. WireError names why there is none."""
-        ...
 
     def open(self, offered: DeviceHandle) -> Opened:
         """Maps what another process exports. WireError names why it cannot."""
-        ...
 
 
 @dataclass(frozen=True)

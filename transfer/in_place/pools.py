@@ -20,7 +20,7 @@ from protocol.kv_layout import KvLayout
 from runtime.log import get_log
 from transfer.in_place.device_pools import DevicePool
 from transfer.in_place.writers import hold_seat
-from transfer.memory import PageMemory
+from transfer.interfaces import PageMemory
 from transfer.offers import PoolOffer
 
 
@@ -60,11 +60,9 @@ class MappedMemory(PageMemory, Protocol):
     @property
     def num_pages(self) -> int:
         """Pages of each layer, with the padding page."""
-        ...
 
     def close(self) -> None:
         """Unmaps it, then frees the seat."""
-        ...
 
 
 Pool = MappedMemory | DevicePool

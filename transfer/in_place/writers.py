@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from protocol.errors import WireError
 from runtime.shared_memory import SharedMemory, host_identity, is_ending, is_taken, open_shared, take_seat
-from transfer.memory import Seated
+from transfer.interfaces import Seated
 from transfer.offers import DeviceHandle, PoolOffer
 
 SEATS_BYTES = 4096  # size of a file that holds only seats; they are locks and use none of it

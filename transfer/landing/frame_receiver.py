@@ -15,6 +15,7 @@ from protocol.kv_layout import KvLayout
 from runtime.log import Refusals, get_log
 from transfer.in_place.device_pools import DeviceReader, Moving
 from transfer.in_place.writers import Writers
+from transfer.interfaces import Arrivals, PageMemory, Pollable
 from transfer.landing.transfer import (
     CreditReturned,
     Delivered,
@@ -24,11 +25,9 @@ from transfer.landing.transfer import (
     ReceiveTransfer,
     Rejection,
 )
-from transfer.memory import PageMemory
 from transfer.offers import ANSWER, OFFER, Agreed, Answer
 from transfer.plan import Copy
 from transfer.states import OPEN
-from transfer.wire import Arrivals, Pollable
 
 POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll: about 2 ms of copying
 POLL_FRAMES = 256  # the most frames of one poll, whatever their size

@@ -17,12 +17,11 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Stamp
 from transfer.in_place.device_pools import DevicePool
 from transfer.in_place.pools import Pool, Pools
-from transfer.memory import PageMemory
+from transfer.interfaces import PageMemory, Part, Reading, Wire
 from transfer.offers import ANSWER, OFFER, Answer
 from transfer.plan import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame, start_fault
 from transfer.sending.transfer import DEVICE_WINDOW_BYTES, WINDOW_BYTES, Frame, PeerQueue, SendTransfer, Target
 from transfer.states import TransferState
-from transfer.wire import Part, Reading, Wire
 
 GATHER_BELOW = 64 * 1024  # bytes: runs that are shorter on average are gathered
 

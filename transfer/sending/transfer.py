@@ -172,18 +172,22 @@ class CreditWindow:
         self.window = window
         self.in_flight = 0
         self._frames: deque[tuple[int, int]] = deque()  # (reservation, bytes)
-        self._going_on: Counter[int] = Counter()  # frames in flight by reservation, of transfers that have not ended
-        self._num_frames: Counter[int] = Counter()  # the same for all transfers
+        self._num_frames: Counter[int] = Counter()  # of those in flight, by reservation
+        self._ended: set[int] = set()  # reservations of transfers that have ended with frames in flight
 
     def fits(self, num_bytes: int) -> bool:
         """Whether a frame of `num_bytes` may leave now."""
-        return not self._going_on or self.in_flight + num_bytes <= self.window
+        return not self.going_on or self.in_flight + num_bytes <= self.window
+
+    @property
+    def going_on(self) -> int:
+        """How many transfers that continue have frames in flight."""
+        return len(self._num_frames) - len(self._ended)
 
     def take(self, reservation: int, num_bytes: int) -> None:
         """A frame has left."""
         assert self.fits(num_bytes), (self.in_flight, num_bytes)
         self._frames.append((reservation, num_bytes))
-        self._going_on[reservation] += 1
         self._num_frames[reservation] += 1
         self.in_flight += num_bytes
 
@@ -192,21 +196,17 @@ class CreditWindow:
         while num_bytes > 0 and self._num_frames[reservation]:
             oldest, size = self._frames.popleft()
             self.in_flight -= size
-            _count_down(self._num_frames, oldest)
-            _count_down(self._going_on, oldest)
+            self._num_frames[oldest] -= 1
+            if not self._num_frames[oldest]:
+                del self._num_frames[oldest]
+                self._ended.discard(oldest)
             if oldest == reservation:
                 num_bytes -= size
 
     def end(self, reservation: int) -> None:
         """The transfer has ended. Its bytes in flight block no other transfer."""
-        self._going_on.pop(reservation, None)
-
-
-def _count_down(counts: Counter[int], key: int) -> None:
-    if counts[key] > 1:
-        counts[key] -= 1
-    else:
-        counts.pop(key, None)
+        if reservation in self._num_frames:
+            self._ended.add(reservation)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,9 @@ from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.in_place.pools import IN_PLACE, MappedPool, Pools
 from transfer.in_place.writers import PoolOwner, Writers
+from transfer.interfaces import PageMemory, SharedPages
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import Delivered, Rejection, TransferFailed
-from transfer.memory import PageMemory, SharedPages
 from transfer.offers import ANSWER, OFFER, Answer, PoolOffer
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES, Target

@@ -16,9 +16,9 @@ from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.table import open_receiver, open_sender
 from transfer.backends.zmq import ZmqArrivals, ZmqWire
+from transfer.interfaces import PageMemory, SharedPages
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import Delivered, FirstFrame, FrameRejected, Rejection, TransferFailed
-from transfer.memory import PageMemory, SharedPages
 from transfer.plan import FRAME_BYTES
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES, Target

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import WireError
-from transfer.in_place.cuda_driver import HANDLE_BYTES, CudaIpc
+from transfer.backends.cuda_ipc import HANDLE_BYTES, CudaIpc
 from transfer.offers import DeviceHandle
 
 BASE, MAPPED = 0x1000, 0x90000

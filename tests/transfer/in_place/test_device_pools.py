@@ -21,11 +21,11 @@ from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.in_place.device_pools import AtDevice, DevicePool
 from transfer.in_place.pools import IN_PLACE, ON_DEVICE, MappedPool, Pools
 from transfer.in_place.writers import PoolOwner, SeatFile
+from transfer.interfaces import Part
 from transfer.landing.transfer import Delivered, Rejection, TransferFailed
 from transfer.offers import DeviceHandle, PoolOffer
 from transfer.plan import FRAME_BYTES
 from transfer.sending.transfer import Target
-from transfer.wire import Part
 
 
 @pytest.fixture

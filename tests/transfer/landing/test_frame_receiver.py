@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, pack_header, seal
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from transfer.interfaces import Pollable
 from transfer.landing.frame_receiver import POLL_FRAMES, FrameReceiver
 from transfer.landing.transfer import (
     FATAL,
@@ -21,7 +22,6 @@ from transfer.landing.transfer import (
     Rejection,
     TransferFailed,
 )
-from transfer.wire import Pollable
 
 SENDER, NUM_TOKENS, PAGES = 77, 6, [5, 2]
 
@@ -43,10 +43,10 @@ class Queue:
         return []
 
     def meet(self, instance: int, export: bytes) -> None:
-        """See wire.Arrivals."""
+        """See interfaces.Arrivals."""
 
     def lose(self, instance: int) -> None:
-        """See wire.Arrivals."""
+        """See interfaces.Arrivals."""
 
     def close(self) -> None:
         self.frames.clear()

@@ -40,7 +40,7 @@ class Region:
 
 
 class Read:
-    """A read from a peer into our memory."""
+    """A read from a peer into our memory. It begins at once."""
 
     def __init__(self, nixl: Any, agent: Any, errors: tuple[type[Exception], ...], handle: int) -> None:
         self._nixl = nixl
@@ -49,6 +49,7 @@ class Read:
         self._handle = handle
         self._is_over = False
         self.failure = ""  # why it failed; the bytes are then undefined
+        self._look(lambda: agent.postXferReq(handle))
 
     @property
     def is_over(self) -> bool:
@@ -56,10 +57,6 @@ class Read:
         if not self._is_over:
             self._look(lambda: self._agent.getXferStatus(self._handle))
         return self._is_over
-
-    def post(self) -> None:
-        """Begins the read."""
-        self._look(lambda: self._agent.postXferReq(self._handle))
 
     def _look(self, call: Callable[[], Any]) -> None:
         try:
@@ -130,9 +127,7 @@ class Agent:
             handle = self._agent.createXferReq(self._nixl.NIXL_READ, *lists, peer, note)
         except self._errors as error:
             raise WireError(f"cannot be read: {error}") from error
-        read = Read(self._nixl, self._agent, self._errors, handle)
-        read.post()
-        return read
+        return Read(self._nixl, self._agent, self._errors, handle)
 
     def notify(self, peer: str, note: bytes) -> None:
         """Sends `note` to the peer, if it still exists."""

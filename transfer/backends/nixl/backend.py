@@ -8,6 +8,7 @@ because a read was given up, the checksum is wrong and the frame is refused.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 
 from protocol.errors import WireError
@@ -16,12 +17,11 @@ from runtime.log import Refusals, get_log
 from runtime.ticker import Ticker
 from transfer.backends.nixl.agent import Agent, Region, address_of
 from transfer.backends.nixl.source import Source, is_notice, note_of, pack_notice, unpack_notice
+from transfer.interfaces import Arrivals, Part, Pollable, Reading, SharedPages, Wire
 from transfer.landing.frame_receiver import FrameReceiver
-from transfer.memory import SharedPages
 from transfer.plan import FRAME_BYTES
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES
-from transfer.wire import Arrivals, Part, Pollable, Reading, Wire
 
 SCHEME = "nixl+"
 TICK_S = 0.0005  # while frames are read or wait to be read: reads have no descriptor to poll
@@ -42,23 +42,23 @@ def nixl_receiver(memory: SharedPages, arrivals: Arrivals) -> FrameReceiver:
     return FrameReceiver(memory, NixlArrivals(arrivals, max(FRAME_BYTES, memory.layout.largest_page_bytes)))
 
 
+@dataclass(frozen=True, eq=False)
 class Pin:
     """A frame that decode may be reading."""
 
-    def __init__(self, wire: "NixlWire", instance: int, note: bytes, late: float) -> None:
-        self.instance = instance
-        self.note = note
-        self.late = late  # seconds of the wire's clock
-        self._wire = wire
+    wire: "NixlWire"
+    instance: int
+    note: bytes
+    late: float  # seconds of the wire's clock
 
     @property
     def done(self) -> bool:
-        """See transfer.wire.Reading."""
-        return self._wire.is_through(self)
+        """See transfer.interfaces.Reading."""
+        return self.wire.is_through(self)
 
 
 class NixlWire:
-    """Prefill's side. See wire.Wire. `wire` carries notices, and frames whose payload is not in page memory."""
+    """Prefill's side. See interfaces.Wire. `wire` carries notices, and frames whose payload is not in page memory."""
 
     def __init__(self, wire: Wire, memory: SharedPages, clock: Clock) -> None:
         """ConfigError if NIXL cannot be used."""
@@ -118,7 +118,7 @@ class NixlWire:
 
 
 class NixlArrivals:
-    """Decode's side. See wire.Arrivals. `arrivals` brings notices and small frames."""
+    """Decode's side. See interfaces.Arrivals. `arrivals` brings notices and small frames."""
 
     backend = "nixl"
     is_ordered = False  # a frame that carries its payload overtakes one that is being read

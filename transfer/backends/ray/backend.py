@@ -25,8 +25,8 @@ from runtime.address import MAX_PORT, is_loopback
 from transfer.backends.ray.parcel_wire import SCHEME, ParcelWire
 from transfer.backends.ray.porter import Parcel, Porter
 from transfer.backends.zmq import ZmqArrivals
+from transfer.interfaces import PageMemory
 from transfer.landing.frame_receiver import FrameReceiver
-from transfer.memory import PageMemory
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES
 
@@ -104,7 +104,7 @@ class RayPorter:
 
 
 class RayArrivals(ZmqArrivals):
-    """See wire.Arrivals. The porter is made here and hands frames on by a socket within the host."""
+    """See interfaces.Arrivals. The porter is made here and hands frames on by a socket within the host."""
 
     backend = "ray"
     is_ordered = False  # calls that Ray repeats may arrive after later ones

@@ -19,7 +19,7 @@ import numpy as np
 from protocol.errors import WireError
 from runtime.log import Refusals, get_log
 from transfer.backends.ray.porter import Parcel
-from transfer.wire import Part
+from transfer.interfaces import Part
 
 PARCEL_BYTES = 8 * 1024 * 1024  # of one call; a larger frame goes alone
 MAX_CALLS = 2  # calls that run at one porter: it hands on the first while the second arrives
@@ -33,7 +33,6 @@ class PorterHandle(Protocol):
     def carry(self, parcel: Parcel) -> "Future[Any]":
         """Takes a parcel and has read its bytes when it returns. The future fails if the parcel was lost. WireError if
         that is certain at once."""
-        ...
 
 
 @dataclass(eq=False)
@@ -59,7 +58,7 @@ class _Peer:
 
 
 class ParcelWire:
-    """See transfer.wire.Wire. `find` returns the porter of an endpoint or raises WireError. It may block."""
+    """See transfer.interfaces.Wire. `find` returns the porter of an endpoint or raises WireError. It may block."""
 
     def __init__(self, find: Callable[[str], PorterHandle]) -> None:
         self._find = find

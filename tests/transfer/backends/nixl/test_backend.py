@@ -22,9 +22,9 @@ from transfer.backends.nixl.agent import Region
 from transfer.backends.nixl.backend import PIN_S, SCHEME, NixlWire, nixl_receiver, nixl_sender, regions_of
 from transfer.backends.nixl.source import pack_notice
 from transfer.backends.zmq import ZmqArrivals, ZmqWire
+from transfer.interfaces import SharedPages
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import Delivered, FrameRejected, Rejection, TransferFailed
-from transfer.memory import SharedPages
 from transfer.offers import ANSWER, Answer
 from transfer.plan import FRAME_BYTES
 from transfer.sending.frame_sender import FrameSender

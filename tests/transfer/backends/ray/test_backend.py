@@ -26,12 +26,11 @@ from tests.transfer.backends.ray.ray_workers import DecodeEnd, PrefillEnd
 from tests.transfer.contract import DECODE, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.ray.backend import RayArrivals, RayPorter, join_cluster, ray_receiver, ray_sender
+from transfer.interfaces import PageMemory, Pollable, SharedPages
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import Delivered, FirstFrame
-from transfer.memory import PageMemory, SharedPages
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES, Target
-from transfer.wire import Pollable
 
 pytestmark = pytest.mark.slow
 PAGE_1M = KvLayout.uniform(num_layers=1, num_kv_heads=8, head_dim=128, page_size=128, dtype="float32")
@@ -60,10 +59,10 @@ class SharedArrivals:
         return self.inner.pollables()
 
     def meet(self, instance: int, export: bytes) -> None:
-        """See wire.Arrivals."""
+        """See interfaces.Arrivals."""
 
     def lose(self, instance: int) -> None:
-        """See wire.Arrivals."""
+        """See interfaces.Arrivals."""
 
     def close(self) -> None:
         """Leaves nothing of this receiver to the next."""
