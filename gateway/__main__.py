@@ -7,7 +7,6 @@ from runtime.process_life import die_with_parent
 
 die_with_parent()  # before the imports below: they take seconds
 
-import asyncio
 import gc
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from protocol.errors import BatonError
 from runtime.clock import MonotonicClock
 from runtime.installation import check_imports
 from runtime.log import get_log, start_log
-from runtime.process_life import ALIVE_S, EXIT_CONFIG, StatusPipe
+from runtime.process_life import EXIT_CONFIG, StatusPipe
 from runtime.settings import GatewaySettings, read_arguments
 
 SWITCH_S = 0.0002  # how long a thread that parses a long body may hold the GIL while the loop waits
@@ -69,18 +68,8 @@ async def _run(gateway: Gateway, status: StatusPipe) -> None:
         status.ready(http=gateway.url, control=gateway.control_endpoint)
         log.info("ready", http=gateway.url, control=gateway.control_endpoint)
 
-    alive = asyncio.create_task(_say_alive(status))
-    await gateway.serve(ready)
-    alive.cancel()
+    await gateway.serve(ready, status.alive)
     log.info("stopped")
-
-
-async def _say_alive(status: StatusPipe) -> None:
-    """Tells the launcher once a second that the loop turns."""
-    clock = MonotonicClock()
-    while True:
-        status.alive(clock.now())
-        await asyncio.sleep(ALIVE_S)
 
 
 if __name__ == "__main__":

@@ -40,11 +40,12 @@ SPARE = 256  # for workers, logs and the model folder
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handlers. It stops without delay."""
+    """uvicorn without its own signal handlers. It stops without delay. `on_turn` is called several times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._stopping = asyncio.Event()
+        self.on_turn: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
         """Ends `serve`."""
@@ -55,6 +56,7 @@ class Server(uvicorn.Server):
         """Ticks until told to stop."""
         counter = 0
         while not await self.on_tick(counter):
+            self.on_turn()
             counter = (counter + 1) % TICKS_PER_DAY
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), UVICORN_TICK_S)
@@ -81,6 +83,7 @@ class Gateway:
     """All parts of one gateway, its sockets bound. Build it, then `await serve()` once."""
 
     def __init__(self, settings: GatewaySettings, clock: Clock) -> None:
+        self._clock = clock
         folder = read_model_folder(Path(settings.model))
         basics = folder.basics
         texts = folder.path if settings.tokenizer is None else Path(settings.tokenizer)
@@ -187,8 +190,12 @@ class Gateway:
         host, port = self._http_socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    async def serve(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Serves until `stop`. `on_ready` is called once clients and workers can connect."""
+    async def serve(
+        self, on_ready: Callable[[], None] = lambda: None, say_alive: Callable[[float], None] = lambda _: None
+    ) -> None:
+        """Serves until `stop`. Calls `on_ready` once clients and workers can connect, and `say_alive` with the time
+        whenever the loop has turned."""
+        self._server.on_turn = lambda: say_alive(self._clock.now())
         self.control.start()
         try:
             serving = asyncio.create_task(self._server.serve(sockets=[self._http_socket]))
