@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.choice_text import Piece
-from gateway.generation import Batch, Generation, Usage
+from gateway.generation import Batch, Generation, usage_of
 from gateway.http_errors import error_event, error_response, json_response
 from gateway.http_protocol import BACKLOG, backlog_of
 from gateway.schemas import short
@@ -29,7 +29,8 @@ HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 DONE = b"data: [DONE]\n\n"
-Timeline = list[dict[str, Any]]
+Fields = dict[str, Any]
+Timeline = list[Fields]
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,10 @@ class WholeAnswer:
         for index, piece in batch:
             self._pieces[index].append(piece)
 
-    def body(self, usage: Usage, timeline: Timeline | None) -> dict[str, Any]:
+    def body(self, usage: Fields, timeline: Timeline | None) -> dict[str, Any]:
         """The JSON body. Call it once every choice has finished."""
         choices = [self._choice(index, pieces) for index, pieces in enumerate(self._pieces)]
-        body = self._head.fields("chat.completion") | {"choices": choices, "usage": usage.to_json()}
+        body = self._head.fields("chat.completion") | {"choices": choices, "usage": usage}
         return body if timeline is None else body | {"timeline": timeline}
 
     def _choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class ChunkWriter:
         self._end = self._rest(None, None)
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: the bytes around the text of a plain chunk
 
-    def chunk(self, index: int, piece: Piece, usage: Usage | None = None, timeline: Timeline | None = None) -> bytes:
+    def chunk(self, index: int, piece: Piece, usage: Fields | None = None, timeline: Timeline | None = None) -> bytes:
         """The chunk of one token of the choice `index`. `usage` counts the tokens up to this one, if the client asked
         for continuous usage."""
         text, token_id, finish_reason = piece
@@ -116,7 +117,7 @@ class ChunkWriter:
         after = b"}" * self._head.is_chat + b',"logprobs":null,"finish_reason":null'
         return before, after if self._head.with_token_ids else after + b"}" + self._end
 
-    def _any_chunk(self, index: int, piece: Piece, usage: Usage | None, timeline: Timeline | None) -> bytes:
+    def _any_chunk(self, index: int, piece: Piece, usage: Fields | None, timeline: Timeline | None) -> bytes:
         content, token_id, finish_reason = piece
         text: dict[str, Any] = {"text": content}
         if self._head.is_chat:
@@ -127,13 +128,13 @@ class ChunkWriter:
         choice = self._head.choice(index, text, finish_reason, [] if token_id is None else [token_id])
         return self._start + orjson.dumps(choice) + self._rest(usage, timeline)
 
-    def usage_chunk(self, usage: Usage, timeline: Timeline | None) -> bytes:
+    def usage_chunk(self, usage: Fields, timeline: Timeline | None) -> bytes:
         """The chunk without choices that reports usage, after all others."""
         return self._start + self._rest(usage, timeline)
 
-    def _rest(self, usage: Usage | None, timeline: Timeline | None) -> bytes:
+    def _rest(self, usage: Fields | None, timeline: Timeline | None) -> bytes:
         """The end of a chunk, after its choices: usage and time line, if they belong there."""
-        last: dict[str, Any] = {"usage": None if usage is None else usage.to_json()} if self.include_usage else {}
+        last: dict[str, Any] = {"usage": usage} if self.include_usage else {}
         if timeline is not None:
             last["timeline"] = timeline
         return b"]" + (b"," + orjson.dumps(last)[1:] if last else b"}") + b"\n\n"
@@ -210,7 +211,7 @@ class StreamedAnswer(Response):
         for place, (index, piece) in enumerate(batch, start=1):
             timeline = generation.timeline() if is_last and place == len(batch) else None
             self._num_sent += piece.token_id is not None
-            usage = Usage(generation.num_prompt_tokens, self._num_sent) if writer.continuous else None
+            usage = usage_of(generation.num_prompt_tokens, self._num_sent) if writer.continuous else None
             lines.append(writer.chunk(index, piece, usage, timeline))
 
         return b"".join(lines)

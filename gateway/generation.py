@@ -5,7 +5,6 @@ Pieces of text are collected here between two turns of the loop and taken in bat
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.choice_text import ChoiceText, Detokenizer, Piece
@@ -13,7 +12,7 @@ from gateway.dispatch import GATEWAY, Dispatch
 from gateway.metrics import Metrics
 from gateway.requests import Delivery, RequestRecord
 from gateway.translate import Prompt
-from protocol.errors import BadRequest, BatonError
+from protocol.errors import BadRequest, BatonError, InternalError
 from protocol.messages_gateway import FinishReason, Stamp
 from runtime.clock import Clock
 from runtime.log import get_log
@@ -21,24 +20,18 @@ from runtime.log import get_log
 log = get_log("gateway.generation")
 TURN_TOKENS = 64 * 1024  # tokens of prompts that are assigned in one turn of the loop
 MAX_LOGGED = 8  # prompts that the log line of one call names
+CANCELLED = "cancelled"  # the outcome when the client has left
 Batch = list[tuple[int, Piece]]  # (index of the choice in the response, what it gained)
 
 
-@dataclass(frozen=True)
-class Usage:
-    """Tokens of a whole client request. A prompt counts once, whatever n is."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The usage object of OpenAI's API."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
-        }
+def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """The usage object of OpenAI's API. It counts a whole client request: a prompt counts once, whatever n is."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 class Times:
@@ -156,8 +149,7 @@ class Generation:
         self.is_held = False  # the connection accepts nothing now: new pieces wait
 
         self._news = asyncio.Event()
-        self._ended = False  # the outcome is in the metrics
-        self._is_abandoned = False
+        self._outcome = ""  # as in the metrics, once it is there
         self._fault: Exception | None = None
 
     # ---- for the HTTP side ----
@@ -196,7 +188,7 @@ class Generation:
 
             if self._fault is not None:
                 raise self._fault
-            if self._is_abandoned:
+            if self._outcome == CANCELLED:
                 return
 
             if self._pieces:
@@ -204,7 +196,7 @@ class Generation:
                 yield batch
 
             if not self._pieces and (self.error is not None or self._num_open == 0):
-                self._end()
+                self._end("ok" if self.error is None else self.error.code)
                 return
 
     def bound_backlog(self, max_pieces: int, on_full: Callable[[], None]) -> None:
@@ -215,7 +207,7 @@ class Generation:
     @property
     def is_complete(self) -> bool:
         """Whether every choice has finished."""
-        return self._num_open == 0 and self.error is None and not self._is_abandoned
+        return self._num_open == 0 and self.error is None and self._outcome != CANCELLED
 
     @property
     def is_drained(self) -> bool:
@@ -229,14 +221,18 @@ class Generation:
         self._news.set()
 
     def _leave(self) -> None:
-        self._is_abandoned = True
         self._cancel_all()
-        self._end()
+        self._end(CANCELLED)
 
     @property
-    def usage(self) -> Usage:
-        """Tokens until now."""
-        return Usage(self.num_prompt_tokens, sum(text.num_tokens for text in self._texts))
+    def num_tokens(self) -> int:
+        """Tokens of all choices until now."""
+        return sum(text.num_tokens for text in self._texts)
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """The usage object until now."""
+        return usage_of(self.num_prompt_tokens, self.num_tokens)
 
     def timeline(self) -> list[dict[str, Any]] | None:
         """The time line of gateway and workers; None unless the client asked for it."""
@@ -249,8 +245,7 @@ class Generation:
         try:
             self._take(*delivery)
         except Exception as fault:  # noqa: BLE001 - other requests of the same message must get their tokens
-            self._fault = fault
-            self._ended = True
+            self._fault, self._outcome = fault, InternalError.code  # the metrics count it where it is caught
             self._cancel_all()
             self._news.set()
 
@@ -289,25 +284,21 @@ class Generation:
             self._cancel_all()
             self._news.set()
 
-    def _end(self) -> None:
-        if self._ended:
+    def _end(self, outcome: str) -> None:
+        """Counts and logs the outcome, once. The log gets numbers and names only, never what client or model wrote."""
+        if self._outcome:
             return
-        self._ended = True
-        outcome = "cancelled" if self._is_abandoned else "ok" if self.error is None else self.error.code
+        self._outcome = outcome
         self.times.request_ended(outcome)
-        self._log_end(outcome)
-
-    def _log_end(self, outcome: str) -> None:
-        """Numbers and names only, never what client or model wrote."""
-        usage, error, records = self.usage, self.error, self._records
+        error, records = self.error, self._records
         fields = {
             "request_id": ",".join(record.request_id for record in records[:MAX_LOGGED]),
             "attempt": max((record.num_attempts for record in records), default=1) - 1,
             "worker": ",".join(dict.fromkeys(pair for record in records[:MAX_LOGGED] for pair in record.pairs)),
             "x_request_id": self._x_request_id,
-            "prompt_tokens": usage.prompt_tokens,
+            "prompt_tokens": self.num_prompt_tokens,
             "choices": self.num_choices,
-            "tokens_out": usage.completion_tokens,
+            "tokens_out": self.num_tokens,
             "outcome": outcome,
             "seconds": round(self.times.seconds, 3),
         }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import CheckpointError
+from protocol.messages_gateway import SamplingParams
 from runtime.files import read_fields
 from runtime.model_config import ModelBasics, config_facts, load_config, read_basics
 
@@ -23,22 +24,12 @@ NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class SamplingDefaults:
-    """Sampling settings of generation_config.json, where it sets them."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-
-
-@dataclass(frozen=True)
 class ModelFolder:
     """Facts about one model."""
 
     path: Path
     basics: ModelBasics
-    defaults: SamplingDefaults
+    defaults: SamplingParams  # what generation_config.json sets
     not_applied: Mapping[str, Any] = field(default_factory=dict)  # unsupported settings of generation_config.json
 
 
@@ -48,7 +39,8 @@ def read_model_folder(path: Path) -> ModelFolder:
         raise CheckpointError(f"model folder {str(path)!r} does not exist", param="model")
 
     generation = read_fields(path / "generation_config.json", optional=True)
-    defaults = SamplingDefaults(
+    defaults = SamplingParams(
+        max_tokens=1,  # each request has its own
         temperature=generation.number_within("temperature", 0.0, 100.0, default=1.0),
         top_p=generation.number_within("top_p", 0.0, 1.0, default=1.0),
         top_k=generation.integer("top_k", default=0, minimum=0),

@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TypeVar
 
 from gateway.chat_template import ChatTemplates
 from gateway.choice_text import StopSet
@@ -23,7 +22,6 @@ from runtime.model_config import ModelBasics
 DEFAULT_COMPLETION_TOKENS = 16
 UNKNOWN_REST = 16  # max_tokens of a chat when no limit is known
 NO_STOPS = StopSet(())
-N = TypeVar("N", int, float)
 
 
 # ---- limits ----
@@ -182,10 +180,8 @@ class Translator:
     """Translates requests for one model. Methods may run in threads, since they change nothing."""
 
     def __init__(self, folder: ModelFolder, tokenizer: TextTokenizer | None, templates: ChatTemplates) -> None:
-        self._folder = folder
-        self._tokenizer = tokenizer
-        self._eos_token_ids = _eos_token_ids(folder.basics, tokenizer)
-        self._templates = templates
+        self._tokenizer, self._templates = tokenizer, templates
+        self._defaults = replace(folder.defaults, eos_token_ids=_eos_token_ids(folder.basics, tokenizer))
 
     def prompts(self, request: AnyRequest, limits: Limits) -> list[Prompt]:
         """Each prompt with its rules. BadRequest if one of them could never be served."""
@@ -263,7 +259,6 @@ class Translator:
 
     def _sampling(self, request: GenerationRequest, limits: Limits) -> SamplingParams:
         """The rules that all prompts share. `prompts` sets `max_tokens`."""
-        defaults = self._folder.defaults
         stop_token_ids = tuple(dict.fromkeys(request.stop_token_ids or ()))
         for token_id in stop_token_ids:
             if limits.vocab_size is not None and token_id >= limits.vocab_size:
@@ -272,16 +267,12 @@ class Translator:
                     param="stop_token_ids",
                 )
 
-        return SamplingParams(
-            max_tokens=1,
-            min_tokens=request.min_tokens or 0,
-            temperature=_or(request.temperature, defaults.temperature),
-            top_k=max(0, _or(request.top_k, defaults.top_k)),
-            top_p=_or(request.top_p, defaults.top_p),
-            min_p=_or(request.min_p, defaults.min_p),
-            seed=_or(request.seed, secrets.randbits(63)),
+        names = ("min_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+        asked = {name: value for name in names if (value := getattr(request, name)) is not None}
+        return replace(
+            self._defaults,
+            **{"seed": secrets.randbits(63), **asked, "top_k": max(0, asked.get("top_k", self._defaults.top_k))},
             stop_token_ids=stop_token_ids,
-            eos_token_ids=self._eos_token_ids,
             ignore_eos=request.ignore_eos is True,
         )
 
@@ -292,7 +283,3 @@ def _eos_token_ids(basics: ModelBasics, tokenizer: TextTokenizer | None) -> tupl
     own = () if tokenizer is None or tokenizer.eos_id is None else (tokenizer.eos_id,)
     both = dict.fromkeys((*(basics.eos_token_ids or ()), *own))
     return tuple(each for each in both if basics.vocab_size is None or each < basics.vocab_size)
-
-
-def _or(asked: N | None, default: N) -> N:
-    return default if asked is None else asked

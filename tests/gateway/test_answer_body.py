@@ -5,9 +5,9 @@ import pytest
 
 from gateway.answering import ChunkWriter, ResponseHead
 from gateway.choice_text import Piece
-from gateway.generation import Usage
+from gateway.generation import usage_of
 
-USAGE = Usage(3, 4)
+USAGE = usage_of(3, 4)
 TEXTS = ["first", 'say "hi"\n', "", "\u2028é\x00", "last"]
 
 
@@ -50,5 +50,5 @@ def test_every_chunk_is_what_clients_expect(
                 "choices": [choice],
             }
             if include_usage:
-                expected["usage"] = USAGE.to_json() if continuous else None
+                expected["usage"] = USAGE if continuous else None
             assert next(found) == b"data: " + orjson.dumps(expected) + b"\n\n"

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from gateway.chat_template import ChatTemplates
 from gateway.membership import Need
-from gateway.model_folder import ModelFolder, SamplingDefaults
+from gateway.model_folder import ModelFolder
 from gateway.schemas import NEUTRAL, AnyRequest, ChatRequest, CompletionRequest, parse, refuse_unsupported
 from gateway.tokenizer import SpecialTokens, TextTokenizer
 from gateway.translate import Limits, Prompt, Translator
 from protocol.errors import BadRequest
+from protocol.messages_gateway import SamplingParams
 from runtime.model_config import ModelBasics
 from tests.gateway.folders import EOS, TEMPLATE, byte_tokenizer
 
@@ -39,7 +40,7 @@ def need_of(prompt: Prompt) -> Need:
 @cache
 def translator() -> Translator:
     tokenizer = TextTokenizer(byte_tokenizer(), SpecialTokens({"eos_token": "<|eos|>"}, None, None))
-    folder = ModelFolder(Path("story"), ModelBasics(64, 300, (EOS,)), SamplingDefaults())
+    folder = ModelFolder(Path("story"), ModelBasics(64, 300, (EOS,)), SamplingParams(max_tokens=1))
     return Translator(folder, tokenizer, ChatTemplates({"default": TEMPLATE}, {}))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import worker_metrics
+from gateway import metrics
 from protocol.messages_gateway import Heartbeat, Leaving, Role, TimeSpread
 from runtime.settings import GatewaySettings
 from tests.doubles.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
@@ -31,7 +31,7 @@ COUNTERS = {
     "refused_connections_key": 1.0,
     "refused_connections_handshake": 2.0,
 }
-TIMES = {phase: TimeSpread((0, 2, *[0] * 14), 1.5) for phase in worker_metrics.TIMES}
+TIMES = {phase: TimeSpread((0, 2, *[0] * 14), 1.5) for phase in metrics.TIMES}
 ONLY_WITH_KEYS = {"baton_connections_refused_total"}
 
 

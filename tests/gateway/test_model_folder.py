@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from gateway.model_folder import SamplingDefaults, model_facts, read_model_folder
+from gateway.model_folder import model_facts, read_model_folder
 from protocol.errors import CheckpointError
+from protocol.messages_gateway import SamplingParams
 from runtime.model_config import ModelBasics
 from tests.gateway.folders import EOS, write_folder
 
@@ -13,7 +14,7 @@ from tests.gateway.folders import EOS, write_folder
 def test_facts(tmp_path: Path) -> None:
     found = read_model_folder(write_folder(tmp_path, generation={"temperature": 1, "eos_token_id": [5, 6]}))
     assert found.basics == ModelBasics(512, 300, (5, 6))
-    assert found.defaults == SamplingDefaults(temperature=1.0)
+    assert found.defaults == SamplingParams(max_tokens=1, temperature=1.0)
 
 
 def test_eos_of_the_config_when_generation_is_silent(tmp_path: Path) -> None:

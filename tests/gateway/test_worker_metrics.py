@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.membership import Member
-from gateway.worker_metrics import WorkerCollector, shown
+from gateway.metrics import WorkerCollector, shown
 from protocol.messages_gateway import KvPages, Role, TimeSpread, WorkerStats
 from tests.gateway.test_membership import register
 
