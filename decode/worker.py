@@ -36,8 +36,7 @@ from protocol.messages_handoff import (
 from runtime.clock import Clock
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.planner import Launched, Planner
-from scheduler.req import Req
-from scheduler.request_check import first_tokens_fault
+from scheduler.req import Req, first_tokens_fault
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import CreditReturned, Delivered, FirstFrame, FrameRejected, LastInDoubt, TransferFailed
 from worker.requests import Outbox, PhaseTimes, TokenStream, assign_fault

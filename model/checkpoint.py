@@ -1,17 +1,26 @@
-"""The weights of a Hugging Face folder, by tensor name: one safetensors file, or several with an index.
+"""The weights of a Hugging Face folder, by tensor name: one safetensors file, or several with an index; their digests.
 
 Missing or misshapen tensors and files outside the folder are refused. Formats that run code when loaded are not read.
+The `safetensors` package maps and checks files; its errors become CheckpointErrors. The mapping is never written, so
+all workers of a host share one copy in the page cache. Format: github.com/huggingface/safetensors, "Format".
+
+Workers with different weights never exchange KV: they compare digests of a few blocks of each tensor. The blocks'
+places depend on the tensor's name and size only, so all workers read the same ones even if their files differ.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import jiter
 import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from model.safetensors_file import SafetensorsFile
-from protocol.errors import CheckpointError
+from protocol.errors import CheckpointError, brief, brief_name
 from runtime.files import read_fields
 
 MAX_NAME_BYTES: Final = 255
@@ -19,6 +28,113 @@ CHECKED_VALUES: Final = 1 << 22  # at a time
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 SERVED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+MAX_HEADER_BYTES: Final = 100_000_000  # the package's own limit
+MAX_SAID_CHARS: Final = 200  # of the package's message
+_LENGTH_BYTES: Final = 8
+_ITEM_BYTES: Final = dict(
+    zip("F64 I64 F32 I32 F16 BF16 I16 I8 U8 BOOL".split(), (8, 8, 4, 4, 2, 2, 2, 1, 1, 1), strict=True)
+)
+BLOCK_BYTES: Final = 4096
+BLOCKS_PER_TENSOR: Final = 8  # so at most 64 MiB of one checkpoint, which has MAX_TENSORS at most
+
+
+class SafetensorsFile:
+    """Entries and mapped tensors of one file. The mapping lives as long as any tensor made from it."""
+
+    def __init__(self, path: Path) -> None:
+        """Maps `path` and checks its header. Raises CheckpointError when the file is damaged or cut short."""
+        self.path = path
+        try:
+            header, num_data_bytes = _read_header(path)
+            self._file = safe_open(path, framework="pt")
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: no such file") from None
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be mapped ({error})") from None
+        except SafetensorError as error:
+            raise CheckpointError(f"{path}: {_what_is_wrong(header, num_data_bytes, str(error))}") from None
+
+        self.entries: dict[str, tuple[str, tuple[int, ...]]] = {}  # name -> (dtype as in the header, shape)
+        for name in self._file.keys():  # noqa: SIM118  # not a mapping
+            described = self._file.get_slice(name)
+            self.entries[name] = described.get_dtype(), tuple(described.get_shape())
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor: a view over the mapping, or a copy if its bytes are not aligned."""
+        found = self._view(name)
+        return found if found.data_ptr() % found.itemsize == 0 else found.clone()
+
+    def raw(self, name: str) -> memoryview:
+        """The tensor's bytes: a view over the mapping."""
+        return self._view(name).reshape(-1).view(torch.uint8).numpy().data
+
+    def _view(self, name: str) -> Tensor:
+        try:
+            found: Tensor = self._file.get_tensor(name)
+        except (SafetensorError, AttributeError, TypeError, RuntimeError):  # torch has no such dtype
+            dtype, _ = self.entries[name]
+            raise CheckpointError(f"{self.path}: {name}: got dtype {dtype}, expected one that torch has") from None
+        return found
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header as JSON, and the number of bytes after it.
+
+    CheckpointError if the file is too short, or a key appears twice, which the package would accept.
+    """
+    if path.exists() and not path.is_file():  # reading a pipe would block for ever
+        raise CheckpointError(f"{path}: not a file")
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)  # read ahead while the worker starts
+        size = os.fstat(file.fileno()).st_size
+        num_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        end = _LENGTH_BYTES + num_bytes
+        if size < _LENGTH_BYTES:
+            raise CheckpointError(f"{path}: got {size} bytes, too short for a safetensors file")
+        if num_bytes > MAX_HEADER_BYTES:
+            raise CheckpointError(f"{path}: header of {num_bytes} bytes; this is not a safetensors file")
+        if end > size:
+            raise CheckpointError(f"{path}: truncated: the header ends at byte {end}, the file at byte {size}")
+        text = file.read(num_bytes)
+
+    try:
+        header = jiter.from_json(text, catch_duplicate_keys=True)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: the header is not valid JSON ({_printable(str(error))})") from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: the header is not a JSON object; this is not a safetensors file")
+    header.pop("__metadata__", None)
+    return header, size - end
+
+
+def _what_is_wrong(header: dict[str, Any], num_data_bytes: int, said: str) -> str:
+    """One sentence that names the tensor at fault in a refused header. `said` is the package's message."""
+    said, last, last_end = _printable(said), "", 0
+
+    for name, entry in header.items():
+        match entry:
+            case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, end]} if all(
+                type(number) is int and number >= 0 for number in (*shape, start, end)
+            ):
+                item_bytes = _ITEM_BYTES.get(dtype)
+                if item_bytes is not None and end - start != math.prod(shape) * item_bytes:
+                    what = f"shape {brief(shape)} of {dtype}"
+                    return f"{brief_name(name)}: {end - start} bytes do not hold {what}"
+                if f"unknown variant `{dtype}`" in said:
+                    return f"{brief_name(name)}: got dtype {brief_name(dtype)}, which safetensors does not have"
+                if end > last_end:
+                    last, last_end = name, end
+            case _:
+                return f"{brief_name(name)}: damaged header entry {brief(entry)}"
+
+    if last_end > num_data_bytes:
+        return f"truncated: {brief_name(last)} ends at byte {last_end} after the header, the file at {num_data_bytes}"
+    return f"{said}; expected tensors one after the other, up to the end of the file"
+
+
+def _printable(said: str) -> str:
+    kept = said.removeprefix("Error while deserializing header: ")[:MAX_SAID_CHARS]
+    return "".join(each for each in kept if each.isprintable())
 
 
 class Checkpoint:
@@ -109,3 +225,41 @@ def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
             raise CheckpointError(f"{folder / shard}: tensor {name} is missing, though {INDEX_FILE} says it is here")
         files[name] = shards[shard]
     return files
+
+
+def sampled_digests(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """By tensor name: xxh3-64 of its dtype, shape and sampled blocks. A tensor of up to 32 KiB is read whole."""
+    return {name: _digest(checkpoint, name, sample_places) for name in checkpoint}
+
+
+def full_digests(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """By tensor name: xxh3-64 of its dtype, shape and all bytes."""
+    return {name: _digest(checkpoint, name, lambda _, num_bytes: [(0, num_bytes)]) for name in checkpoint}
+
+
+def sample_places(name: str, num_bytes: int) -> list[tuple[int, int]]:
+    """[start, end) of the sampled blocks of a tensor with `num_bytes` bytes, ascending and within the tensor.
+
+    The first and the last block are always read. Each of the others lies somewhere in its own part of the tensor.
+    """
+    if num_bytes <= BLOCKS_PER_TENSOR * BLOCK_BYTES:
+        return [(0, num_bytes)]
+    return [(start, start + BLOCK_BYTES) for start in _starts(name, num_bytes - BLOCK_BYTES)]
+
+
+def _starts(name: str, last: int) -> Iterator[int]:
+    yield 0
+    num_parts = BLOCKS_PER_TENSOR - 2
+    for part in range(num_parts):
+        begin, end = last * part // num_parts, last * (part + 1) // num_parts
+        yield begin + xxhash.xxh3_64_intdigest(name.encode(), seed=part) % (end - begin)
+    yield last
+
+
+def _digest(checkpoint: Checkpoint, name: str, places: Callable[[str, int], list[tuple[int, int]]]) -> bytes:
+    dtype, shape = checkpoint.tensors[name]
+    raw = checkpoint.raw(name)
+    digest = xxhash.xxh3_64(f"{dtype} {list(shape)}\n".encode())
+    for start, end in places(name, len(raw)):
+        digest.update(raw[start:end])
+    return digest.digest()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from model.splitmix import mix, shift_right, signed
+from model.sampler import mix, shift_right, signed
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from runtime.model_config import ModelConfig, RopeConfig

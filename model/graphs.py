@@ -7,7 +7,7 @@ Shapes: B lanes, P pages of the longest context, n <= B requests, L rows of logi
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -16,10 +16,7 @@ from torch import Tensor
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import Runner
-from protocol.fingerprint import Fingerprint
-from protocol.kv_layout import KvLayout
 from runtime.log import get_log
-from runtime.model_config import ModelConfig
 
 log = get_log("graphs")
 
@@ -95,51 +92,23 @@ class CudaCapture:
         return replay
 
 
-@dataclass
 class GraphedRunner:
     """A runner that replays decodes from graphs, once `capture` has been called for its KV memory."""
 
-    runner: Runner
-    make_graph: Capture = field(default_factory=CudaCapture)
-    num_replays: int = 0
-    _kv: PagedKv | None = None
-    _lanes: Lanes | None = None
-    _logits_LV: Tensor | None = None
-    _graphs: dict[int, Run] = field(default_factory=dict)
-    _sizes: tuple[int, ...] = ()
+    def __init__(self, runner: Runner, make_graph: Capture | None = None) -> None:
+        """`make_graph` is a CudaCapture by default; tests pass another."""
+        self.runner = runner
+        self.config, self.device, self.dtype = runner.config, runner.device, runner.dtype
+        self.mapped_weight_bytes, self.private_weight_bytes = runner.mapped_weight_bytes, runner.private_weight_bytes
+        self.kv_layout, self.fingerprint = runner.kv_layout, runner.fingerprint
+        self.num_replays = 0
 
-    @property
-    def config(self) -> ModelConfig:
-        """As the runner's."""
-        return self.runner.config
-
-    @property
-    def device(self) -> torch.device:
-        """As the runner's."""
-        return self.runner.device
-
-    @property
-    def dtype(self) -> str:
-        """As the runner's."""
-        return self.runner.dtype
-
-    @property
-    def mapped_weight_bytes(self) -> int:
-        """As the runner's."""
-        return self.runner.mapped_weight_bytes
-
-    @property
-    def private_weight_bytes(self) -> int:
-        """As the runner's."""
-        return self.runner.private_weight_bytes
-
-    def kv_layout(self, page_size: int) -> KvLayout:
-        """As the runner's."""
-        return self.runner.kv_layout(page_size)
-
-    def fingerprint(self) -> Fingerprint:
-        """As the runner's."""
-        return self.runner.fingerprint()
+        self._make_graph = make_graph or CudaCapture()
+        self._kv: PagedKv | None = None
+        self._lanes: Lanes | None = None
+        self._logits_LV: Tensor | None = None
+        self._graphs: dict[int, Run] = {}
+        self._sizes: tuple[int, ...] = ()
 
     def capture(self, kv: PagedKv, max_batch: int, max_pages: int) -> None:
         """Captures decodes of up to `max_batch` requests with contexts of up to `max_pages` pages.
@@ -167,7 +136,7 @@ class GraphedRunner:
 
         run()
         expected_LV = logits_LV.clone()
-        replay = self.make_graph(run)
+        replay = self._make_graph(run)
         logits_LV.fill_(float("nan"))
         replay()
         largest = max(1.0, float(expected_LV.abs().max()))

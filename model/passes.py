@@ -1,9 +1,11 @@
 """The steps of a layer between its products: norms, rotation, writing K and V, the gate. Here with torch's operations.
 
-`cpu_kernels.py` does the same with one pass over memory each.
-Shapes: T tokens, E hidden, I intermediate, H query heads, K kv heads, N = H + K, D head_dim.
+`cpu_kernels.py` does the same with one pass over memory each. Rotary position embedding is that of Su et al. 2021
+(RoFormer), with the llama3 rescaling as published with Llama 3.1.
+Shapes: T tokens, E hidden, I intermediate, H query heads, K kv heads, N = H + K, D head_dim, F = D / 2 frequencies.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.paged_kv import PagedKv
-from model.rope import rotate
+from runtime.model_config import RopeConfig
 
 Rows = tuple[Tensor, Tensor]  # where each token's K and V go: PagedKv.token_rows
 Rotation = tuple[Tensor, Tensor]  # cos and sin of every token's angles, float32; for `place` of the same passes
@@ -95,3 +97,26 @@ class TorchPasses:
         """See Passes."""
         gate_TI, up_TI = gate_up if len(gate_up) > 1 else gate_up[0].chunk(2, dim=-1)
         return F.silu(gate_TI).mul_(up_TI)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Angle per position of each pair of dimensions: (F,) float32."""
+    inv_freq_F = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    if rope.kind == "linear":
+        return inv_freq_F / rope.factor
+    if rope.kind == "default":
+        return inv_freq_F
+
+    # llama3: stretch long wavelengths by `factor`, keep short ones, blend those between.
+    wavelength_F = 2 * math.pi / inv_freq_F
+    rotations_F = rope.original_max_position_embeddings / wavelength_F
+    blend_F = (rotations_F - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend_F = blend_F.clamp(0.0, 1.0)
+    return (1 - blend_F) * inv_freq_F / rope.factor + blend_F * inv_freq_F
+
+
+def rotate(x_TND: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
+    """`x_TND` rotated by its position. Computed in float32, returned in x's dtype. Pairs are (d, d + D/2)."""
+    x_float = x_TND.float()
+    half_turned = x_float.roll(x_float.shape[-1] // 2, -1)
+    return torch.addcmul(x_float * cos_T1D, half_turned, sin_T1D).to(x_TND.dtype)

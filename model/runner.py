@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from model.attention import AttentionBackend, choose_attention
-from model.checkpoint import SERVED_DTYPES, Checkpoint, open_checkpoint
+from model.checkpoint import SERVED_DTYPES, Checkpoint, full_digests, open_checkpoint, sampled_digests
 from model.cpu_kernels import CpuKernels, NoKernels, load_kernels
 from model.host_memory import available_bytes
 from model.inputs import ModelInput
 from model.kv_sizing import PACKED_SHARE, WIDENED_SHARE, worth_packing
-from model.layers import has_fast_bfloat16
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import TorchPasses
-from model.transformer import Decoder, load_decoder
-from model.weight_digests import full_digests, sampled_digests
+from model.transformer import Decoder, has_fast_bfloat16, load_decoder
 from protocol.errors import ConfigError
 from protocol.fingerprint import Fingerprint, pack_weights
 from protocol.kv_layout import ITEM_BYTES, KvLayout

@@ -3,6 +3,7 @@
 Masks follow transformers: temperature, then top-k, top-p, min-p, each for the rows that use it. The draw inverts the
 cumulative distribution at one uniform number per row. No call waits for the device. Of equal logits, top-k keeps all
 that equal the k-th largest; top-p keeps only as many as it needs, those with the higher ids.
+The hash is splitmix64's mixing step (Steele, Lea, Flood 2014) on int64, which wraps on overflow on every device.
 Shapes: L rows, N of them that use a mask, E token ids, V vocabulary.
 """
 
@@ -13,13 +14,15 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from model.splitmix import mix, shift_right
-
 NOT_A_TOKEN: Final = -1  # drawn from logits that are not finite
 GREEDY_BELOW: Final = 1e-30  # logits divided by a lower temperature would overflow float32
 _NEG_INF: Final = float("-inf")
 _CACHED: Final = 2**18  # logits that stay in a CPU's cache
 _DIGITS: Final = ((22, 2**10), (11, 2**11), (0, 2**11))  # of a 32-bit key, highest first: (shift, number of values)
+_WRAP: Final = (1 << 64) - 1
+_GAMMA: Final = 0x9E3779B97F4A7C15
+_FIRST: Final = 0xBF58476D1CE4E5B9
+_SECOND: Final = 0x94D049BB133111EB
 
 
 class Banned(NamedTuple):
@@ -113,6 +116,25 @@ def uniform(seed_L: Tensor, choice_L: Tensor, position_L: Tensor) -> Tensor:
     mixed_L = mix(mixed_L ^ choice_L)
     mixed_L = mix(mixed_L ^ position_L)
     return shift_right(mixed_L, 11).to(torch.float64) * 2.0**-53
+
+
+def signed(value: int) -> int:
+    """The int64 with the low 64 bits of `value`."""
+    value &= _WRAP
+    return value - (1 << 64) if value >> 63 else value
+
+
+def shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift by 1 to 63 bits (int64's own shift keeps the sign)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(x: Tensor) -> Tensor:
+    """One step on each element."""
+    x = x + signed(_GAMMA)
+    x = (x ^ shift_right(x, 30)) * signed(_FIRST)
+    x = (x ^ shift_right(x, 27)) * signed(_SECOND)
+    return x ^ shift_right(x, 31)
 
 
 def _without_banned(logits_LV: Tensor, position_L: Tensor, banned: Banned) -> Tensor:

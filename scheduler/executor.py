@@ -21,11 +21,9 @@ from model.sampler import NOT_A_TOKEN, sample
 from protocol.errors import as_baton_error
 from protocol.kv_layout import touched
 from runtime.clock import Clock
-from scheduler.forward_batch import ForwardBatch, Relay, draws_of
-from scheduler.future_map import FutureMap
-from scheduler.page_table import PageTable
+from scheduler.batches import ForwardBatch, Relay, ScheduleBatch, draws_of
 from scheduler.plan import CopyPages, Done, LayerWritten, Operation, Outcome, Owner, Plan, StepResult
-from scheduler.schedule_batch import ScheduleBatch
+from scheduler.row_tables import FutureMap, PageTable
 from scheduler.streams import Event, Stream
 from scheduler.warm_up import warm_up
 
@@ -189,7 +187,7 @@ class Executor:
         self._forward.wait(self._schedule.record())
         self._forward.launch([self._resolve, self._compute, self._sample], launch)
         launch.copy_done = self._forward.record()
-        self.future_map.set_input_ids_sentinel(running)
+        running.await_tokens()
         self.launches.append(launch)
 
     def _pages_to_host(self, plan: Plan) -> Sequence[int]:

@@ -24,8 +24,7 @@ from protocol.messages_gateway import (
 from protocol.messages_handoff import ToDecode, ToPrefill
 from runtime.clock import Clock
 from scheduler.planner import ExtendChunk, Planner, plan_chunks
-from scheduler.req import Req
-from scheduler.request_check import replay_fault, request_fault, transfer_fault
+from scheduler.req import Req, replay_fault, request_fault, transfer_fault
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from model import fake
-from model.splitmix import _FIRST, _GAMMA, _SECOND, _WRAP
+from model.sampler import _FIRST, _GAMMA, _SECOND, _WRAP
 
 
 class FakeRunner(fake.FakeRunner):

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from protocol.messages_gateway import Role
+from scheduler.batches import ScheduleBatch
 from scheduler.overlap_loop import TOO_MANY
-from scheduler.schedule_batch import ScheduleBatch
 from tests.explore_handoff.exploring import explore_seed
 from tests.explore_handoff.faults import KINDS
 from tests.explore_handoff.scenario import Fault, Scenario

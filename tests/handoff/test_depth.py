@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from scheduler.batches import ScheduleBatch
 from scheduler.planner import Launched
-from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams import InlineStream, Stream
 from tests.cluster import Worker
 from tests.decode.driving import Phase, drive_to, greedy, make_cluster, prompt_of

@@ -9,10 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.checkpoint import INDEX_FILE, open_checkpoint
-from model.layers import Linear
+from model.checkpoint import INDEX_FILE, SafetensorsFile, open_checkpoint
 from model.runner import ModelRunner
-from model.safetensors_file import SafetensorsFile
+from model.transformer import Linear
 from protocol.errors import CheckpointError, ConfigError
 from tests.checkpoints import greedy_reference, make_checkpoint
 from tests.model.driving import Lanes

@@ -17,8 +17,7 @@ from model.attention_cpu import CpuAttention
 from model.cpu_kernels import CpuKernels, NoKernels, built_library, cache_folder, find_compiler, load_kernels
 from model.fake import FakeRunner
 from model.paged_kv import PagedKv
-from model.passes import TorchPasses
-from model.rope import inverse_frequencies
+from model.passes import TorchPasses, inverse_frequencies
 from model.runner import ModelRunner
 from protocol.kv_layout import KvLayout, LayerLayout
 from runtime.model_config import ModelConfig, RopeConfig

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, mask_logits, sample, uniform
-from model.splitmix import mix, signed
+from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, mask_logits, mix, sample, signed, uniform
 from tests.doubles.hash_model import mix_int
 
 Row = dict[str, Any]

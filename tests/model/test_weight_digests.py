@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.checkpoint import open_checkpoint
-from model.runner import ModelRunner
-from model.weight_digests import (
+from model.checkpoint import (
     BLOCK_BYTES,
     BLOCKS_PER_TENSOR,
     full_digests,
+    open_checkpoint,
     sample_places,
     sampled_digests,
 )
+from model.runner import ModelRunner
 from protocol.fingerprint import MAX_TENSORS, Fingerprint, difference
 from tests.checkpoints import make_checkpoint
 

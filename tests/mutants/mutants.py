@@ -176,7 +176,7 @@ MUTANTS = (
     Mutant(
         "sentinels are not set after a launch",
         "Executor._launch",
-        "self.future_map.set_input_ids_sentinel(...)",
+        "running.await_tokens()",
         "",
         "a request goes on from the token before",
         ANY,

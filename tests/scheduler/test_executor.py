@@ -8,11 +8,10 @@ from torch import Tensor
 
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from scheduler.forward_batch import ForwardBatch
+from scheduler.batches import ForwardBatch, ScheduleBatch
 from scheduler.plan import Grant, Join, Plan, StepResult
 from scheduler.planner import ExtendChunk, Planner
 from scheduler.req import Req
-from scheduler.schedule_batch import ScheduleBatch
 from scheduler.streams import HostStream
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import (

@@ -4,11 +4,10 @@ from dataclasses import fields, is_dataclass
 import pytest
 import torch
 
-from scheduler.forward_batch import ForwardBatch, Relay, draws_of
+from scheduler.batches import ForwardBatch, Relay, ScheduleBatch, draws_of
 from scheduler.kv_book import RowPool
-from scheduler.page_table import OWNER_SHIFT, PageTable
 from scheduler.plan import Chunk, Draw, Grant, Join, Plan
-from scheduler.schedule_batch import ScheduleBatch
+from scheduler.row_tables import OWNER_SHIFT, PageTable
 from tests.scheduler.building import CPU, draw, greedy
 
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from protocol.errors import InternalError
-from scheduler.future_map import POISON, FutureMap
-from scheduler.page_table import OWNER_SHIFT
+from scheduler.batches import ScheduleBatch
 from scheduler.plan import Join
-from scheduler.schedule_batch import ScheduleBatch
+from scheduler.row_tables import OWNER_SHIFT, POISON, FutureMap
 from tests.scheduler.building import CPU, draw
 
 
@@ -166,5 +165,5 @@ def test_buffer_rows_are_pool_rows_and_there_is_no_ring() -> None:
 def test_the_sentinel_is_minus_the_row_in_a_new_tensor() -> None:
     batch = ScheduleBatch.of([Join(draw(row), 3, 40 + row) for row in (5, 2)], CPU)
     held = batch.input_ids_B
-    FutureMap(8, CPU).set_input_ids_sentinel(batch)
+    batch.await_tokens()
     assert (batch.input_ids_B.tolist(), held.tolist()) == ([-5, -2], [45, 42])

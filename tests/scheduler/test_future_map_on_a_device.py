@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scheduler.future_map import FutureMap
-from scheduler.page_table import OWNER_SHIFT
+from scheduler.row_tables import OWNER_SHIFT, FutureMap
 
 OWNER = 1 << OWNER_SHIFT
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +47,7 @@ def test_the_device_asserts_that_every_token_is_there(
 SCRIPT = """
 import sys
 import torch
-from scheduler.future_map import FutureMap
+from scheduler.row_tables import FutureMap
 
 future_map = FutureMap(8, torch.device("cuda"))
 owners = torch.tensor([1 << 32, 1 << 32], device="cuda")

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.inputs import ModelInput
 from protocol.messages_gateway import SamplingParams
-from scheduler.future_map import FutureMap
+from scheduler.row_tables import FutureMap
 from tests.cluster import Cluster
 from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of, reference
 from tests.doubles.hash_model import FakeRunner

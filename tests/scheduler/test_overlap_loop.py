@@ -4,8 +4,8 @@ import pytest
 
 from protocol.errors import InternalError, LaunchFailed
 from protocol.messages_gateway import FinishReason
+from scheduler.batches import ForwardBatch
 from scheduler.executor import Executor
-from scheduler.forward_batch import ForwardBatch
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.plan import StepResult
 from scheduler.planner import Launched, Planner

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from scheduler.page_table import PageTable, owners_of
 from scheduler.plan import Grant
+from scheduler.row_tables import PageTable, owners_of
 from tests.scheduler.building import CPU, draw
 
 

@@ -21,7 +21,7 @@ from protocol.messages_handoff import (
     JobFinishedEarly,
     PrefillJob,
 )
-from scheduler.request_check import first_tokens_fault, request_fault
+from scheduler.req import first_tokens_fault, request_fault
 from tests.decode.driving import (
     VOCAB,
     Phase,

@@ -10,7 +10,7 @@ from model.sampler import Banned
 from protocol.messages_gateway import FinishReason, SamplingParams
 from scheduler.plan import Draw
 from scheduler.req import Req
-from scheduler.sampling_columns import Endings, SamplingColumns
+from scheduler.sampling_columns import SamplingColumns
 from scheduler.streams import InlineStream
 from tests.scheduler.building import CPU, draw, make_executor, make_planner, make_req
 
@@ -21,6 +21,11 @@ def bound(banned: Banned | None) -> dict[int, tuple[set[int], int]]:
         return {}
     columns = (banned.rows_N.tolist(), banned.ids_NE.tolist(), banned.until_N.tolist())
     return {row: (set(ids) - {-1}, until) for row, ids, until in zip(*columns, strict=True)}
+
+
+def banned_at(columns: SamplingColumns, *lengths: int) -> Banned | None:
+    """The bans of a launch with contexts of these lengths."""
+    return columns.input(torch.tensor(lengths), np.array(lengths)).banned
 
 
 @pytest.mark.parametrize(
@@ -82,19 +87,19 @@ def test_all_greedy_needs_all() -> None:
 def test_endings_are_banned_until_the_context_is_long_enough() -> None:
     params = SamplingParams(9, min_tokens=2, stop_token_ids=(8,), eos_token_ids=(3, 5))
     draws = [draw(sampling=SamplingParams(9, eos_token_ids=(1,)), until=5), draw(sampling=params, until=5)]
-    endings = Endings.of(draws, CPU)
-    assert bound(endings.banned) == {1: ({3, 5, 8}, 5)}
+    columns = SamplingColumns.of(draws, CPU)
+    assert bound(columns.bans[0]) == {1: ({3, 5, 8}, 5)}
     for length in (3, 4):  # outputs 1 and 2 follow contexts of 3 and 4 tokens
-        assert endings.for_launch(np.array([50, length])) is endings.banned
-    assert endings.for_launch(np.array([3, 5])) is None
-    assert Endings.of(draws[:1], CPU).until == {} and Endings.of((), CPU).banned is None
+        assert banned_at(columns, 50, length) is columns.bans[0]
+    assert banned_at(columns, 3, 5) is None
+    assert SamplingColumns.of(draws[:1], CPU).bans == SamplingColumns.of((), CPU).bans == (None, ())
 
 
 def test_a_row_without_min_tokens_is_never_banned() -> None:
     """Its `until` is the length of its prompt, and a longer prompt beside it asks for a ban."""
     asks = draw(sampling=SamplingParams(9, min_tokens=1, stop_token_ids=(8,)), until=5)
     none = draw(sampling=SamplingParams(9, stop_token_ids=(7,)), until=9)
-    assert bound(Endings.of([none, asks], CPU).for_launch(np.array([4, 4]))) == {1: ({8}, 5)}
+    assert bound(banned_at(SamplingColumns.of([none, asks], CPU), 4, 4)) == {1: ({8}, 5)}
 
 
 def test_outputs_of_an_earlier_attempt_count() -> None:
@@ -107,12 +112,18 @@ def test_outputs_of_an_earlier_attempt_count() -> None:
     req.append((50,))
     planner.join([req])
     planner.launch((), planner.decodes())
-    assert bound(Endings.of(executor.running.draws, CPU).banned) == {0: ({8}, 3 + 5)}
+    assert bound(executor.running.sampling.bans[0]) == {0: ({8}, 3 + 5)}
 
 
 def test_ignored_eos_is_not_banned() -> None:
     params = SamplingParams(9, min_tokens=1, stop_token_ids=(8,), eos_token_ids=(3,), ignore_eos=True)
-    assert bound(Endings.of([draw(sampling=params, until=4)], CPU).banned) == {0: ({8}, 4)}
+    assert bound(SamplingColumns.of([draw(sampling=params, until=4)], CPU).bans[0]) == {0: ({8}, 4)}
+
+
+def test_endings_that_no_vocabulary_has_ban_nothing() -> None:
+    params = SamplingParams(9, min_tokens=1, stop_token_ids=(-1, 2**40))
+    banned, _ = SamplingColumns.of([draw(sampling=params, until=4)], CPU).bans
+    assert banned is not None and (banned.ids_NE.shape, banned.ids_NE.dtype) == ((1, 0), torch.int64)
 
 
 def test_the_samplers_input_carries_the_positions() -> None:
@@ -121,7 +132,7 @@ def test_the_samplers_input_carries_the_positions() -> None:
     got = columns.input(torch.from_numpy(lengths), lengths)
     assert got.position_L.tolist() == [7, 9]
     assert got.params.choice_L.tolist() == [0, 1]
-    assert got.banned is columns.endings.banned is not None
+    assert got.banned is columns.bans[0] is not None
     assert columns.input(torch.from_numpy(lengths + 1), lengths + 1).banned is None
 
 
@@ -133,18 +144,18 @@ JOINING = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 9), max_
 def test_endings_that_joined_and_left_are_those_of_who_is_there(changes: list[tuple[Joining, int]]) -> None:
     """Some join and some leave, again and again: the same as if the endings were made from the draws at the end."""
     draws: list[Draw] = []
-    endings = Endings.of(draws, CPU)
+    columns = SamplingColumns.of(draws, CPU)
     for joining, leave in changes:
         new = [
             draw(sampling=SamplingParams(9, min_tokens=least, stop_token_ids=tuple(ids)), until=1 + index + least)
             for index, (least, ids) in enumerate(joining)
         ]
-        endings, draws = endings.concat(Endings.of(new, CPU), len(draws)), draws + new
+        columns, draws = columns.concat(SamplingColumns.of(new, CPU)), draws + new
         keep = [index for index in reversed(range(len(draws))) if not leave >> index % 12 & 1]
-        endings, draws = endings.take(keep), [draws[index] for index in keep]
-        afresh = Endings.of(draws, CPU)
-        assert bound(endings.banned) == bound(afresh.banned) and endings.until == afresh.until
-        assert sorted(endings.until) == sorted(bound(endings.banned))
+        columns, draws = columns.take(keep), [draws[index] for index in keep]
+        (banned, until), (afresh, _) = columns.bans, SamplingColumns.of(draws, CPU).bans
+        assert bound(banned) == bound(afresh)
+        assert {row: length for row, (_, length) in bound(banned).items()} == dict(until)
 
 
 class CountedIds(frozenset[int]):

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.page_table import OWNER_SHIFT, PageTable
+from scheduler.batches import ScheduleBatch
 from scheduler.plan import Grant, Join
-from scheduler.schedule_batch import ScheduleBatch
+from scheduler.row_tables import OWNER_SHIFT, PageTable
 from tests.scheduler.building import CPU, draw, greedy
 
 

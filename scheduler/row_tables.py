@@ -1,18 +1,51 @@
-"""Relays sampled tokens from one launch to the next on the device, indexed by request row.
+"""Two tables by row: PageTable names the pages of each row's owner, the FutureMap relays tokens between launches.
+
+A launch copies what it needs of the page table when it is built, on the schedule stream. So a row may be written while
+forwards are in flight.
 
 A launch stashes the tokens that it samples, each with the generation of its row. The next launch finds `-row` among its
 input ids and resolves it here, so a token is used before the host sees it. The forward stream keeps the order. Every
 gather checks that the row's present owner wrote it; in debug mode, also that it was written since its last gather.
 """
 
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from model.inputs import int64_column
 from protocol.errors import InternalError
-from scheduler.page_table import OWNER_SHIFT
-from scheduler.schedule_batch import ScheduleBatch
+from scheduler.plan import Draw, Grant
 
-POISON = torch.iinfo(torch.int64).min
+IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+OWNER_SHIFT: Final = 32  # bits; a token is smaller than 2**32, and a row is handed out fewer than 2**31 times
+POISON: Final = torch.iinfo(torch.int64).min
+
+
+class PageTable:
+    """`req_to_page` is (rows, max_pages) int64 on the device, `req_to_page_cpu` the same on the host.
+
+    Row 0 is padding and stays 0. `num_growths` counts pages added to rows in use: copies of older tables lack them.
+    """
+
+    def __init__(self, num_rows: int, max_pages: int, device: torch.device) -> None:
+        self.req_to_page = torch.zeros((num_rows, max_pages), dtype=torch.int64, device=device)
+        self.req_to_page_cpu = np.zeros((num_rows, max_pages), dtype=np.int64)
+        self.num_growths = 0
+        self._generations = [0] * num_rows
+
+    def write(self, grant: Grant) -> None:
+        """Adds pages to a row. Those from index 0 on give it to a new owner."""
+        if grant.start:
+            assert self._generations[grant.row] == grant.generation, f"row {grant.row} grows for an earlier owner"
+            self.num_growths += 1
+        self._generations[grant.row] = grant.generation
+        where = slice(grant.start, grant.start + len(grant.pages))
+        # Copied on the schedule stream, for which forwards wait.
+        self.req_to_page[grant.row, where] = torch.tensor(grant.pages, dtype=torch.int64)
+        self.req_to_page_cpu[grant.row, where] = grant.pages
 
 
 class FutureMap:
@@ -29,15 +62,11 @@ class FutureMap:
     def stash(self, rows_N: Tensor, tokens: Tensor, owners_N: Tensor) -> None:
         """Stores the next input token of each row. Runs on the forward stream, after sampling.
 
-        `tokens` is (N,) or (N, 1), any int type. `owners_N` is (N,) int64 from page_table.owners_of.
+        `tokens` is (N,) or (N, 1), any int type. `owners_N` is (N,) int64 from owners_of.
         """
         if rows_N.numel() == 0:
             return
         self.output_tokens_buf[rows_N] = tokens.reshape(-1).to(torch.int64) + owners_N
-
-    def set_input_ids_sentinel(self, batch: ScheduleBatch) -> None:
-        """Makes the tokens that the launch stashes the batch's next inputs. Runs on the scheduler thread."""
-        batch.input_ids_B = batch.members.sentinels_B
 
     def resolve_future(self, input_ids_T: Tensor, owners_B: Tensor) -> Tensor:
         """`input_ids_T` with every `-row` replaced by the row's token. Runs on the forward stream, before the model.
@@ -66,6 +95,11 @@ class FutureMap:
         if self._debug:
             self.output_tokens_buf[rows_B[rows_B > 0]] = POISON
         return torch.cat((input_ids_T[:num_prompt], resolved_B)) if num_prompt else resolved_B
+
+
+def owners_of(draws: Sequence[Draw], device: torch.device) -> Tensor:
+    """(N,) int64: the generations of the rows, shifted by OWNER_SHIFT to leave room for a token."""
+    return int64_column([draw.generation << OWNER_SHIFT for draw in draws], device)
 
 
 def _refusal(rows_N: Tensor, held_N: Tensor, owners_N: Tensor) -> InternalError:
