@@ -137,8 +137,8 @@ class LinkWatch:
 
 class Dealer:
     """One ordered connection to a Router. Messages sent before the peer answers wait in the queue. zmq.ZMQError if the
-    address is invalid, WireError if `security` does not allow it. `watched` enables `has_returned`; `tended` makes it
-    dial slowly after a refusal."""
+    address is invalid, WireError if `security` does not allow it. If `watched`, libzmq's heartbeats notice a
+    lost connection."""
 
     def __init__(
         self,
@@ -147,13 +147,11 @@ class Dealer:
         identity: bytes,
         watched: bool = False,
         security: Security = OPEN,
-        tended: bool = False,
     ) -> None:
         self._context = context
         self._address = address
         self._identity = identity
         self._watched = watched
-        self._tended = tended
         self._security = security
 
         self._dial_at: float | None = None  # set while it waits to dial again
@@ -162,7 +160,7 @@ class Dealer:
 
     def _open(self) -> None:
         self.socket = _prepare(self._context.socket(zmq.DEALER))
-        self._watch: LinkWatch | None = None
+        self._watch = LinkWatch(self.socket)
         try:
             self.endpoint = self._security.unlock(self.socket, self._address)
         except WireError:
@@ -177,8 +175,6 @@ class Dealer:
         if self._watched:
             self.socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)
             self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
-        if self._watched or self._tended:
-            self._watch = LinkWatch(self.socket)
 
     def _dial(self) -> None:
         try:
@@ -201,33 +197,28 @@ class Dealer:
 
     def has_returned(self) -> bool:
         """Whether the connection was lost and made again since the last call. Messages of both sides may be lost."""
-        assert self._watch is not None
         before = max(1, self._watch.num_made)
         self._watch.look()
         return self._watch.num_made > before
 
     @property
     def is_up(self) -> bool:
-        """Whether there was a connection at the last call of `tend`. Always True if it is not `tended`."""
-        return not self._tended or (self._watch is not None and self._watch.is_up)
+        """Whether there was a connection at the last call of `tend`."""
+        return self._watch.is_up
 
     def tend(self, now: float) -> str:
         """Why the peer has refused a handshake since the last call (UNKNOWN_KEY or NO_HANDSHAKE of curve.py), or "".
 
         After a refusal it hangs up and dials again REDIAL_S later: libzmq would stop dialling after some refusals, and
-        dial 20 times a second after others. Call it a few times a second if `tended`.
+        dial 20 times a second after others. Call it a few times a second, or never.
         """
-        if not self._tended:
-            return ""
         if self._dial_at is not None:
             if now >= self._dial_at:
                 self._dial_at = None
                 self._dial()
             return ""
 
-        assert self._watch is not None
         self._watch.look()
-
         if refusal := self._watch.refusal:
             self._hang_up()
             self._dial_at = now + REDIAL_S
@@ -238,16 +229,14 @@ class Dealer:
         last, so that the new one gets another descriptor."""
         socket, watch = self.socket, self._watch
         self._open()
-        assert watch is not None
         watch.close()
         socket.close(0)
 
     def close(self, linger_ms: int = 0) -> None:
         """Closes the socket. Queued messages may still leave for `linger_ms`."""
-        if self._watch is not None:
+        if not self.socket.closed:
             self._watch.close()
-            self._watch = None
-        self.socket.close(linger_ms)
+            self.socket.close(linger_ms)
 
 
 class Router:

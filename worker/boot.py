@@ -126,7 +126,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     )
     core, link, address = build(started)
     gateway_address = settings.gateway if keys is None else f"{settings.gateway}{MARK}{keys.gateway}"
-    gateway = Dealer(context, gateway_address, identity, security=security, tended=True)
+    gateway = Dealer(context, gateway_address, identity, security=security)
 
     def on_ready() -> None:
         log.info(

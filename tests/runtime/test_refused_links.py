@@ -68,7 +68,7 @@ def test_a_worker_that_is_not_on_the_list_joins_once_it_is(context: Any, curves:
     router = Router(context, "127.0.0.1", curves("ours/gateway"))
     shutil.copy(tmp_path / "ours/worker/gateway.key", tmp_path / "theirs/worker/gateway.key")
     address = address_of(router, read_keys(tmp_path / "ours/gateway").public)
-    dealer = Dealer(context, address, b"w#1", security=curves("theirs/worker"), tended=True)
+    dealer = Dealer(context, address, b"w#1", security=curves("theirs/worker"))
     assert look(dealer, now=100.0) == UNKNOWN_KEY
     assert not is_dialling(dealer)
     assert dealer.tend(now=100.0 + REDIAL_S - 0.1) == "" and not is_dialling(dealer)
@@ -99,7 +99,7 @@ def test_keys_that_do_not_go_together_are_told(
 
     router = Router(context, "127.0.0.1", security(gateway))
     address = address_of(router, "" if key_of is None else read_keys(tmp_path / key_of).public)
-    dealer = Dealer(context, address, b"w#1", security=security(worker), tended=True)
+    dealer = Dealer(context, address, b"w#1", security=security(worker))
     for moment in (100.0, 200.0):
         assert look(dealer, moment) == NO_HANDSHAKE
         assert not is_dialling(dealer)
@@ -112,7 +112,7 @@ def test_a_gateway_that_is_not_there_yet_is_no_refusal(context: Any, curves: Any
     with socket.socket() as silent:  # it holds the port, and refuses connections, as it does not listen
         silent.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}{MARK}{read_keys(tmp_path / 'ours/gateway').public}"
-        dealer = Dealer(context, address, b"w#1", security=curves("ours/worker"), tended=True)
+        dealer = Dealer(context, address, b"w#1", security=curves("ours/worker"))
         assert dealer._watch is not None
         assert not dealer._watch._events.poll(300)
         assert dealer.tend(now=100.0) == "" and is_dialling(dealer)

@@ -110,7 +110,6 @@ class Bench:
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         play: Callable[["Bench", list[ToGateway]], None],
-        tended: bool = False,
     ) -> None:
         self.router = Router(context, "127.0.0.1")
         self.clock = VirtualClock()
@@ -119,7 +118,7 @@ class Bench:
         self.peers = Peers(self.core)
         self.num_ready = 0
         self._stop, self._wake = Stop(), Wake()
-        self._dealer = Dealer(context, self.router.endpoint, IDENTITY, tended=tended)
+        self._dealer = Dealer(context, self.router.endpoint, IDENTITY)
         register = Register(
             WorkerAddress("unified-0", 5),
             Role.UNIFIED,
@@ -244,7 +243,7 @@ def test_a_connection_to_the_gateway_that_is_lost_and_made_again_is_said_once_ea
         elif len(said()) > 1:
             bench.stop()
 
-    bench = Bench(context, play, tended=True)
+    bench = Bench(context, play)
     bench.loop.run()
     bench.close()
     lost, back = "the connection to the gateway is lost", "the connection to the gateway is back"
