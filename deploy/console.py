@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 _LEVELS = {"warning": "yellow", "error": "red", "debug": "dim"}
@@ -32,13 +32,9 @@ def with_name(name: str, line: str) -> str:
 
 
 def describe_loading(details: Mapping[str, Any]) -> str:
-    """`loading weights 40%`. A phrase that begins with a verb stays as it is: `joining the gateway`."""
+    """`loading weights`. A phrase that begins with a verb stays as it is: `joining the gateway`."""
     what = str(details.get("what", ""))
-    text = what if what.split(" ", maxsplit=1)[0].endswith("ing") else f"loading {what}".rstrip()
-    done, total = details.get("done"), details.get("total")
-    if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
-        text += f" {min(100.0, 100.0 * done / total):.0f}%"
-    return text
+    return what if what.split(" ", maxsplit=1)[0].endswith("ing") else f"loading {what}".rstrip()
 
 
 def describe_ready(details: Mapping[str, Any]) -> str:
@@ -61,6 +57,8 @@ class Console:
     """Shows the life of processes by name: one line per event, for files and pipes. A loading step is shown once, not
     for every percent. With `with_logs`, events that the processes log as well are not shown."""
 
+    _own = "baton: "  # before a sentence of `baton` itself, until all processes serve
+
     def __init__(self, *, with_logs: bool) -> None:
         self._with_logs = with_logs
         self._shown: dict[str, str] = {}
@@ -72,7 +70,7 @@ class Console:
 
     def loading(self, name: str, details: Mapping[str, Any]) -> None:
         """The process is loading `details["what"]`; `done` and `total` are optional and give its progress."""
-        text = describe_loading({"what": details.get("what", "")})
+        text = describe_loading(details)
         if self._with_logs and details.get("what") in _ALSO_LOGGED:
             return
         if self._shown.get(name) != text:
@@ -86,15 +84,17 @@ class Console:
 
     def log_line(self, name: str, line: str) -> None:
         """The process wrote a line."""
-        self._say(with_name(name, line))
+        found = _LOG_LINE.match(line)
+        self._say(with_name(name, line), _LEVELS.get(found["level"], "") if found else "dim")
 
     def trouble(self, sentence: str) -> None:
         """Shows an error."""
-        self._say(stamped("error", sentence) if self._serving else f"baton: error: {sentence}")
+        text = stamped("error", sentence) if self._serving else f"{self._own}error: {sentence}"
+        self._say(text, _LEVELS["error"])
 
     def note(self, sentence: str) -> None:
         """Shows a remark."""
-        self._say(stamped("info", sentence) if self._serving else f"baton: {sentence}")
+        self._say(stamped("info", sentence) if self._serving else f"{self._own}{sentence}", "dim")
 
     def serving(self, lines: list[str]) -> None:
         """Ends the progress display and prints `lines` on stdout, once all processes serve."""
@@ -107,21 +107,14 @@ class Console:
     def close(self) -> None:
         """Ends any live display."""
 
-    @staticmethod
-    def _say(line: str) -> None:
+    def _say(self, line: str, style: str = "") -> None:
         print(line, file=sys.stderr, flush=True)
-
-
-class _Seconds(ProgressColumn):
-    """Seconds since the start of a process, or the time its start took."""
-
-    def render(self, task: Task) -> Text:
-        seconds = task.finished_time if task.finished_time is not None else (task.elapsed or 0.0)
-        return Text(f"{seconds:5.1f} s", style="dim")
 
 
 class LiveConsole(Console):
     """For a terminal: a row per process with a spinner and a bar; logs scroll above it."""
+
+    _own = ""
 
     def __init__(self) -> None:
         super().__init__(with_logs=True)
@@ -131,7 +124,8 @@ class LiveConsole(Console):
             TextColumn("[bold]{task.fields[process]:<12}"),
             BarColumn(bar_width=16),
             TextColumn("{task.description}"),
-            _Seconds(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
             console=self._out,
             auto_refresh=False,
         )
@@ -156,22 +150,6 @@ class LiveConsole(Console):
         """See Console."""
         self._progress.update(self._rows[name], description=describe_ready(details), completed=1, total=1)
 
-    def log_line(self, name: str, line: str) -> None:
-        """See Console."""
-        found = _LOG_LINE.match(line)
-        self._out.print(Text(with_name(name, line), style=_LEVELS.get(found["level"], "") if found else "dim"))
-
-    def trouble(self, sentence: str) -> None:
-        """See Console."""
-        if self._serving:
-            self._out.print(Text(stamped("error", sentence), style=_LEVELS["error"]))
-        else:
-            self._out.print(Text.assemble(("error: ", "bold red"), sentence))
-
-    def note(self, sentence: str) -> None:
-        """See Console."""
-        self._out.print(Text(stamped("info", sentence) if self._serving else sentence, style="dim"))
-
     def serving(self, lines: list[str]) -> None:
         """See Console."""
         self.close()
@@ -190,6 +168,9 @@ class LiveConsole(Console):
         """See Console."""
         if self._progress.live.is_started:
             self._progress.stop()
+
+    def _say(self, line: str, style: str = "") -> None:
+        self._out.print(Text(line, style=style))
 
 
 def make_console(log_level: str = "info") -> Console:

@@ -13,16 +13,8 @@ from pathlib import Path
 from protocol.errors import ConfigError
 
 DISTRIBUTION = "baton-llm"
+_ROOT = Path(__file__).resolve().parents[1]
 ROOMS = tuple("protocol runtime model transfer scheduler worker prefill decode unified gateway deploy loadtest".split())
-
-
-def misplaced(origins: Mapping[str, str | None], root: Path) -> dict[str, str | None]:
-    """The rooms whose `__init__.py` is not `root/ROOM/__init__.py`, with the path found (None: not found)."""
-    return {
-        room: origin
-        for room, origin in origins.items()
-        if origin is None or Path(origin).resolve() != (root / room / "__init__.py").resolve()
-    }
 
 
 def foreign_owners(owners: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -33,23 +25,20 @@ def foreign_owners(owners: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, 
 
 def check_imports() -> None:
     """ConfigError if a room would be imported from another place. Takes about a millisecond."""
-    origins = {room: _origin(room) for room in ROOMS}
-    for room, origin in misplaced(origins, Path(__file__).resolve().parents[1]).items():
-        raise ConfigError(
-            f"the package {room!r} comes from {origin or 'nowhere'}, expected it beside {Path(__file__).parent}; "
-            f"is another distribution with a package of that name installed?"
-        )
+    for room in ROOMS:
+        spec = find_spec(room)
+        origin = spec.origin if spec else None
+        if origin is None or Path(origin).resolve() != (_ROOT / room / "__init__.py").resolve():
+            raise ConfigError(
+                f"the package {room!r} comes from {origin or 'nowhere'}, expected it beside {Path(__file__).parent}; "
+                f"is another distribution with a package of that name installed?"
+            )
 
 
 def check_distributions() -> None:
     """ConfigError if another distribution claims one of Baton's names. Reads every distribution's file list."""
     for room, names in foreign_owners(packages_distributions()).items():
         raise ConfigError(f"the package {room!r} belongs to {', '.join(names)} too: uninstall it or use a fresh venv")
-
-
-def _origin(room: str) -> str | None:
-    spec = find_spec(room)
-    return spec.origin if spec else None
 
 
 @cache

@@ -1,22 +1,13 @@
 """runtime/installation.py: another distribution with one of our package names is noticed."""
 
-from pathlib import Path
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 
 import pytest
 
 from protocol.errors import ConfigError
 from runtime import installation
-from runtime.installation import check_distributions, check_imports, foreign_owners, misplaced
-
-
-def test_rooms_beside_each_other_are_ours(tmp_path: Path) -> None:
-    origins: dict[str, str | None] = {"scheduler": str(tmp_path / "scheduler" / "__init__.py")}
-    assert misplaced(origins, tmp_path) == {}
-
-
-@pytest.mark.parametrize("origin", ["/elsewhere/scheduler/__init__.py", "/elsewhere/scheduler.py", None])
-def test_a_room_from_elsewhere_is_named(tmp_path: Path, origin: str | None) -> None:
-    assert misplaced({"scheduler": origin}, tmp_path) == {"scheduler": origin}
+from runtime.installation import check_distributions, check_imports, foreign_owners
 
 
 def test_only_foreign_owners_of_our_names_count() -> None:
@@ -30,9 +21,15 @@ def test_this_installation_is_clean() -> None:
     assert foreign_owners({}) == {}
 
 
-def test_a_shadowed_room_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "_origin", lambda room: str(tmp_path / room / "__init__.py"))
-    with pytest.raises(ConfigError, match="'protocol' comes from"):
+@pytest.mark.parametrize("origin", ["/elsewhere/scheduler/__init__.py", "/elsewhere/scheduler.py", None])
+def test_a_shadowed_room_is_refused_by_name(origin: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(room: str) -> ModuleSpec | None:
+        if room != "scheduler":
+            return find_spec(room)
+        return None if origin is None else ModuleSpec(room, None, origin=origin)
+
+    monkeypatch.setattr(installation, "find_spec", find)
+    with pytest.raises(ConfigError, match=f"'scheduler' comes from {origin or 'nowhere'}"):
         check_imports()
 
 

@@ -29,9 +29,8 @@ def test_json_is_one_line() -> None:
 @pytest.mark.parametrize(
     "text, says",
     [
-        (changed(pge_size=1), "unknown key 'pge_size', did you mean 'page_size'?"),
-        (changed(zzz=1), "unknown key 'zzz', expected one of model"),
-        ('{"worker_idd": "x"}', "unknown key 'worker_idd', did you mean 'worker_id'?"),
+        (changed(pge_size=1), "unknown key 'pge_size', expected one of model"),
+        ('{"worker_idd": "x"}', "unknown key 'worker_idd', expected one of model"),
         ('{"worker_id": "x", "model": "/m"}', "'role' is missing"),
         (changed(page_size="16"), "page_size: got '16'"),
         (changed(page_size=0), "page_size: got '0'"),
