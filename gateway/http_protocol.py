@@ -54,12 +54,12 @@ class BoundedHttp(HttpToolsProtocol):
         self.limits, self._count_cut, self._count_refusal = limits, count_cut, count_refusal
         self._in_body = False  # else the client sends headers, also between two requests
         self._is_refused = False  # drops what still arrives
+        self._stall: asyncio.TimerHandle | None = None  # the clock of a client that leaves something unread
         self._num_headers = 0
         self._num_bytes, self._tail = 0, b""  # of incomplete headers; in a body, since its last piece
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._reader = SlowReader(transport, self.loop, self.limits.slow_reader_timeout_s, self._count_cut)
         self._arm()
         if len(self.connections) > (most := self.limits.max_connections):
             self.connections.discard(self)  # it does not count while it reads the refusal
@@ -67,7 +67,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
-        self._reader.unwatch()
+        self._unwatch_reader()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -91,7 +91,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope[SCOPE_KEY] = (self.limits.max_stream_backlog, self._reader.cut)  # type: ignore[literal-required]
+        self.scope[SCOPE_KEY] = (self.limits.max_stream_backlog, self._cut_reader)  # type: ignore[literal-required]
         self._num_headers = 0
         if self._deadline.cancelled():
             self._arm()
@@ -132,15 +132,18 @@ class BoundedHttp(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._reader.watch()
+        self._watch_reader()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._reader.resumed(is_answered=self._is_idle)
+        self._unwatch_reader()
+        if self._is_idle:  # the client must take the rest of a complete answer, too
+            self._watch_reader()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._reader.answered()
+        if self._stall is None:  # a clock that runs goes on
+            self._watch_reader()
 
     @property
     def _is_idle(self) -> bool:
@@ -182,6 +185,33 @@ class BoundedHttp(HttpToolsProtocol):
         self.flow.resume_reading()
         self.loop.call_later(LINGER_S, self.transport.close)
 
+    # ---- clients that do not read ----
+
+    def _watch_reader(self) -> None:
+        """Starts the clock anew if something is unread."""
+        self._unwatch_reader()
+        if self.transport.get_write_buffer_size():
+            self._stall = self.loop.call_later(self.limits.slow_reader_timeout_s, self._stalled)
+
+    def _unwatch_reader(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _stalled(self) -> None:
+        self._stall = None
+        if self.transport.get_write_buffer_size():
+            self._cut_reader(STALLED)
+
+    def _cut_reader(self, reason: str) -> None:
+        """Ends the connection at once. What was not read is dropped."""
+        self._unwatch_reader()
+        num_unread = self.transport.get_write_buffer_size()
+        if num_unread or not self.transport.is_closing():
+            self._count_cut(reason)
+            log.warning("slow reader cut", reason=reason, unread_bytes=num_unread)
+            self.transport.abort()
+
 
 class UnframedCycle(RequestResponseCycle):
     """An answer to HTTP/1.0, which knows no chunks: it ends with the connection."""
@@ -209,53 +239,6 @@ def raw_refusal(status: int, message: str) -> bytes:
     response = status_response(status, message, {HEADER: request_id, "connection": "close"})
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
     return head + b"".join(b"%s: %s\r\n" % header for header in response.raw_headers) + b"\r\n" + bytes(response.body)
-
-
-class SlowReader:
-    """The client of one connection, once it leaves something unread. `count` is told why it is cut."""
-
-    def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_s: float, count: Cut
-    ) -> None:
-        self._transport, self._loop, self._timeout_s, self._count = transport, loop, timeout_s, count
-        self._timer: asyncio.TimerHandle | None = None
-
-    def watch(self) -> None:
-        """Starts the clock anew if something is unread."""
-        self.unwatch()
-        if self._transport.get_write_buffer_size():
-            self._timer = self._loop.call_later(self._timeout_s, self._stalled)
-
-    def resumed(self, is_answered: bool) -> None:
-        """The client reads again. It must take the rest of a complete answer, too."""
-        self.unwatch()
-        if is_answered:
-            self.watch()
-
-    def answered(self) -> None:
-        """An answer is complete. A clock that runs goes on."""
-        if self._timer is None:
-            self.watch()
-
-    def unwatch(self) -> None:
-        """Stops the clock."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def cut(self, reason: str) -> None:
-        """Ends the connection at once. What was not read is dropped."""
-        self.unwatch()
-        num_unread = self._transport.get_write_buffer_size()
-        if num_unread or not self._transport.is_closing():
-            self._count(reason)
-            log.warning("slow reader cut", reason=reason, unread_bytes=num_unread)
-            self._transport.abort()
-
-    def _stalled(self) -> None:
-        self._timer = None
-        if self._transport.get_write_buffer_size():
-            self.cut(STALLED)
 
 
 def backlog_of(scope: Scope) -> tuple[int, Cut] | None:
