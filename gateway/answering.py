@@ -55,30 +55,12 @@ class ResponseHead:
         choice = {"index": index, **text, "logprobs": None, "finish_reason": finish_reason}
         return choice | {"token_ids": token_ids} if self.with_token_ids else choice
 
-
-class WholeAnswer:
-    """Gathers the pieces of all choices of one response."""
-
-    def __init__(self, head: ResponseHead, num_choices: int) -> None:
-        self._head = head
-        self._pieces: list[list[Piece]] = [[] for _ in range(num_choices)]
-
-    def add(self, batch: Batch) -> None:
-        """Adds what the choices gained."""
-        for index, piece in batch:
-            self._pieces[index].append(piece)
-
-    def body(self, usage: Fields, timeline: Timeline | None) -> dict[str, Any]:
-        """The JSON body. Call it once every choice has finished."""
-        choices = [self._choice(index, pieces) for index, pieces in enumerate(self._pieces)]
-        body = self._head.fields("chat.completion") | {"choices": choices, "usage": usage}
-        return body if timeline is None else body | {"timeline": timeline}
-
-    def _choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
+    def whole_choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
+        """One choice of a body, of all its pieces."""
         content = "".join(piece.text for piece in pieces)
-        text = {"message": {"role": "assistant", "content": content}} if self._head.is_chat else {"text": content}
+        text = {"message": {"role": "assistant", "content": content}} if self.is_chat else {"text": content}
         token_ids = [piece.token_id for piece in pieces if piece.token_id is not None]
-        return self._head.choice(index, text, pieces[-1].finish_reason, token_ids)
+        return self.choice(index, text, pieces[-1].finish_reason, token_ids)
 
 
 class ChunkWriter:
@@ -150,15 +132,21 @@ def wants_timeline(request: Request, in_body: bool | None) -> bool:
     return header == "true"
 
 
-async def answer_whole(generation: Generation, answer: WholeAnswer, receive: Receive) -> Response:
-    """Waits for all choices."""
+async def answer_whole(generation: Generation, head: ResponseHead, receive: Receive) -> Response:
+    """Waits for all choices, and answers with one JSON body."""
+    found: list[list[Piece]] = [[] for _ in range(generation.num_choices)]
     with _watched(generation, receive):
         async for batch in generation.batches():
-            answer.add(batch)
+            for index, piece in batch:
+                found[index].append(piece)
 
     if not generation.is_complete:
         return _failed(generation)
-    return json_response(answer.body(generation.usage, generation.timeline()))
+
+    choices = [head.whole_choice(index, pieces) for index, pieces in enumerate(found)]
+    body = head.fields("chat.completion") | {"choices": choices, "usage": generation.usage}
+    timeline = generation.timeline()
+    return json_response(body if timeline is None else body | {"timeline": timeline})
 
 
 class StreamedAnswer(Response):

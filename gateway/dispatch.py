@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gateway.membership import Loads, Membership, Pair, Pairer, WorkerKey, decode_load, prefill_load
-from gateway.requests import Attempt, Listener, RequestRecord, Requests
+from gateway.requests import Attempt, ChoiceRecord, Listener, RequestRecord, Requests
 from gateway.translate import Prompt
 from protocol.errors import (
     BatonError,
@@ -44,7 +44,8 @@ class RetryRules:
 
 @dataclass(frozen=True)
 class Stranded:
-    """Choices whose attempt failed with `error` and that wait for workers. `since`: see final_error."""
+    """Choices whose attempt failed with `error` and that wait for workers. `since`: when the lost
+    worker was last heard, or when the attempt failed if none was lost."""
 
     record: RequestRecord
     choices: range
@@ -132,13 +133,12 @@ class Dispatch:
         """Starts an attempt. False if the worker turns out to be gone; the worker is then lost."""
         prefill, key = pair.prefill, pair.decode.key
         assigned_at = self._clock.now()
-        attempt = self.requests.begin(record, choices, key, prefill.key if prefill else None)
-
+        attempt = record.next_attempt(choices, key, prefill.key if prefill else None)
         if not self._send(key, record.message(attempt, prefill.registered.address if prefill else None)):
-            self.requests.withdraw(record, attempt)
             self._lose(key)
             return False
 
+        self.requests.begin(record, attempt)
         self.loads.add(key, decode_load(attempt.need))
         if prefill is not None:
             self.loads.add(prefill.key, prefill_load(attempt.need))
@@ -147,11 +147,10 @@ class Dispatch:
 
     def _cancel_attempt(self, record: RequestRecord, attempt: Attempt, number: int = -1) -> None:
         """Tells the attempt's worker to drop one choice, or (-1) the whole attempt."""
-        if number >= 0 and not record.has_ended(attempt):
-            self._send(attempt.decode, CancelRequest(record.request_id, attempt.number, number))
-            return
-        self._send(attempt.decode, CancelRequest(record.request_id, attempt.number))
-        self._end_attempt(record, attempt)
+        is_whole = number < 0 or record.has_ended(attempt)
+        self._send(attempt.decode, CancelRequest(record.request_id, attempt.number, -1 if is_whole else number))
+        if is_whole:
+            self._end_attempt(record, attempt)
 
     def _end_attempt(self, record: RequestRecord, attempt: Attempt) -> None:
         """Takes the attempt's load off its workers. Later messages of the attempt are dropped."""
@@ -203,15 +202,8 @@ class Dispatch:
         for choices in record.open_groups(stranded.choices):
             while not record.is_over:
                 first, pair = record.choices[choices.start], self._pick(record, choices)
-                final = final_error(
-                    stranded.error,
-                    num_attempts=first.num_attempts,
-                    num_launch_failures=first.num_launch_failures,
-                    has_pair=pair is not None,
-                    since=stranded.since,
-                    now=self._clock.now(),
-                    rules=self._rules,
-                )
+                waited_s = self._clock.now() - stranded.since
+                final = final_error(stranded.error, first, pair is not None, waited_s, self._rules)
 
                 if final is not None:
                     self._fail(record, final)
@@ -306,30 +298,20 @@ def may_go_on(error: BatonError) -> bool:
 
 
 def final_error(
-    error: BatonError,
-    *,
-    num_attempts: int,
-    num_launch_failures: int,
-    has_pair: bool,
-    since: float,
-    now: float,
-    rules: RetryRules,
+    error: BatonError, choice: ChoiceRecord, has_pair: bool, waited_s: float, rules: RetryRules
 ) -> BatonError | None:
-    """The error that ends choices after `num_attempts`, of which the last failed with `error` and `num_launch_failures`
-    in a launch. None if they go on: with the ready pair, or without one when a worker has joined.
-
-    `since`: when the lost worker was last heard, or `now` if none was lost. `has_pair`: workers are ready to take over.
-    """
+    """The error that ends a `choice` whose last attempt failed with `error`. None if it goes on: with the ready pair,
+    or without one when a worker has joined. `waited_s`: since the lost worker was last heard; 0 if none was lost."""
     if not may_go_on(error):
         return error
 
-    if num_launch_failures >= MOST_LAUNCH_FAILURES:
-        return LaunchFailed(f"{error.message} (computing it failed {num_launch_failures} times)")
-    if num_attempts >= rules.max_attempts:
-        tried = "the only attempt" if num_attempts == 1 else f"the last of {num_attempts} attempts"
+    if choice.num_launch_failures >= MOST_LAUNCH_FAILURES:
+        return LaunchFailed(f"{error.message} (computing it failed {choice.num_launch_failures} times)")
+    if choice.num_attempts >= rules.max_attempts:
+        tried = "the only attempt" if choice.num_attempts == 1 else f"the last of {choice.num_attempts} attempts"
         return _for_client(error, f"{error.message} ({tried})")
 
-    if has_pair or now < since + rules.wait_s:
+    if has_pair or waited_s < rules.wait_s:
         return None
     return _for_client(error, f"{error.message}, and no other worker could take over in {rules.wait_s:g} s")
 

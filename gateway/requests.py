@@ -184,6 +184,10 @@ class RequestRecord:
         prompt_tokens = len(self.prompt.token_ids) + num_replayed
         return Need(prompt_tokens, len(choices), self.prompt.sampling.max_tokens - num_replayed)
 
+    def next_attempt(self, choices: range, decode: WorkerKey, prefill: WorkerKey | None = None) -> Attempt:
+        """The next attempt for these choices, which no worker has yet."""
+        return Attempt(self.num_attempts, choices, self.need_of(choices), decode, prefill)
+
     def message(self, attempt: Attempt, prefill: WorkerAddress | None) -> Assign:
         """The Assign for the worker of a new attempt."""
         first = attempt.choices.start
@@ -240,28 +244,16 @@ class Requests:
         self.num_choices += prompt.num_choices
         return record
 
-    def begin(
-        self, record: RequestRecord, choices: range, decode: WorkerKey, prefill: WorkerKey | None = None
-    ) -> Attempt:
-        """Starts the next attempt for these choices. What earlier attempts report about them is dropped from now on."""
-        attempt = Attempt(record.num_attempts, choices, record.need_of(choices), decode, prefill)
+    def begin(self, record: RequestRecord, attempt: Attempt) -> None:
+        """An attempt was given to its workers. What earlier ones report about its choices is dropped from now on."""
         record.num_attempts += 1
         self.num_attempts += 1
         record.attempts[attempt.number] = attempt
 
         record.pairs.append(attempt.pair)
-        for number in choices:
+        for number in attempt.choices:
             record.choices[number].num_attempts += 1
             record.choices[number].early.clear()
-        return attempt
-
-    def withdraw(self, record: RequestRecord, attempt: Attempt) -> None:
-        """Undoes `begin`: no worker got the attempt. Its number is not used again."""
-        del record.attempts[attempt.number]
-        record.pairs.pop()
-        self.num_attempts -= 1
-        for number in attempt.choices:
-            record.choices[number].num_attempts -= 1
 
     def find(self, request_id: str) -> RequestRecord | None:
         """A request in flight."""

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, WholeAnswer, answer_whole, wants_timeline
+from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_whole, wants_timeline
 from gateway.choice_text import Detokenizer
 from gateway.control import Control
 from gateway.generation import Generation, Times
@@ -227,8 +227,7 @@ async def _answer(service: Service, request: Request, parsed: AnyRequest, genera
     created, is_chat = int(datetime.now(UTC).timestamp()), isinstance(parsed, ChatRequest)
     head = ResponseHead(generation.response_id, created, service.names.first, is_chat, parsed.return_token_ids is True)
     if not parsed.stream:
-        answer = WholeAnswer(head, generation.num_choices)
-        return await answer_whole(generation, answer, request.receive)
+        return await answer_whole(generation, head, request.receive)
     options = parsed.stream_options
     include_usage = options is not None and options.include_usage is True
     continuous = options is not None and options.continuous_usage_stats is True

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message
 
-from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, WholeAnswer, answer_whole
+from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_whole
 from gateway.choice_text import Detokenizer
 from gateway.control import Control, ControlSocket
 from gateway.dispatch import RetryRules
@@ -86,7 +86,7 @@ class Call:
     def answer(self, is_stream: bool) -> "asyncio.Task[Any]":
         """The answer under way."""
         if not is_stream:
-            return asyncio.create_task(answer_whole(self.generation, WholeAnswer(HEAD, 1), self.receive))
+            return asyncio.create_task(answer_whole(self.generation, HEAD, self.receive))
         streamed = StreamedAnswer(self.generation, ChunkWriter(HEAD, False, False))
         return asyncio.create_task(streamed({"type": "http"}, self.receive, self.send))
 

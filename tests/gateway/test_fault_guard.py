@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.answering import ChunkWriter, WholeAnswer
+from gateway.answering import ChunkWriter, ResponseHead
 from gateway.translate import Translator
 from protocol.messages_gateway import Role
 from tests.gateway.conftest import Setting, wait_until
@@ -40,7 +40,7 @@ def one_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("owner", "method", "stream"),
-    [(Translator, "prompts", False), (WholeAnswer, "add", False), (Translator, "prompts", True)],
+    [(Translator, "prompts", False), (ResponseHead, "whole_choice", False), (Translator, "prompts", True)],
 )
 async def test_before_the_answer(
     setting: Setting,

@@ -30,7 +30,7 @@ def new_requests(max_tokens: int = 8, num_choices: int = 1, attempt: int = 0) ->
     record = requests.add("r", Prompt(PROMPT, SamplingParams(max_tokens, eos_token_ids=(EOS,)), num_choices), Nobody())
     for _ in range(attempt + 1):
         record.attempts.clear()
-        requests.begin(record, range(num_choices), DECODE, PREFILL)
+        requests.begin(record, record.next_attempt(range(num_choices), DECODE, PREFILL))
     return requests
 
 
@@ -159,7 +159,8 @@ def test_the_next_attempt_goes_on_behind_what_was_received() -> None:
     record = record_of(requests)
     assert deliver(requests, news(0, 10, 11), news(3, 13)) == [10, 11]
     record.attempts.clear()
-    second = requests.begin(record, range(1), WorkerKey("d2", 5))
+    second = record.next_attempt(range(1), WorkerKey("d2", 5))
+    requests.begin(record, second)
     assert second.number == 1 and second.need == Need(6, 1, 6) and record.choices[0].num_attempts == 2
     told = record.message(second, None)
     assert (told.attempt, told.prompt_ids, told.num_replayed, told.first_choice) == (1, (*PROMPT, 10, 11), 2, 0)
@@ -171,11 +172,10 @@ def test_the_next_attempt_goes_on_behind_what_was_received() -> None:
 def test_an_attempt_that_was_told_to_nobody_does_not_count() -> None:
     requests = new_requests()
     record = record_of(requests)
-    lost = requests.begin(record, range(1), DECODE)
-    requests.withdraw(record, lost)
+    assert record.next_attempt(range(1), DECODE).number == 1
     assert record.choices[0].num_attempts == 1 and list(record.attempts) == [0] and record.pairs == ["p+d"]
     assert requests.num_attempts == 1
-    assert requests.begin(record, range(1), DECODE).number == 2
+    assert record.next_attempt(range(1), DECODE).number == 1
 
 
 def test_choices_with_outputs_go_alone_and_neighbours_without_together() -> None:
@@ -187,7 +187,8 @@ def test_choices_with_outputs_go_alone_and_neighbours_without_together() -> None
     assert record.open_groups(range(3)) == [range(1, 2), range(2, 3)]
     assert record.need_of(range(2)) == Need(4, 2, 8) and record.need_of(range(2, 3)) == Need(5, 1, 7)
     record.attempts.clear()
-    attempt = requests.begin(record, range(5, 6), DECODE)
+    attempt = record.next_attempt(range(5, 6), DECODE)
+    requests.begin(record, attempt)
     assert record.message(attempt, None).first_choice == 5
     with pytest.raises(WireError, match="choice 4, expected one of the attempt"):
         accept(requests, news(0, 1, choice=4, attempt=1))

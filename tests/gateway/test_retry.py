@@ -1,6 +1,7 @@
 import pytest
 
 from gateway.dispatch import RetryRules, final_error, may_go_on
+from gateway.requests import ChoiceRecord
 from protocol.errors import (
     BadRequest,
     BatonError,
@@ -26,15 +27,8 @@ def after(
     now: float = 12.0,
     num_launch_failures: int = 0,
 ) -> BatonError | None:
-    return final_error(
-        error,
-        num_attempts=num_attempts,
-        num_launch_failures=num_launch_failures,
-        has_pair=has_pair,
-        since=since,
-        now=now,
-        rules=RULES,
-    )
+    choice = ChoiceRecord(8, num_attempts=num_attempts, num_launch_failures=num_launch_failures)
+    return final_error(error, choice, has_pair, now - since, RULES)
 
 
 @pytest.mark.parametrize(
