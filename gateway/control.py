@@ -44,7 +44,6 @@ LATE_S = 1.0  # seconds between two looks; after more, heartbeats may wait to be
 MOST_LATE = 4  # late looks in a row; a worker that is silent in all of them really is
 MAX_DRAIN = 200  # messages read at a time, so that clients are written to in between
 DRAIN_BYTES = 1024 * 1024  # bytes read at a time, because parsing them takes time too
-LOOK_S = 0.25  # seconds between two looks for refused connections
 log = get_log("gateway.control")
 
 
@@ -56,7 +55,6 @@ class ControlSocket:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[bytes, bytes], None] | None = None
         self._is_scheduled = False
-        self._looking: asyncio.TimerHandle | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._security = open_security(keys, self._context, log)
         self._socket = open_router(self._context, TO_GATEWAY.max_bytes)
@@ -74,7 +72,7 @@ class ControlSocket:
         self.endpoint = bound.rstrip(b"\0").decode("ascii")
 
     def refused(self) -> Mapping[str, int]:
-        """Connections that were refused so far, by reason; empty without keys."""
+        """Connections that were refused so far, by reason; empty without keys. Also logs new ones."""
         return self._security.refused()
 
     def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
@@ -83,7 +81,6 @@ class ControlSocket:
         self._on_message = on_message
         self._loop.add_reader(self._socket.fileno(), self._drain)
         self._schedule()
-        self._look()
 
     def send(self, identity: bytes, raw: bytes) -> bool:
         """Queues a message. False if that worker is not connected or its queue is full."""
@@ -96,16 +93,10 @@ class ControlSocket:
         """Closes the socket and drops what is queued."""
         if self._loop is not None and not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
-        if self._looking is not None:
-            self._looking.cancel()
         self._on_message = None
         self._socket.close(0)
         self._security.close()
         self._context.term()
-
-    def _look(self) -> None:
-        if self._loop is not None and self.refused():  # with keys, every reason has a count
-            self._looking = self._loop.call_later(LOOK_S, self._look)
 
     def _schedule(self) -> None:
         if self._loop is not None and not self._is_scheduled:
@@ -294,6 +285,7 @@ class Control:
         while True:
             await asyncio.sleep(TICK_S)
             try:
+                self._socket.refused()
                 self.look(is_punctual=punctuality.look(self._clock.now()))
             except Exception:  # otherwise losses would go unnoticed, and clients would wait for ever
                 log.exception("look failed")

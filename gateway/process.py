@@ -141,7 +141,6 @@ class Gateway:
             texts=str(texts.absolute()),
             control=self.control,
             translator=Translator(folder, tokenizer, templates),
-            tokenizer=tokenizer,
             metrics=metrics,
             clock=clock,
             started_at=int(datetime.now(UTC).timestamp()),

@@ -6,7 +6,7 @@ workers. generation.py follows it from there, and answering.py writes the respon
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +15,6 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_whole, wants_timeline
-from gateway.choice_text import Detokenizer
 from gateway.control import Control
 from gateway.generation import Generation, Times
 from gateway.http_protocol import body_refused, request_id_of
@@ -30,7 +29,6 @@ from gateway.schemas import (
     parse_json,
     refuse_unsupported,
 )
-from gateway.tokenizer import TextTokenizer
 from gateway.translate import Prompt, Translator, check_list
 from protocol.errors import Overloaded, UnknownModel
 from runtime.clock import Clock
@@ -126,7 +124,6 @@ class Service:
     texts: str  # the path of its tokenizer's folder
     control: Control
     translator: Translator
-    tokenizer: TextTokenizer | None
     metrics: Metrics
     clock: Clock
     started_at: int  # seconds since 1970
@@ -138,10 +135,6 @@ class Service:
     one_long_body: asyncio.Lock = field(default_factory=asyncio.Lock)  # parsing it, which lets nothing else run
     one_long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes memory
     one_huge_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes seconds
-
-    def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
-        """The detokenizer for one choice of this prompt."""
-        return Detokenizer() if self.tokenizer is None else self.tokenizer.detokenizer(prompt_ids, skip_special)
 
 
 # ---- requests for text ----
@@ -217,7 +210,7 @@ async def _started(
     response_id = f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
     times = Times(service.clock, service.metrics, received_at, wants_timeline(request, parsed.timeline))
     dispatch, x_request_id = service.control.dispatch, request_id_of(request.scope)
-    generation = Generation(response_id, prompts, service.new_detokenizer, dispatch, times, x_request_id)
+    generation = Generation(response_id, prompts, service.translator.new_detokenizer, dispatch, times, x_request_id)
     await generation.start()
     return generation
 

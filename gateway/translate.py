@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from gateway.chat_template import ChatTemplates
-from gateway.choice_text import StopSet
+from gateway.choice_text import Detokenizer, StopSet
 from gateway.membership import Member
 from gateway.model_folder import ModelFolder
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, GenerationRequest
@@ -212,6 +212,10 @@ class Translator:
             sampling = replace(rules, max_tokens=num_tokens)
             prompts.append(Prompt(tuple(ids), sampling, num_choices, stops, skip_special))
         return prompts
+
+    def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
+        """The detokenizer for one choice of this prompt."""
+        return Detokenizer() if self._tokenizer is None else self._tokenizer.detokenizer(prompt_ids, skip_special)
 
     def completion_prompts(self, request: CompletionRequest, limits: Limits) -> dict[str, list[int]]:
         """Token ids of each prompt, by its name: "prompt", or "prompt[1]" if there are several."""

@@ -3,17 +3,21 @@
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
 from deploy.keys import new
-from gateway.control import ControlSocket
+from gateway.control import Control, ControlSocket
+from gateway.dispatch import RetryRules
+from gateway.membership import Membership
 from gateway.metrics import Tally
 from protocol.errors import ConfigError
+from runtime.clock import MonotonicClock
 from runtime.keys import read_keys
+from tests.doubles.fake_worker import PATIENCE_S
 from tests.gateway.conftest import wait_until
 
 
@@ -33,15 +37,39 @@ async def test_members_are_heard_and_strangers_are_counted(tmp_path: Path, caplo
         each.connect(socket.endpoint)
         with contextlib.suppress(zmq.Again):  # the gateway may have refused the stranger already
             each.send(b"hello of " + (b"a member" if each is member else b"nobody"), zmq.NOBLOCK)
-    await wait_until(
-        lambda: len(heard) == 1 and "connection refused" in caplog.messages
-    )  # logged without a look of ours
+    await wait_until(lambda: len(heard) == 1 and bool(socket.refused()) and "connection refused" in caplog.messages)
     assert heard == [b"hello of a member"]
     (family,) = Tally("refused", "So many.", CollectorRegistry(), socket.refused, "reason").collect()
     assert {sample.labels["reason"]: sample.value for sample in family.samples} == {"key": 0, "handshake": 1}
     socket.close()
     context.destroy(linger=0)
     await asyncio.sleep(0)
+
+
+class Counted:
+    """Stands for a ControlSocket: notes when it is asked for refused connections, which is what logs them."""
+
+    def __init__(self) -> None:
+        self.is_asked = asyncio.Event()
+
+    def start(self, _on_message: Any) -> None:
+        """Nothing comes."""
+
+    def refused(self) -> dict[str, int]:
+        self.is_asked.set()
+        return {}
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+async def test_refused_connections_are_logged_although_nobody_scrapes() -> None:
+    socket = Counted()
+    control = Control(cast(ControlSocket, socket), MonotonicClock(), "round_robin", RetryRules(3, 4.0), Membership(7))
+    control.start()
+    async with asyncio.timeout(PATIENCE_S):
+        await socket.is_asked.wait()
+    control.close()
 
 
 async def test_without_keys_nobody_counts() -> None:
