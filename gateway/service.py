@@ -24,6 +24,7 @@ from gateway.schemas import (
     AnyRequest,
     ChatRequest,
     CompletionRequest,
+    StreamOptions,
     check_counts,
     parse,
     parse_json,
@@ -221,10 +222,9 @@ async def _answer(service: Service, request: Request, parsed: AnyRequest, genera
     head = ResponseHead(generation.response_id, created, service.names.first, is_chat, parsed.return_token_ids is True)
     if not parsed.stream:
         return await answer_whole(generation, head, request.receive)
-    options = parsed.stream_options
-    include_usage = options is not None and options.include_usage is True
-    continuous = options is not None and options.continuous_usage_stats is True
-    return StreamedAnswer(generation, ChunkWriter(head, include_usage, continuous))
+    options = parsed.stream_options or StreamOptions()
+    writer = ChunkWriter(head, options.include_usage is True, options.continuous_usage_stats is True)
+    return StreamedAnswer(generation, writer)
 
 
 # ---- bodies ----

@@ -218,4 +218,4 @@ async def test_a_fault_in_the_text_of_one_request_is_its_own(
         await task
     assert len(call.wire.cancelled) == 1 and call.is_at_rest()
     outcomes = re.findall(r'requests_total{model_name="story",outcome="\w+"} (\S+)', call.metrics.render().decode())
-    assert outcomes and set(outcomes) == {"0.0"}  # FaultGuard counts it
+    assert outcomes and set(outcomes) == {"0.0"}  # the gate counts it

@@ -68,7 +68,7 @@ async def test_refused_connections_are_logged_although_nobody_scrapes() -> None:
     control = Control(cast(ControlSocket, socket), MonotonicClock(), "round_robin", RetryRules(3, 4.0), Membership(7))
     control.start()
     async with asyncio.timeout(PATIENCE_S):
-        await socket.is_asked.wait()
+        assert await socket.is_asked.wait()
     control.close()
 
 
