@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,4 +44,5 @@ class ModelInput:
 
 def int64_column(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """The values as an int64 tensor on `device`. The host does not wait for the copy."""
-    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+    # torch.tensor takes three times as long.
+    return torch.from_numpy(np.array(values, dtype=np.int64)).to(device, non_blocking=True)

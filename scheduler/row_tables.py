@@ -43,9 +43,9 @@ class PageTable:
             self.num_growths += 1
         self._generations[grant.row] = grant.generation
         where = slice(grant.start, grant.start + len(grant.pages))
-        # Copied on the schedule stream, for which forwards wait.
-        self.req_to_page[grant.row, where] = torch.tensor(grant.pages, dtype=torch.int64)
         self.req_to_page_cpu[grant.row, where] = grant.pages
+        # Copied on the schedule stream, for which forwards wait.
+        self.req_to_page[grant.row, where] = torch.from_numpy(self.req_to_page_cpu[grant.row, where])
 
 
 class FutureMap:

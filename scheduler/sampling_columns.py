@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -34,7 +35,7 @@ class SamplingColumns:
         sampling = [draw.sampling for draw in draws]
 
         def column(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float32).to(device, non_blocking=True)
+            return torch.from_numpy(np.array(values, dtype=np.float32)).to(device, non_blocking=True)
 
         params = ParamColumns(
             temperature_L=column([each.temperature for each in sampling]),

@@ -59,7 +59,7 @@ BOOKS = (
     Mutant(
         "a row's page table is the one before",
         "PageTable.write",
-        "self.req_to_page[__where] = torch.tensor(...)",
+        "self.req_to_page[__where] = torch.from_numpy(...)",
         "",
         "it reads the pages of its former owner",
         ANY,
@@ -103,8 +103,8 @@ BOOKS = (
     Mutant(
         "pages are added to the wrong row",
         "PageTable.write",
-        "self.req_to_page_cpu[grant.row, where]",
-        "self.req_to_page_cpu[grant.row - 1, where]",
+        "self.req_to_page_cpu[grant.row, where] = grant.pages",
+        "self.req_to_page_cpu[grant.row - 1, where] = grant.pages",
         "new tokens are written into another request's pages",
         ANY,
     ),
