@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import NoReturn
 
 from gateway.chat_template import ChatTemplates
 from gateway.choice_text import Detokenizer, StopSet
@@ -95,12 +96,9 @@ def limits_of(members: tuple[Member, ...], model: Limits) -> Limits:
 def check_ids(prompt: Sequence[int], where: str, limits: Limits) -> None:
     """BadRequest unless the prompt has tokens, all within the vocabulary. `where` names it: "prompt[3]"."""
     if not prompt:
-        raise BadRequest(f"{where}: is empty (0 tokens), expected at least 1 token", param=_param(where))
+        _refuse(where, "is empty (0 tokens), expected at least 1 token")
     if limits.vocab_size is not None and max(prompt) >= limits.vocab_size:
-        raise BadRequest(
-            f"{where}: got token id {max(prompt)}, expected ids below the vocabulary size {limits.vocab_size}",
-            param=_param(where),
-        )
+        _refuse(where, f"got token id {max(prompt)}, expected ids below the vocabulary size {limits.vocab_size}")
 
 
 def check_list(prompt: object, limits: Limits) -> None:
@@ -157,6 +155,11 @@ def max_tokens(
     return min((limit for limit in (left, room, default) if limit is not None), default=UNKNOWN_REST)
 
 
+def _refuse(where: str, what: str) -> NoReturn:
+    """Refuses a field, or one of several prompts: "prompt[3]"."""
+    raise BadRequest(f"{where}: {what}", param=_param(where))
+
+
 def _param(where: str) -> str:
     """The field of a prompt that is named "prompt[3]"."""
     return where.partition("[")[0]
@@ -192,9 +195,8 @@ class Translator:
         num_choices, stops = request.num_choices, self._stops(request)
 
         if limits.max_choices is not None and num_choices > limits.max_choices:
-            raise BadRequest(
-                f"n: got {num_choices}, expected at most {limits.max_choices}, the requests a worker runs at once",
-                param="n",
+            _refuse(
+                "n", f"got {num_choices}, expected at most {limits.max_choices}, the requests a worker runs at once"
             )
 
         rules = self._sampling(request, limits)
@@ -205,10 +207,8 @@ class Translator:
             check_ids(ids, where, limits)
             num_tokens = max_tokens(len(ids), asked, default, num_choices, where, limits)
             if rules.min_tokens > num_tokens:
-                raise BadRequest(
-                    f"min_tokens: got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}",
-                    param="min_tokens",
-                )
+                what = f"got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}"
+                _refuse("min_tokens", what)
             sampling = replace(rules, max_tokens=num_tokens)
             prompts.append(Prompt(tuple(ids), sampling, num_choices, stops, skip_special))
         return prompts
@@ -230,9 +230,7 @@ class Translator:
     def chat_prompt(self, request: ChatRequest, limits: Limits) -> list[int]:
         """Token ids of the conversation, rendered by the model's template."""
         if self._tokenizer is None:
-            raise BadRequest(
-                "messages: this model has no tokenizer; use /v1/completions with token ids", param="messages"
-            )
+            _refuse("messages", "this model has no tokenizer; use /v1/completions with token ids")
         messages = [message.for_template() for message in request.messages]
         text = self._templates.render(messages, request.chat_template, request.chat_template_kwargs or {})
         return self._encode(text, "messages", limits, add_special_tokens=False)
@@ -240,7 +238,7 @@ class Translator:
     def _encode(self, text: str, where: str, limits: Limits, add_special_tokens: bool) -> list[int]:
         """Token ids of one text. ContextLengthExceeded if it is far too long."""
         if self._tokenizer is None:
-            raise BadRequest("prompt: this model has no tokenizer: got text, expected token ids", param="prompt")
+            _refuse("prompt", "this model has no tokenizer: got text, expected token ids")
 
         least = self._tokenizer.least_tokens(text)  # tokenising a long text would take seconds
         if limits.context_length is not None and least > limits.context_length:
@@ -258,7 +256,7 @@ class Translator:
 
     def _stops(self, request: GenerationRequest) -> StopSet:
         if request.stop and self._tokenizer is None:
-            raise BadRequest("stop: this model has no tokenizer; use stop_token_ids", param="stop")
+            _refuse("stop", "this model has no tokenizer; use stop_token_ids")
         return StopSet([request.stop] if isinstance(request.stop, str) else request.stop or ())
 
     def _sampling(self, request: GenerationRequest, limits: Limits) -> SamplingParams:
@@ -266,10 +264,7 @@ class Translator:
         stop_token_ids = tuple(dict.fromkeys(request.stop_token_ids or ()))
         for token_id in stop_token_ids:
             if limits.vocab_size is not None and token_id >= limits.vocab_size:
-                raise BadRequest(
-                    f"stop_token_ids: got {token_id}, expected ids below the vocabulary size {limits.vocab_size}",
-                    param="stop_token_ids",
-                )
+                _refuse("stop_token_ids", f"got {token_id}, expected ids below the vocabulary size {limits.vocab_size}")
 
         names = ("min_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
         asked = {name: value for name in names if (value := getattr(request, name)) is not None}
