@@ -70,7 +70,6 @@ class ChunkWriter:
         self._head = head
         self.include_usage = include_usage
         self.continuous = include_usage and continuous_usage  # each chunk carries the usage so far
-        self._spoke: set[int] = set()  # choices whose role was sent
         self._start = b"data: " + orjson.dumps(head.fields("chat.completion.chunk"))[:-1] + b',"choices":['
         self._end = self._rest(None, None)
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: the bytes around the text of a plain chunk
@@ -81,7 +80,7 @@ class ChunkWriter:
         text, token_id, finish_reason = piece
 
         frame = self._frames.get(index)
-        if frame is not None and finish_reason is None and timeline is None:
+        if frame is not None and finish_reason is None and timeline is None and usage is None:
             before, after = frame
             if self._head.with_token_ids:
                 return b'%b%b%b,"token_ids":[%b]}%b' % (
@@ -89,26 +88,18 @@ class ChunkWriter:
                 )  # fmt: skip
             return before + orjson.dumps(text) + after
 
-        if not self.continuous:
-            self._frames[index] = self._frame(index)
-        return self._any_chunk(index, piece, usage, timeline)
+        role = {}
+        if frame is None:  # the first chunk of a choice in a chat has its role
+            role, self._frames[index] = {"role": "assistant"}, self._frame(index)
+        content = {"delta": role | {"content": text}} if self._head.is_chat else {"text": text}
+        choice = self._head.choice(index, content, finish_reason, [] if token_id is None else [token_id])
+        return self._start + orjson.dumps(choice) + self._rest(usage, timeline)
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         """The bytes before and after the text of a chunk that only adds text."""
         before = self._start + b'{"index":%d,' % index + (b'"delta":{"content":' if self._head.is_chat else b'"text":')
         after = b"}" * self._head.is_chat + b',"logprobs":null,"finish_reason":null'
         return before, after if self._head.with_token_ids else after + b"}" + self._end
-
-    def _any_chunk(self, index: int, piece: Piece, usage: Fields | None, timeline: Timeline | None) -> bytes:
-        content, token_id, finish_reason = piece
-        text: dict[str, Any] = {"text": content}
-        if self._head.is_chat:
-            role = {} if index in self._spoke else {"role": "assistant"}
-            self._spoke.add(index)
-            text = {"delta": role | {"content": content}}
-
-        choice = self._head.choice(index, text, finish_reason, [] if token_id is None else [token_id])
-        return self._start + orjson.dumps(choice) + self._rest(usage, timeline)
 
     def usage_chunk(self, usage: Fields, timeline: Timeline | None) -> bytes:
         """The chunk without choices that reports usage, after all others."""
