@@ -79,7 +79,7 @@ class KvBook:
         self.rows = RowPool(max_requests + 1)
         self.retired: list[Retired] = []  # oldest first
         self._held: dict[int, Holding] = {}  # by row
-        self._newest_ticket = 0
+        self.newest_ticket = 0  # of the forwards and copies sent
         self._completed_ticket = 0
 
     def never_fits(self, prompt_len: int, num_tokens: int, num_choices: int) -> str | None:
@@ -138,7 +138,7 @@ class KvBook:
         if self._held.get(holding.row) is not holding:
             return
         del self._held[holding.row]
-        newest = self._newest_ticket
+        newest = self.newest_ticket
         self.retired.append(Retired(newest, None, rows=[holding.row]))
         self.retired.append(Retired(newest, is_read, pages=self.pages.retire(holding.pages)))
         if self._completed_ticket == newest:
@@ -146,13 +146,8 @@ class KvBook:
 
     def next_ticket(self) -> int:
         """The number of a forward or copy about to be sent. What is released from now on waits for it."""
-        self._newest_ticket += 1
-        return self._newest_ticket
-
-    @property
-    def newest_ticket(self) -> int:
-        """The ticket of the newest forward or copy; 0 before the first."""
-        return self._newest_ticket
+        self.newest_ticket += 1
+        return self.newest_ticket
 
     def collect(self, completed_ticket: int) -> bool:
         """Frees what nothing can touch once all tickets up to `completed_ticket` are over. Whether there was any."""
@@ -242,16 +237,6 @@ class PageAllocator:
             reserved=self._count[PageState.RESERVED],
             quarantined=self._count[PageState.QUARANTINED],
         )
-
-    def check(self) -> None:
-        """Asserts that the ledger adds up, and that counts, states, references and the free list agree."""
-        assert sum(self._count.values()) == self.num_pages - 1, self._count
-        assert len(set(self._free)) == len(self._free) == self._count[PageState.FREE]
-        assert 0 not in self._free
-        assert not [page for page in self._free if self._state[page] is not PageState.FREE or self._refs[page]]
-
-        held = [state is PageState.RESERVED or state is PageState.OWNED for state in self._state]
-        assert held[1:] == [refs > 0 for refs in self._refs[1:]]
 
     def _move(self, page: int, old: PageState, new: PageState) -> None:
         assert page > 0, "page 0 is padding"

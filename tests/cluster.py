@@ -31,6 +31,7 @@ from scheduler.kv_book import KvBook
 from scheduler.planner import Executes, Planner
 from scheduler.streams import Stream
 from tests.doubles.backend_inproc import InprocNetwork
+from tests.doubles.page_ledger import check_pages
 from unified.worker import UnifiedWorker
 from worker.boot import open_streams
 
@@ -260,7 +261,7 @@ class Cluster:
     def check(self) -> None:
         """The ledger of every worker adds up."""
         for worker in self.workers:
-            worker.planner.book.pages.check()
+            check_pages(worker.planner.book.pages)
 
     def close(self) -> None:
         """Ends the forward threads."""

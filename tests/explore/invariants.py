@@ -9,12 +9,13 @@ from scheduler.executor import Executor
 from scheduler.planner import Planner
 from scheduler.req import Req
 from tests.cluster import Cluster, Worker
+from tests.doubles.page_ledger import check_pages
 
 
 def check_invariants(cluster: Cluster) -> None:
     """Ledgers, tables, mirrors; AssertionError says which does not hold."""
     for worker in cluster.workers:
-        worker.planner.book.pages.check()
+        check_pages(worker.planner.book.pages)
         reqs = [req for req in _reqs(worker) if req.holding]
         _check_rows(worker.planner, reqs)
         _check_pages(worker.planner, reqs)

@@ -14,6 +14,7 @@ from gateway.membership import Loads, decode_load, prefill_load
 from prefill.worker import PrefillWorker
 from scheduler.kv_book import KvBook, PageState
 from scheduler.req import Req
+from tests.doubles.page_ledger import check_pages
 from tests.explore_handoff.workers import WorkerProcess
 from transfer.landing.transfer import FATAL
 from transfer.states import OPEN, TransferState
@@ -73,7 +74,7 @@ def owed(processes: Sequence[WorkerProcess]) -> Iterator[str]:
 
 def _held(process: WorkerProcess) -> Iterator[str]:
     core, planner = process.core, process.planner
-    planner.book.pages.check()
+    check_pages(planner.book.pages)
     pages = planner.book.pages.counts()
     if pages.free != pages.total:
         yield f"pages: {pages}"
@@ -93,7 +94,7 @@ def _held(process: WorkerProcess) -> Iterator[str]:
 
 
 def _check_memory(book: KvBook, reqs: list[Req]) -> None:
-    """What PageAllocator.check() says of the pages among themselves is looked at in unrest(): this is done often."""
+    """What check_pages() says of the pages among themselves is looked at in unrest(): this is done often."""
     pages, rows = book.pages, book.rows
     holders = [0] * pages.num_pages
     for req in reqs:

@@ -16,8 +16,8 @@ BOOKS = (
     Mutant(
         "what is given back waits for one launch too few",
         "KvBook.release",
-        "self._newest_ticket",
-        "self._newest_ticket - 1",
+        "self.newest_ticket",
+        "self.newest_ticket - 1",
         "the launch in flight may still touch what is free",
         OVERTAKING,
     ),

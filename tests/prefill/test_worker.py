@@ -35,6 +35,7 @@ from protocol.messages_handoff import (
 )
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
+from tests.doubles.page_ledger import check_pages
 from tests.scheduler.building import ManualStream, greedy, make_executor, make_planner
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import Target
@@ -153,7 +154,7 @@ class Bench:
 
     def at_rest(self) -> bool:
         counts = self.planner.book.pages.counts()
-        self.planner.book.pages.check()
+        check_pages(self.planner.book.pages)
         return counts.free == counts.total and self.planner.book.rows.num_free == self.planner.book.rows.num_rows - 1
 
 

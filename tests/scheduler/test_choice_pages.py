@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from protocol.kv_layout import pages_for_choices
 from scheduler.kv_book import PageAllocator, PageState, allocate_choices, partial_page_copies
+from tests.doubles.page_ledger import check_pages
 
 SIZES = (st.integers(1, 60), st.integers(0, 40), st.integers(1, 5), st.sampled_from([1, 2, 7, 16]))
 
@@ -37,7 +38,7 @@ def test_too_few_pages_change_nothing(prompt: int, outputs: int, n: int, size: i
     pool = PageAllocator(needed)
     assert allocate_choices(pool, prompt, prompt + outputs, n, size, PageState.OWNED) is None
     assert pool.counts().free == needed - 1
-    pool.check()
+    check_pages(pool)
 
 
 @given(*SIZES)

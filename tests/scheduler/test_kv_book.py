@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from protocol.kv_layout import pages_for, pages_for_choices
 from scheduler.kv_book import Holding, KvBook, PageState
+from tests.doubles.page_ledger import check_pages
 
 PAGE_SIZE = 4
 RESERVED, OWNED = PageState.RESERVED, PageState.OWNED
@@ -135,7 +136,7 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def ledger(self) -> None:
-        self.book.pages.check()
+        check_pages(self.book.pages)
         holders = Counter(page for holding in self.holdings for page in holding.pages)
         assert [holders[page] for page in range(20)] == self.book.pages._refs
         counts = self.book.counts()

@@ -13,6 +13,7 @@ from hypothesis.stateful import (
 )
 
 from scheduler.kv_book import PageAllocator, PageState
+from tests.doubles.page_ledger import check_pages
 
 
 class Pages(RuleBasedStateMachine):
@@ -94,7 +95,7 @@ class Pages(RuleBasedStateMachine):
 
     @invariant()
     def ledger(self) -> None:
-        self.pages.check()
+        check_pages(self.pages)
         counts = self.pages.counts()
         states = list(self.state.values())
         assert counts.total == self.num_pages - 1

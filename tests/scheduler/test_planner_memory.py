@@ -11,6 +11,7 @@ from scheduler.plan import (
 )
 from scheduler.planner import Planner
 from scheduler.req import Req
+from tests.doubles.page_ledger import check_pages
 from tests.scheduler.building import admitted, greedy, make_req, prompt_chunk
 from tests.scheduler.remembering import finish, make
 
@@ -31,7 +32,7 @@ def test_what_is_released_in_flight_is_reused_after_the_launch() -> None:
         assert planner.book.rows.num_free == 0
         finish(planner, executor)
     assert planner.collect()
-    planner.book.pages.check()
+    check_pages(planner.book.pages)
     assert (planner.book.pages.counts().free, planner.book.rows.num_free) == (7, 1)
     assert admitted(planner, (4,), greedy(4)).held.row == row
 
