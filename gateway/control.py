@@ -285,8 +285,8 @@ class Control:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                self._socket.refused()
                 self.look(is_punctual=punctuality.look(self._clock.now()))
+                self._socket.refused()  # logs new ones
             except Exception:  # otherwise losses would go unnoticed, and clients would wait for ever
                 log.exception("look failed")
 
