@@ -231,12 +231,9 @@ def _words(name: str) -> str:
 
 
 class Metrics:
-    """The gateway's metrics, each labelled with `model_name`. `members` returns the workers that serve now,
-    `num_in_flight` how many prompts are being answered."""
+    """The gateway's metrics, each labelled with `model_name`. `add_control` adds what its workers' side counts."""
 
-    def __init__(
-        self, model_name: str, members: Callable[[], Iterable[Member]], num_in_flight: Callable[[], int]
-    ) -> None:
+    def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self.registry = registry = CollectorRegistry()
 
@@ -307,9 +304,6 @@ class Metrics:
         )
 
         self.http_connections = Gauge(PREFIX + "http_connections", "Open connections of clients.", registry=registry)
-        in_flight = Gauge(PREFIX + "requests_in_flight", "Prompts being answered.", registry=registry)
-        in_flight.set_function(num_in_flight)
-        registry.register(WorkerCollector(members))
         ProcessCollector(registry=registry)  # process_cpu_seconds_total and more, of the gateway process
 
     def _spread(self, name: str, help_text: str, edges: Sequence[float]) -> Spread:
@@ -343,8 +337,12 @@ class Metrics:
 
 
 def add_control(registry: CollectorRegistry, control: Control, refused: Callable[[], Mapping[str, int]]) -> None:
-    """Adds what `control` counts. `refused`: connections that its socket has refused, by reason; empty without keys."""
+    """Adds what `control` and its workers count. `refused`: connections that its socket has refused, by reason; empty
+    without keys."""
     requests, dispatch = control.dispatch.requests, control.dispatch
+    in_flight = Gauge(PREFIX + "requests_in_flight", "Prompts being answered.", registry=registry)
+    in_flight.set_function(lambda: len(requests))
+    registry.register(WorkerCollector(lambda: control.membership.members))
 
     def tally(name: str, text: str, read: Callable[[], int | Mapping[str, int]], label: str = "") -> None:
         Tally(PREFIX + name, text, registry, read, label)

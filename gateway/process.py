@@ -132,7 +132,7 @@ class Gateway:
 
         names = ModelNames(settings.served_model_name, settings.model_as_typed)
         requests = self.control.dispatch.requests
-        metrics = Metrics(names.first, lambda: membership.members, lambda: len(requests))
+        metrics = Metrics(names.first)
         add_control(metrics.registry, self.control, self._control_socket.refused)
 
         self.service = Service(

@@ -54,7 +54,7 @@ class Call:
         joined = register("u", 1, Role.UNIFIED)
         self._identity = f"u#{joined.address.instance}".encode()
         self.say(joined)
-        self.metrics = Metrics("story", lambda: (), lambda: 0)
+        self.metrics = Metrics("story")
         prompt = Prompt((1, 2), SamplingParams(max_tokens=MAX_TOKENS), 1)
         self.generation = Generation(
             "r",

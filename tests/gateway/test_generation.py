@@ -17,7 +17,7 @@ from runtime.clock import MonotonicClock
 
 
 def unmeasured() -> Times:
-    return Times(MonotonicClock(), Metrics("story", lambda: (), lambda: 0), received_at=0.0)
+    return Times(MonotonicClock(), Metrics("story"), received_at=0.0)
 
 
 class OnePlace:
