@@ -4,6 +4,7 @@ An Assign of the gateway carries the prefill worker's address.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -25,30 +26,23 @@ LAST_WORDS_MS = 1000  # for cancels to leave before a connection is closed
 log = get_log("decode")
 
 
+@dataclass(eq=False)
 class PrefillLink(PeerLink):
     """Sends `outbox.prefill` and calls `deliver(instance, message)` for each message that arrives.
 
     It calls `lost(instance)` when a session is lost and another has begun.
     """
 
-    def __init__(
-        self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        identity: bytes,
-        receiver: FrameReceiver,
-        outbox: Outbox,
-        deliver: Callable[[int, ToDecode], None],
-        lost: Callable[[int], None],
-        security: Security = OPEN,
-    ) -> None:
+    context: "zmq.Context[zmq.Socket[bytes]]"
+    identity: bytes
+    receiver: FrameReceiver
+    outbox: Outbox
+    deliver: Callable[[int, ToDecode], None]
+    lost: Callable[[int], None]
+    security: Security = OPEN
+
+    def __post_init__(self) -> None:
         super().__init__(log)
-        self._context = context
-        self._identity = identity
-        self._receiver = receiver
-        self._outbox = outbox
-        self._deliver = deliver
-        self._lost = lost
-        self._security = security
         self._dealers: dict[int, Dealer] = {}
         self._sessions: dict[int, Session] = {}  # one for each dealer
         self._epochs = count(1)  # of sessions; they only grow
@@ -85,21 +79,21 @@ class PrefillLink(PeerLink):
             self.refusals.note("message", instance=instance, why=error.message)
             return
         if self._sessions[instance].accept(envelope) and message is not None:
-            self._deliver(instance, message)
+            self.deliver(instance, message)
 
     def _begin_anew(self, instance: int, lost: SessionLost) -> None:
         log.warning("session lost", instance=instance, why=f"prefill {lost}")
         self._sessions[instance] = Session(next(self._epochs))
-        self._outbox.prefill[:] = [each for each in self._outbox.prefill if each[0].instance != instance]
-        self._lost(instance)
+        self.outbox.prefill[:] = [each for each in self.outbox.prefill if each[0].instance != instance]
+        self.lost(instance)
 
     def flush(self) -> None:
         """Sends the core's messages to prefill workers, and dials new ones."""
-        for address, message in self._outbox.prefill:
+        for address, message in self.outbox.prefill:
             dealer = self._dealers.get(address.instance) or self._dial(address)
             if dealer is None or not dealer.send(self._sessions[address.instance].seal(TO_PREFILL.encode(message))):
                 log.warning("message not sent", worker=address.worker_id, kind=type(message).__name__)
-        self._outbox.prefill.clear()
+        self.outbox.prefill.clear()
 
     def forget(self, instance: int) -> None:
         """Closes the connection to a lost prefill worker."""
@@ -116,17 +110,17 @@ class PrefillLink(PeerLink):
 
     def pollables(self) -> Sequence[Any]:
         """The sockets of every connection, and those of the transfer."""
-        return [*(dealer.socket for dealer in self._dealers.values()), *self._receiver.pollables()]
+        return [*(dealer.socket for dealer in self._dealers.values()), *self.receiver.pollables()]
 
     def close(self) -> None:
         """Closes the sockets."""
         for instance in list(self._dealers):
             self.forget(instance)
-        self._receiver.close()
+        self.receiver.close()
 
     def _dial(self, address: WorkerAddress) -> Dealer | None:
         try:
-            dealer = Dealer(self._context, address.peer, self._identity, watched=True, security=self._security)
+            dealer = Dealer(self.context, address.peer, self.identity, watched=True, security=self.security)
         except (zmq.ZMQError, WireError) as error:
             log.warning("cannot dial", worker=address.worker_id, address=address.peer, why=str(error))
             return None

@@ -57,24 +57,18 @@ class PrefillPeer:
         self.tokens_queued -= self.queued.pop(reservation, 0)
 
 
+@dataclass(eq=False)
 class PrefillPeers:
     """Peers by instance, the contents of this worker's Hello, and what peers have still to stop."""
 
-    def __init__(
-        self,
-        address: WorkerAddress,
-        layout: KvLayout,
-        fingerprint: Fingerprint,
-        receiver: FrameReceiver,
-        outbox: Outbox,
-        clock: Clock,
-    ) -> None:
-        self._address = address
-        self._layout = layout
-        self._fingerprint = fingerprint
-        self._receiver = receiver
-        self._outbox = outbox
-        self._clock = clock
+    address: WorkerAddress
+    layout: KvLayout
+    fingerprint: Fingerprint
+    receiver: FrameReceiver
+    outbox: Outbox
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self.by_instance: dict[int, PrefillPeer] = {}
         self._stopping: Deadlines[tuple[WorkerAddress, int]] = Deadlines()  # who may still write a closed reservation
 
@@ -87,15 +81,15 @@ class PrefillPeers:
         """Sends Hello to a new peer."""
         if address.instance in self.by_instance:
             return
-        self.by_instance[address.instance] = PrefillPeer(address, self._clock.now() + HELLO_DEADLINE_S)
+        self.by_instance[address.instance] = PrefillPeer(address, self.clock.now() + HELLO_DEADLINE_S)
         hello = Hello(
-            address=self._address,
-            layout=self._layout,
-            fingerprint=self._fingerprint,
-            offer=self._receiver.offer(address.instance),
+            address=self.address,
+            layout=self.layout,
+            fingerprint=self.fingerprint,
+            offer=self.receiver.offer(address.instance),
             to=address.instance,
         )
-        self._outbox.prefill.append((address, hello))
+        self.outbox.prefill.append((address, hello))
 
     def answered(self, peer: PrefillPeer, answer: HelloAccepted | HelloRefused) -> str:
         """Notes its answer. Why KV cannot move between the two; empty if it can."""
@@ -103,14 +97,14 @@ class PrefillPeers:
             peer.refusal = answer.reason
         elif answer.address.instance == peer.address.instance and not (peer.accepted or peer.refusal):
             # Otherwise another process has taken its port, and the gateway will report the peer as lost.
-            peer.refusal = mismatch(answer.layout, self._layout, peer.address.worker_id, self._address.worker_id) or ""
+            peer.refusal = mismatch(answer.layout, self.layout, peer.address.worker_id, self.address.worker_id) or ""
             if not peer.refusal:
                 self._accept(peer, answer)
         return peer.refusal
 
     def _accept(self, peer: PrefillPeer, answer: HelloAccepted) -> None:
         try:
-            peer.agreed = self._receiver.answered(peer.address.instance, answer.offer)
+            peer.agreed = self.receiver.answered(peer.address.instance, answer.offer)
         except WireError as error:
             peer.refusal = error.message
         else:
@@ -126,20 +120,20 @@ class PrefillPeers:
         the pages."""
         if (peer := self.by_instance.get(address.instance)) is not None:
             peer.settle(reservation)
-        if self._receiver.may_be_written(reservation):
-            self._stopping.set((address, reservation), self._clock.now() + ASK_AGAIN_S)
+        if self.receiver.may_be_written(reservation):
+            self._stopping.set((address, reservation), self.clock.now() + ASK_AGAIN_S)
         if cancel_job:
-            self._outbox.prefill.append((address, CancelJob(reservation)))
+            self.outbox.prefill.append((address, CancelJob(reservation)))
 
     def ask_again(self, now: float) -> None:
         """Tells peers again to stop that have not answered. CancelJob or its answer may be lost."""
         for address, reservation in self._stopping.due(now):
-            if self._receiver.may_be_written(reservation):
+            if self.receiver.may_be_written(reservation):
                 self._stopping.set((address, reservation), now + ASK_AGAIN_S)
                 if address.instance not in self.by_instance:
                     self.greet(address)  # forgotten with an old gateway; it releases its old seat for the new one
                 else:
-                    self._outbox.prefill.append((address, CancelJob(reservation)))
+                    self.outbox.prefill.append((address, CancelJob(reservation)))
 
     @property
     def backends(self) -> dict[str, str]:
@@ -153,7 +147,7 @@ class PrefillPeers:
 
     def lose(self, instance: int) -> PrefillPeer | None:
         """Forgets a peer that is lost."""
-        self._receiver.lose(instance)
+        self.receiver.lose(instance)
         return self.by_instance.pop(instance, None)
 
     def never_ask(self, instance: int) -> None:

@@ -117,8 +117,9 @@ class DecodeWorker:
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         received = self._receive()
-        self._fail_late(self._clock.now())
-        self._send_jobs()
+        now = self._clock.now()
+        self._fail_late(now)
+        self._send_jobs(now)
         self._prebuild()
         progressed = self.loop.step()
         self._tokens.flush(self.outbox)
@@ -181,8 +182,8 @@ class DecodeWorker:
         if (peer := self._peers.by_instance.get(assign.prefill.instance)) is not None and peer.refusal:
             self._fail(request, LayoutMismatch(peer.refusal))
 
-    def _send_jobs(self) -> None:
-        for request in self._requests.admit(self._clock.now()):
+    def _send_jobs(self, now: float) -> None:
+        for request in self._requests.admit(now):
             self._phases.stamp(request, "reserved, job sent")
             self.outbox.prefill.append((request.prefill, request.job))
 

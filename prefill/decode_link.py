@@ -4,6 +4,7 @@ The routing id of a peer is `worker_id#instance`. A peer's first message must be
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import WireError
@@ -19,6 +20,7 @@ from worker.requests import Outbox
 log = get_log("prefill")
 
 
+@dataclass(eq=False)
 class DecodeLink(PeerLink):
     """The link of the prefill worker `instance`.
 
@@ -26,28 +28,21 @@ class DecodeLink(PeerLink):
     `lost(instance)` when a session is lost; the decode worker then begins another.
     """
 
-    def __init__(
-        self,
-        router: Router,
-        sender: FrameSender,
-        instance: int,
-        outbox: Outbox,
-        deliver: Callable[[int, ToPrefill], None],
-        lost: Callable[[int], None],
-    ) -> None:
+    router: Router
+    sender: FrameSender
+    instance: int
+    outbox: Outbox
+    deliver: Callable[[int, ToPrefill], None]
+    lost: Callable[[int], None]
+
+    def __post_init__(self) -> None:
         super().__init__(log)
-        self._router = router
-        self._sender = sender
-        self._instance = instance
-        self._outbox = outbox
-        self._deliver = deliver
-        self._lost = lost
         self._identities: dict[int, bytes] = {}  # of decode workers that have said hello
         self._sessions: dict[int, Session] = {}  # with these workers, unless lost
 
     def receive(self) -> None:
         """Hands arrived messages to the core. Malformed ones and those of strangers are counted and dropped."""
-        for identity, raw in self._router.receive():
+        for identity, raw in self.router.receive():
             try:
                 self._hear(identity, raw)
             except WireError as error:
@@ -64,22 +59,22 @@ class DecodeLink(PeerLink):
         message = TO_PREFILL.decode(envelope.body, most) if envelope.body else None
         if isinstance(message, Hello):
             self._check_hello(instance, identity, message)
-            if message.to not in (None, self._instance):
+            if message.to not in (None, self.instance):
                 return  # meant for another process, whose port this one has got
 
         if is_known and instance in self._sessions:
             try:
                 if self._sessions[instance].accept(envelope) and message is not None:
-                    self._deliver(instance, message)
+                    self.deliver(instance, message)
                 return
             except SessionLost as lost:
                 self._lose_session(instance, lost)
 
         if isinstance(message, Hello) and envelope.opens:
             self._open(instance, identity, envelope)
-            self._deliver(instance, message)
+            self.deliver(instance, message)
         elif is_known or message is None or isinstance(message, Hello):
-            self._router.send(identity, not_known(envelope.epoch))
+            self.router.send(identity, not_known(envelope.epoch))
         else:
             raise WireError(f"{type(message).__name__} from a connection that has not said hello")
 
@@ -97,34 +92,34 @@ class DecodeLink(PeerLink):
     def _lose_session(self, instance: int, lost: SessionLost) -> None:
         log.warning("session lost", instance=instance, why=f"decode {lost}")
         del self._sessions[instance]
-        self._lost(instance)
-        self._outbox.decode[:] = [each for each in self._outbox.decode if each[0] != instance]
+        self.lost(instance)
+        self.outbox.decode[:] = [each for each in self.outbox.decode if each[0] != instance]
 
     def tick(self) -> None:
         """Sends the counts of each session that is not settled."""
         for instance, session in list(self._sessions.items()):
             try:
                 if not session.is_settled:
-                    self._router.send(self._identities[instance], session.tick())
+                    self.router.send(self._identities[instance], session.tick())
             except SessionLost as lost:
-                self._router.send(self._identities[instance], not_known(session.epoch))
+                self.router.send(self._identities[instance], not_known(session.epoch))
                 self._lose_session(instance, lost)
 
     def flush(self) -> None:
         """Sends the core's messages to decode workers."""
-        for instance, message in self._outbox.decode:
+        for instance, message in self.outbox.decode:
             if not self._send(instance, message):
                 log.warning("message not sent", instance=instance, kind=type(message).__name__)
             if isinstance(message, HelloRefused):
                 self.forget(instance)
-        self._outbox.decode.clear()
+        self.outbox.decode.clear()
 
     def _send(self, instance: int, message: ToDecode) -> bool:
         session = self._sessions.get(instance)
         if session is None:
             return False
         seal = session.seal_outside if isinstance(message, HelloRefused) else session.seal
-        return self._router.send(self._identities[instance], seal(TO_DECODE.encode(message)))
+        return self.router.send(self._identities[instance], seal(TO_DECODE.encode(message)))
 
     def forget(self, instance: int) -> None:
         """Forgets a decode worker that is lost."""
@@ -136,12 +131,12 @@ class DecodeLink(PeerLink):
 
     def pollables(self) -> Sequence[Any]:
         """The ROUTER."""
-        return [self._router.socket]
+        return [self.router.socket]
 
     def close(self) -> None:
         """Closes the sockets."""
-        self._sender.close()
-        self._router.close()
+        self.sender.close()
+        self.router.close()
 
 
 def _instance(identity: bytes) -> int | None:

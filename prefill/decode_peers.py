@@ -22,14 +22,16 @@ class DecodePeer:
     newest: int = -1  # the last job's reservation; reservations ascend
 
 
+@dataclass(eq=False)
 class DecodePeers:
     """Peers by instance, and the answer to their Hello."""
 
-    def __init__(self, address: WorkerAddress, layout: KvLayout, fingerprint: Fingerprint, sender: FrameSender) -> None:
-        self._address = address
-        self._layout = layout
-        self._fingerprint = fingerprint
-        self._sender = sender
+    address: WorkerAddress
+    layout: KvLayout
+    fingerprint: Fingerprint
+    sender: FrameSender
+
+    def __post_init__(self) -> None:
         self.by_instance: dict[int, DecodePeer] = {}
         self._lost: deque[int] = deque(maxlen=LOST_REMEMBERED)  # instances
 
@@ -37,12 +39,12 @@ class DecodePeers:
         """Takes a new peer, or one that was forgotten, if KV can move between the two."""
         try:
             self._check(instance, hello)
-            offer = self._sender.attach(instance, hello.layout, hello.offer)
+            offer = self.sender.attach(instance, hello.layout, hello.offer)
         except WireError as error:
             return HelloRefused(error.message)
 
         self.by_instance[instance] = DecodePeer(hello.address)
-        return HelloAccepted(address=self._address, job_tokens=JOB_TOKENS, layout=self._layout, offer=offer)
+        return HelloAccepted(address=self.address, job_tokens=JOB_TOKENS, layout=self.layout, offer=offer)
 
     def _check(self, instance: int, hello: Hello) -> None:
         """LayoutMismatch, naming both values, if KV cannot move to this decode worker.
@@ -51,17 +53,17 @@ class DecodePeers:
         """
         if instance in self._lost:
             raise WireError(f"worker {hello.address.worker_id!r} was declared lost; this instance may not return")
-        here, there = self._address.worker_id, hello.address.worker_id
-        reason = mismatch(self._layout, hello.layout, here, there)
+        here, there = self.address.worker_id, hello.address.worker_id
+        reason = mismatch(self.layout, hello.layout, here, there)
         if hello.address.instance != instance:  # jobs are kept by the connection's instance, transfers by the address's
             reason = f"address.instance: got {hello.address.instance}, expected {instance}, as the connection says"
-        reason = reason or difference(self._fingerprint, hello.fingerprint, here, there)
+        reason = reason or difference(self.fingerprint, hello.fingerprint, here, there)
         if reason is not None:
             raise LayoutMismatch(reason)
 
     def forget(self, instance: int) -> None:
         """Drops a peer and every transfer to it. It may greet again."""
-        self._sender.drop_peer(instance)
+        self.sender.drop_peer(instance)
         self.by_instance.pop(instance, None)
 
     def refuse(self, instance: int) -> None:

@@ -163,21 +163,16 @@ class PhaseTimes:
         return {phase: TimeSpread(tuple(counts), self._seconds[phase]) for phase, counts in self._counts.items()}
 
 
+@dataclass(eq=False)
 class TokenStream:
-    """The contents of the next `Tokens` message. `stamps` name a choice's first two tokens; "" gets no stamp."""
+    """The contents of the next `Tokens` message."""
 
-    def __init__(
-        self,
-        planner: Planner,
-        requests: Mapping[tuple[str, int], Assigned],
-        phases: PhaseTimes,
-        stamps: tuple[str, str],
-    ) -> None:
-        """`requests` are the worker's, by (request_id, attempt)."""
-        self._planner = planner
-        self._requests = requests
-        self._phases = phases
-        self._names = stamps
+    planner: Planner
+    requests: Mapping[tuple[str, int], Assigned]  # the worker's, by (request_id, attempt)
+    phases: PhaseTimes
+    names: tuple[str, str]  # the stamps of a choice's first two tokens; "" gets no stamp
+
+    def __post_init__(self) -> None:
         self._choices: list[ChoiceTokens] = []
         self._stamps: dict[str, tuple[Stamp, ...]] = {}
 
@@ -187,23 +182,23 @@ class TokenStream:
         seq = len(req.outputs)
         taken = req.append(run)
         if not taken:
-            self._planner.go_on(req)
+            self.planner.go_on(req)
             return False
         # By position: one is made for each token, and keywords take twice as long (26 us instead of 12 for 64).
         self._choices.append(ChoiceTokens(req.request_id, req.attempt, req.choice, seq, taken, req.finish or ""))
 
         first = seq - req.num_replayed
         if first < 2:
-            for name in filter(None, self._names[first : first + len(taken)]):
-                self._phases.stamp(self._requests[req.request_id, req.attempt], name)
+            for name in filter(None, self.names[first : first + len(taken)]):
+                self.phases.stamp(self.requests[req.request_id, req.attempt], name)
         if req.finish is None:
             return False
 
-        self._planner.release(req)
-        request = self._requests[req.request_id, req.attempt]
+        self.planner.release(req)
+        request = self.requests[req.request_id, req.attempt]
         if not request.has_ended:
             return False
-        self._phases.stamp(request, "decode done")
+        self.phases.stamp(request, "decode done")
         self._stamps[req.request_id] = tuple(request.stamps)
         return True
 

@@ -65,7 +65,7 @@ def test_who_has_got_the_port_of_another_is_not_taken_for_it() -> None:
 def test_another_model_is_refused_with_both_fingerprints() -> None:
     cluster = make_cluster()
     (decode,) = cluster.decodes.values()
-    ours, decode._peers._fingerprint = decode._peers._fingerprint, Fingerprint("another")
+    ours, decode._peers.fingerprint = decode._peers.fingerprint, Fingerprint("another")
     cluster.assign("a", PROMPT, PARAMS)
     cluster.run()
     failure = cluster.failures["a"]
@@ -77,7 +77,7 @@ def test_another_model_is_refused_with_both_fingerprints() -> None:
 def test_one_that_does_not_match_does_not_hold_up_the_others() -> None:
     cluster = make_cluster("2P1D")
     bad, good = cluster.prefills.values()
-    bad._peers._fingerprint = Fingerprint("another")
+    bad._peers.fingerprint = Fingerprint("another")
     for name in ("a", "b", "c", "d"):
         cluster.assign(name, PROMPT, PARAMS)
     cluster.run()

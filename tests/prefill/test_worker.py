@@ -171,7 +171,7 @@ def test_a_greeting_is_answered_with_credit() -> None:
 
 def test_another_layout_or_model_is_refused_with_both_values() -> None:
     bench = Bench(greeted=False)
-    bench.worker._peers._fingerprint = pack_weights("print", {"w": bytes(8)})
+    bench.worker._peers.fingerprint = pack_weights("print", {"w": bytes(8)})
     layout = bench.planner.layout
     bench.worker.on_peer(
         7, Hello(DECODE, replace(layout, groups=(replace(layout.groups[0], head_dim=64),)), Fingerprint("print"))

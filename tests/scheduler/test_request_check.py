@@ -152,7 +152,7 @@ def test_a_greeting_under_another_name_is_refused() -> None:
     cluster = make_cluster()
     (prefill,) = cluster.prefills.values()
     hello = Hello(
-        WorkerAddress("decode-9", 9, ranks=(RankEndpoint("x"),)), prefill.planner.layout, prefill._peers._fingerprint
+        WorkerAddress("decode-9", 9, ranks=(RankEndpoint("x"),)), prefill.planner.layout, prefill._peers.fingerprint
     )
     prefill.on_peer(8, hello)
     ((to, refused),) = prefill.outbox.decode

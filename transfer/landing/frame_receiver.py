@@ -192,7 +192,7 @@ class FrameReceiver:
         except WireError as error:
             self._refusals.note(Rejection.MALFORMED, why=error.message)
             self._has_strays = True
-            return [FrameRejected(Rejection.MALFORMED, None)]
+            return [FrameRejected(Rejection.MALFORMED)]
 
         payload = parts[1:]
         num_bytes = sum(map(len, payload))
@@ -206,7 +206,7 @@ class FrameReceiver:
         if damage is not None and (transfer is None or not transfer.owns(header)):
             self._has_strays = True
         if transfer is None:
-            return self._told(header, [FrameRejected(damage or Rejection.UNKNOWN_RESERVATION, header)])
+            return self._told(header, [FrameRejected(damage or Rejection.UNKNOWN_RESERVATION)])
 
         taken = transfer.take(header, payload, damage)
         return self._land(transfer, header, payload, taken) if isinstance(taken, Copy) else self._told(header, taken)

@@ -84,10 +84,9 @@ class CreditReturned:
 
 @dataclass(frozen=True)
 class FrameRejected:
-    """A frame was not landed. `header` is None if it could not be read."""
+    """A frame was not landed."""
 
     reason: Rejection
-    header: FrameHeader | None
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ class ReceiveTransfer:
 
     def _refused(self, header: FrameHeader, reason: Rejection) -> list[ReceiverEvent]:
         """A fatal reason fails the transfer, if the frame is the right sender's."""
-        events: list[ReceiverEvent] = [FrameRejected(reason, header)]
+        events: list[ReceiverEvent] = [FrameRejected(reason)]
         if reason in FATAL and self.state in OPEN and self.owns(header):
             self.fail(f"frame {header.sequence} was refused: {reason}")
             events.append(TransferFailed(header.reservation, self.failure))

@@ -86,7 +86,7 @@ def test_a_landing_names_the_receivers_own_pages() -> None:
 )
 def test_a_frame_that_does_not_fit_is_refused_by_name(change: dict[str, int], reason: Rejection) -> None:
     transfer, wrong = reserved(), FRAMES[0]._replace(**change)
-    events: list[ReceiverEvent] = [FrameRejected(reason, wrong)]
+    events: list[ReceiverEvent] = [FrameRejected(reason)]
     if reason in FATAL:
         events.append(TransferFailed(wrong.reservation, f"frame 0 was refused: {reason}"))
     assert transfer.take(wrong) == events
@@ -106,7 +106,7 @@ def test_damage_fails_the_transfer_whose_sender_and_attempt_the_frame_names(
         events: Copy | list[ReceiverEvent] = transfer.landed(header, Rejection.CHECKSUM)
     else:
         events = transfer.take(header, (), Rejection.CHECKSUM)
-    refused = FrameRejected(Rejection.CHECKSUM, header)
+    refused = FrameRejected(Rejection.CHECKSUM)
     assert events == [refused, *[TransferFailed(4, "frame 0 was refused: checksum")] * (not change)]
     assert transfer.state is (TransferState.REQUESTED if change else TransferState.FAILED)
     again = transfer.take(header, (), Rejection.CHECKSUM)
@@ -123,7 +123,7 @@ def test_what_follows_a_frame_is_told_once() -> None:
     assert transfer.take(LAST_HEADER, [memoryview(LAST_MESSAGE.encode(LAST))]) == [Delivered(4, LAST)]
     early = reserved()
     assert early.take(LAST_HEADER, [memoryview(LAST_MESSAGE.encode(LAST))]) == [FirstFrame(4)]
-    refused = FrameRejected(Rejection.MALFORMED, LAST_HEADER)
+    refused = FrameRejected(Rejection.MALFORMED)
     failed = TransferFailed(4, "frame 0 was refused: malformed")
     assert reserved().take(LAST_HEADER, [memoryview(b"garbage")]) == [refused, failed]
 
