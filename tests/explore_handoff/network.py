@@ -35,7 +35,7 @@ class DialingEnd(Protocol):
     owner: Host
     identity: bytes
     endpoint: str
-    is_closed: bool
+    closed: bool
     connection: "Connection | None"
 
     def connected(self, connection: "Connection") -> None:
@@ -131,7 +131,7 @@ class Connection:
         self.router.owner.wake()
 
     def _arrive_down(self, raw: bytes) -> None:
-        if not self.dealer.is_closed:
+        if not self.dealer.closed:
             self.dealer.take(raw)
             self.dealer.owner.wake()
 
@@ -154,7 +154,7 @@ class Network:
         """Connects once somebody answers; tries until then."""
 
         def attempt() -> None:
-            if dealer.is_closed or dealer.connection is not None:
+            if dealer.closed or dealer.connection is not None:
                 return
             router, now = self.bound.get(dealer.endpoint), self.agenda.now
             if (
@@ -212,7 +212,7 @@ class Network:
         dealer = connection.dealer
         if dealer.connection is connection:
             dealer.connection = None
-            if dealer.owner.alive and not dealer.is_closed:
+            if dealer.owner.alive and not dealer.closed:
                 self.dial(dealer, self._backoff())
 
     def _router_notices(self, connection: Connection) -> None:

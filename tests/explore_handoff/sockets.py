@@ -40,7 +40,7 @@ class SimulatedDealer:
         self.owner = owner
         self.identity = b""
         self.endpoint = ""
-        self.is_closed = False
+        self.closed = False
         self.connection: Connection | None = None
         self._network = network
         self._context = context
@@ -86,9 +86,9 @@ class SimulatedDealer:
 
     def close(self, linger: int | None = None) -> None:
         """Without a linger, what is on the way may be lost."""
-        if self.is_closed:
+        if self.closed:
             return
-        self.is_closed = True
+        self.closed = True
         if self.connection is not None:
             self._network.close(self.connection, is_abrupt=not linger and self._network.weather.rng.random() < 0.5)
 
