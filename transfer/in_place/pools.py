@@ -23,6 +23,8 @@ from transfer.in_place.writers import hold_seat
 from transfer.interfaces import PageMemory
 from transfer.offers import PoolOffer
 
+log = get_log("transfer")
+
 
 class MappedPool:
     """See pools.MappedMemory. Holds the seat until close()."""
@@ -49,9 +51,6 @@ class MappedPool:
         self._bytes.release()
         self._mapping.close()
         os.close(self._fd)
-
-
-log = get_log("transfer")
 
 
 class MappedMemory(PageMemory, Protocol):

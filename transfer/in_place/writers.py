@@ -99,9 +99,6 @@ class Writers:
         self._processes: dict[int, int] = {}  # process ids of those whose device writes, by prefill instance
         self._writing: dict[int, _Writer] = {}  # by reservation
 
-    def __len__(self) -> int:
-        return len(self._writing)
-
     @property
     def lends(self) -> bool:
         """Whether a peer may be admitted."""

@@ -161,7 +161,7 @@ class FrameReceiver:
         credit: Counter[tuple[int, int]] = Counter()
 
         for _ in range(POLL_FRAMES):
-            if credit.total() >= max_bytes or (parts := self._arrivals.receive()) is None:
+            if sum(credit.values()) >= max_bytes or (parts := self._arrivals.receive()) is None:
                 break
             events += self._take(parts, credit)
 

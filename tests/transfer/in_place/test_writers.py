@@ -79,7 +79,7 @@ def test_only_the_writer_ends_its_writing(writers: Writers) -> None:
     writers.ended(5, ONE)
     writers.ended(5, ONE)
     assert not writers.may_be_written(5)
-    assert len(writers) == 0
+    assert len(writers._writing) == 0
 
 
 def test_a_free_seat_ends_all_its_writing_for_ever(table: Table, writers: Writers) -> None:
@@ -89,7 +89,7 @@ def test_a_free_seat_ends_all_its_writing_for_ever(table: Table, writers: Writer
     assert [writers.may_be_written(reservation) for reservation in (5, 6, 7)] == [False, False, True]
     table.taken.add(1)
     assert [writers.may_be_written(reservation) for reservation in (5, 6, 7)] == [False, False, True]
-    assert len(writers) == 1
+    assert len(writers._writing) == 1
 
 
 def test_writing_belongs_to_the_greeting_in_which_it_began(table: Table, writers: Writers) -> None:
