@@ -1,4 +1,4 @@
-"""The states of a transfer at one rank, the same at both ends. `least` of them is that of its request or job.
+"""The states of a transfer at one rank, the same at both ends. A request or job has the least state of its ranks.
 
     RESERVING -> REQUESTED -> RECEIVING (decode) or SENDING (prefill) -> DELIVERED
         +------------+------------+----> CANCELLED | FAILED
