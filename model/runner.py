@@ -129,7 +129,7 @@ class ModelRunner:
         passes = kernels or TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
         layout = _kv_layout(config, page_size, name)
         backend = choose_attention(
-            attention, on, layout.layer(0), config.num_heads, compute, config.context_length, kernels
+            attention, on, layout.group_layouts[0], config.num_heads, compute, config.context_length, kernels
         )
         decoder = load_decoder(checkpoint, config, passes, to_dtype=compute, to_device=on, packed=packed)
         return cls(config, on, name, decoder, backend, checkpoint, packed, widened, check_weights)
