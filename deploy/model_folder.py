@@ -4,19 +4,19 @@ Of config.json it reads only the longest context.
 """
 
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 
 from protocol.errors import CheckpointError, ConfigError, brief
-from runtime.model_config import read_basics
+from runtime.model_config import read_basics, served_context
 
 PROJECT = Path(__file__).resolve().parent.parent
 BUNDLED = "story"
+_NEEDED = {"model": "config.json", "tokenizer": "tokenizer.json"}  # what the folder of an option must hold
 
 
 def find_model(wanted: str | None) -> Path:
     """The folder of `--model`, or the bundled model. Raises ConfigError if it holds no checkpoint."""
-    return _bundled() if wanted is None else _found("model", wanted, _why_no_checkpoint)
+    return _bundled() if wanted is None else _found("model", wanted)
 
 
 def is_checkpoint(name: str) -> bool:
@@ -29,25 +29,20 @@ def is_checkpoint(name: str) -> bool:
 
 def find_tokenizer(wanted: str | None) -> Path | None:
     """The folder of `--tokenizer`; None for the model's own. Raises ConfigError if it holds no tokenizer."""
-    return None if wanted is None else _found("tokenizer", wanted, _why_no_tokenizer)
+    return None if wanted is None else _found("tokenizer", wanted)
 
 
 def find_template(wanted: str | None) -> Path | None:
     """The file of `--chat-template`; None for the tokenizer's own template. Raises ConfigError if it is not a file."""
-    return None if wanted is None else _found("chat-template", wanted, _why_no_template)
+    return None if wanted is None else _found("chat-template", wanted)
 
 
-def _found(option: str, wanted: str, why_not: Callable[[Path], str | None]) -> Path:
-    """The absolute path of `wanted`. Raises ConfigError if it does not exist or `why_not` returns a sentence; `{}` in
-    that sentence stands for the path."""
+def _found(option: str, wanted: str) -> Path:
+    """The absolute path of `wanted`. Raises ConfigError if it is not what the option needs."""
     try:
         path = Path(wanted).expanduser()
-        if not path.exists():
-            what = "file" if option == "chat-template" else "folder"
-            hint = "" if option == "chat-template" else _remote_hint(wanted)
-            raise ConfigError(f"--{option}: {what} {brief(wanted)} does not exist{hint}", param=option)
-        if why := why_not(path):
-            raise ConfigError(f"--{option}: {why.format(brief(wanted))}", param=option)
+        if why := _why_not(path, option, wanted):
+            raise ConfigError(f"--{option}: {why}", param=option)
         return path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, `~name` of an unknown user, a NUL
         if isinstance(error, ConfigError):
@@ -56,25 +51,17 @@ def _found(option: str, wanted: str, why_not: Callable[[Path], str | None]) -> P
         raise ConfigError(f"--{option}: cannot look into {brief(wanted)}: {reason}", param=option) from error
 
 
-def _remote_hint(wanted: str) -> str:
-    looks_remote = wanted.count("/") == 1 and not wanted.startswith((".", "/", "~"))
-    return "; Baton serves local folders, so download a checkpoint from a hub first" if looks_remote else ""
-
-
-def _why_no_checkpoint(path: Path) -> str | None:
+def _why_not(path: Path, option: str, wanted: str) -> str | None:
+    needed, shown = _NEEDED.get(option), brief(wanted)
+    if not path.exists():
+        looks_remote = needed and wanted.count("/") == 1 and not wanted.startswith((".", "/", "~"))
+        hint = "; Baton serves local folders, so download a checkpoint from a hub first" if looks_remote else ""
+        return f"{'folder' if needed else 'file'} {shown} does not exist{hint}"
+    if needed is None:
+        return None if path.is_file() else f"{shown} is a folder, expected a file with a Jinja template"
     if not path.is_dir():
-        return "{} is a file, expected a folder with config.json and weights"
-    return None if (path / "config.json").is_file() else "folder {} has no config.json, expected a model folder"
-
-
-def _why_no_tokenizer(path: Path) -> str | None:
-    if not path.is_dir():
-        return "{} is a file, expected a folder with tokenizer.json"
-    return None if has_tokenizer(path) else "folder {} has no tokenizer.json"
-
-
-def _why_no_template(path: Path) -> str | None:
-    return None if path.is_file() else "{} is a folder, expected a file with a Jinja template"
+        return f"{shown} is a file, expected a folder with {needed}"
+    return None if (path / needed).is_file() else f"folder {shown} has no {needed}, expected a {option} folder"
 
 
 def _bundled() -> Path:
@@ -102,12 +89,8 @@ def has_tokenizer(folder: Path) -> bool:
 def check_context_length(folder: Path, wanted: int | None) -> None:
     """Raises ConfigError if `wanted` is more than config.json allows, or less than 2 tokens. A config.json that cannot
     be read passes: the workers report it."""
-    longest = _longest_context(folder)
-    if wanted is not None and longest is not None and not 2 <= wanted <= longest:
-        raise ConfigError(
-            f"--context-length: got {wanted}, expected 2 to {longest}, the model's max_position_embeddings",
-            param="context-length",
-        )
+    if (longest := _longest_context(folder)) is not None:
+        served_context(wanted, longest)
 
 
 def check_capacity(folder: Path, context_length: int | None, max_total_tokens: int | None) -> str | None:

@@ -127,7 +127,7 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
         raise config.refuse("hidden_act", "'silu'")
 
     max_position_embeddings = config.integer("max_position_embeddings")
-    served = _served_context(context_length, max_position_embeddings)
+    served = served_context(context_length, max_position_embeddings)
     _refuse_sliding_window(config, family, served)
 
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
@@ -206,16 +206,16 @@ def _family(config: JsonFields) -> _Family:
     raise config.refuse("architectures", supported)
 
 
-def _served_context(context_length: int | None, max_position_embeddings: int) -> int:
-    if context_length is None:
-        return max_position_embeddings
-    if not 2 <= context_length <= max_position_embeddings:
+def served_context(context_length: int | None, max_position_embeddings: int) -> int:
+    """The longest prompt and output together, in tokens. ConfigError if the model allows less."""
+    longest = max_position_embeddings if context_length is None else context_length
+    if not 2 <= longest <= max_position_embeddings:
         raise ConfigError(
-            f"context length: got {context_length}, expected 2 to {max_position_embeddings}, the model's"
+            f"--context-length: got {longest}, expected 2 to {max_position_embeddings}, the model's"
             " max_position_embeddings",
-            param="context_length",
+            param="context-length",
         )
-    return context_length
+    return longest
 
 
 def _refuse_sliding_window(config: JsonFields, family: _Family, served: int) -> None:

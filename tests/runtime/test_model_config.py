@@ -166,7 +166,7 @@ def test_damaged_files(tmp_path: Path, text: str | None, sentence: str) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 8193])
 def test_context_length_is_bounded_by_the_model(tmp_path: Path, length: int) -> None:
-    with pytest.raises(ConfigError, match=f"context length: got {length}, expected 2 to 8192"):
+    with pytest.raises(ConfigError, match=f"--context-length: got {length}, expected 2 to 8192"):
         load_config(write(tmp_path), context_length=length)
 
 
