@@ -13,8 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from protocol.messages_gateway import FinishReason
 
@@ -166,15 +165,15 @@ class WindowDetokenizer(Detokenizer):
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
     """Whether this vocabulary spells its tokens in GPT-2's byte alphabet."""
-    return isinstance(tokenizer.decoder, ByteLevel)
+    return isinstance(tokenizer.decoder, decoders.ByteLevel)
 
 
 @lru_cache(maxsize=1)
 def byte_alphabet() -> dict[str, int]:
     """The character that stands for each byte: itself if it is visible in Latin-1, else one from U+0100 on."""
-    seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in set(seen)]
-    return {chr(byte): byte for byte in seen} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    hidden = (byte for byte in range(256) if chr(byte) not in alphabet)
+    return {char: ord(char) if ord(char) < 0x100 else next(hidden) for char in alphabet}
 
 
 # ---- stop strings ----
