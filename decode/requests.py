@@ -70,11 +70,6 @@ class DecodeRequest(Assigned):
         return PrefillJob(self.assign, self.reservation, self.pages_in_place)
 
     @property
-    def gets_kv(self) -> bool:
-        """Whether KV is to arrive. It is not if prefill's first token is the only one."""
-        return self.assign.num_left > 1
-
-    @property
     def transfer_state(self) -> TransferState:
         """The state on which the ranks of its transfer agree."""
         return least(each.state for each in self.transfers)
@@ -110,7 +105,7 @@ class Requests:
         self._numbers = count(reservations_from)
         self._lines: dict[int, OrderedDict[DecodeRequest, None]] = {}  # by prefill instance
         self.by_reservation: dict[int, DecodeRequest] = {}  # those whose KV is on its way
-        self._late: Deadlines[DecodeRequest] = Deadlines()
+        self.late: Deadlines[DecodeRequest] = Deadlines()  # those with a reservation
         self._staged: list[DecodeRequest] = []
 
     def add(self, assign: Assign, prefill: WorkerAddress) -> DecodeRequest:
@@ -147,7 +142,7 @@ class Requests:
 
     def _reserve(self, request: DecodeRequest, now: float) -> bool:
         assign, planner, peer = request.assign, self._planner, self._peers.by_instance[request.prefill.instance]
-        if request.gets_kv:
+        if request.moves_kv:
             if not planner.admit(request.reqs, assign.num_tokens, PageState.RESERVED):
                 return False
             prompt_pages = request.prompt.held.pages[: planner.layout.num_pages(request.prompt_len)]
@@ -188,17 +183,13 @@ class Requests:
         """Sets the deadline of a reserved request, unless it is earlier already. `late` is the error if it passes."""
         if by < request.deadline:
             request.deadline, request.late = by, late
-            self._late.set(request, by)
-
-    def late(self, now: float) -> list[DecodeRequest]:
-        """Reserved requests whose deadline has passed. Each is returned once."""
-        return self._late.due(now)
+            self.late.set(request, by)
 
     def close(self, request: DecodeRequest, cancel_job: bool = False) -> None:
         """No more frames land: KV is delivered, or not needed any more. `cancel_job`: prefill may still work on it."""
         self._leave_line(request)
         if self.by_reservation.pop(request.reservation, None) is not None:
-            self._late.drop(request)
+            self.late.drop(request)
             self._receiver.release(request.reservation)
             self._peers.closed(request.prefill, request.reservation, cancel_job)
 

@@ -203,7 +203,7 @@ class DecodeWorker:
         return bool(events)
 
     def _fail_late(self, now: float) -> None:
-        for request in self._requests.late(now):
+        for request in self._requests.late.due(now):
             self._fail(request, KvNotDelivered(request.late))
         self._peers.ask_again(now)
         for peer in self._peers.silent(now):

@@ -49,11 +49,6 @@ class Job(Assigned):
         return least(each.state for each in self.transfers)
 
     @property
-    def sends_kv(self) -> bool:
-        """Whether decode needs the KV. It does not if the first token is the only one."""
-        return self.assign.num_left > 1
-
-    @property
     def first_token(self) -> FirstToken:
         """The message with the first token of every choice, once these are drawn."""
         choices = tuple(
@@ -247,7 +242,7 @@ class PrefillWorker:
 
             del self._waiting[job]
             self._computing[job] = None
-            if job.sends_kv:
+            if job.moves_kv:
                 try:
                     job.transfers = (self._sender.open(job.target, job.prompt.held.pages, job.prompt.prompt_len),)
                 except WireError as error:
@@ -258,7 +253,7 @@ class PrefillWorker:
             layer = launched.layers.popleft()
             for chunk in launched.chunks:
                 job = self._job_of.get(chunk.req)
-                if job is not None and job.sends_kv:
+                if job is not None and job.moves_kv:
                     self._sender.layer_ready(job.target, layer, chunk.end)
 
     def _on_first_tokens(self, job: Job, first_tokens: list[int]) -> None:

@@ -57,6 +57,11 @@ class Assigned:
         return self.assign.key
 
     @property
+    def moves_kv(self) -> bool:
+        """Whether prefill hands KV over to decode. It does not if the first token is the only one."""
+        return self.assign.num_left > 1
+
+    @property
     def prompt_len(self) -> int:
         """Tokens to compute before the first one is drawn."""
         return len(self.assign.prompt_ids)

@@ -120,7 +120,7 @@ def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
         state, queues = job.transfer_state, (job in core._waiting, job in core._computing, job in core._late._at)
         assert sum(queues) == 1, f"a job waits, computes and has a deadline: {queues}"
         assert (job in core._waiting) == (job.prompt.holding is None), "a job waits, and has pages"
-        if job.sends_kv:
+        if job.moves_kv:
             expected = (TransferState.RESERVING, TransferState.REQUESTED, TransferState.SENDING)[queues.index(True)]
             assert state is expected, f"a job whose transfer is {state} is in the queue of {expected}"
         for transfer in job.transfers:
@@ -141,7 +141,7 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         state = request.transfer_state
         is_reserved = reserved.get(request.reservation) is request
         assert is_reserved + (request in waiting) + request.is_handed_over == 1, f"{request.key} is {state}"
-        assert is_reserved == (state in OPEN) or not request.gets_kv, f"{request.key} is {state}"
+        assert is_reserved == (state in OPEN) or not request.moves_kv, f"{request.key} is {state}"
         is_staged = state is TransferState.DELIVERED and request.state is DecodeState.WAITING
         assert is_staged == (request in core._requests._staged), f"{request.key} is {state}"
         assert not is_reserved or request.deadline < inf, "a wait without a deadline"
@@ -157,7 +157,7 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
     for reservation, request in reserved.items():
         assert core._requests.by_key.get(request.key) is request, f"reservation {reservation} without an owner"
         transfer = receiver._transfers.get(reservation)
-        assert (transfer is None) == (not request.gets_kv), f"reservation {reservation} cannot be received"
+        assert (transfer is None) == (not request.moves_kv), f"reservation {reservation} cannot be received"
         if transfer is not None:
             prompt_pages = request.reqs[0].held.pages[: core.planner.layout.num_pages(request.prompt_len)]
             assert transfer._pages == tuple(prompt_pages), "frames may land in another request's pages"

@@ -127,7 +127,6 @@ class ReceiveTransfer:
 
         self.state = TransferState.REQUESTED
         self.last: LastMessage | None = None
-        self.failure = ""  # the reason, when FAILED
         self.is_in_place = in_place
         self.is_on_device = on_device
 
@@ -188,11 +187,6 @@ class ReceiveTransfer:
         self._digest = extend_digest(self._digest, header)
         return self._received(header)
 
-    def fail(self, reason: str) -> None:
-        """The KV cannot be used."""
-        self.state = advance(MOVES, self.state, TransferState.FAILED)
-        self.failure = reason
-
     def release(self) -> None:
         """The pages are no longer ours. A delivered or failed reservation keeps its state."""
         if self.state in OPEN:
@@ -213,9 +207,13 @@ class ReceiveTransfer:
         """A fatal reason fails the transfer, if the frame is the right sender's."""
         events: list[ReceiverEvent] = [FrameRejected(reason)]
         if reason in FATAL and self.state in OPEN and self.owns(header):
-            self.fail(f"frame {header.sequence} was refused: {reason}")
-            events.append(TransferFailed(header.reservation, self.failure))
+            events.append(self._failed(header, f"frame {header.sequence} was refused: {reason}"))
         return events
+
+    def _failed(self, header: FrameHeader, reason: str) -> TransferFailed:
+        """The KV cannot be used."""
+        self.state = advance(MOVES, self.state, TransferState.FAILED)
+        return TransferFailed(header.reservation, reason)
 
     def _misfit(self, header: FrameHeader) -> Rejection | None:
         start, count = header.page_start, header.num_pages
@@ -270,13 +268,14 @@ class ReceiveTransfer:
             return events
 
         if not whole or self._num_frames != self.last.num_frames:
-            self.fail(
+            why = (
                 f"{self.last.num_frames} frames were announced; {self._num_frames} landed with "
                 f"{self._num_pages_landed} of {len(self._claimed)} pages"
             )
-        elif self._digest != self.last.digest:
-            self.fail(f"the digest of what landed is {self._digest:#x}, the sender announced {self.last.digest:#x}")
-        else:
-            self.state = advance(MOVES, self.state, TransferState.DELIVERED)
-            return [*events, Delivered(header.reservation, self.last, self.is_on_device)]
-        return [*events, TransferFailed(header.reservation, self.failure)]
+            return [*events, self._failed(header, why)]
+        if self._digest != self.last.digest:
+            why = f"the digest of what landed is {self._digest:#x}, the sender announced {self.last.digest:#x}"
+            return [*events, self._failed(header, why)]
+
+        self.state = advance(MOVES, self.state, TransferState.DELIVERED)
+        return [*events, Delivered(header.reservation, self.last, self.is_on_device)]

@@ -38,6 +38,12 @@ def take(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = LAS
     return next((event.reason for event in taken if isinstance(event, FrameRejected)), None)
 
 
+def given(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = LAST) -> list[ReceiverEvent]:
+    """What follows a frame that lands, or that is refused."""
+    taken = transfer.take(header, [memoryview(LAST_MESSAGE.encode(last))] if header.is_last else ())
+    return transfer.landed(header) if isinstance(taken, Copy) else taken
+
+
 def receive(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = LAST) -> Copy | Rejection | None:
     taken = take(transfer, header, last)
     if isinstance(taken, Copy):
@@ -190,18 +196,19 @@ def test_a_frame_is_claimed_before_its_copy_has_ended() -> None:
     ],
 )
 def test_an_announcement_that_does_not_agree_fails_the_transfer(last: LastMessage, why: str) -> None:
-    transfer = reserved()
-    receive(transfer, LAST_HEADER, last)
+    transfer, events = reserved(), list[ReceiverEvent]()
+    events += given(transfer, LAST_HEADER, last)
     for header in FRAMES:
-        receive(transfer, header)
+        events += given(transfer, header)
     assert transfer.state is TransferState.FAILED
-    assert why in transfer.failure
+    (failed,) = (event for event in events if isinstance(event, TransferFailed))
+    assert why in failed.reason
 
 
 def test_nothing_lands_after_release_or_failure() -> None:
     released, failed = reserved(), reserved()
     released.release()
-    failed.fail("because")
+    failed.take(FRAMES[0]._replace(num_tokens=999))
     failed.release()
     assert (released.state, failed.state) == (TransferState.CANCELLED, TransferState.FAILED)
     assert take(released, FRAMES[0]) is Rejection.NOT_RECEIVING
@@ -220,6 +227,6 @@ def test_in_order_the_last_frame_waits_for_what_is_landing_and_for_nothing_else(
     assert isinstance(take(transfer, FRAMES[1]), Copy)
     receive(transfer, LAST_HEADER)
     assert transfer.state is TransferState.RECEIVING, "a device checks the second"
-    transfer.landed(FRAMES[1])
+    failed = TransferFailed(LAST_HEADER.reservation, "3 frames were announced; 2 landed with 4 of 6 pages")
+    assert transfer.landed(FRAMES[1]) == [failed]
     assert transfer.state is TransferState.FAILED
-    assert transfer.failure == "3 frames were announced; 2 landed with 4 of 6 pages"
