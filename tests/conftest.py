@@ -3,8 +3,10 @@
 It runs before any test module is imported, and so before torch reads its environment.
 """
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +29,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_slow = any(item.get_closest_marker(name) for name in ("slow", "faults", "full"))
         if is_slow and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(HANG_S))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The garbage collector never looks at what is imported and collected here: nothing of that is garbage, to look at
+    it takes seconds, and many tests collect before they count open files."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # Timings never decide a test (no deadline, no check of speed), and workers share no files (no example database).

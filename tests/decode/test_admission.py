@@ -123,7 +123,7 @@ def crowded(monkeypatch: pytest.MonkeyPatch, num_waiting: int, lack: str) -> Clu
 @pytest.mark.parametrize("lack", ["credit", "pages"])
 def test_a_turn_and_a_cancel_cost_the_same_however_many_wait(monkeypatch: pytest.MonkeyPatch, lack: str) -> None:
     turns, cancels = [], []
-    for num_waiting in (10, 2000):
+    for num_waiting in (10, 200):
         cluster = crowded(monkeypatch, num_waiting, lack)
         decode = next(iter(cluster.decodes.values()))
         turns.append(instructions(decode.step))

@@ -354,7 +354,7 @@ def test_a_refused_connection_is_told_once_and_is_the_reason_in_the_end(
     context: "zmq.Context[zmq.Socket[bytes]]", caplog: pytest.LogCaptureFixture
 ) -> None:
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
-        bench.clock.advance(0.25)
+        bench.clock.advance(2.0)
 
     bench = Bench(context, play)
     refusals = iter(["", "key", "", "key", ""])
