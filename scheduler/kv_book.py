@@ -133,7 +133,8 @@ class KvBook:
     def release(self, holding: Holding, is_read: IsRead | None = None) -> None:
         """Gives back a row and one reference to each of its pages. A second call does nothing.
 
-        They are reused when nothing in flight can touch them. `is_read` tells whether a transfer may touch the pages.
+        They are reused when nothing in flight can touch them. `is_read` tells whether a transfer may touch the pages;
+        choices that share pages give the same.
         """
         if self._held.get(holding.row) is not holding:
             return

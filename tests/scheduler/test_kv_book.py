@@ -36,7 +36,7 @@ def admitted(book: KvBook, prompt: int, tokens: int, n: int = 1, state: PageStat
 
 @dataclass
 class Writer:
-    """A transfer that may write the pages of a released reservation."""
+    """The transfer into one admission, which may write its pages after they were released."""
 
     writes: bool = True
 
@@ -51,6 +51,7 @@ class Books(RuleBasedStateMachine):
         super().__init__()
         self.book = make_book()
         self.held: dict[tuple[Holding, ...], PageState] = {}  # by what one admission gave
+        self.writers: dict[Holding, Writer] = {}  # the choices of an admission have one transfer
         self.gone: set[Holding] = set()
         self.released: list[Holding] = []
         self.in_use: list[tuple[Holding, int, Writer]] = []  # released; the ticket and the writer it waits for
@@ -66,8 +67,9 @@ class Books(RuleBasedStateMachine):
         outputs=st.integers(0, 9),
         n=st.integers(1, 3),
         state=st.sampled_from([RESERVED, OWNED]),
+        writes=st.booleans(),
     )
-    def admit(self, prompt: int, outputs: int, n: int, state: PageState) -> None:
+    def admit(self, prompt: int, outputs: int, n: int, state: PageState, writes: bool) -> None:
         free, rows = self.book.counts().free, self.book.rows.num_free
         got = self.book.admit(prompt, prompt + outputs, n, state)
         needed = pages_for_choices(prompt, prompt + outputs, n, PAGE_SIZE)
@@ -79,6 +81,7 @@ class Books(RuleBasedStateMachine):
             assert holding.pages[: prompt // PAGE_SIZE] == (got or ())[0].pages[: prompt // PAGE_SIZE]
         if got:
             self.held[got] = state
+            self.writers |= dict.fromkeys(got, Writer(writes))
 
     @precondition(lambda self: RESERVED in self.held.values())
     @rule(data=st.data())
@@ -100,10 +103,10 @@ class Books(RuleBasedStateMachine):
         assert added is None or len(added) == missing
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), writes=st.booleans())
-    def release(self, data: st.DataObject, writes: bool) -> None:
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
         holding = data.draw(st.sampled_from(self.holdings))
-        writer = Writer(writes)
+        writer = self.writers[holding]
         self.book.release(holding, writer)
         self.gone.add(holding)
         self.released.append(holding)
