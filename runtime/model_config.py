@@ -105,7 +105,7 @@ def read_basics(folder: Path) -> ModelBasics:
     """Reads config.json and generation_config.json, which may be absent. CheckpointError if one is damaged."""
     config = read_fields(folder / "config.json", optional=True)
     return ModelBasics(
-        config.integer("max_position_embeddings") if config.has("max_position_embeddings") else None,
+        config.integer("max_position_embeddings", minimum=2) if config.has("max_position_embeddings") else None,
         config.integer("vocab_size") if config.has("vocab_size") else None,
         _eos_token_ids(folder, config),
         bool(config.values.get("architectures") or config.values.get("model_type")),
@@ -126,7 +126,7 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
     if config.text("hidden_act", "silu") != "silu":
         raise config.refuse("hidden_act", "'silu'")
 
-    max_position_embeddings = config.integer("max_position_embeddings")
+    max_position_embeddings = config.integer("max_position_embeddings", minimum=2)
     served = served_context(context_length, max_position_embeddings)
     _refuse_sliding_window(config, family, served)
 

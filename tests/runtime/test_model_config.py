@@ -113,6 +113,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"hidden_size": 63}, "hidden_size: got 63, expected a multiple"),
     ("llama", {"head_dim": 15}, "head_dim: got 15, expected an even number"),
     ("llama", {"num_hidden_layers": 0}, "num_hidden_layers: got 0"),
+    ("llama", {"max_position_embeddings": 1}, "max_position_embeddings: got 1, expected an integer of at least 2"),
     ("llama", {"vocab_size": True}, "vocab_size: got True"),
     ("llama", {"vocab_size": None}, "vocab_size: got None, expected an integer"),
     ("llama", {"rms_norm_eps": -1}, "rms_norm_eps: got -1"),
