@@ -30,7 +30,7 @@ from gateway.schemas import (
     parse_json,
     refuse_unsupported,
 )
-from gateway.translate import Prompt, Translator, check_list
+from gateway.translate import Limits, Prompt, Translator, check_list
 from protocol.errors import Overloaded, UnknownModel
 from runtime.clock import Clock
 from runtime.settings import HttpLimits
@@ -176,9 +176,9 @@ async def _generation(service: Service, request: Request, kind: type[AnyRequest]
         is_long = num_bytes > LONG_BODY_BYTES
         if is_long:  # in a thread, so that other clients' tokens do not wait for it
             async with service.one_long_body:
-                parsed = await asyncio.to_thread(_checked, kind, raw, service)
+                parsed = await asyncio.to_thread(_checked, kind, raw, service.control.limits, service.http_limits)
         else:
-            parsed = _checked(kind, raw, service)
+            parsed = _checked(kind, raw, service.control.limits, service.http_limits)
         del raw
 
         service.names.check(parsed.model)
@@ -193,14 +193,14 @@ async def _generation(service: Service, request: Request, kind: type[AnyRequest]
     return await _answer(service, request, parsed, generation)
 
 
-def _checked(kind: type[AnyRequest], raw: bytes, service: Service) -> AnyRequest:
-    """All checks of a request that need no tokens."""
+def _checked(kind: type[AnyRequest], raw: bytes, limits: Limits, http_limits: HttpLimits) -> AnyRequest:
+    """All checks of a request that need no tokens. May run in a thread."""
     body = parse_json(raw)
     if isinstance(body, dict):
         refuse_unsupported(body)
-        check_list(body.get("prompt"), service.control.limits)
+        check_list(body.get("prompt"), limits)
     parsed = parse(kind, body)
-    check_counts(parsed, service.http_limits)
+    check_counts(parsed, http_limits)
     return parsed
 
 

@@ -2,11 +2,14 @@ import asyncio
 import json
 import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from gateway.control import Control
 from gateway.service import BODIES, HUGE_BODY_BYTES, LONG_BODY_BYTES, Admission
 from gateway.tokenizer import TextTokenizer
+from gateway.translate import Limits
 from protocol.errors import Overloaded
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
@@ -120,6 +123,24 @@ async def test_bodies_that_wait_for_their_turn_count(folder: Path) -> None:
         service.one_long_body.release()
         assert [(await each).status_code for each in waiting] == [200] * BODIES
         assert held.num_bytes == 0
+
+
+async def test_the_limits_of_the_workers_are_looked_up_on_the_loop(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers come and go there: a thread could keep the limits of those before, or find none."""
+    threads: set[int] = set()
+    find = vars(Control)["limits"].fget
+
+    def noted(control: Control) -> Limits:
+        threads.add(threading.get_ident())
+        return cast(Limits, find(control))
+
+    monkeypatch.setattr(Control, "limits", property(noted))
+    async with running(folder) as setting:
+        await setting.add(Role.UNIFIED)
+        assert (await setting.complete("long", max_tokens=1, user="y" * LONG_BODY_BYTES)).status_code == 200
+    assert threads == {threading.get_ident()}
 
 
 @pytest.mark.parametrize("num_bytes", [LONG_BODY_BYTES, HUGE_BODY_BYTES])
