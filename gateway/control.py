@@ -140,8 +140,8 @@ class Punctuality:
 
 
 class Control:
-    """One gateway's workers and requests. Everything happens on one loop. `model_limits`: of the model folder and the
-    settings."""
+    """One gateway's workers and requests. Everything happens on one loop. `model_limits` come from the model folder and
+    the settings."""
 
     def __init__(
         self,
@@ -280,15 +280,18 @@ class Control:
 
     async def _tick(self) -> None:
         """Looks for lost workers. After this loop itself was held up, heartbeats may wait to be read, so some looks
-        ignore silence."""
-        punctuality = Punctuality(self._clock.now())
+        ignore silence. A fault that each look meets again is logged once."""
+        punctuality, fault = Punctuality(self._clock.now()), ""
         while True:
             await asyncio.sleep(TICK_S)
             try:
                 self.look(is_punctual=punctuality.look(self._clock.now()))
                 self._socket.refused()  # logs new ones
-            except Exception:  # otherwise losses would go unnoticed, and clients would wait for ever
-                log.exception("look failed")
+                fault = ""
+            except Exception as error:  # otherwise losses would go unnoticed, and clients would wait for ever
+                if repr(error) != fault:
+                    log.exception("look failed")
+                fault = repr(error)
 
     def look(self, is_punctual: bool = True) -> None:
         """Declares workers lost whose connection is lost and, if this look is punctual, those that were silent for too
