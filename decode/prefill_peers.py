@@ -116,8 +116,8 @@ class PrefillPeers:
         return [peer for peer in unanswered if peer.answer_by <= now]
 
     def closed(self, address: WorkerAddress, reservation: int, cancel_job: bool = False) -> None:
-        """A reservation takes no more frames. `cancel_job` tells the peer, which is told again while it may still write
-        the pages."""
+        """A reservation takes no more frames. `cancel_job` sends CancelJob to the peer. While the peer may still write
+        the pages, it is sent again."""
         if (peer := self.by_instance.get(address.instance)) is not None:
             peer.settle(reservation)
         if self.receiver.may_be_written(reservation):

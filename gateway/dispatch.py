@@ -44,8 +44,8 @@ class RetryRules:
 
 @dataclass(frozen=True)
 class Stranded:
-    """Choices whose attempt failed with `error` and that wait for workers. `since`: when the lost
-    worker was last heard, or when the attempt failed if none was lost."""
+    """Choices whose attempt failed with `error` and that wait for workers. `since`: when the lost worker was last
+    heard, or when the attempt failed if none was lost."""
 
     record: RequestRecord
     choices: range

@@ -1,6 +1,6 @@
 """What stands between a client's connection and the routes: uvicorn with bounds, and two wrappers of every request.
 
-Bounded are connections, headers (bytes, number, time), requests that wait on one, and clients that do not read:
+It bounds connections, headers (bytes, number, time), requests that wait on a connection, and clients that do not read:
 
     tokens -> backlog of the stream (a number of tokens) -> buffer of the connection (64 KiB) -> the kernel's -> client
 

@@ -137,8 +137,8 @@ class LinkWatch:
 
 class Dealer:
     """One ordered connection to a Router. Messages sent before the peer answers wait in the queue. zmq.ZMQError if the
-    address is invalid, WireError if `security` does not allow it. If `watched`, libzmq's heartbeats notice a
-    lost connection."""
+    address is invalid, WireError if `security` does not allow it. If `watched`, libzmq's heartbeats notice a lost
+    connection."""
 
     def __init__(
         self,
