@@ -130,7 +130,8 @@ class Copy:
                 return Verdict(mutant, None, f"BROKEN: {output[-600:]}")
         if mutant.tests:
             status, output = self.pytest(mutant.tests)
-            if status == 1 and (found := re.search(r"^FAILED (\S+)", output, re.MULTILINE)):
+            # A test that fails leaves threads behind, and one of them may abort the process at its end.
+            if status != 0 and (found := re.search(r"^FAILED (\S+)", output, re.MULTILINE)):
                 return Verdict(mutant, found[1])
             if status != 0:
                 return Verdict(mutant, None, f"BROKEN: {output[-600:]}")
