@@ -1,4 +1,4 @@
-"""What stands between a client's connection and the routes: uvicorn with bounds, and two wrappers of every request.
+"""Wraps the routes: uvicorn's protocol with bounds, and two middlewares that every request passes.
 
 It bounds connections, headers (bytes, number, time), requests that wait on a connection, and clients that do not read:
 

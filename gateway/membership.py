@@ -266,7 +266,7 @@ class Membership:
 
 @dataclass(frozen=True)
 class Need:
-    """What a request needs: its prompt's length, its choices and their longest outputs."""
+    """The size of a request: the prompt's length, the number of choices and the longest output of each."""
 
     prompt_tokens: int
     num_choices: int

@@ -175,14 +175,14 @@ def _loads(members: Iterable[Member]) -> list[Family]:
     launches = CounterMetricFamily(PREFIX + "launches", "Batches launched by a worker.", labels=LABELS)
 
     for member in members:
-        stats, kv, who = member.stats, member.stats.kv_pages, _who(member)
-        running.add_metric(who, stats.running)
-        waiting.add_metric(who, stats.waiting)
-        queued.add_metric(who, stats.queued_prompt_tokens)
-        usage.add_metric(who, (kv.owned + kv.reserved + kv.quarantined) / max(1, kv.total))
-        launches.add_metric(who, stats.num_launches)
+        stats, kv, labels = member.stats, member.stats.kv_pages, _labels(member)
+        running.add_metric(labels, stats.running)
+        waiting.add_metric(labels, stats.waiting)
+        queued.add_metric(labels, stats.queued_prompt_tokens)
+        usage.add_metric(labels, (kv.owned + kv.reserved + kv.quarantined) / max(1, kv.total))
+        launches.add_metric(labels, stats.num_launches)
         for state in KV_STATES:
-            pages.add_metric([*who, state], getattr(kv, state))
+            pages.add_metric([*labels, state], getattr(kv, state))
     return [running, waiting, queued, usage, pages, launches]
 
 
@@ -195,7 +195,7 @@ def _times(members: Iterable[Member]) -> list[HistogramMetricFamily]:
         for member in members:
             if (spread := member.stats.times.get(phase)) is not None:
                 buckets = list(zip(edges, accumulate(spread.counts), strict=True))
-                family.add_metric(_who(member), buckets, spread.seconds)
+                family.add_metric(_labels(member), buckets, spread.seconds)
         families.append(family)
     return families
 
@@ -208,7 +208,7 @@ def _counts(members: Iterable[Member]) -> list[Family]:
             if not _NAME.match(name):
                 continue
             how = shown(name)
-            labels = _who(member) if how.label is None else [*_who(member), how.label[1]]
+            labels = _labels(member) if how.label is None else [*_labels(member), how.label[1]]
             families.setdefault(how.name, _family(how)).add_metric(labels, value)
     return list(families.values())
 
@@ -219,7 +219,7 @@ def _family(how: Shown) -> Family:
     return kind(PREFIX + how.name, how.help, labels=labels)
 
 
-def _who(member: Member) -> list[str]:
+def _labels(member: Member) -> list[str]:
     return [member.key.worker_id, str(member.role)]
 
 

@@ -227,7 +227,9 @@ def _text(value: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where texts may be cut. `drops_space`: leave out the space at the cut, since the normalizer adds it again."""
+    """The rule by which texts are cut.
+
+    `drops_space`: the slice after a cut begins without its space, because the normalizer adds the space again."""
 
     places: re.Pattern[str]
     drops_space: bool
@@ -264,7 +266,7 @@ class Cuts:
 
 
 def find_cuts(tokenizer: Tokenizer) -> Cuts | None:
-    """Where texts for this tokenizer may be cut; None if no place is proven safe."""
+    """Returns the rule by which texts for this tokenizer may be cut, or None if no place is proven safe."""
     added = tokenizer.get_added_tokens_decoder().values()
     normalizing = _read_normalizer(_parts(tokenizer.normalizer, "normalizers"))
     if normalizing is None:

@@ -150,7 +150,7 @@ class ScheduleBatch:
 
     @property
     def draws(self) -> Sequence[Draw]:
-        """What is drawn for each row."""
+        """The Draw of each row, in the order of the rows."""
         return self.sampling.draws
 
     def __len__(self) -> int:
@@ -171,8 +171,8 @@ class ScheduleBatch:
         self.seq_lens_cpu = self.seq_lens_cpu + 1
         self.longest += bool(self.draws)
 
-    def await_tokens(self) -> None:
-        """Makes the tokens that the launch just enqueued stashes its next inputs."""
+    def set_input_ids_sentinel(self) -> None:
+        """Makes the sentinels the next inputs: the launch that was just enqueued stashes the tokens."""
         self.input_ids_B = self.members.sentinels_B
 
     @property
@@ -224,7 +224,7 @@ class ScheduleBatch:
 
 
 class Relay(NamedTuple):
-    """Where sampled tokens are stashed for the next launch. Without relay there are none."""
+    """The places in the FutureMap at which a launch stashes its tokens. A launch without relay has none."""
 
     rows_L: Tensor
     owners_L: Tensor  # see owners_of

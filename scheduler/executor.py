@@ -187,7 +187,7 @@ class Executor:
         self._forward.wait(self._schedule.record())
         self._forward.launch([self._resolve, self._compute, self._sample], launch)
         launch.copy_done = self._forward.record()
-        running.await_tokens()
+        running.set_input_ids_sentinel()
         self.launches.append(launch)
 
     def _pages_to_host(self, plan: Plan) -> Sequence[int]:

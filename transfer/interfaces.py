@@ -1,5 +1,8 @@
-"""What transfer/ asks of others: KV memory, pages of each layer by number; and a backend's two ends. The sender's Wire
-accepts frames and reports when it has read them; the receiver's Arrivals return the frames that have come."""
+"""The interfaces that memory and backends implement for transfer/.
+
+Memory gives pages of each layer by number. A backend has two ends: the sender's Wire accepts frames and reports when it
+has read them; the receiver's Arrivals return the frames that have come.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -288,8 +288,8 @@ async def test_stopping_ends_what_is_in_flight(setting: Setting) -> None:
 async def test_a_fault_in_one_look_at_the_workers_is_not_the_last_look(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else nobody would ever be lost again, and what waits for them would wait for ever. A fault that lasts, as when
-    the thread that checks keys has ended, is logged once and not four times a second."""
+    """The gateway goes on looking after a fault, so it still finds a lost worker. It logs a fault that lasts once, and
+    not four times a second."""
     worker = await setting.add(Role.UNIFIED)
     control = setting.gateway.control
     num_looks = 0

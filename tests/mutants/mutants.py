@@ -176,7 +176,7 @@ MUTANTS = (
     Mutant(
         "sentinels are not set after a launch",
         "Executor._launch",
-        "running.await_tokens()",
+        "running.set_input_ids_sentinel()",
         "",
         "a request goes on from the token before",
         ANY,

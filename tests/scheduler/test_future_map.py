@@ -165,5 +165,5 @@ def test_buffer_rows_are_pool_rows_and_there_is_no_ring() -> None:
 def test_the_sentinel_is_minus_the_row_in_a_new_tensor() -> None:
     batch = ScheduleBatch.of([Join(draw(row), 3, 40 + row) for row in (5, 2)], CPU)
     held = batch.input_ids_B
-    batch.await_tokens()
+    batch.set_input_ids_sentinel()
     assert (batch.input_ids_B.tolist(), held.tolist()) == ([-5, -2], [45, 42])

@@ -39,7 +39,7 @@ def take(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = LAS
 
 
 def given(transfer: ReceiveTransfer, header: FrameHeader, last: LastMessage = LAST) -> list[ReceiverEvent]:
-    """What follows a frame that lands, or that is refused."""
+    """Passes one frame to the transfer, and lands it unless it is refused. Returns the events that follow."""
     taken = transfer.take(header, [memoryview(LAST_MESSAGE.encode(last))] if header.is_last else ())
     return transfer.landed(header) if isinstance(taken, Copy) else taken
 
