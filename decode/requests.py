@@ -18,7 +18,7 @@ from decode.prefill_peers import PrefillPeers
 from protocol.messages_gateway import Assign, WorkerAddress
 from protocol.messages_handoff import PrefillJob
 from runtime.clock import Deadlines
-from scheduler.kv_book import PageState
+from scheduler.kv_pages import PageState
 from scheduler.planner import Planner
 from scheduler.req import Req
 from transfer.landing.frame_receiver import FrameReceiver

@@ -232,6 +232,7 @@ class DecodeWorker:
             self._fail(request, InternalError(fault))
             return False
         request.stamps.extend(told.stamps)
+        request.num_cached = told.num_cached
         return True
 
     def _prebuild(self) -> None:

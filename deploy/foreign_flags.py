@@ -37,7 +37,6 @@ def _taken(names: str, why: str) -> ForeignFlag:
 
 
 _ONE_DEVICE = "a worker computes on one device; start more workers with --prefill, --decode and --unified"
-_NO_PREFIX_CACHE = "Baton has no prefix cache yet"
 _HOSTS = "start one `baton gateway`, and on each host a `baton worker` for each worker"
 _AS_PAIRS = "prefill and decode are workers of one command: `baton serve --prefill 1 --decode 1`"
 
@@ -96,8 +95,7 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _taken("--enable-chunked-prefill", "prompts are cut into chunks unless --chunked-prefill-size is 0"),
     _flag("--no-enable-chunked-prefill", "`--chunked-prefill-size 0` takes whole prompts"),
     _flag("--enable-mixed-chunk", "prefill and decode run on separate workers; a unified worker always mixes them"),
-    _flag("--enable-prefix-caching", _NO_PREFIX_CACHE),
-    _taken("--no-enable-prefix-caching --disable-radix-cache", _NO_PREFIX_CACHE),
+    _taken("--enable-prefix-caching", "prefixes are cached unless --disable-radix-cache is given"),
     _flag(
         "--speculative-config --speculative-algorithm --speculative-draft-model-path --speculative-num-steps"
         " --speculative-eagle-topk --speculative-num-draft-tokens",

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.choice_text import Piece
-from gateway.generation import Batch, Generation, usage_of
+from gateway.generation import Batch, Generation
 from gateway.http_errors import error_event, error_response, json_response
 from gateway.http_protocol import BACKLOG, backlog_of
 from gateway.schemas import short
@@ -190,7 +190,7 @@ class StreamedAnswer(Response):
         for place, (index, piece) in enumerate(batch, start=1):
             timeline = generation.timeline() if is_last and place == len(batch) else None
             self._num_sent += piece.token_id is not None
-            usage = usage_of(generation.num_prompt_tokens, self._num_sent) if writer.continuous else None
+            usage = generation.usage_at(self._num_sent) if writer.continuous else None
             lines.append(writer.chunk(index, piece, usage, timeline))
 
         return b"".join(lines)

@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping
 import zmq
 
 from gateway.dispatch import FOREIGN, INVALID, Dispatch, RetryRules
+from gateway.flushes import Flushes
 from gateway.membership import Change, Membership, WorkerKey
 from gateway.translate import NO_LIMITS, Limits, limits_of
-from protocol.errors import AddressInUse, ConfigError, WireError, WorkerLost
+from protocol.errors import AddressInUse, ConfigError, Unavailable, WireError, WorkerLost
 from protocol.message import MAX_STRANGER_BYTES
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
+    CacheFlushed,
     FirstToken,
+    FlushCache,
     Heartbeat,
     Leaving,
     Refused,
@@ -44,7 +47,11 @@ LATE_S = 1.0  # seconds between two looks; after more, heartbeats may wait to be
 MOST_LATE = 4  # late looks in a row; a worker that is silent in all of them really is
 MAX_DRAIN = 200  # messages read at a time, so that clients are written to in between
 DRAIN_BYTES = 1024 * 1024  # bytes read at a time, because parsing them takes time too
+FLUSH_S = 10.0  # for all workers to answer
 log = get_log("gateway.control")
+
+
+Report = FirstToken | Tokens | RequestFailed | CacheFlushed
 
 
 class ControlSocket:
@@ -161,6 +168,7 @@ class Control:
         self.refusals = Refusals(log, "message refused")
         self.refusals.counts.update({MALFORMED: 0, FOREIGN: 0, INVALID: 0})
         self._sessions: dict[bytes, Session] = {}  # of members, by the routing id of their sockets
+        self._flushes = Flushes()
         self.joined = Counter({str(role): 0 for role in Role})  # workers that became members, by role
 
         self.membership = membership
@@ -185,6 +193,19 @@ class Control:
             self._limits = limits_of(self.membership.members, self._model_limits)
         return self._limits
 
+    async def flush_caches(self) -> None:
+        """Returns when no worker reuses KV that was written before this call. Unavailable if one does not answer."""
+        number, done = self._flushes.begin([member.key.identity for member in self.membership.members])
+        for member in self.membership.members:
+            self._send(member.key, FlushCache(number))
+        try:
+            await asyncio.wait_for(done.wait(), FLUSH_S)
+        except TimeoutError as error:
+            silent = ", ".join(identity.decode() for identity in self._flushes.waiting(number))
+            raise Unavailable(f"{silent} did not flush in {FLUSH_S:g} s") from error
+        finally:
+            self._flushes.end(number)
+
     # ---- messages ----
 
     def _on_raw(self, identity: bytes, raw: bytes) -> None:
@@ -202,7 +223,7 @@ class Control:
             self.refusals.note(MALFORMED, worker=identity.decode("utf-8", "replace"), why=error.message)
 
     def _on_message(self, identity: bytes, message: ToGateway, envelope: Envelope) -> None:
-        if isinstance(message, FirstToken | Tokens | RequestFailed):
+        if isinstance(message, Report):
             if identity not in self._sessions:
                 raise WireError(f"{type(message).__name__} from a worker that is not a member")
             self._on_report(identity, message)
@@ -229,15 +250,20 @@ class Control:
             session.accept(envelope)
         self._apply(change, envelope.epoch)
 
-    def _on_report(self, identity: bytes, message: FirstToken | Tokens | RequestFailed) -> None:
-        """A member tells about requests."""
+    def _on_report(self, identity: bytes, message: Report) -> None:
+        """A member tells about requests, or answers."""
         if isinstance(message, RequestFailed):
             self.dispatch.on_failed(identity, message)
             return
-        stamps = message.stamps
+        if isinstance(message, CacheFlushed):
+            self._flushes.answered(message.number, identity)
+            return
         for news in message.choices:
-            own = stamps.get(news.request_id, ()) if isinstance(stamps, dict) else stamps
-            self.dispatch.on_tokens(identity, news, own)
+            if isinstance(message, FirstToken):
+                self.dispatch.on_tokens(identity, news, message.stamps)
+            else:
+                stamps, num_cached = message.stamps.get(news.request_id, ()), message.cached.get(news.request_id, 0)
+                self.dispatch.on_tokens(identity, news, stamps, num_cached)
 
     # ---- members ----
 
@@ -260,6 +286,7 @@ class Control:
         for member in change.lost:
             self._limits = None
             del self._sessions[member.key.identity]
+            self._flushes.left(member.key.identity)
             if is_orderly:
                 log.info("worker left", worker=member.key.worker_id)
             else:

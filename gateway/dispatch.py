@@ -233,7 +233,7 @@ class Dispatch:
 
     # ---- messages of workers ----
 
-    def on_tokens(self, identity: bytes, news: ChoiceTokens, stamps: tuple[Stamp, ...]) -> None:
+    def on_tokens(self, identity: bytes, news: ChoiceTokens, stamps: tuple[Stamp, ...], num_cached: int = 0) -> None:
         """Passes on new tokens from the worker at `identity`. Invalid tokens fail the request that they name, and no
         other."""
         found = self._attempt_of(identity, news)
@@ -241,6 +241,7 @@ class Dispatch:
             return
         record, attempt = found
         record.stamps += stamps
+        record.num_cached = record.num_cached or min(num_cached, len(record.prompt.token_ids))
 
         try:
             delivery = record.accept(attempt, news)

@@ -24,13 +24,13 @@ CANCELLED = "cancelled"  # the outcome when the client has left
 Batch = list[tuple[int, Piece]]  # (index of the choice in the response, what it gained)
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
     """The usage object of OpenAI's API. It counts a whole client request: a prompt counts once, whatever n is."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 
@@ -232,7 +232,11 @@ class Generation:
     @property
     def usage(self) -> dict[str, Any]:
         """The usage object until now."""
-        return usage_of(self.num_prompt_tokens, self.num_tokens)
+        return self.usage_at(self.num_tokens)
+
+    def usage_at(self, num_tokens: int) -> dict[str, Any]:
+        """The usage object when the choices had `num_tokens` tokens together."""
+        return usage_of(self.num_prompt_tokens, num_tokens, sum(record.num_cached for record in self._records))
 
     def timeline(self) -> list[dict[str, Any]] | None:
         """The time line of gateway and workers; None unless the client asked for it."""

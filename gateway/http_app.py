@@ -111,7 +111,8 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.post("/flush_cache", operation_id="flush_cache", responses=errors())
     @app.post("/reset_prefix_cache", operation_id="reset_prefix_cache", responses=errors())
     async def flush_cache() -> Response:
-        """Does nothing, because no prefix is cached. Benchmarks call this before a run."""
+        """Workers forget the KV of earlier prompts. What runs goes on, and adds nothing to the caches."""
+        await service.control.flush_caches()
         return json_response({"status": "ok"})
 
 

@@ -144,6 +144,7 @@ class RequestRecord:
     attempts: dict[int, Attempt] = field(default_factory=dict)  # running ones, by number
     num_attempts: int = 0
     stamps: list[Stamp] = field(default_factory=list)
+    num_cached: int = 0  # prompt tokens whose KV the first worker to tell had cached
     pairs: list[str] = field(default_factory=list)  # the workers of all attempts, for the log
     avoided: set[WorkerKey] = field(default_factory=set)  # workers on which an attempt failed
 
@@ -202,6 +203,7 @@ class RequestRecord:
             timeline=self.timeline,
             first_choice=first,
             num_replayed=len(replayed),
+            cache_salt=self.prompt.cache_salt,
         )
 
     def finish_what_ends(self, numbers: Iterable[int]) -> list[Delivery]:

@@ -57,6 +57,7 @@ COMPLAINTS = {
 }
 ANY_OTHER = "got {got}: {msg}"
 
+MAX_SALT_CHARS = 256
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
@@ -98,6 +99,7 @@ class GenerationRequest(BaseModel, strict=True, allow_inf_nan=False):
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     timeline: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     user: str | None = None
 
     @property

@@ -177,6 +177,7 @@ class Prompt:
     num_choices: int
     stops: StopSet = NO_STOPS
     skip_special: bool = True
+    cache_salt: str = ""
 
 
 class Translator:
@@ -210,7 +211,8 @@ class Translator:
                 what = f"got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}"
                 _refuse("min_tokens", what)
             sampling = replace(rules, max_tokens=num_tokens)
-            prompts.append(Prompt(tuple(ids), sampling, num_choices, stops, skip_special))
+            salt = request.cache_salt or ""
+            prompts.append(Prompt(tuple(ids), sampling, num_choices, stops, skip_special, salt))
         return prompts
 
     def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:

@@ -68,7 +68,7 @@ class Job(Assigned):
     def finished_early(self) -> JobFinishedEarly:
         """The message that the first token has ended every choice."""
         first_tokens = tuple(req.outputs[-1] for req in self.reqs)
-        return JobFinishedEarly(self.target.reservation, first_tokens, tuple(self.stamps))
+        return JobFinishedEarly(self.target.reservation, first_tokens, tuple(self.stamps), self.num_cached)
 
 
 DELIVERY_DEADLINE_S = 600.0  # from making the last frame to KvDelivered; decode gives up long before
@@ -176,8 +176,9 @@ class PrefillWorker:
             return False
         self.planner.launch(chunks, relay=False, ships=True)
         for chunk in chunks:
-            if chunk.start == 0:
-                self._phases.stamp(self._job_of[chunk.req], "prefill start")
+            job = self._job_of[chunk.req]
+            if chunk.start == job.num_cached:
+                self._phases.stamp(job, "prefill start")
         return True
 
     def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:
@@ -237,10 +238,11 @@ class PrefillWorker:
         """Admits jobs, oldest first. A prompt that does not fit yet holds the later ones back."""
         while self._waiting:
             job = next(iter(self._waiting))
-            if not self.planner.admit(job.reqs[:1], job.prompt_len):
+            if not self.planner.admit(job.reqs[:1], job.prompt_len, key=job.cache_key):
                 return
 
             del self._waiting[job]
+            job.num_cached = job.prompt.held.num_cached
             self._computing[job] = None
             if job.moves_kv:
                 try:
@@ -260,6 +262,7 @@ class PrefillWorker:
         for req, token in zip(job.reqs, first_tokens, strict=True):
             req.append((token,))
         del self._computing[job]
+        self.planner.book.keep(job.prompt.held, job.cache_key)
         self._phases.stamp(job, "first token")
 
         self.outbox.gateway.append(job.first_token)
@@ -268,7 +271,7 @@ class PrefillWorker:
             self._end(job)
         else:
             self.outbox.decode.append((job.target.peer.instance, JobCredit(job.target.reservation)))
-            self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps))
+            self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps), job.num_cached)
             self._late.set(job, self._clock.now() + DELIVERY_DEADLINE_S)
 
     def _fail_broken(self) -> None:

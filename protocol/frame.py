@@ -67,6 +67,7 @@ class LastMessage(Message):
     num_frames: Count  # KV frames of the plan
     digest: Instance  # extend_digest of the KV frames, from 0
     stamps: Stamps = ()
+    num_cached: Count = 0  # prompt tokens whose KV prefill had
 
 
 LAST_MESSAGE: Boundary[LastMessage] = Boundary("last frame", (LastMessage,))

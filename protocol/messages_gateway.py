@@ -218,6 +218,7 @@ class Tokens(Message):
 
     choices: Annotated[tuple[ChoiceTokens, ...], FailFast()]
     stamps: dict[Id, Stamps] = field(default_factory=dict)  # by request_id, when its last choice ends
+    cached: dict[Id, Count] = field(default_factory=dict)  # by request_id, with its first token: tokens not computed
 
 
 @dataclass(frozen=True)
@@ -282,6 +283,7 @@ class Assign(Message):
     timeline: Flag = False  # collect stamps
     first_choice: Count = 0
     num_replayed: Count = 0
+    cache_salt: Text = ""  # requests with different salts share no KV
 
     @property
     def key(self) -> tuple[str, int]:
@@ -316,12 +318,28 @@ class PeerLost(Message):
     instance: Instance
 
 
-ToGateway = Register | Heartbeat | FirstToken | Tokens | RequestFailed | Leaving
-ToWorker = Welcome | Refused | RegisterAgain | Assign | CancelRequest | PeerLost
+@dataclass(frozen=True)
+class FlushCache(Message):
+    """Forget the KV of earlier prompts. Answered with CacheFlushed."""
+
+    number: Count
+
+
+@dataclass(frozen=True)
+class CacheFlushed(Message):
+    """No request that is assigned from now on reuses KV from before the flush with this number."""
+
+    number: Count
+
+
+ToGateway = Register | Heartbeat | FirstToken | Tokens | RequestFailed | Leaving | CacheFlushed
+ToWorker = Welcome | Refused | RegisterAgain | Assign | CancelRequest | PeerLost | FlushCache
 
 TO_GATEWAY: Boundary[ToGateway] = Boundary(
-    "worker to gateway", (Register, Heartbeat, FirstToken, Tokens, RequestFailed, Leaving), max_bytes=4 * 1024 * 1024
+    "worker to gateway",
+    (Register, Heartbeat, FirstToken, Tokens, RequestFailed, Leaving, CacheFlushed),
+    max_bytes=4 * 1024 * 1024,
 )
 TO_WORKER: Boundary[ToWorker] = Boundary(
-    "gateway to worker", (Welcome, Refused, RegisterAgain, Assign, CancelRequest, PeerLost)
+    "gateway to worker", (Welcome, Refused, RegisterAgain, Assign, CancelRequest, PeerLost, FlushCache)
 )

@@ -116,6 +116,7 @@ class JobFinishedEarly(Message):
     reservation: Int
     first_tokens: Ints  # by choice
     stamps: Stamps = ()
+    num_cached: Count = 0  # prompt tokens whose KV prefill had
 
 
 ToPrefill = Hello | PrefillJob | CancelJob | KvDelivered | DataCredit

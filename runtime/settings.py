@@ -151,6 +151,9 @@ class WorkerSettings(ProcessSettings):
         aliases=("max-num-seqs",))] = 64
     chunked_prefill_size: Annotated[NotNegative, _memory(
         "prompt tokens in one prefill step; 0 takes whole prompts")] = 2048
+    disable_radix_cache: Annotated[bool, _memory(
+        "compute every prompt as a whole, also if an earlier one began like it",
+        aliases=("no-enable-prefix-caching",))] = False
     disable_overlap_schedule: Annotated[bool, _memory("schedule and compute in turns instead of at the same time",
         aliases=("no-async-scheduling",))] = False
     disable_cuda_graph: Annotated[bool, _memory("decode on a GPU kernel by kernel")] = False

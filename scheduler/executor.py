@@ -191,11 +191,11 @@ class Executor:
         self.launches.append(launch)
 
     def _pages_to_host(self, plan: Plan) -> Sequence[int]:
-        """The pages that the launch writes and that must be copied to the host."""
+        """The pages that must be copied to the host once the launch has written its own."""
         pages: list[int] = []
         for chunk in plan.chunks:
-            if chunk.to_host:
-                where = touched(chunk.start, chunk.end, self.kv.layout.page_size)
+            if chunk.host_from is not None:
+                where = touched(chunk.host_from, chunk.end, self.kv.layout.page_size)
                 pages += self.page_table.req_to_page_cpu[chunk.row, where].tolist()
         return self.kv.to_stage(pages)
 

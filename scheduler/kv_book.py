@@ -3,34 +3,18 @@
     admit --grow--> held --release--> retired --collect--> free
 
 They know numbers only; no memory is touched here. Whoever runs forwards and copies takes a ticket for each from here,
-and reports which are over. Row 0 and page 0 are padding and are never handed out. The states of a page:
-
-    FREE --allocate--> RESERVED or OWNED --retire (last reference)--> QUARANTINED --reuse--> FREE
-                          RESERVED --own--> OWNED
-
-Pages of the n choices of one prompt:
-
-    choice 0   [full prompt pages][partial page][output pages]
-    choice c   [same, shared     ][a copy of it ][own output pages]
+and reports which are over. Row 0 and page 0 are padding and are never handed out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, field
 
 from protocol.kv_layout import full_pages, pages_for, pages_for_choices
 from protocol.messages_gateway import KvPages
+from scheduler.kv_pages import PageAllocator, PageState, allocate_choices
+from scheduler.prefix_cache import ID_BYTES, PrefixCache
 
 IsRead = Callable[[], bool]
-
-
-class PageState(IntEnum):
-    """The state of a page."""
-
-    FREE = 0
-    RESERVED = 1  # promised to a request whose KV has not arrived
-    OWNED = 2  # holds KV of at least one request
-    QUARANTINED = 3  # given back, but something in flight may still touch it
 
 
 @dataclass(eq=False)
@@ -40,6 +24,9 @@ class Holding:
     row: int
     generation: int  # of the row
     pages: list[int]
+    num_cached: int = 0  # tokens whose KV was in the cache
+    flushes: int = 0  # of the cache, before it was admitted
+    pinned: list[int] = field(default_factory=list)  # cached pages that it does not read, before those that it added
     num_granted: int = 0  # pages that the executor was told of; the planner's
 
     @property
@@ -65,19 +52,32 @@ class Retired:
         return self.after_ticket <= completed_ticket and (self.is_read is None or not self.is_read())
 
 
+@dataclass(frozen=True)
+class CacheKey:
+    """The tokens of a context as the cache knows them. Contexts with different salts share nothing."""
+
+    ids: bytes  # from prefix_cache.packed
+    salt: str
+
+
 class KvBook:
     """Rows for `max_requests` choices of up to `max_context` tokens, over `num_pages` pages of `page_size` tokens.
 
-    `num_pages` counts page 0.
+    `num_pages` counts page 0. `caches`: KV stays for prompts that begin the same way,
+    until somebody needs its pages.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, max_requests: int, max_context: int) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, *, max_requests: int, max_context: int, caches: bool = False
+    ) -> None:
         self.page_size = page_size
         self.max_requests = max_requests
         self.max_pages = pages_for(max_context, page_size)  # of one context
         self.pages = PageAllocator(num_pages)
         self.rows = RowPool(max_requests + 1)
         self.retired: list[Retired] = []  # oldest first
+        self._cache = PrefixCache(page_size, self.pages.is_idle) if caches else None
+        self._flushes = 0
         self._held: dict[int, Holding] = {}  # by row
         self.newest_ticket = 0  # of the forwards and copies sent
         self._completed_ticket = 0
@@ -93,29 +93,80 @@ class KvBook:
         return None
 
     def admit(
-        self, prompt_len: int, num_tokens: int, num_choices: int, state: PageState = PageState.OWNED
+        self,
+        prompt_len: int,
+        num_tokens: int,
+        num_choices: int,
+        state: PageState = PageState.OWNED,
+        key: CacheKey | None = None,
     ) -> tuple[Holding, ...] | None:
         """A holding for `num_tokens` tokens per choice, or None when too few rows or pages are free.
 
-        The choices share the prompt's full pages.
+        The choices share the prompt's full pages, the first of which hold KV already if the cache has them.
         """
         if num_choices > self.rows.num_free:
             return None
-        choices = allocate_choices(self.pages, prompt_len, num_tokens, num_choices, self.page_size, state)
+        cached = self._find(key, prompt_len)
+        self.pages.share(cached)  # before others are dropped
+        self._drop(pages_for_choices(prompt_len, num_tokens, num_choices, self.page_size) - len(cached))
+        choices = allocate_choices(self.pages, cached, prompt_len, num_tokens, num_choices, self.page_size, state)
         if choices is None:
+            self.pages.retire(cached)
+            self.pages.reuse(cached)
             return None
 
         holdings: list[Holding] = []
         for pages in choices:
             assert len(pages) <= self.max_pages, "the caller checks never_fits"
             row = self.rows.allocate()
-            holdings.append(Holding(row, self.rows.generation(row), pages))
+            num_cached = len(cached) * self.page_size
+            holdings.append(Holding(row, self.rows.generation(row), pages, num_cached, self._flushes))
         self._held.update((holding.row, holding) for holding in holdings)
         return tuple(holdings)
 
+    def _find(self, key: CacheKey | None, prompt_len: int) -> list[int]:
+        """The cached pages that a prompt can begin with. At least its last token is left to compute."""
+        if self._cache is None or key is None:
+            return []
+        return self._cache.match(key.ids, key.salt)[: full_pages(prompt_len - 1, self.page_size)]
+
+    def _drop(self, needed: int) -> None:
+        """Drops cached pages, if `needed` pages are then free."""
+        short = needed - self.pages.num_free
+        if self._cache is not None and 0 < short <= self.pages.num_cached:
+            self.pages.drop(self._cache.evict(short))
+
+    def keep(self, holding: Holding, key: CacheKey) -> None:
+        """Adds the full pages of `key` to the cache: the KV of all its tokens is written and right.
+
+        What was admitted before the newest flush adds nothing.
+        """
+        assert self._held.get(holding.row) is holding, f"row {holding.row} keeps pages that were given back"
+        if self._cache is None or holding.flushes != self._flushes:
+            return
+        known = self._cache.insert(key.ids, holding.pages, key.salt)
+        others = [page for page, own in zip(known, holding.pages) if page != own and page not in holding.pinned]  # noqa: B905
+        self.pages.share(others)  # a page stays in the cache no longer than the pages before it
+        holding.pinned += others
+        self.pages.keep(holding.pages[len(known) : full_pages(len(key.ids) // ID_BYTES, self.page_size)])
+
+    @property
+    def caches(self) -> bool:
+        """Whether it keeps KV for requests to come."""
+        return self._cache is not None
+
+    def flush(self) -> None:
+        """Forgets everything that is cached."""
+        self._flushes += 1
+        if self._cache is not None:
+            self.pages.drop(self._cache.clear())
+
     def own(self, holdings: Iterable[Holding]) -> None:
         """Marks their reserved pages as owned: their KV has landed."""
-        self.pages.own(list(dict.fromkeys(page for holding in holdings for page in holding.pages)))
+        pages = dict.fromkeys(
+            page for each in holdings for page in each.pages[full_pages(each.num_cached, self.page_size) :]
+        )
+        self.pages.own(list(pages))
 
     def grow(self, holding: Holding, num_tokens: int) -> list[int] | None:
         """Adds pages until `num_tokens` tokens fit. Returns the added ones, or None when too few are free.
@@ -125,7 +176,9 @@ class KvBook:
         assert self._held.get(holding.row) is holding, f"row {holding.row} grows for a holding that was given back"
         needed = pages_for(num_tokens, self.page_size)
         assert needed <= self.max_pages, "the caller checks never_fits"
-        added = self.pages.allocate(max(0, needed - len(holding.pages)))
+        missing = max(0, needed - len(holding.pages))
+        self._drop(missing)
+        added = self.pages.allocate(missing)
         if added is not None:
             holding.pages.extend(added)
         return added
@@ -141,7 +194,9 @@ class KvBook:
         del self._held[holding.row]
         newest = self.newest_ticket
         self.retired.append(Retired(newest, None, rows=[holding.row]))
-        self.retired.append(Retired(newest, is_read, pages=self.pages.retire(holding.pages)))
+        pages = [*holding.pages, *holding.pinned]
+        self.pages.retire(pages)
+        self.retired.append(Retired(newest, is_read, pages=pages))
         if self._completed_ticket == newest:
             self.collect(newest)
 
@@ -169,111 +224,6 @@ class KvBook:
     def counts(self) -> KvPages:
         """The ledger of the pages."""
         return self.pages.counts()
-
-
-class PageAllocator:
-    """Pages [1, num_pages) of one worker. The page given back last is handed out first."""
-
-    def __init__(self, num_pages: int) -> None:
-        if num_pages < 2:
-            raise ValueError(f"PageAllocator.num_pages: got {num_pages}, expected at least 2 (page 0 is padding)")
-        self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, 0, -1))
-        self._state = [PageState.FREE] * num_pages
-        self._refs = [0] * num_pages
-        self._count = dict.fromkeys(PageState, 0)
-        self._count[PageState.FREE] = num_pages - 1
-
-    @property
-    def num_free(self) -> int:
-        """Pages that can be handed out now."""
-        return len(self._free)
-
-    def allocate(self, num: int, state: PageState = PageState.OWNED) -> list[int] | None:
-        """`num` pages with one reference each, or None when fewer are free."""
-        assert state in (PageState.RESERVED, PageState.OWNED), state
-        if num > len(self._free):
-            return None
-        pages = self._free[len(self._free) - num :][::-1]
-        del self._free[len(self._free) - num :]
-        for page in pages:
-            self._move(page, PageState.FREE, state)
-            self._refs[page] = 1
-        return pages
-
-    def own(self, pages: Sequence[int]) -> None:
-        """Marks reserved pages as owned: their KV has landed."""
-        for page in pages:
-            self._move(page, PageState.RESERVED, PageState.OWNED)
-
-    def share(self, pages: Sequence[int]) -> None:
-        """Adds one holder to each page. The ledger still counts the page once."""
-        for page in pages:
-            assert self._refs[page] > 0, f"page {page} is shared, but no request holds it"
-            self._refs[page] += 1
-
-    def retire(self, pages: Sequence[int]) -> list[int]:
-        """Removes one holder from each page. Returns the pages without a holder: QUARANTINED until `reuse`."""
-        retired: list[int] = []
-        for page in pages:
-            assert self._refs[page] > 0, f"page {page} is given back twice"
-            self._refs[page] -= 1
-            if self._refs[page] == 0:
-                self._move(page, self._state[page], PageState.QUARANTINED)
-                retired.append(page)
-        return retired
-
-    def reuse(self, pages: Sequence[int]) -> None:
-        """Frees quarantined pages that nothing in flight can touch any more."""
-        for page in pages:
-            self._move(page, PageState.QUARANTINED, PageState.FREE)
-        self._free.extend(pages)
-
-    def counts(self) -> KvPages:
-        """The ledger of the pool."""
-        return KvPages(
-            total=self.num_pages - 1,
-            free=self._count[PageState.FREE],
-            owned=self._count[PageState.OWNED],
-            reserved=self._count[PageState.RESERVED],
-            quarantined=self._count[PageState.QUARANTINED],
-        )
-
-    def _move(self, page: int, old: PageState, new: PageState) -> None:
-        assert page > 0, "page 0 is padding"
-        assert self._state[page] is old, f"page {page} is {self._state[page].name}, expected {old.name}"
-        self._state[page] = new
-        self._count[old] -= 1
-        self._count[new] += 1
-
-
-def allocate_choices(
-    pages: PageAllocator, prompt_len: int, num_tokens: int, num_choices: int, page_size: int, state: PageState
-) -> list[list[int]] | None:
-    """Each choice's pages in order, or None when too few are free. A choice holds one reference to each page."""
-    total = pages_for(num_tokens, page_size)
-    shared = min(full_pages(prompt_len, page_size), total)
-    fresh = pages.allocate(pages_for_choices(prompt_len, num_tokens, num_choices, page_size), state)
-    if fresh is None:
-        return None
-
-    first, rest = fresh[:total], fresh[total:]
-    choices = [first]
-    for choice in range(num_choices - 1):
-        pages.share(first[:shared])
-        own = total - shared
-        choices.append(first[:shared] + rest[choice * own : (choice + 1) * own])
-    return choices
-
-
-def partial_page_copies(
-    first: Sequence[int], others: Sequence[Sequence[int]], prompt_len: int, page_size: int
-) -> tuple[list[int], list[int]]:
-    """(sources, targets): the page copies that give each of `others` its own partial prompt page."""
-    index = full_pages(prompt_len, page_size)
-    if index == pages_for(prompt_len, page_size):
-        return [], []
-    return [first[index]] * len(others), [pages[index] for pages in others]
 
 
 class RowPool:

@@ -57,15 +57,15 @@ class Join(Message):
 class Chunk(Message):
     """Prompt tokens [start, start + len(ids)) of a row. `draws` are the choices whose first token follows them.
 
-    A middle chunk has no draws; the last chunk of a prompt with n choices has n. `to_host`: a transport reads the KV
-    in host memory.
+    A middle chunk has no draws; the last chunk of a prompt with n choices has n. From token
+    `host_from` on, a transport reads the KV in host memory.
     """
 
     row: Count
     start: Count
     ids: Ints
     draws: Annotated[tuple[Draw, ...], FailFast()] = ()
-    to_host: Flag = False
+    host_from: Count | None = None
 
     @property
     def end(self) -> int:

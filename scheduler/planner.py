@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.kv_layout import KvLayout
-from scheduler.kv_book import Holding, IsRead, KvBook, PageState, partial_page_copies
+from scheduler.kv_book import CacheKey, Holding, IsRead, KvBook
+from scheduler.kv_pages import PageState, partial_page_copies
 from scheduler.plan import (
     Chunk,
     CopyPages,
@@ -27,6 +28,7 @@ from scheduler.plan import (
     StageIn,
     StepResult,
 )
+from scheduler.prefix_cache import packed
 from scheduler.req import Req
 
 
@@ -97,11 +99,17 @@ class Planner:
 
     # ---- memory ----
 
-    def admit(self, reqs: Sequence[Req], num_tokens: int, state: PageState = PageState.OWNED) -> bool:
-        """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: no room."""
-        holdings = self.book.admit(reqs[0].prompt_len, num_tokens, len(reqs), state)
+    def admit(
+        self, reqs: Sequence[Req], num_tokens: int, state: PageState = PageState.OWNED, key: CacheKey | None = None
+    ) -> bool:
+        """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: no room.
+
+        `key`: the first choice computes the prompt, but not what the cache has of it.
+        """
+        holdings = self.book.admit(reqs[0].prompt_len, num_tokens, len(reqs), state, key)
         if holdings is None:
             return False
+        reqs[0].num_computed = holdings[0].num_cached
         for req, holding in zip(reqs, holdings, strict=True):
             req.holding = holding
             self._holders[holding.owner] = req
@@ -114,6 +122,12 @@ class Planner:
         if req.held.num_granted:
             self._grant(req.held)
         return True
+
+    def keep(self, req: Req, salt: str) -> None:
+        """Adds a choice's context to the cache. The launches that wrote it have succeeded."""
+        if self.book.caches:
+            outputs = req.outputs[req.num_replayed : -1]  # no launch has read the last one
+            self.book.keep(req.held, CacheKey(packed((*req.prompt_ids, *outputs)), salt))
 
     def release(self, req: Req, is_read: IsRead | None = None) -> None:
         """Gives its row and pages back. A second call does nothing. `is_read`: see KvBook.release."""
@@ -281,7 +295,10 @@ def _chunk(chunk: ExtendChunk) -> Chunk:
     """Choices that hold no row of their own are drawn at the prompt's."""
     held, ids = chunk.req.held, chunk.req.prompt_ids[chunk.start : chunk.end]
     draws = tuple(_draw(req, req.holding or held) for req in chunk.samples)
-    return Chunk(held.row, chunk.start, ids, draws, chunk.to_host)
+    host_from = None
+    if chunk.to_host:
+        host_from = 0 if chunk.start == held.num_cached else chunk.start  # KV that was cached need not be there yet
+    return Chunk(held.row, chunk.start, ids, draws, host_from)
 
 
 def plan_chunks(remaining: Sequence[int], chunk_size: int, taken: int = 0) -> list[int]:

@@ -83,12 +83,14 @@ class Cluster:
         debug: bool = True,
         streams: Callable[[], tuple[Stream, Stream]] | None = None,
         wrap: Callable[[Executor], Executes] = lambda executor: executor,
+        caches: bool = False,
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
         self.answers: dict[tuple[str, int], Answer] = {}
         self.failures: dict[str, RequestFailed] = {}
         self.first_tokens: set[tuple[str, int]] = set()
+        self.cached: dict[str, int] = {}  # prompt tokens that were not computed, if there are any
         self.prefills: dict[int, PrefillWorker] = {}
         self.decodes: dict[int, DecodeWorker] = {}
         self.unifieds: list[UnifiedWorker] = []
@@ -102,12 +104,12 @@ class Cluster:
         self._fingerprint = runner.fingerprint()
         counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
 
-        def planner(page_size: int = page_size) -> Planner:
+        def planner(page_size: int = page_size, caches: bool = caches) -> Planner:
             layout, device = runner.kv_layout(page_size), runner.device
             forward, schedule = open_streams(device, wake=lambda: None) if streams is None else streams()
             staging = open_streams(device, wake=lambda: None)[0] if mirrored and streams is None else None
             longest = max_context or runner.config.context_length
-            book = KvBook(num_pages, page_size, max_requests=max_requests, max_context=longest)
+            book = KvBook(num_pages, page_size, max_requests=max_requests, max_context=longest, caches=caches)
             executor = Executor(
                 runner,
                 (MirroredKv if mirrored else PagedKv)(layout, num_pages, device),
@@ -146,7 +148,7 @@ class Cluster:
 
     def add_decode(self, worker_id: str, instance: int) -> DecodeWorker:
         """One more worker."""
-        planner = self._planner(self._decode_page_size)
+        planner = self._planner(self._decode_page_size, caches=False)
         receiver = self.network.receiver(self._executors[planner].kv)
         address = WorkerAddress(worker_id, instance, ranks=(RankEndpoint(receiver.address),))
         worker = DecodeWorker(
@@ -175,6 +177,11 @@ class Cluster:
         """Every worker."""
         return [*self.prefills.values(), *self.decodes.values(), *self.unifieds]
 
+    @property
+    def computing(self) -> list[PrefillWorker | UnifiedWorker]:
+        """The workers that compute prompts."""
+        return [*self.prefills.values(), *self.unifieds]
+
     def executor(self, worker: Worker) -> Executor:
         """The executor that the worker's planner feeds."""
         return self._executors[worker.planner]
@@ -188,6 +195,7 @@ class Cluster:
         *,
         first_choice: int = 0,
         replayed: Sequence[int] = (),
+        cache_salt: str = "",
     ) -> None:
         """Round robin over pairs. `replayed` are outputs that its one choice has already."""
         self._next += 1
@@ -203,7 +211,15 @@ class Cluster:
         self.assigned[request_id] = worker
         context = (*prompt, *replayed)
         assign = Assign(
-            request_id, 0, context, sampling, n, prefill, first_choice=first_choice, num_replayed=len(replayed)
+            request_id,
+            0,
+            context,
+            sampling,
+            n,
+            prefill,
+            first_choice=first_choice,
+            num_replayed=len(replayed),
+            cache_salt=cache_salt,
         )
         worker.on_gateway(assign)
 
@@ -251,7 +267,7 @@ class Cluster:
     def at_rest(self) -> bool:
         """Nothing queued, in flight or owned anywhere."""
         return all(
-            (pages := worker.planner.book.pages.counts()).free == pages.total
+            (pages := worker.planner.book.pages.counts()).free + pages.cached == pages.total
             and not worker.planner.in_flight
             and worker.planner.book.rows.num_free == worker.planner.book.rows.num_rows - 1
             and worker.stats().waiting == 0
@@ -290,6 +306,8 @@ class Cluster:
 
     def _on_gateway(self, message: ToGateway) -> None:
         self.on_message(message)
+        if isinstance(message, Tokens):
+            self.cached |= message.cached
         if isinstance(message, FirstToken | Tokens):
             for piece in message.choices:
                 if isinstance(message, FirstToken):

@@ -87,7 +87,7 @@ class UnifiedWorker:
         self.planner.launch(chunks, decodes)
         for chunk in chunks:
             request = self._requests[chunk.req.request_id, chunk.req.attempt]
-            if chunk.start == 0:
+            if chunk.start == request.num_cached:
                 self._phases.stamp(request, "prefill start")
             if chunk.samples:
                 self._computing.remove(request)
@@ -97,6 +97,9 @@ class UnifiedWorker:
     def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:
         """Appends the tokens to their choices."""
         for req, run in drawn:
+            request = self._requests[req.request_id, req.attempt]
+            if req is request.prompt and len(req.outputs) == req.num_replayed:
+                self.planner.book.keep(req.held, request.cache_key)
             if self._tokens.add(req, run):
                 del self._requests[req.request_id, req.attempt]
 
@@ -124,10 +127,11 @@ class UnifiedWorker:
         """Admits requests, oldest first. A request that does not fit yet holds the later ones back."""
         while self._waiting:
             request = next(iter(self._waiting))
-            if not self.planner.admit(request.reqs, request.assign.num_tokens):
+            if not self.planner.admit(request.reqs, request.assign.num_tokens, key=request.cache_key):
                 return
 
             del self._waiting[request]
+            request.num_cached = request.prompt.held.num_cached
             for req in request.reqs[1:]:
                 if req.finish is not None:  # cancelled while it waited
                     self.planner.release(req)

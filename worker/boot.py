@@ -266,7 +266,13 @@ def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], 
     forward, schedule = open_streams(runner.device, wake)
     staging = CudaStream(torch.cuda.Stream(runner.device)) if is_mirrored else None
     memory = MirroredKv if is_mirrored else PagedKv
-    book = KvBook(size.num_pages, layout.page_size, max_requests=settings.max_running_requests, max_context=longest)
+    book = KvBook(
+        size.num_pages,
+        layout.page_size,
+        max_requests=settings.max_running_requests,
+        max_context=longest,
+        caches=settings.role is not Role.DECODE and not settings.disable_radix_cache,
+    )
     executor = Executor(
         runner,
         memory(layout, size.num_pages, runner.device),

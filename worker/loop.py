@@ -17,7 +17,9 @@ from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
     Assign,
+    CacheFlushed,
     CancelRequest,
+    FlushCache,
     Heartbeat,
     Leaving,
     PeerLost,
@@ -36,6 +38,7 @@ from runtime.log import EventLog, Refusals, get_log
 from runtime.process_life import StopSignal
 from runtime.session import Session, SessionLost, open_envelope
 from scheduler.overlap_loop import OverlapLoop
+from scheduler.planner import Planner
 from worker.requests import Outbox
 
 HEARTBEAT_S = 0.25
@@ -61,6 +64,10 @@ class Core(Protocol):
 
     def step(self) -> bool:
         """One turn; never blocks. False when there was nothing to do."""
+
+    @property
+    def planner(self) -> Planner:
+        """What decides the launches and keeps the books."""
 
     @property
     def busy(self) -> bool:
@@ -245,6 +252,11 @@ class WorkerLoop:
                 joins, self._is_member, self._refusal = not self._is_member, True, ""
                 if joins:
                     self.on_ready()
+            return
+
+        if isinstance(message, FlushCache):
+            self.core.planner.book.flush()
+            self._tell_gateway(CacheFlushed(message.number))
             return
 
         if isinstance(message, PeerLost):

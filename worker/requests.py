@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from protocol.errors import BatonError
 from protocol.messages_gateway import (
@@ -23,7 +24,9 @@ from protocol.messages_gateway import (
 )
 from protocol.messages_handoff import ToDecode, ToPrefill
 from runtime.clock import Clock
+from scheduler.kv_book import CacheKey
 from scheduler.planner import ExtendChunk, Planner, plan_chunks
+from scheduler.prefix_cache import packed
 from scheduler.req import Req, replay_fault, request_fault, transfer_fault
 
 
@@ -34,6 +37,7 @@ class Assigned:
     assign: Assign
     reqs: tuple[Req, ...] = field(init=False)
     stamps: list[Stamp] = field(init=False, default_factory=list)  # for the client, if it asked for a time line
+    num_cached: int = field(init=False, default=0)  # prompt tokens whose KV was in the cache of who computed it
     to_host: bool = field(init=False, default=False)  # the prompt's KV is needed in host memory, to be sent from there
     moments: dict[str, float] = field(init=False, default_factory=dict)  # of this worker's stamps, by their names
 
@@ -70,6 +74,11 @@ class Assigned:
     def prompt(self) -> Req:
         """The first choice. Where the prompt is computed, it holds the prompt's row, pages and progress."""
         return self.reqs[0]
+
+    @cached_property
+    def cache_key(self) -> CacheKey:
+        """The prompt as a cache knows it."""
+        return CacheKey(packed(self.assign.prompt_ids), self.assign.cache_salt)
 
     @property
     def prompt_left(self) -> int:
@@ -180,6 +189,7 @@ class TokenStream:
     def __post_init__(self) -> None:
         self._choices: list[ChoiceTokens] = []
         self._stamps: dict[str, tuple[Stamp, ...]] = {}
+        self._cached: dict[str, int] = {}
 
     def add(self, req: Req, run: tuple[int, ...]) -> bool:
         """Appends what a launch has drawn to the choice `req`. True if the request has ended with it; then all memory
@@ -193,14 +203,17 @@ class TokenStream:
         self._choices.append(ChoiceTokens(req.request_id, req.attempt, req.choice, seq, taken, req.finish or ""))
 
         first = seq - req.num_replayed
+        if first == 0 and (num_cached := self.requests[req.request_id, req.attempt].num_cached):
+            self._cached[req.request_id] = num_cached
         if first < 2:
             for name in filter(None, self.names[first : first + len(taken)]):
                 self.phases.stamp(self.requests[req.request_id, req.attempt], name)
         if req.finish is None:
             return False
 
-        self.planner.release(req)
         request = self.requests[req.request_id, req.attempt]
+        self.planner.keep(req, request.assign.cache_salt)
+        self.planner.release(req)
         if not request.has_ended:
             return False
         self.phases.stamp(request, "decode done")
@@ -210,5 +223,5 @@ class TokenStream:
     def flush(self, outbox: Outbox) -> None:
         """Puts the message into `outbox`, if there are tokens."""
         if self._choices:
-            outbox.gateway.append(Tokens(tuple(self._choices), self._stamps))
-            self._choices, self._stamps = [], {}
+            outbox.gateway.append(Tokens(tuple(self._choices), self._stamps, self._cached))
+            self._choices, self._stamps, self._cached = [], {}, {}

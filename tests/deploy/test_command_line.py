@@ -42,7 +42,7 @@ def test_the_model_needs_no_flag(command: str, typed: str) -> None:
 
 
 def test_a_foreign_flag_that_changes_nothing_is_taken() -> None:
-    typed = "-tp 1 -pp1 --trust-remote-code --data-parallel-size=1 DIR --disable-radix-cache --load-format auto"
+    typed = "-tp 1 -pp1 --trust-remote-code --data-parallel-size=1 DIR --enable-prefix-caching --load-format auto"
     assert parse(["serve", *typed.split()], "1").flags == {"model": "DIR"}
 
 

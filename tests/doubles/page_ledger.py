@@ -1,14 +1,15 @@
 """What must hold of a PageAllocator at any time."""
 
-from scheduler.kv_book import PageAllocator, PageState
+from scheduler.kv_pages import PageAllocator, PageState
 
 
 def check_pages(pages: PageAllocator) -> None:
-    """Asserts that the ledger adds up, and that counts, states, references and the free list agree."""
+    """Asserts that the ledger adds up, and that counts, states, holders and the free list agree."""
     assert sum(pages._count.values()) == pages.num_pages - 1, pages._count
-    assert len(set(pages._free)) == len(pages._free) == pages._count[PageState.FREE]
-    assert 0 not in pages._free
-    assert not [page for page in pages._free if pages._state[page] is not PageState.FREE or pages._refs[page]]
-
-    held = [state is PageState.RESERVED or state is PageState.OWNED for state in pages._state]
-    assert held[1:] == [refs > 0 for refs in pages._refs[1:]]
+    assert sorted(pages._free) == [page for page, state in enumerate(pages._state) if page and not state]
+    for page in range(1, pages.num_pages):
+        state, is_kept, is_held = pages._state[page], pages._is_kept[page], pages._holders[page] > 0
+        assert is_held == (state in (PageState.RESERVED, PageState.OWNED)), page
+        assert is_held or (pages._retired[page] > 0) == (state is PageState.QUARANTINED), page
+        assert is_kept or state is not PageState.CACHED, page
+        assert not is_kept or state not in (PageState.FREE, PageState.RESERVED), page

@@ -110,6 +110,7 @@ class Run:
             streams=self.schedule.streams,
             clock=self._clock,
             wrap=self._encoded,
+            caches=load.caches,
         )
         if self._detector is not None:
             observe(self._detector, self.cluster)
@@ -120,7 +121,14 @@ class Run:
         params, num_replayed = arrival.params, arrival.num_replayed
         with _disable_current_modes():  # what is expected is no access
             replayed = expected(arrival.prompt, params, 0)[0][:num_replayed]
-        self.cluster.assign(arrival.name, list(arrival.prompt), params, arrival.num_choices, replayed=replayed)
+        self.cluster.assign(
+            arrival.name,
+            list(arrival.prompt),
+            params,
+            arrival.num_choices,
+            replayed=replayed,
+            cache_salt=arrival.cache_salt,
+        )
 
     def leave(self, arrival: Arrival) -> None:
         """Its client leaves, or gives up one choice."""

@@ -33,6 +33,7 @@ class Arrival:
     cancel_at: int = NEVER
     cancel_choice: int = -1
     num_replayed: int = 0
+    cache_salt: str = ""
 
     @property
     def num_pages(self) -> int:
@@ -52,12 +53,13 @@ class Workload:
     overlap: bool
     arrivals: tuple[Arrival, ...]
     failing: float = 0.0
+    caches: bool = False
 
     @staticmethod
     def random(seed: int, num_requests: int = 7) -> "Workload":
-        """A small one: a few requests, about a hundred steps. Four kinds take turns."""
+        """A small one: a few requests, about a hundred steps. Five kinds take turns."""
         rng = random.Random(f"workload {seed}")
-        turn, kind = divmod(seed, 4)
+        turn, kind = divmod(seed, 5)
         failing = 0.08 if turn % 2 else 0.0
         if kind == 0:
             return _mixture(rng, num_requests, "1U", failing)
@@ -65,6 +67,8 @@ class Workload:
             return _mixture(rng, num_requests, rng.choice(TOPOLOGIES[1:]), failing)
         if kind == 2:
             return _pressure(rng, num_requests)
+        if kind == 4:
+            return _prefixes(rng, 2 * num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], failing)
         return _mixture(rng, num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], failing, forks=True)
 
     def without_overlap(self) -> "Workload":
@@ -108,6 +112,26 @@ def _pressure(rng: random.Random, num_requests: int) -> Workload:
         overlap=True,
         arrivals=long + short,
     )
+
+
+def _prefixes(rng: random.Random, num_requests: int, topology: str, failing: float) -> Workload:
+    """Prompts of two families, in a pool so small that the cache drops pages all the time. Some come again as a whole,
+    and some ask for a part of the cache of their own."""
+    workload = _mixture(rng, num_requests, topology, failing)
+    families = [tuple(prompt_of(f"{rng.getrandbits(32)}", CONTEXT)) for _ in range(2)]
+
+    arrivals: list[Arrival] = []
+    for arrival in workload.arrivals:
+        start = rng.choice(families)[: rng.randint(1, 30)]
+        prompt = (*start, *arrival.prompt)[: CONTEXT - arrival.params.max_tokens - 1]
+        if arrivals and rng.random() < 0.3:
+            prompt = rng.choice(arrivals).prompt[: len(prompt)]
+        salt, at_step = rng.choice(("", "", "", "salt")), rng.randrange(80)
+        arrivals.append(replace(arrival, prompt=prompt, num_replayed=0, cache_salt=salt, at_step=at_step))
+
+    needed = max(each.num_pages for each in arrivals) + rng.randint(0, CONTEXT)
+    num_pages = 1 + -(-needed // workload.page_size)
+    return replace(workload, arrivals=tuple(arrivals), num_pages=num_pages, caches=True)
 
 
 def _arrival(rng: random.Random, name: str, num_tokens: int = 0, eos: int | None = None, at_most: int = 25) -> Arrival:

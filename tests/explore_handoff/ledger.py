@@ -4,6 +4,7 @@ Pages: free + held + in quarantine = all; no page has two holders, and no page i
 ends of a transfer agree with their requests. clients.py checks tokens, memory.py checks bytes.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import inf
 
@@ -12,7 +13,8 @@ from decode.worker import DecodeWorker
 from gateway.control import Control
 from gateway.membership import Loads, decode_load, prefill_load
 from prefill.worker import PrefillWorker
-from scheduler.kv_book import KvBook, PageState
+from scheduler.kv_book import KvBook
+from scheduler.kv_pages import PageState
 from scheduler.req import Req
 from tests.doubles.page_ledger import check_pages
 from tests.explore_handoff.workers import WorkerProcess
@@ -98,12 +100,13 @@ def _check_memory(book: KvBook, reqs: list[Req]) -> None:
     pages, rows = book.pages, book.rows
     holders = [0] * pages.num_pages
     for req in reqs:
-        for page in req.held.pages if req.holding else ():
+        for page in (*req.held.pages, *req.held.pinned) if req.holding else ():
             holders[page] += 1
-    assert holders == pages._refs, "pages that nobody, or two, hold"
-    retired = [page for entry in book.retired for page in entry.pages]
-    assert all(pages._state[page] is PageState.QUARANTINED for page in retired), "a page is used, and to be reused"
-    assert len(set(retired)) == len(retired) == pages._count[PageState.QUARANTINED], "pages are lost in quarantine"
+    assert holders == pages._holders, "pages that nobody, or two, hold"
+    retired = Counter(page for entry in book.retired for page in entry.pages)
+    assert [retired[page] for page in range(pages.num_pages)] == pages._retired, "pages are lost in quarantine"
+    quarantined = sum(not holders[page] for page in retired)
+    assert quarantined == pages._count[PageState.QUARANTINED], "a page is used, and to be reused"
     assert len(pages._free) == pages._count[PageState.FREE], "pages are free, and not to be had"
     used = [req.held.row for req in reqs if req.holding]
     used += [row for entry in book.retired for row in entry.rows]

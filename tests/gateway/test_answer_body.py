@@ -7,7 +7,7 @@ from gateway.answering import ChunkWriter, ResponseHead
 from gateway.choice_text import Piece
 from gateway.generation import usage_of
 
-USAGE = usage_of(3, 4)
+USAGE = usage_of(3, 4, 2)
 TEXTS = ["first", 'say "hi"\n', "", "\u2028é\x00", "last"]
 
 

@@ -119,8 +119,8 @@ BOOKS = (
     Mutant(
         "a page has one reference too many",
         "PageAllocator.allocate",
-        "self._refs[page] = 1",
-        "self._refs[page] = 2",
+        "self._holders[page] = 1",
+        "self._holders[page] = 2",
         "it never comes back",
         ANY,
     ),

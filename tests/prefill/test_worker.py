@@ -74,7 +74,7 @@ class Sender:
     def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
         self.calls.append(("layer", target.reservation, layer, num_tokens))
 
-    def finish(self, target: Target, first_tokens: tuple[int, ...], stamps: object = ()) -> None:
+    def finish(self, target: Target, first_tokens: tuple[int, ...], stamps: object, num_cached: int) -> None:
         self.calls.append(("finish", target.reservation, first_tokens))
         self.transfers[target].state = TransferState.SENDING
 

@@ -17,15 +17,17 @@ from hypothesis.stateful import (
 )
 
 from protocol.kv_layout import pages_for, pages_for_choices
-from scheduler.kv_book import Holding, KvBook, PageState
+from scheduler.kv_book import CacheKey, Holding, KvBook
+from scheduler.kv_pages import PageState
+from scheduler.prefix_cache import packed
 from tests.doubles.page_ledger import check_pages
 
 PAGE_SIZE = 4
 RESERVED, OWNED = PageState.RESERVED, PageState.OWNED
 
 
-def make_book(num_pages: int = 20, max_requests: int = 5) -> KvBook:
-    return KvBook(num_pages, PAGE_SIZE, max_requests=max_requests, max_context=64)
+def make_book(num_pages: int = 20, max_requests: int = 5, caches: bool = False) -> KvBook:
+    return KvBook(num_pages, PAGE_SIZE, max_requests=max_requests, max_context=64, caches=caches)
 
 
 def admitted(book: KvBook, prompt: int, tokens: int, n: int = 1, state: PageState = OWNED) -> tuple[Holding, ...]:
@@ -49,7 +51,10 @@ class Books(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = make_book()
+        self.book = make_book(caches=True)
+        self.prompts: dict[Holding, tuple[str, tuple[int, ...]]] = {}  # salt and ids
+        self.written: dict[int, tuple[str, tuple[int, ...]]] = {}  # by page: salt, and ids up to its end
+        self.flushed: set[Holding] = set()  # admitted before the newest flush
         self.held: dict[tuple[Holding, ...], PageState] = {}  # by what one admission gave
         self.writers: dict[Holding, Writer] = {}  # the choices of an admission have one transfer
         self.gone: set[Holding] = set()
@@ -63,25 +68,71 @@ class Books(RuleBasedStateMachine):
         return [each for group in self.held for each in group if each not in self.gone]
 
     @rule(
-        prompt=st.integers(1, 17),
+        prompt=st.sampled_from([3, 8, 9, 12, 16, 17]),
+        family=st.integers(1, 2),
+        salt=st.sampled_from(["", "", "a"]),
         outputs=st.integers(0, 9),
-        n=st.integers(1, 3),
-        state=st.sampled_from([RESERVED, OWNED]),
-        writes=st.booleans(),
+        n=st.sampled_from([1, 1, 3]),
+        state=st.sampled_from([OWNED, OWNED, RESERVED]),
     )
-    def admit(self, prompt: int, outputs: int, n: int, state: PageState, writes: bool) -> None:
-        free, rows = self.book.counts().free, self.book.rows.num_free
-        got = self.book.admit(prompt, prompt + outputs, n, state)
-        needed = pages_for_choices(prompt, prompt + outputs, n, PAGE_SIZE)
-        assert (got is not None) == (n <= rows and needed <= free)
-        assert self.book.counts().free == free - (needed if got else 0)
+    def admit(self, prompt: int, family: int, salt: str, outputs: int, n: int, state: PageState) -> None:
+        """Prompts of all families have their first two pages in common."""
+        ids = tuple(0 if index < 8 else family for index in range(prompt))
+        before, rows = self.book.counts(), self.book.rows.num_free
+        assert self.book._cache is not None
+        hit = self.book._cache.match(packed(ids), salt)[: (prompt - 1) // PAGE_SIZE]
+        idle = sum(map(self.book.pages.is_idle, hit))
+
+        got = self.book.admit(prompt, prompt + outputs, n, state, CacheKey(packed(ids), salt))
+        needed = pages_for_choices(prompt, prompt + outputs, n, PAGE_SIZE) - len(hit)
+        room = before.free + before.cached - idle
+        assert (got is not None) == (n <= rows and needed <= room)
+        after = self.book.counts()
+        assert after.free + after.cached == (room - needed if got else before.free + before.cached)
         for holding in got or ():
             self.generations[holding.row] += 1
             assert holding.generation == self.generations[holding.row]
             assert holding.pages[: prompt // PAGE_SIZE] == (got or ())[0].pages[: prompt // PAGE_SIZE]
+            assert holding.pages[: len(hit)] == hit and holding.num_cached == len(hit) * PAGE_SIZE < prompt
+            self.prompts[holding] = salt, ids
         if got:
             self.held[got] = state
-            self.writers |= dict.fromkeys(got, Writer(writes))
+            for index, page in enumerate(hit):
+                assert self.written[page] == (salt, ids[: (index + 1) * PAGE_SIZE]), "it holds the KV of other tokens"
+            self.allocated(got[0].pages[len(hit) :])
+
+    def allocated(self, pages: list[int]) -> None:
+        """What was written to these pages is lost."""
+        for page in pages:
+            self.written.pop(page, None)
+
+    @precondition(lambda self: OWNED in self.held.values())
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        """The KV of a prompt is written, and its pages are kept."""
+        group = data.draw(st.sampled_from([group for group, state in self.held.items() if state is OWNED]))
+        holding, cached = group[0], self.book.counts().cached
+        if holding in self.gone:
+            return
+        salt, ids = self.prompts[holding]
+        for index in range(holding.num_cached // PAGE_SIZE, len(ids) // PAGE_SIZE):
+            self.written[holding.pages[index]] = salt, ids[: (index + 1) * PAGE_SIZE]
+        assert self.book._cache is not None
+        before = self.book._cache.num_pages
+        self.book.keep(holding, CacheKey(packed(ids), salt))
+        assert holding not in self.flushed or self.book._cache.num_pages == before, "it began before the flush"
+        found = self.book._cache.match(packed(ids), salt)
+        assert holding in self.flushed or len(found) == len(ids) // PAGE_SIZE
+        for index, page in enumerate(found):
+            assert self.written[page] == (salt, ids[: (index + 1) * PAGE_SIZE])
+            assert holding in self.flushed or self.book.pages._holders[page], "a page of its path may leave"
+        assert self.book.counts().cached <= cached
+
+    @rule()
+    def flush(self) -> None:
+        self.book.flush()
+        self.flushed.update(self.holdings)
+        assert self.book.counts().cached == 0
 
     @precondition(lambda self: RESERVED in self.held.values())
     @rule(data=st.data())
@@ -95,12 +146,13 @@ class Books(RuleBasedStateMachine):
     def grow(self, data: st.DataObject, tokens: int) -> None:
         groups = [group for group, state in self.held.items() if state is OWNED]
         holding = data.draw(st.sampled_from([each for each in self.holdings if any(each in group for group in groups)]))
-        before, free = list(holding.pages), self.book.counts().free
+        before, free = list(holding.pages), self.book.counts().free + self.book.counts().cached
         missing = max(0, pages_for(tokens, PAGE_SIZE) - len(before))
         added = self.book.grow(holding, tokens)
         assert (added is None) == (missing > free)
         assert holding.pages == before + (added or [])
         assert added is None or len(added) == missing
+        self.allocated(added or [])
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -140,12 +192,17 @@ class Books(RuleBasedStateMachine):
     @invariant()
     def ledger(self) -> None:
         check_pages(self.book.pages)
-        holders = Counter(page for holding in self.holdings for page in holding.pages)
-        assert [holders[page] for page in range(20)] == self.book.pages._refs
+        holders = Counter(page for holding in self.holdings for page in (*holding.pages, *holding.pinned))
+        assert [holders[page] for page in range(20)] == self.book.pages._holders
         counts = self.book.counts()
-        assert counts.total == counts.free + counts.owned + counts.reserved + counts.quarantined == 19
+        assert counts.total == counts.free + counts.cached + counts.owned + counts.reserved + counts.quarantined == 19
         waiting = [each for group, state in self.held.items() if state is RESERVED for each in group]
-        reserved = {page for holding in waiting if holding not in self.gone for page in holding.pages}
+        reserved = {
+            page
+            for holding in waiting
+            if holding not in self.gone
+            for page in holding.pages[holding.num_cached // PAGE_SIZE :]
+        }
         assert counts.reserved == len(reserved)
         assert counts.owned == len(holders) - counts.reserved
 
@@ -157,6 +214,7 @@ class Books(RuleBasedStateMachine):
         ]
         touched = {page for holding, _ in waits for page in holding.pages}
         assert not touched & set(self.book.pages._free)
+        assert not any(map(self.book.pages.is_idle, touched))
         assert len(rows) == len(self.holdings)
         rows_waiting = {holding.row for holding, ticket, _ in self.in_use if ticket > self.over}
         assert not (rows | rows_waiting) & set(self.book.rows._free)
@@ -281,4 +339,56 @@ def test_landed_kv_is_owned_once_however_many_choices_share_it() -> None:
 
 
 def test_the_book_against_the_model() -> None:
-    check_state_machine(Books, settings=settings(max_examples=60, stateful_step_count=40))
+    check_state_machine(Books, settings=settings(max_examples=200, stateful_step_count=40))
+
+
+def prompt_of(family: int, num_tokens: int) -> CacheKey:
+    return CacheKey(packed([family] * num_tokens), "")
+
+
+def kept(book: KvBook, family: int, num_tokens: int) -> Holding:
+    """A holding whose prompt of one token many times is in the cache."""
+    found = book.admit(num_tokens, num_tokens, 1, OWNED, prompt_of(family, num_tokens))
+    assert found is not None
+    book.keep(found[0], prompt_of(family, num_tokens))
+    return found[0]
+
+
+def test_pages_that_a_request_reads_are_not_dropped() -> None:
+    book = make_book(num_pages=6, caches=True)
+    kept(book, 1, 9)  # 3 pages, used longest ago, and still held
+    other = kept(book, 2, 8)
+    book.release(other)
+    assert (book.counts().free, book.counts().cached) == (0, 2)
+    assert sorted(kept(book, 3, 8).pages) == sorted(other.pages)
+    assert book.admit(9, 9, 1, OWNED, prompt_of(1, 9)) is None, "its last page is its own"
+
+
+def test_an_admission_that_fails_drops_and_pins_nothing() -> None:
+    book = make_book(num_pages=6, caches=True)
+    admitted(book, 8, 8)
+    book.release(kept(book, 1, 8))
+    before = book.counts()
+    assert book.admit(20, 20, 1, OWNED, prompt_of(1, 20)) is None
+    assert (before.cached, book.counts()) == (2, before)
+
+
+def test_keeping_twice_pins_once() -> None:
+    book = make_book(caches=True)
+    first, second = (admitted(book, 8, 12)[0] for _ in range(2))
+    for holding in (first, second, second):
+        book.keep(holding, prompt_of(1, 8))
+    assert second.pinned == first.pages[:2]
+    for holding in (first, second):
+        book.release(holding)
+    assert (book.counts().cached, book.counts().free) == (2, 17)
+
+
+def test_a_conversation_adds_its_outputs() -> None:
+    book = make_book(caches=True)
+    (holding,) = admitted(book, 5, 13)
+    book.keep(holding, prompt_of(1, 5))
+    book.keep(holding, prompt_of(1, 13))
+    book.release(holding)
+    found = book.admit(14, 14, 1, OWNED, prompt_of(1, 14))
+    assert found is not None and found[0].num_cached == 12

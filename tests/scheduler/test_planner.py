@@ -61,7 +61,7 @@ def test_a_chunk_draws_choices_and_those_without_a_row_are_drawn_at_the_prompts(
         (second.row, second.generation, 1),
         (first.row, first.generation, 2),
     ]
-    assert chunk.to_host and chunk.end == 5
+    assert chunk.host_from == 0 and chunk.end == 5
     assert [req.num_sampled for req in reqs] == [1, 1, 1]
 
 

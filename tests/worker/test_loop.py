@@ -33,6 +33,7 @@ from protocol.messages_gateway import (
 from runtime.bus import Dealer, Router, Wake
 from runtime.process_life import StopSignal
 from runtime.session import Envelope, Session, open_envelope
+from scheduler.planner import Planner
 from tests.doubles.clock import VirtualClock
 from tests.runtime.rebinding import bound_again
 from worker.loop import JOIN_DEADLINE_S, PeerLink, WorkerBroken, WorkerLoop
@@ -57,6 +58,10 @@ class Core:
 
     def reset(self) -> None:
         self.num_resets += 1
+
+    @property
+    def planner(self) -> Planner:
+        raise AssertionError("no test flushes its cache")
 
     def step(self) -> bool:
         self._on_step()

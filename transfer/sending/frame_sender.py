@@ -120,11 +120,13 @@ class FrameSender:
                 self._peers[target.peer.instance].push(transfer, frame)
             self._pump(target.peer.instance)
 
-    def finish(self, target: Target, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...] = ()) -> None:
+    def finish(
+        self, target: Target, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...] = (), num_cached: int = 0
+    ) -> None:
         """Every layer is ready in full. The last frame follows the KV frames, if there are any."""
         transfer = self._transfers.get(target)
         if transfer is not None:
-            self._peers[target.peer.instance].push(transfer, transfer.finish(first_tokens, stamps))
+            self._peers[target.peer.instance].push(transfer, transfer.finish(first_tokens, stamps, num_cached))
             self._pump(target.peer.instance)
 
     def cancel(self, target: Target) -> None:

@@ -39,6 +39,7 @@ class LastFrame:
 
     first_tokens: tuple[int, ...]
     stamps: tuple[Stamp, ...]
+    num_cached: int
 
 
 Frame = KvFrame | LastFrame
@@ -84,12 +85,12 @@ class SendTransfer:
         self._ready_pages[layer] = end
         return frames_of(self._layout, layer, start, end, self._num_tokens, self._frame_bytes)
 
-    def finish(self, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...]) -> LastFrame:
+    def finish(self, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...], num_cached: int) -> LastFrame:
         """The last frame. Every layer must be ready in full."""
         total = len(self.source_pages)
         assert all(ready == total for ready in self._ready_pages), (self._ready_pages, total)
         self.move(TransferState.SENDING)
-        return LastFrame(first_tokens, stamps)
+        return LastFrame(first_tokens, stamps, num_cached)
 
     def move(self, state: TransferState) -> None:
         """Advances the state machine."""
@@ -151,7 +152,8 @@ class SendTransfer:
 
     def last_payload(self, frame: LastFrame) -> bytes:
         """Payload of the last frame, once every KV frame has been sent."""
-        return LAST_MESSAGE.encode(LastMessage(frame.first_tokens, self.num_sent, self._digest, frame.stamps))
+        told = LastMessage(frame.first_tokens, self.num_sent, self._digest, frame.stamps, frame.num_cached)
+        return LAST_MESSAGE.encode(told)
 
     def sent(self, header: FrameHeader) -> None:
         """The frame with this sealed header has left."""

@@ -26,7 +26,7 @@ def test_the_last_frame_announces_what_was_sent() -> None:
         header = transfer.header(frame, sender_instance=3)
         assert (header.sequence, header.reservation, header.attempt) == (index, 4, 2)
         transfer.sent(header._replace(checksum=2**63 + index))
-    last = transfer.finish((11, 12), ())
+    last = transfer.finish((11, 12), (), 0)
     said = LAST_MESSAGE.decode(transfer.last_payload(last))
     assert transfer.payload_bytes(last) == len(transfer.last_payload(last))
     assert (said.first_tokens, said.num_frames) == ((11, 12), len(frames))
@@ -40,14 +40,14 @@ def test_finish_needs_every_layer() -> None:
     transfer = opened()
     list(transfer.layer_ready(0, 6))
     with pytest.raises(AssertionError):
-        transfer.finish((1,), ())
+        transfer.finish((1,), (), 0)
 
 
 def test_nothing_follows_the_last_frame() -> None:
     transfer, _ = computed()
-    transfer.finish((1,), ())
+    transfer.finish((1,), (), 0)
     with pytest.raises(AssertionError, match="illegal move SENDING -> SENDING"):
-        transfer.finish((1,), ())
+        transfer.finish((1,), (), 0)
     with pytest.raises(AssertionError, match="the last frame is queued"):
         transfer.layer_ready(0, 6)
 
@@ -135,7 +135,7 @@ def test_a_slow_link_gives_a_computed_prompt_its_turn_before_a_younger_one() -> 
     for layer in range(LAYOUT.num_layers):  # both in one launch; of each layer, one frame of the two gets away
         assert ready(queue, old, layer) == ready(queue, young, layer) == 1
         leave()
-    queue.push(old, old.finish((1,), ()))
+    queue.push(old, old.finish((1,), (), 0))
     leave()
     assert left == [old] * (LAYOUT.num_layers + 1), "nothing of the old one is left when its last frame is made"
     assert len(queue) == LAYOUT.num_layers

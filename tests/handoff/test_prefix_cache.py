@@ -1,0 +1,169 @@
+"""Prompts that begin the same way: the same tokens as without a cache, and less to compute. The model hashes the KV
+that it reads, so a wrong page changes every token after it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from scheduler.executor import Executor
+from scheduler.plan import Operation, Outcome, Plan
+from scheduler.planner import Executes
+from tests.cluster import Cluster
+from tests.decode.driving import expect_exact, expect_rest, greedy, make_cluster, prompt_of
+
+PAGE = 4
+SYSTEM = prompt_of("system", 40)
+
+
+class Computed:
+    """Counts the prompt tokens that executors are told to compute."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+
+    def wrap(self, executor: Executor) -> Executes:
+        """Counts for one more executor."""
+        return Counted(self, executor)
+
+    def during(self, act: Callable[[], object]) -> int:
+        """The prompt tokens computed while `act` runs."""
+        before = self.num_tokens
+        act()
+        return self.num_tokens - before
+
+
+@dataclass
+class Counted:
+    """Passes operations on to an executor."""
+
+    computed: Computed
+    executor: Executor
+
+    def submit(self, operation: Operation) -> None:
+        if isinstance(operation, Plan):
+            self.computed.num_tokens += sum(len(chunk.ids) for chunk in operation.chunks)
+        self.executor.submit(operation)
+
+    def poll(self) -> Sequence[Outcome]:
+        return self.executor.poll()
+
+
+@pytest.fixture(params=["1P1D", "1U", "1P1D-mirrored", "1P1D-serial", "1P1D-small-pages-at-decode"])
+def served(request: pytest.FixtureRequest) -> tuple[Cluster, Computed]:
+    topology, _, kind = request.param.partition("-")
+    kinds: dict[str, dict[str, Any]] = {
+        "": {},
+        "mirrored": {"mirrored": True},
+        "serial": {"overlap": False},
+        "small-pages-at-decode": {"decode_page_size": 2},
+    }
+    computed = Computed()
+    return make_cluster(topology, caches=True, wrap=computed.wrap, **kinds[kind]), computed
+
+
+def serve(cluster: Cluster, name: str, prompt: list[int], max_tokens: int = 6, n: int = 1, **more: Any) -> list[int]:
+    """Serves one request to its end, checks its tokens, and returns those of its first choice."""
+    cluster.assign(name, prompt, greedy(max_tokens), n, **more)
+    cluster.run()
+    expect_exact(cluster, name, prompt, greedy(max_tokens), n)
+    return cluster.answers[name, 0].ids
+
+
+def test_the_second_prompt_computes_only_what_is_new(served: tuple[Cluster, Computed]) -> None:
+    cluster, computed = served
+    assert computed.during(lambda: serve(cluster, "a", [*SYSTEM, 1, 2, 3])) == 43
+    assert computed.during(lambda: serve(cluster, "b", [*SYSTEM, 4, 5, 6])) == 3
+    assert cluster.cached == {"b": 40}
+
+
+def test_many_at_once_share_what_one_has_computed(served: tuple[Cluster, Computed]) -> None:
+    cluster, computed = served
+    serve(cluster, "first", SYSTEM)
+    prompts = {f"r{index}": SYSTEM + prompt_of(f"r{index}", index % 9 + 1) for index in range(20)}
+
+    def load() -> None:
+        for index, (name, prompt) in enumerate(prompts.items()):
+            cluster.assign(name, prompt, greedy(4), index % 3 + 1)
+        cluster.run()
+
+    assert computed.during(load) == sum(len(prompt) - 40 for prompt in prompts.values())
+    for index, (name, prompt) in enumerate(prompts.items()):
+        expect_exact(cluster, name, prompt, greedy(4), index % 3 + 1)
+    assert cluster.cached == dict.fromkeys(prompts, 40)
+
+
+@pytest.mark.parametrize("length,cached", [(39, 36), (40, 36), (41, 40)])
+def test_the_last_token_is_always_computed(served: tuple[Cluster, Computed], length: int, cached: int) -> None:
+    cluster, computed = served
+    prompt = prompt_of("x", 60)
+    serve(cluster, "a", prompt)
+    serve(cluster, "b", prompt[:length])
+    assert cluster.cached == {"b": cached}
+    assert computed.num_tokens == 60 + length - cached
+
+
+def test_salts_share_nothing(served: tuple[Cluster, Computed]) -> None:
+    cluster, _ = served
+    serve(cluster, "a", SYSTEM, cache_salt="one")
+    serve(cluster, "b", SYSTEM, cache_salt="two")
+    serve(cluster, "c", SYSTEM)
+    assert cluster.cached == {}
+    serve(cluster, "d", SYSTEM, cache_salt="two")
+    assert cluster.cached == {"d": 36}
+
+
+def test_a_pool_that_is_full_of_cached_pages_takes_every_prompt(served: tuple[Cluster, Computed]) -> None:
+    cluster, _ = served
+    for index in range(40):  # 40 x 15 pages, and the pool has 255
+        serve(cluster, f"r{index}", SYSTEM[: index % 5 * 8] + prompt_of(f"r{index}", 56 - index % 5 * 8))
+    cluster.check()
+    assert all(worker.planner.book.counts().free < 255 for worker in cluster.computing)
+
+
+def test_prompts_that_are_computed_at_the_same_time_keep_one_copy(served: tuple[Cluster, Computed]) -> None:
+    cluster, computed = served
+    for name in "abc":
+        cluster.assign(name, [*SYSTEM, ord(name)], greedy(5))
+    cluster.run()
+    for name in "abc":
+        expect_exact(cluster, name, [*SYSTEM, ord(name)], greedy(5))
+    assert computed.num_tokens == 3 * 41 and cluster.cached == {}
+    worker = cluster.computing[0]
+    assert worker.planner.book.counts().cached in (10, 11 + 2), "10 pages of the prompt; a unified worker keeps outputs"
+
+
+def test_work_begun_before_a_flush_is_not_cached(served: tuple[Cluster, Computed]) -> None:
+    cluster, _ = served
+    worker = cluster.computing[0]
+    serve(cluster, "before", SYSTEM)
+    cluster.assign("a", SYSTEM, greedy(5))
+    cluster.run(until=lambda: bool(worker.planner.in_flight))
+    worker.planner.book.flush()
+    cluster.run()
+    expect_exact(cluster, "a", SYSTEM, greedy(5))
+    assert worker.planner.book.counts().cached == 0
+    expect_rest(cluster)
+
+
+def test_a_request_that_was_cancelled_adds_nothing_wrong(served: tuple[Cluster, Computed]) -> None:
+    cluster, _ = served
+    worker = cluster.computing[0]
+    cluster.assign("a", SYSTEM, greedy(5))
+    cluster.run(until=lambda: bool(worker.planner.in_flight))
+    cluster.cancel("a")
+    serve(cluster, "b", SYSTEM)
+    serve(cluster, "c", [*SYSTEM, 7])
+    assert cluster.cached["c"] == 40
+
+
+def test_a_conversation_computes_only_its_last_turn_in_one_process() -> None:
+    computed = Computed()
+    cluster = make_cluster("1U", caches=True, wrap=computed.wrap)
+    history = list(SYSTEM)
+    for turn in range(5):
+        history += prompt_of(f"turn{turn}", 6)
+        history += serve(cluster, f"t{turn}", history, max_tokens=8)
+    # Each turn computes its 6 tokens, the last output, whose KV nobody wrote, and a page that was not full.
+    assert computed.num_tokens <= 40 + 5 * (6 + 1 + PAGE - 1)
