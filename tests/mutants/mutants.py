@@ -1,7 +1,8 @@
-"""Sabotages of one place each, as data: of the scheduler here; of books, roles, handoff and devices in files beside."""
+"""Sabotages of one place each, as data: of the scheduler here; books, caches, roles, handoff and devices have files."""
 
 from tests.mutants.mutant import ANY, OVERTAKING, Mutant
 from tests.mutants.mutants_of_books import BOOKS
+from tests.mutants.mutants_of_caches import CACHES
 from tests.mutants.mutants_of_devices import DEVICES
 from tests.mutants.mutants_of_handoff import HANDOFF
 from tests.mutants.mutants_of_roles import ROLES
@@ -314,6 +315,7 @@ MUTANTS = (
         ANY,
     ),
     *BOOKS,
+    *CACHES,
     *ROLES,
     *HANDOFF,
     *DEVICES,
