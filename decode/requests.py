@@ -143,7 +143,7 @@ class Requests:
     def _reserve(self, request: DecodeRequest, now: float) -> bool:
         assign, planner, peer = request.assign, self._planner, self._peers.by_instance[request.prefill.instance]
         if request.moves_kv:
-            if not planner.admit(request.reqs, assign.num_tokens, PageState.RESERVED):
+            if not planner.admit(request.reqs, request.prompt_len, PageState.RESERVED, grows=True):
                 return False
             prompt_pages = request.prompt.held.pages[: planner.layout.num_pages(request.prompt_len)]
             transfer = self._receiver.reserve(

@@ -148,6 +148,9 @@ class DecodeWorker:
 
     def launch(self) -> bool:
         """Launches the choices that decode, which PREBUILT batches have joined."""
+        for req in self.planner.make_room():
+            if self._tokens.give_way(req):
+                self._requests.by_key.pop((req.request_id, req.attempt)).move(DecodeState.FINISHED)
         decodes = self.planner.decodes()
         if decodes:
             self.planner.launch(decodes=decodes)

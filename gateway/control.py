@@ -27,6 +27,7 @@ from protocol.messages_gateway import (
     Refused,
     Register,
     RequestFailed,
+    Retracted,
     Role,
     ToGateway,
     Tokens,
@@ -51,7 +52,7 @@ FLUSH_S = 10.0  # for all workers to answer
 log = get_log("gateway.control")
 
 
-Report = FirstToken | Tokens | RequestFailed | CacheFlushed
+Report = FirstToken | Tokens | RequestFailed | Retracted | CacheFlushed
 
 
 class ControlSocket:
@@ -254,6 +255,9 @@ class Control:
         """A member tells about requests, or answers."""
         if isinstance(message, RequestFailed):
             self.dispatch.on_failed(identity, message)
+            return
+        if isinstance(message, Retracted):
+            self.dispatch.on_retracted(identity, message)
             return
         if isinstance(message, CacheFlushed):
             self._flushes.answered(message.number, identity)

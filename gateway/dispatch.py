@@ -4,7 +4,7 @@ A thin loop around membership.py, requests.py and `final_error`. The caller repo
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.membership import Loads, Membership, Pair, Pairer, WorkerKey, decode_load, prefill_load
@@ -15,12 +15,21 @@ from protocol.errors import (
     InternalError,
     LaunchFailed,
     LayoutMismatch,
+    Retraction,
     Unavailable,
     WireError,
     WorkerLost,
     error_from_code,
 )
-from protocol.messages_gateway import CancelRequest, ChoiceTokens, FinishReason, RequestFailed, Stamp, ToWorker
+from protocol.messages_gateway import (
+    CancelRequest,
+    ChoiceTokens,
+    FinishReason,
+    RequestFailed,
+    Retracted,
+    Stamp,
+    ToWorker,
+)
 from runtime.clock import Clock
 from runtime.log import Refusals, get_log
 from runtime.settings import Pairing
@@ -48,7 +57,7 @@ class Stranded:
     heard, or when the attempt failed if none was lost."""
 
     record: RequestRecord
-    choices: range
+    choices: Sequence[int]
     error: BatonError
     since: float
 
@@ -119,7 +128,7 @@ class Dispatch:
                 return
             record.choices[choice].close()
             for attempt in list(record.attempts.values()):
-                if choice in attempt.choices:
+                if choice in attempt.running:
                     self._cancel_attempt(record, attempt, choice)
             if not record.is_done:
                 return
@@ -179,7 +188,7 @@ class Dispatch:
         """Keeps the outputs of the attempt's choices, and retries what is missing."""
         self._end_attempt(record, attempt)
         if isinstance(error, LaunchFailed):
-            for number in attempt.choices:
+            for number in attempt.running:
                 record.choices[number].num_launch_failures += 1
 
         # Choices wait from when their lost worker was last heard, else from now.
@@ -188,13 +197,13 @@ class Dispatch:
         if may_go_on(error) and not isinstance(error, WorkerLost):
             record.avoided.update(attempt.workers)
 
-        ended = record.finish_what_ends(attempt.choices)
+        ended = record.finish_what_ends(attempt.running)
         if record.is_done:
             self._forget(record)
         for delivery in ended:
             record.listener.on_tokens(delivery)
 
-        self._go_on(Stranded(record, attempt.choices, error, since))
+        self._go_on(Stranded(record, attempt.running, error, since))
 
     def _go_on(self, stranded: Stranded) -> None:
         """Gives stranded choices to other workers, keeps them waiting for some, or ends the request."""
@@ -272,8 +281,24 @@ class Dispatch:
         if found is not None:
             self._attempt_failed(*found, error_from_code(message.code, message.message))
 
+    def on_retracted(self, identity: bytes, message: Retracted) -> None:
+        """The worker at `identity` has no memory for a choice any more. It begins again where there is room."""
+        found = self._attempt_of(identity, message)
+        if found is None:
+            return
+        record, attempt = found
+        if message.choice not in attempt.running or record.choices[message.choice].closed:
+            return
+
+        attempt.retracted.add(message.choice)
+        if record.has_ended(attempt):
+            self._end_attempt(record, attempt)
+        record.choices[message.choice].num_attempts -= 1  # nothing has failed
+        error = Retraction(f"{attempt.decode.worker_id} had no memory for it any more")
+        self._go_on(Stranded(record, [message.choice], error, self._clock.now()))
+
     def _attempt_of(
-        self, identity: bytes, message: ChoiceTokens | RequestFailed
+        self, identity: bytes, message: ChoiceTokens | RequestFailed | Retracted
     ) -> tuple[RequestRecord, Attempt] | None:
         """The running attempt that a message reports on. None if it is over or was given to other workers."""
         found = self.requests.reported(message)

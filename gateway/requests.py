@@ -16,6 +16,7 @@ from protocol.messages_gateway import (
     ChoiceTokens,
     FinishReason,
     RequestFailed,
+    Retracted,
     Stamp,
     WorkerAddress,
     finish_reason,
@@ -114,10 +115,16 @@ class Attempt:
     decode: WorkerKey
     prefill: WorkerKey | None
     on_prefill: bool = True  # its first token has not arrived
+    retracted: set[int] = field(default_factory=set)  # choices that gave way; later attempts have them
     identities: tuple[bytes, ...] = field(init=False)  # routing ids of its workers, compared at every token
 
     def __post_init__(self) -> None:
         self.identities = tuple(key.identity for key in self.workers)
+
+    @property
+    def running(self) -> list[int]:
+        """Its choices, without those that gave way."""
+        return [choice for choice in self.choices if choice not in self.retracted]
 
     @property
     def workers(self) -> tuple[WorkerKey, ...]:
@@ -155,12 +162,14 @@ class RequestRecord:
 
     def has_ended(self, attempt: Attempt) -> bool:
         """Whether all choices of an attempt are closed."""
-        return all(self.choices[number].closed for number in attempt.choices)
+        return all(self.choices[number].closed for number in attempt.running)
 
     def accept(self, attempt: Attempt, news: ChoiceTokens) -> Delivery | None:
         """What is new in a message of a running attempt. WireError if the message is invalid."""
         if news.choice not in attempt.choices:
             raise WireError(f"choice {news.choice}, expected one of the attempt: {list(attempt.choices)}")
+        if news.choice in attempt.retracted:  # a first token from prefill, which came late
+            return None
         token_ids, finish = self.choices[news.choice].accept(news)
         return Delivery(self.first_choice + news.choice, token_ids, finish) if token_ids or finish is not None else None
 
@@ -261,7 +270,7 @@ class Requests:
         """A request in flight."""
         return self._records.get(request_id)
 
-    def reported(self, message: ChoiceTokens | RequestFailed) -> tuple[RequestRecord, Attempt] | None:
+    def reported(self, message: ChoiceTokens | RequestFailed | Retracted) -> tuple[RequestRecord, Attempt] | None:
         """The request and the running attempt that a worker reports on. If they are over, the message is dropped."""
         record = self._records.get(message.request_id)
         attempt = record.attempts.get(message.attempt) if record is not None else None

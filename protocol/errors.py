@@ -67,6 +67,12 @@ class WorkerLost(Unavailable):
     code = "worker_lost"
 
 
+class Retraction(Unavailable):
+    """A worker had no memory for a choice any more. The choice begins again, with its outputs."""
+
+    code = "retracted"
+
+
 class KvNotDelivered(Unavailable):
     """The KV of a request did not arrive complete and in time. Another attempt may succeed."""
 

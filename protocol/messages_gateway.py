@@ -319,6 +319,16 @@ class PeerLost(Message):
 
 
 @dataclass(frozen=True)
+class Retracted(Message):
+    """Sent by the decode or unified worker after a choice's last Tokens: it has no memory for more. The gateway begins
+    the choice again, with its outputs, where there is room."""
+
+    request_id: Id
+    attempt: Int
+    choice: Int
+
+
+@dataclass(frozen=True)
 class FlushCache(Message):
     """Forget the KV of earlier prompts. Answered with CacheFlushed."""
 
@@ -332,12 +342,12 @@ class CacheFlushed(Message):
     number: Count
 
 
-ToGateway = Register | Heartbeat | FirstToken | Tokens | RequestFailed | Leaving | CacheFlushed
+ToGateway = Register | Heartbeat | FirstToken | Tokens | RequestFailed | Retracted | Leaving | CacheFlushed
 ToWorker = Welcome | Refused | RegisterAgain | Assign | CancelRequest | PeerLost | FlushCache
 
 TO_GATEWAY: Boundary[ToGateway] = Boundary(
     "worker to gateway",
-    (Register, Heartbeat, FirstToken, Tokens, RequestFailed, Leaving, CacheFlushed),
+    (Register, Heartbeat, FirstToken, Tokens, RequestFailed, Retracted, Leaving, CacheFlushed),
     max_bytes=4 * 1024 * 1024,
 )
 TO_WORKER: Boundary[ToWorker] = Boundary(

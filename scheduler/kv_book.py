@@ -24,6 +24,7 @@ class Holding:
     row: int
     generation: int  # of the row
     pages: list[int]
+    max_pages: int  # that it may grow to
     num_cached: int = 0  # tokens whose KV was in the cache
     flushes: int = 0  # of the cache, before it was admitted
     pinned: list[int] = field(default_factory=list)  # cached pages that it does not read, before those that it added
@@ -63,14 +64,23 @@ class CacheKey:
 class KvBook:
     """Rows for `max_requests` choices of up to `max_context` tokens, over `num_pages` pages of `page_size` tokens.
 
-    `num_pages` counts page 0. `caches`: KV stays for prompts that begin the same way,
+    `num_pages` counts page 0. `margin`: for so many more tokens of each context there is room when another is admitted;
+    it is counted, not set aside. `caches`: KV stays for prompts that begin the same way,
     until somebody needs its pages.
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, *, max_requests: int, max_context: int, caches: bool = False
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        max_requests: int,
+        max_context: int,
+        margin: int = 0,
+        caches: bool = False,
     ) -> None:
         self.page_size = page_size
+        self.margin = margin
         self.max_requests = max_requests
         self.max_pages = pages_for(max_context, page_size)  # of one context
         self.pages = PageAllocator(num_pages)
@@ -78,6 +88,7 @@ class KvBook:
         self.retired: list[Retired] = []  # oldest first
         self._cache = PrefixCache(page_size, self.pages.is_idle) if caches else None
         self._flushes = 0
+        self._claimed = 0  # pages of the margins of all holdings
         self._held: dict[int, Holding] = {}  # by row
         self.newest_ticket = 0  # of the forwards and copies sent
         self._completed_ticket = 0
@@ -99,8 +110,11 @@ class KvBook:
         num_choices: int,
         state: PageState = PageState.OWNED,
         key: CacheKey | None = None,
+        max_tokens: int = 0,
     ) -> tuple[Holding, ...] | None:
         """A holding for `num_tokens` tokens per choice, or None when too few rows or pages are free.
+
+        A context may grow to `max_tokens` tokens. Unless nobody holds anything, the margins of all must fit too.
 
         The choices share the prompt's full pages, the first of which hold KV already if the cache has them.
         """
@@ -108,8 +122,13 @@ class KvBook:
             return None
         cached = self._find(key, prompt_len)
         self.pages.share(cached)  # before others are dropped
-        self._drop(pages_for_choices(prompt_len, num_tokens, num_choices, self.page_size) - len(cached))
-        choices = allocate_choices(self.pages, cached, prompt_len, num_tokens, num_choices, self.page_size, state)
+        needed = pages_for_choices(prompt_len, num_tokens, num_choices, self.page_size) - len(cached)
+        max_pages = pages_for(max(num_tokens, max_tokens), self.page_size)
+        margins = num_choices * self._claim(pages_for(num_tokens, self.page_size), max_pages)
+        choices = None
+        if not self._held or needed + margins + self._claimed <= self.pages.num_free + self.pages.num_cached:
+            self._drop(needed)
+            choices = allocate_choices(self.pages, cached, prompt_len, num_tokens, num_choices, self.page_size, state)
         if choices is None:
             self.pages.retire(cached)
             self.pages.reuse(cached)
@@ -120,8 +139,9 @@ class KvBook:
             assert len(pages) <= self.max_pages, "the caller checks never_fits"
             row = self.rows.allocate()
             num_cached = len(cached) * self.page_size
-            holdings.append(Holding(row, self.rows.generation(row), pages, num_cached, self._flushes))
+            holdings.append(Holding(row, self.rows.generation(row), pages, max_pages, num_cached, self._flushes))
         self._held.update((holding.row, holding) for holding in holdings)
+        self._claimed += margins
         return tuple(holdings)
 
     def _find(self, key: CacheKey | None, prompt_len: int) -> list[int]:
@@ -180,8 +200,21 @@ class KvBook:
         self._drop(missing)
         added = self.pages.allocate(missing)
         if added is not None:
+            self._claimed -= self._claim(len(holding.pages), holding.max_pages)
             holding.pages.extend(added)
+            self._claimed += self._claim(len(holding.pages), holding.max_pages)
         return added
+
+    def _claim(self, num_pages: int, max_pages: int) -> int:
+        """The pages of a context's margin: fewer near its end."""
+        return max(0, min(pages_for(self.margin, self.page_size), max_pages - num_pages))
+
+    @property
+    def num_coming(self) -> int:
+        """Pages that are free once the launches and copies in flight are over."""
+        return self.pages.num_quarantined(
+            {page for each in self.retired if each.is_over(self.newest_ticket) for page in each.pages}
+        )
 
     def release(self, holding: Holding, is_read: IsRead | None = None) -> None:
         """Gives back a row and one reference to each of its pages. A second call does nothing.
@@ -192,6 +225,7 @@ class KvBook:
         if self._held.get(holding.row) is not holding:
             return
         del self._held[holding.row]
+        self._claimed -= self._claim(len(holding.pages), holding.max_pages)
         newest = self.newest_ticket
         self.retired.append(Retired(newest, None, rows=[holding.row]))
         pages = [*holding.pages, *holding.pinned]

@@ -13,7 +13,7 @@ Pages of the n choices of one prompt:
     choice c   [same, shared     ][a copy of it ][own output pages]
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from protocol.kv_layout import full_pages, pages_for, pages_for_choices
@@ -54,6 +54,14 @@ class PageAllocator:
     def num_cached(self) -> int:
         """Pages that the cache can drop now."""
         return self._count[PageState.CACHED]
+
+    def num_own(self, pages: Sequence[int]) -> int:
+        """How many of these pages have one holder only."""
+        return sum(self._holders[page] == 1 for page in pages)
+
+    def num_quarantined(self, pages: Iterable[int]) -> int:
+        """How many of these pages nobody holds any more."""
+        return sum(self._state[page] is PageState.QUARANTINED for page in pages)
 
     def is_idle(self, page: int) -> bool:
         """Whether the cache can drop this page now."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.kv_layout import KvLayout
+from scheduler.growth import Growth
 from scheduler.kv_book import CacheKey, Holding, IsRead, KvBook
 from scheduler.kv_pages import PageState, partial_page_copies
 from scheduler.plan import (
@@ -93,6 +94,7 @@ class Planner:
         self._drawing: tuple[Sequence[Owner], list[Req | None]] = (), []
         self._decoding: tuple[Req, ...] = ()  # as the executor has them since the last plan, in its order
         self._rows: dict[Req, int] = {}  # of those that decode
+        self._growth = Growth(book)
         self._joining: list[Req] = []  # they decode from the next plan on
         self._grants: list[Grant] = []  # for the next plan
         self._copies: set[int] = set()  # tickets
@@ -100,13 +102,23 @@ class Planner:
     # ---- memory ----
 
     def admit(
-        self, reqs: Sequence[Req], num_tokens: int, state: PageState = PageState.OWNED, key: CacheKey | None = None
+        self,
+        reqs: Sequence[Req],
+        num_tokens: int,
+        state: PageState = PageState.OWNED,
+        key: CacheKey | None = None,
+        *,
+        grows: bool = False,
     ) -> bool:
-        """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: no room.
+        """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: no room, or others wait for
+        a page.
 
-        `key`: the first choice computes the prompt, but not what the cache has of it.
+        `key`: the first choice computes the prompt, but not what the cache has of it. `grows`: they decode here.
         """
-        holdings = self.book.admit(reqs[0].prompt_len, num_tokens, len(reqs), state, key)
+        if self._growth.short:
+            return False
+        longest = reqs[0].longest if grows else 0
+        holdings = self.book.admit(reqs[0].prompt_len, num_tokens, len(reqs), state, key, longest)
         if holdings is None:
             return False
         reqs[0].num_computed = holdings[0].num_cached
@@ -184,11 +196,26 @@ class Planner:
         The KV of each is written by what was submitted before, up to its last token.
         """
         self._joining += reqs
+        for req in reqs:
+            if req.holding is not None:
+                self._growth.watch(req)
+
+    def make_room(self) -> list[Req]:
+        """Adds the pages that the next launch needs. Returns the choices that give way, because there are too few.
+
+        A choice that gets none, and does not give way, sits out a launch.
+        """
+        for req in self._growth.make_room():
+            self._grant(req.held)
+            if req not in self._rows and req not in self._joining:
+                self._joining.append(req)
+        return self._growth.victims((*self._decoding, *self._joining))
 
     def go_on(self, req: Req) -> None:
         """Lets a choice decode again for which a launch has drawn nothing. It may have left already."""
         if req not in self._decoding and req not in self._joining:
             self._joining.append(req)
+            self._growth.watch(req)
 
     @property
     def num_going_on(self) -> int:
@@ -201,6 +228,9 @@ class Planner:
         The order is the executor's.
         """
         going_on = [req for req in self._decoding if req.finish is None and req.num_sampled < req.sampling.max_tokens]
+        if self._growth.short:
+            going_on = [req for req in going_on if req not in self._growth.short]
+            self._joining = [req for req in self._joining if req not in self._growth.short]
         if self._joining:  # some may have ended, or never had more than one output
             self._joining = [req for req in self._joining if req.finish is None and req.num_left > 0]
         if len(going_on) == len(self._decoding) and not self._joining:
@@ -237,6 +267,8 @@ class Planner:
                 req.num_sampled += 1
         for req in decodes:
             req.num_sampled += 1
+        if decodes:
+            self._growth.launched()
 
         self.num_launches += 1
         launched = Launched(plan.ticket, tuple(chunks), decodes)

@@ -57,6 +57,11 @@ class Req:
         return self.sampling.max_tokens - self.num_sampled
 
     @property
+    def longest(self) -> int:
+        """Tokens of KV at its end: all but the last output, which no launch reads."""
+        return self.prompt_len - self.num_replayed + self.sampling.max_tokens - 1
+
+    @property
     def held(self) -> Holding:
         """Its row and pages, between admission and release."""
         assert self.holding is not None, f"choice {self.choice} of {self.request_id} holds no row and no pages"

@@ -4,8 +4,9 @@ There is no gateway process. The cluster does the gateway's work: it assigns req
 (attempt, seq), and cancels. It has no sockets, no HTTP and no text.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from decode.worker import DecodeWorker
 from model.mirrored_kv import MirroredKv
@@ -20,6 +21,7 @@ from protocol.messages_gateway import (
     PeerLost,
     RankEndpoint,
     RequestFailed,
+    Retracted,
     SamplingParams,
     ToGateway,
     Tokens,
@@ -84,6 +86,7 @@ class Cluster:
         streams: Callable[[], tuple[Stream, Stream]] | None = None,
         wrap: Callable[[Executor], Executes] = lambda executor: executor,
         caches: bool = False,
+        margin: int = 0,
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -95,7 +98,9 @@ class Cluster:
         self.decodes: dict[int, DecodeWorker] = {}
         self.unifieds: list[UnifiedWorker] = []
         self.addresses: dict[int, WorkerAddress] = {}
-        self.assigned: dict[str, Worker] = {}
+        self.attempts: dict[str, list[tuple[Worker, Assign]]] = {}  # of each request
+        self.cancelled: defaultdict[str, set[int]] = defaultdict(set)  # choices
+        self.num_retracted = 0
         self.on_message: Callable[[ToGateway], None] = lambda message: None
         self._next = 0
         self._clock = clock or MonotonicClock()
@@ -109,7 +114,9 @@ class Cluster:
             forward, schedule = open_streams(device, wake=lambda: None) if streams is None else streams()
             staging = open_streams(device, wake=lambda: None)[0] if mirrored and streams is None else None
             longest = max_context or runner.config.context_length
-            book = KvBook(num_pages, page_size, max_requests=max_requests, max_context=longest, caches=caches)
+            book = KvBook(
+                num_pages, page_size, max_requests=max_requests, max_context=longest, margin=margin, caches=caches
+            )
             executor = Executor(
                 runner,
                 (MirroredKv if mirrored else PagedKv)(layout, num_pages, device),
@@ -198,17 +205,8 @@ class Cluster:
         cache_salt: str = "",
     ) -> None:
         """Round robin over pairs. `replayed` are outputs that its one choice has already."""
-        self._next += 1
         for choice in range(first_choice, first_choice + n):
             self.answers[request_id, choice] = Answer(dict(enumerate(replayed)))
-        prefill = None
-        worker: Worker
-        if self.unifieds:
-            worker = self.unifieds[self._next % len(self.unifieds)]
-        else:
-            worker = list(self.decodes.values())[self._next % len(self.decodes)]
-            prefill = self.addresses[list(self.prefills)[(self._next // 2) % len(self.prefills)]]
-        self.assigned[request_id] = worker
         context = (*prompt, *replayed)
         assign = Assign(
             request_id,
@@ -216,16 +214,50 @@ class Cluster:
             context,
             sampling,
             n,
-            prefill,
+            None,
             first_choice=first_choice,
             num_replayed=len(replayed),
             cache_salt=cache_salt,
         )
-        worker.on_gateway(assign)
+        self.attempts[request_id] = []
+        self._assign(assign)
+
+    def _assign(self, assign: Assign) -> None:
+        self._next += 1
+        prefill = None
+        worker: Worker
+        if self.unifieds:
+            worker = self.unifieds[self._next % len(self.unifieds)]
+        else:
+            worker = list(self.decodes.values())[self._next % len(self.decodes)]
+            prefill = self.addresses[list(self.prefills)[(self._next // 2) % len(self.prefills)]]
+        self.attempts[assign.request_id].append((worker, assign))
+        worker.on_gateway(replace(assign, prefill=prefill))
+
+    def _begin_again(self, message: Retracted) -> None:
+        """A choice goes on in an attempt of its own, unless its client has left."""
+        attempts, request_id, choice = self.attempts[message.request_id], message.request_id, message.choice
+        self.num_retracted += 1
+        if choice in self.cancelled[request_id] or -1 in self.cancelled[request_id]:
+            return
+        first, outputs = attempts[0][1], self.answers[request_id, choice].ids
+        prompt = first.prompt_ids[: len(first.prompt_ids) - first.num_replayed]
+        again = replace(
+            first,
+            attempt=len(attempts),
+            prompt_ids=(*prompt, *outputs),
+            num_choices=1,
+            first_choice=choice,
+            num_replayed=len(outputs),
+        )
+        self._assign(again)
 
     def cancel(self, request_id: str, choice: int = -1) -> None:
         """A client leaves."""
-        self.assigned[request_id].on_gateway(CancelRequest(request_id, 0, choice))
+        self.cancelled[request_id].add(choice)
+        for worker, assign in self.attempts[request_id]:
+            if choice in (-1, *range(assign.first_choice, assign.first_choice + assign.num_choices)):
+                worker.on_gateway(CancelRequest(request_id, assign.attempt, choice))
 
     def lose_prefill(self, instance: int) -> None:
         """The gateway declares a prefill worker lost; it is not stepped any more."""
@@ -313,6 +345,10 @@ class Cluster:
                 if isinstance(message, FirstToken):
                     self.first_tokens.add((piece.request_id, piece.choice))
                 self.answers[piece.request_id, piece.choice].take(piece)
+        elif isinstance(message, Retracted):
+            self._begin_again(message)
         elif isinstance(message, RequestFailed):
-            assert message.request_id not in self.failures, "a request fails once"
-            self.failures[message.request_id] = message
+            attempts = self.attempts[message.request_id]
+            assert message.request_id not in self.failures or len(attempts) > 1, "an attempt fails once"
+            self.failures.setdefault(message.request_id, message)
+            self.cancel(message.request_id)

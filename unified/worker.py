@@ -79,6 +79,9 @@ class UnifiedWorker:
 
         Choices whose last chunk is launched decode from the next launch on. The device relays their first tokens.
         """
+        for req in self.planner.make_room():
+            if self._tokens.give_way(req):
+                del self._requests[req.request_id, req.attempt]
         decodes = self.planner.decodes()
         chunks = next_chunks(self._computing, self._chunk_size, len(decodes))
         if not chunks and not decodes:
@@ -127,7 +130,7 @@ class UnifiedWorker:
         """Admits requests, oldest first. A request that does not fit yet holds the later ones back."""
         while self._waiting:
             request = next(iter(self._waiting))
-            if not self.planner.admit(request.reqs, request.assign.num_tokens, key=request.cache_key):
+            if not self.planner.admit(request.reqs, request.prompt_len, key=request.cache_key, grows=True):
                 return
 
             del self._waiting[request]

@@ -16,6 +16,7 @@ from protocol.messages_gateway import (
     ChoiceTokens,
     FinishReason,
     RequestFailed,
+    Retracted,
     Stamp,
     TimeSpread,
     ToGateway,
@@ -190,6 +191,7 @@ class TokenStream:
         self._choices: list[ChoiceTokens] = []
         self._stamps: dict[str, tuple[Stamp, ...]] = {}
         self._cached: dict[str, int] = {}
+        self._retracted: list[Retracted] = []
 
     def add(self, req: Req, run: tuple[int, ...]) -> bool:
         """Appends what a launch has drawn to the choice `req`. True if the request has ended with it; then all memory
@@ -220,8 +222,17 @@ class TokenStream:
         self._stamps[req.request_id] = tuple(request.stamps)
         return True
 
+    def give_way(self, req: Req) -> bool:
+        """Ends a choice here: it has no memory, and the gateway begins it again. True if the request has ended."""
+        self._retracted.append(Retracted(req.request_id, req.attempt, req.choice))
+        req.finish = FinishReason.CANCELLED
+        self.planner.release(req)
+        return self.requests[req.request_id, req.attempt].has_ended
+
     def flush(self, outbox: Outbox) -> None:
-        """Puts the message into `outbox`, if there are tokens."""
+        """Puts the messages into `outbox`: a choice's tokens before it gives way."""
         if self._choices:
             outbox.gateway.append(Tokens(tuple(self._choices), self._stamps, self._cached))
             self._choices, self._stamps, self._cached = [], {}, {}
+        outbox.gateway += self._retracted
+        self._retracted = []

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from model.inputs import ModelInput
+from protocol.messages_gateway import CancelRequest
 from tests.cluster import Cluster
 from tests.decode.driving import (
     VOCAB,
@@ -120,9 +121,8 @@ def test_cancel_after_the_end_and_of_what_never_was() -> None:
     with_company(cluster)
     cluster.run()
     cluster.cancel("victim")
-    cluster.assigned["nobody"] = next(iter(cluster.decodes.values()))
-    cluster.cancel("nobody")
-    cluster.cancel("nobody", 3)
+    for choice in (-1, 3):
+        next(iter(cluster.decodes.values())).on_gateway(CancelRequest("nobody", 0, choice))
     expect_company(cluster)
     expect_rest(cluster)
 

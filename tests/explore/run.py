@@ -111,6 +111,7 @@ class Run:
             clock=self._clock,
             wrap=self._encoded,
             caches=load.caches,
+            margin=load.margin,
         )
         if self._detector is not None:
             observe(self._detector, self.cluster)

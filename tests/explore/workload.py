@@ -54,12 +54,13 @@ class Workload:
     arrivals: tuple[Arrival, ...]
     failing: float = 0.0
     caches: bool = False
+    margin: int = 0
 
     @staticmethod
     def random(seed: int, num_requests: int = 7) -> "Workload":
-        """A small one: a few requests, about a hundred steps. Five kinds take turns."""
+        """A small one: a few requests, about a hundred steps. Six kinds take turns."""
         rng = random.Random(f"workload {seed}")
-        turn, kind = divmod(seed, 5)
+        turn, kind = divmod(seed, 6)
         failing = 0.08 if turn % 2 else 0.0
         if kind == 0:
             return _mixture(rng, num_requests, "1U", failing)
@@ -69,6 +70,8 @@ class Workload:
             return _pressure(rng, num_requests)
         if kind == 4:
             return _prefixes(rng, 2 * num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], failing)
+        if kind == 5:
+            return _starved(rng, num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], failing)
         return _mixture(rng, num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], failing, forks=True)
 
     def without_overlap(self) -> "Workload":
@@ -132,6 +135,21 @@ def _prefixes(rng: random.Random, num_requests: int, topology: str, failing: flo
     needed = max(each.num_pages for each in arrivals) + rng.randint(0, CONTEXT)
     num_pages = 1 + -(-needed // workload.page_size)
     return replace(workload, arrivals=tuple(arrivals), num_pages=num_pages, caches=True)
+
+
+def _starved(rng: random.Random, num_requests: int, topology: str, failing: float) -> Workload:
+    """Requests that grow, in a pool that holds hardly more than the largest of them: most have to give way."""
+    workload = _mixture(rng, num_requests, topology, failing)
+    arrivals: list[Arrival] = []
+    for arrival in workload.arrivals:
+        params = replace(arrival.params, max_tokens=rng.randint(10, 30))
+        prompt = arrival.prompt[: CONTEXT - params.max_tokens - 1]
+        arrivals.append(replace(arrival, prompt=prompt, params=params, num_replayed=0, at_step=rng.randrange(8)))
+
+    needed = max(each.num_pages for each in arrivals) + rng.randint(0, 12)
+    num_pages = 2 + -(-needed // workload.page_size)
+    margin, caches = rng.choice((0, 0, 2, 8)), rng.random() < 0.3
+    return replace(workload, arrivals=tuple(arrivals), num_pages=num_pages, margin=margin, caches=caches)
 
 
 def _arrival(rng: random.Random, name: str, num_tokens: int = 0, eos: int | None = None, at_most: int = 25) -> Arrival:

@@ -1,0 +1,92 @@
+"""Pages for contexts that grow: who needs some for the next token, and who gives way when there are none.
+
+    join --watch--> due in the launch whose token does not fit --make_room--> grown, or short
+                    ^------------------------------------------- grown ------'         |
+                                                  short: sits out until pages are free, or it gives way
+
+A choice that decodes writes one token a launch. So the launch in which its pages run out is known when it gets them,
+and no other launch looks at it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from scheduler.kv_book import KvBook
+from scheduler.req import Req
+
+GROWTH_TOKENS: Final = 16  # taken at a time where pages are smaller; else every launch would change many page tables
+
+
+class Growth:
+    """Watches the choices that decode."""
+
+    def __init__(self, book: KvBook) -> None:
+        self.short: list[Req] = []  # those without a page for their next token, the longest waiting first
+        self._book = book
+        self._num_launches = 0
+        self._due: dict[int, list[Req]] = {}  # by the launch whose token does not fit
+
+    def watch(self, req: Req) -> None:
+        """It decodes in the next launch, if it has a page for that."""
+        self._due.setdefault(self._num_launches + self._room(req), []).append(req)
+
+    def launched(self) -> None:
+        """Everybody who decodes has written one more token."""
+        self._num_launches += 1
+
+    def make_room(self) -> list[Req]:
+        """Adds pages to whoever needs some for the next launch, and returns those who got them."""
+        waiting = [*self.short, *self._due.pop(self._num_launches, ())]
+        self.short = []
+        grown: list[Req] = []
+        for req in waiting:
+            if req.holding is None or req.finish is not None or req.num_left <= 0:
+                continue
+            if self._room(req) > 0:  # a launch has drawn nothing for it
+                self.watch(req)
+            elif self._grow(req):
+                self.watch(req)
+                grown.append(req)
+            else:
+                self.short.append(req)
+        return grown
+
+    def victims(self, decoding: Iterable[Req]) -> list[Req]:
+        """Who gives way so that the short ones can go on: of all who decode and are short, never all of them."""
+        if not self.short:
+            return []
+        candidates = {req: None for req in (*decoding, *self.short) if req.holding and req.finish is None}
+        missing = len(self.short) - self._book.num_coming
+        return give_way(list(candidates), missing, self._book.pages.num_own, self._book.margin)
+
+    def _room(self, req: Req) -> int:
+        """Tokens that still fit into its pages."""
+        return len(req.held.pages) * self._book.page_size - req.num_written
+
+    def _grow(self, req: Req) -> bool:
+        """Takes a few pages at once, if there are as many."""
+        tokens = (min(req.num_written + GROWTH_TOKENS, req.longest), req.num_written + 1)
+        return any(self._book.grow(req.held, num_tokens) is not None for num_tokens in tokens)
+
+
+def give_way(
+    candidates: Sequence[Req], missing: int, num_own: Callable[[Sequence[int]], int], margin: int
+) -> list[Req]:
+    """Those who give way so that at least `missing` pages come free. `num_own`: how many pages nobody else holds.
+
+    The fewest outputs first, among equals the youngest; never the last one. One that began again gives way only when
+    nobody else is left, until it has run `margin` tokens.
+    """
+
+    def rank(place: int) -> tuple[bool, int, int]:
+        req = candidates[place]
+        num_new = req.num_sampled - req.num_replayed
+        return bool(req.num_replayed) and num_new < margin, len(req.outputs), -place
+
+    chosen: list[Req] = []
+    for place in sorted(range(len(candidates)), key=rank)[:-1]:
+        if missing <= 0:
+            break
+        chosen.append(candidates[place])
+        missing -= num_own(candidates[place].held.pages)
+    return chosen

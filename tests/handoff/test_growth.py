@@ -1,0 +1,59 @@
+"""Contexts that grow in pools too small for all of them: every answer is exact, nobody starves, nothing is lost."""
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.decode.driving import expect_exact, expect_rest, greedy, make_cluster, prompt_of
+
+SHAPES = [("1P1D", 4), ("1U", 4), ("1P1D", 1), ("2P2D", 4), ("1U", 1)]
+
+
+def load(cluster: Cluster, lengths: dict[str, tuple[int, int, int]]) -> None:
+    """Serves requests of (prompt tokens, outputs, choices) all at once, and checks their answers."""
+    for name, (num_prompt, num_outputs, n) in lengths.items():
+        cluster.assign(name, prompt_of(name, num_prompt), greedy(num_outputs), n)
+    cluster.run()
+    for name, (num_prompt, num_outputs, n) in lengths.items():
+        expect_exact(cluster, name, prompt_of(name, num_prompt), greedy(num_outputs), n)
+    expect_rest(cluster)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("topology,page_size", SHAPES)
+def test_a_pool_of_a_quarter_of_the_load(topology: str, page_size: int, overlap: bool) -> None:
+    num_pages = 1 + 160 // page_size  # tokens, for 8 requests of 80
+    cluster = make_cluster(topology, page_size=page_size, num_pages=num_pages, overlap=overlap)
+    load(cluster, {f"r{index}": (20, 60, 1) for index in range(8)})
+    assert cluster.num_retracted > 0, "the pool is too large to show anything"
+
+
+@pytest.mark.parametrize("topology,page_size", SHAPES)
+def test_choices_of_one_prompt_give_way_one_by_one(topology: str, page_size: int) -> None:
+    cluster = make_cluster(topology, page_size=page_size, num_pages=1 + 200 // page_size)
+    load(cluster, {f"r{index}": (9 + index, 40, 3) for index in range(6)})
+    assert cluster.num_retracted > 0
+
+
+@pytest.mark.parametrize("caches", [True, False])
+def test_a_margin_makes_those_who_wait_wait_and_nobody_give_way(caches: bool) -> None:
+    cluster = make_cluster("1U", page_size=4, num_pages=1 + 40, margin=60, caches=caches)
+    load(cluster, {f"r{index}": (20, 60, 1) for index in range(8)})
+    assert cluster.num_retracted == 0
+
+
+def test_one_request_may_fill_the_whole_pool() -> None:
+    cluster = make_cluster("1P1D", page_size=4, num_pages=1 + 20)
+    load(cluster, {"a": (20, 61, 1), "b": (20, 61, 1)})
+
+
+def test_short_answers_leave_room_for_more_than_their_limits_would() -> None:
+    """Six chats that may take all of the pool run at once, as they end early."""
+    cluster = make_cluster("1U", page_size=4, num_pages=1 + 64, margin=16)
+    (worker,) = cluster.unifieds
+    for index in range(6):
+        cluster.assign(f"r{index}", prompt_of(f"r{index}", 20), greedy(200))
+    cluster.run(until=lambda: worker.planner.num_going_on >= 4)
+    for index in range(6):
+        cluster.cancel(f"r{index}")
+    cluster.run()
+    expect_rest(cluster)
