@@ -87,7 +87,6 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     ),
     _flag("--kv-cache-memory-bytes", "it counts bytes; --max-total-tokens counts the tokens of KV"),
     _flag("--num-gpu-blocks-override", "it counts pages; --max-total-tokens counts the tokens in them"),
-    _flag("--num-reserved-decode-tokens", "a request reserves pages for its prompt and all of its max_tokens"),
     _flag("--swap-space", "KV is never moved out to host memory", "0"),
     _flag("--cpu-offload-gb", "weights stay where the worker computes", "0"),
     _flag("--max-queued-requests", "--max-choices-in-flight limits what waits and what is being answered, together"),

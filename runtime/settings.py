@@ -151,6 +151,8 @@ class WorkerSettings(ProcessSettings):
         aliases=("max-num-seqs",))] = 64
     chunked_prefill_size: Annotated[NotNegative, _memory(
         "prompt tokens in one prefill step; 0 takes whole prompts")] = 2048
+    num_reserved_decode_tokens: Annotated[NotNegative, _memory(
+        "tokens that each running request has room for when another one is admitted, at most 1/16 of KV memory")] = 512
     disable_radix_cache: Annotated[bool, _memory(
         "compute every prompt as a whole, also if an earlier one began like it",
         aliases=("no-enable-prefix-caching",))] = False
