@@ -52,10 +52,11 @@ MOVES: Mapping[DecodeState, frozenset[DecodeState]] = {
 
 @dataclass(eq=False)
 class DecodeRequest(Assigned):
-    """Its choices hold rows and pages once it is reserved. `reservation` is sent to prefill."""
+    """Its choices hold rows and pages once it is reserved. `reservation` is sent to prefill; before, it is 0."""
 
     prefill: WorkerAddress
-    reservation: int
+    order: int  # of arrival
+    reservation: int = 0
     state: DecodeState = DecodeState.WAITING
     transfers: tuple[ReceiveTransfer, ...] = ()  # one for each rank, once it is reserved; none if no KV is to arrive
     pages_in_place: tuple[int, ...] | None = None  # the prompt's pages, if prefill may write them in place
@@ -103,6 +104,7 @@ class Requests:
         self._receiver = receiver
         self._peers = peers
         self._numbers = count(reservations_from)
+        self._arrivals = count()
         self._lines: dict[int, OrderedDict[DecodeRequest, None]] = {}  # by prefill instance
         self.by_reservation: dict[int, DecodeRequest] = {}  # those whose KV is on its way
         self.late: Deadlines[DecodeRequest] = Deadlines()  # those with a reservation
@@ -110,8 +112,11 @@ class Requests:
 
     def add(self, assign: Assign, prefill: WorkerAddress) -> DecodeRequest:
         """A new request, which waits for its turn."""
-        request = self.by_key[assign.key] = DecodeRequest(assign, prefill, next(self._numbers))
-        self._lines.setdefault(prefill.instance, OrderedDict())[request] = None
+        request = self.by_key[assign.key] = DecodeRequest(assign, prefill, next(self._arrivals))
+        line = self._lines.setdefault(prefill.instance, OrderedDict())
+        line[request] = None
+        if assign.resumes:
+            line.move_to_end(request, last=False)
         return request
 
     def depending_on(self, instance: int) -> list[DecodeRequest]:
@@ -138,13 +143,14 @@ class Requests:
     def _next(self) -> DecodeRequest | None:
         """The oldest request whose prefill worker takes jobs. Looks only at the first in each worker's line."""
         firsts = [next(iter(line)) for instance, line in self._lines.items() if self._peers.takes_jobs(instance)]
-        return min(firsts, key=lambda first: first.reservation, default=None)
+        return min(firsts, key=lambda first: (not first.assign.resumes, first.order), default=None)
 
     def _reserve(self, request: DecodeRequest, now: float) -> bool:
         assign, planner, peer = request.assign, self._planner, self._peers.by_instance[request.prefill.instance]
+        if request.moves_kv and not planner.admit(request.reqs, request.prompt_len, PageState.RESERVED, grows=True):
+            return False
+        request.reservation = next(self._numbers)  # prefill takes jobs in this order only
         if request.moves_kv:
-            if not planner.admit(request.reqs, request.prompt_len, PageState.RESERVED, grows=True):
-                return False
             prompt_pages = request.prompt.held.pages[: planner.layout.num_pages(request.prompt_len)]
             transfer = self._receiver.reserve(
                 request.reservation,

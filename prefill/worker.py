@@ -219,6 +219,8 @@ class PrefillWorker:
         self._jobs[instance, message.reservation] = job
         self._job_of.update(dict.fromkeys(job.reqs, job))
         self._waiting[job] = None
+        if assign.resumes:
+            self._waiting.move_to_end(job, last=False)
         self._phases.stamp(job, "job received")
 
     def _on_end(self, instance: int, message: CancelJob | KvDelivered) -> None:

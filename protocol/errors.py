@@ -6,6 +6,7 @@
     ├── Overloaded            a queue or a limit is full; try again                 HTTP 429
     ├── Unavailable           no healthy worker can take or finish the request      HTTP 503
     │   ├── WorkerLost        the worker that had the request is gone               HTTP 503
+    │   ├── Retraction        it had to give way, because KV memory is full         HTTP 503
     │   └── KvNotDelivered    its KV did not arrive at the decode worker            HTTP 503
     ├── ConfigError           a flag, environment variable or config file is wrong  (exit status 2)
     │   └── AddressInUse      another process listens where this one should         (exit status 2)

@@ -283,6 +283,7 @@ class Assign(Message):
     timeline: Flag = False  # collect stamps
     first_choice: Count = 0
     num_replayed: Count = 0
+    resumes: Flag = False  # it had to give way, and comes before those that have not begun
     cache_salt: Text = ""  # requests with different salts share no KV
 
     @property

@@ -249,13 +249,14 @@ class Cluster:
             num_choices=1,
             first_choice=choice,
             num_replayed=len(outputs),
+            resumes=True,
         )
         self._assign(again)
 
     def cancel(self, request_id: str, choice: int = -1) -> None:
         """A client leaves."""
         self.cancelled[request_id].add(choice)
-        for worker, assign in self.attempts[request_id]:
+        for worker, assign in self.attempts.get(request_id, ()):
             if choice in (-1, *range(assign.first_choice, assign.first_choice + assign.num_choices)):
                 worker.on_gateway(CancelRequest(request_id, assign.attempt, choice))
 
@@ -348,7 +349,7 @@ class Cluster:
         elif isinstance(message, Retracted):
             self._begin_again(message)
         elif isinstance(message, RequestFailed):
-            attempts = self.attempts[message.request_id]
-            assert message.request_id not in self.failures or len(attempts) > 1, "an attempt fails once"
+            attempts = self.attempts.get(message.request_id, [])
+            assert message.request_id not in self.failures or len(attempts) > 1, "a request fails once"
             self.failures.setdefault(message.request_id, message)
             self.cancel(message.request_id)

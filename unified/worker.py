@@ -124,6 +124,8 @@ class UnifiedWorker:
 
         request = self._requests[assign.key] = Assigned(assign)
         self._waiting[request] = None
+        if assign.resumes:
+            self._waiting.move_to_end(request, last=False)
         self._phases.stamp(request, "queued")
 
     def _admit(self) -> None:

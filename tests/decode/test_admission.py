@@ -39,7 +39,7 @@ class ByScanning(Requests):
     def admit(self, now: float) -> list[DecodeRequest]:
         admitted: list[DecodeRequest] = []
         waiting = [request for line in self._lines.values() for request in line]
-        for request in sorted(waiting, key=lambda each: each.reservation):
+        for request in sorted(waiting, key=lambda each: each.order):
             if not self._peers.takes_jobs(request.prefill.instance):
                 continue  # who lacks job credit lets others pass
             if not self._reserve(request, now):
@@ -66,7 +66,7 @@ class World:
         if name == "assign":
             assign = Assign(f"r{number}", 0, (1,) * (1 + size), greedy(1 + size % 30), 1 + number % 4, prefill)
             request = self.requests.add(assign, prefill)
-            self.all[request.reservation] = request
+            self.all[request.order] = request
         elif name == "accept":
             self.peers.greet(prefill)
             if (peer := self.peers.by_instance.get(prefill.instance)) is not None and not peer.accepted:
@@ -74,9 +74,9 @@ class World:
         elif name == "lose":
             self.peers.lose(prefill.instance)
         elif name == "admit":
-            self.admitted += [request.reservation for request in self.requests.admit(now=0.0)]
+            self.admitted += [request.order for request in self.requests.admit(now=0.0)]
         elif self.all:
-            request = self.all[1 + number % len(self.all)]
+            request = self.all[number % len(self.all)]
             if name == "credit":
                 if (peer := self.peers.by_instance.get(request.prefill.instance)) is not None:
                     peer.settle(request.reservation)

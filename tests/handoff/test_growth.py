@@ -44,6 +44,7 @@ def test_a_margin_makes_those_who_wait_wait_and_nobody_give_way(caches: bool) ->
 def test_one_request_may_fill_the_whole_pool() -> None:
     cluster = make_cluster("1P1D", page_size=4, num_pages=1 + 20)
     load(cluster, {"a": (20, 61, 1), "b": (20, 61, 1)})
+    assert len(cluster.answers["b", 0].ids) == 61
 
 
 def test_short_answers_leave_room_for_more_than_their_limits_would() -> None:

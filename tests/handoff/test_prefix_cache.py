@@ -57,7 +57,7 @@ def served(request: pytest.FixtureRequest) -> tuple[Cluster, Computed]:
         "": {},
         "mirrored": {"mirrored": True},
         "serial": {"overlap": False},
-        "small-pages-at-decode": {"decode_page_size": 2},
+        "small-pages-at-decode": {"decode_page_size": 2, "num_pages": 512},
     }
     computed = Computed()
     return make_cluster(topology, caches=True, wrap=computed.wrap, **kinds[kind]), computed
@@ -81,7 +81,7 @@ def test_the_second_prompt_computes_only_what_is_new(served: tuple[Cluster, Comp
 def test_many_at_once_share_what_one_has_computed(served: tuple[Cluster, Computed]) -> None:
     cluster, computed = served
     serve(cluster, "first", SYSTEM)
-    prompts = {f"r{index}": SYSTEM + prompt_of(f"r{index}", index % 9 + 1) for index in range(20)}
+    prompts = {f"r{index}": SYSTEM + prompt_of(f"r{index}", index % 9 + 1) for index in range(12)}
 
     def load() -> None:
         for index, (name, prompt) in enumerate(prompts.items()):
@@ -119,7 +119,7 @@ def test_a_pool_that_is_full_of_cached_pages_takes_every_prompt(served: tuple[Cl
     for index in range(40):  # 40 x 15 pages, and the pool has 255
         serve(cluster, f"r{index}", SYSTEM[: index % 5 * 8] + prompt_of(f"r{index}", 56 - index % 5 * 8))
     cluster.check()
-    assert all(worker.planner.book.counts().free < 255 for worker in cluster.computing)
+    assert all(worker.planner.book.counts().cached > 200 for worker in cluster.computing)
 
 
 def test_prompts_that_are_computed_at_the_same_time_keep_one_copy(served: tuple[Cluster, Computed]) -> None:

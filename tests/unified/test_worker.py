@@ -132,8 +132,8 @@ def test_full_prompt_pages_are_counted_once() -> None:
     worker = unified(cluster)
     cluster.assign("victim", VICTIM, PARAMS, 3)
     cluster.step()
-    # 33 + 12 - 1 tokens are 11 pages; 8 of them are full prompt pages, which the other two choices share.
-    assert worker.planner.book.pages.counts().owned == 11 + 2 * 3
+    # 33 tokens are 9 pages; 8 of them are full prompt pages, which the other two choices share.
+    assert worker.planner.book.pages.counts().owned == 9 + 2
     cluster.run()
     expect_exact(cluster, "victim", VICTIM, PARAMS, 3)
     expect_rest(cluster)
