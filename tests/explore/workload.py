@@ -35,10 +35,10 @@ class Arrival:
     num_replayed: int = 0
     cache_salt: str = ""
 
-    @property
-    def num_pages(self) -> int:
-        """At page size 1; an upper bound of what it needs."""
-        return pages_for_choices(len(self.prompt), len(self.prompt) + self.params.max_tokens, self.num_choices, 1)
+    def num_pages(self, page_size: int = 1) -> int:
+        """An upper bound of what it needs."""
+        most = len(self.prompt) + self.params.max_tokens
+        return pages_for_choices(len(self.prompt), most, self.num_choices, page_size)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _pressure(rng: random.Random, num_requests: int) -> Workload:
     short = tuple(_arrival(rng, f"{rng.getrandbits(32)}", num_tokens=9, eos=60) for _ in range(num_requests - 2))
     long = tuple(replace(each, cancel_at=NEVER, num_choices=1) for each in long)
     page_size = rng.choice((1, 4))
-    needed = sum(each.num_pages for each in long) + max((each.num_pages for each in short), default=0)
+    needed = sum(each.num_pages() for each in long) + max((each.num_pages() for each in short), default=0)
     return Workload(
         topology=rng.choice(TOPOLOGIES[1:]),
         page_size=page_size,
@@ -132,8 +132,8 @@ def _prefixes(rng: random.Random, num_requests: int, topology: str, failing: flo
         salt, at_step = rng.choice(("", "", "", "salt")), rng.randrange(80)
         arrivals.append(replace(arrival, prompt=prompt, num_replayed=0, cache_salt=salt, at_step=at_step))
 
-    needed = max(each.num_pages for each in arrivals) + rng.randint(0, CONTEXT)
-    num_pages = 1 + -(-needed // workload.page_size)
+    largest = max(each.num_pages(workload.page_size) for each in arrivals)
+    num_pages = 1 + largest + rng.randint(0, CONTEXT // workload.page_size)
     return replace(workload, arrivals=tuple(arrivals), num_pages=num_pages, caches=True)
 
 
@@ -146,8 +146,8 @@ def _starved(rng: random.Random, num_requests: int, topology: str, failing: floa
         prompt = arrival.prompt[: CONTEXT - params.max_tokens - 1]
         arrivals.append(replace(arrival, prompt=prompt, params=params, num_replayed=0, at_step=rng.randrange(8)))
 
-    needed = max(each.num_pages for each in arrivals) + rng.randint(0, 12)
-    num_pages = 2 + -(-needed // workload.page_size)
+    largest = max(each.num_pages(workload.page_size) for each in arrivals)
+    num_pages = 1 + largest + rng.randint(0, 12 // workload.page_size)
     margin, caches = rng.choice((0, 0, 2, 8)), rng.random() < 0.3
     return replace(workload, arrivals=tuple(arrivals), num_pages=num_pages, margin=margin, caches=caches)
 
