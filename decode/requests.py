@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count
 
 from decode.prefill_peers import PrefillPeers
+from protocol.kv_layout import full_pages, pages_for
 from protocol.messages_gateway import Assign, WorkerAddress
 from protocol.messages_handoff import PrefillJob
 from runtime.clock import Deadlines
@@ -23,6 +24,7 @@ from scheduler.planner import Planner
 from scheduler.req import Req
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import ReceiveTransfer
+from transfer.plan import start_unit
 from transfer.states import TransferState, advance, least
 from worker.requests import Assigned
 
@@ -57,6 +59,7 @@ class DecodeRequest(Assigned):
     prefill: WorkerAddress
     order: int  # of arrival
     reservation: int = 0
+    start: int = 0  # decode has the KV of the prompt's tokens before it
     state: DecodeState = DecodeState.WAITING
     transfers: tuple[ReceiveTransfer, ...] = ()  # one for each rank, once it is reserved; none if no KV is to arrive
     pages_in_place: tuple[int, ...] | None = None  # the prompt's pages, if prefill may write them in place
@@ -68,7 +71,7 @@ class DecodeRequest(Assigned):
     @property
     def job(self) -> PrefillJob:
         """The job for its prefill worker."""
-        return PrefillJob(self.assign, self.reservation, self.pages_in_place)
+        return PrefillJob(self.assign, self.reservation, self.pages_in_place, self.start)
 
     @property
     def transfer_state(self) -> TransferState:
@@ -147,23 +150,29 @@ class Requests:
 
     def _reserve(self, request: DecodeRequest, now: float) -> bool:
         assign, planner, peer = request.assign, self._planner, self._peers.by_instance[request.prefill.instance]
-        if request.moves_kv and not planner.admit(request.reqs, request.prompt_len, PageState.RESERVED, grows=True):
-            return False
+        if request.moves_kv:
+            unit = start_unit(planner.layout.page_size, (peer.layout or planner.layout).page_size)
+            key, state = request.cache_key, PageState.RESERVED
+            if not planner.admit(request.reqs, request.prompt_len, state, key, grows=True, unit=unit):
+                return False
+            request.start = request.prompt.held.num_cached
         request.reservation = next(self._numbers)  # prefill takes jobs in this order only
         if request.moves_kv:
-            prompt_pages = request.prompt.held.pages[: planner.layout.num_pages(request.prompt_len)]
+            pages, page_size = request.prompt.held.pages, planner.layout.page_size
+            tail = pages[full_pages(request.start, page_size) : pages_for(request.prompt_len, page_size)]
             transfer = self._receiver.reserve(
                 request.reservation,
                 assign.attempt,
                 request.prefill.instance,
-                prompt_pages,
+                tail,
                 request.prompt_len,
                 peer.layout,
                 in_place=peer.in_place,
+                start=request.start,
             )
             request.transfers = (transfer,)
             if peer.in_place:
-                request.pages_in_place = tuple(prompt_pages)
+                request.pages_in_place = tuple(tail)
 
         self._leave_line(request)
         self.by_reservation[request.reservation] = request
@@ -207,7 +216,9 @@ class Requests:
         self._planner.book.own(req.held for req in request.reqs)
 
         first, *others = request.reqs
-        in_twin = () if on_device else first.held.pages[: self._planner.layout.num_pages(request.prompt_len)]
+        page_size = self._planner.layout.page_size
+        landed = first.held.pages[full_pages(request.start, page_size) : pages_for(request.prompt_len, page_size)]
+        in_twin = () if on_device else landed
         request.landing = self._planner.fork(first, [req for req in others if req.finish is None], in_twin)
         request.first_tokens = first_tokens
         self._staged.append(request)
@@ -222,7 +233,11 @@ class Requests:
         staged, self._staged, whole = self._staged, [], list[DecodeRequest]()
         for each in staged:
             (whole if self._planner.is_over(each.landing) else self._staged).append(each)
-        return [each for each in whole if each.state is DecodeState.WAITING]
+        whole = [each for each in whole if each.state is DecodeState.WAITING]
+        for each in whole:
+            for req in [req for req in each.reqs if req.holding is not None][:1]:
+                self._planner.book.keep(req.held, each.cache_key)
+        return whole
 
     def finish(self, req: Req) -> None:
         """The last choice has ended, and its memory is given back."""

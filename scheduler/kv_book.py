@@ -111,16 +111,19 @@ class KvBook:
         state: PageState = PageState.OWNED,
         key: CacheKey | None = None,
         max_tokens: int = 0,
+        unit: int = 0,
     ) -> tuple[Holding, ...] | None:
         """A holding for `num_tokens` tokens per choice, or None when too few rows or pages are free.
 
         A context may grow to `max_tokens` tokens. Unless nobody holds anything, the margins of all must fit too.
 
-        The choices share the prompt's full pages, the first of which hold KV already if the cache has them.
+        The choices share the prompt's full pages, the first of which hold KV already if the cache has them. What is
+        taken from the cache is a multiple of `unit` tokens; for a prompt that is computed here, that is 0, at least one
+        token is left.
         """
         if num_choices > self.rows.num_free:
             return None
-        cached = self._find(key, prompt_len)
+        cached = self._find(key, prompt_len, unit)
         self.pages.share(cached)  # before others are dropped
         needed = pages_for_choices(prompt_len, num_tokens, num_choices, self.page_size) - len(cached)
         max_pages = pages_for(max(num_tokens, max_tokens), self.page_size)
@@ -144,11 +147,13 @@ class KvBook:
         self._claimed += margins
         return tuple(holdings)
 
-    def _find(self, key: CacheKey | None, prompt_len: int) -> list[int]:
-        """The cached pages that a prompt can begin with. At least its last token is left to compute."""
+    def _find(self, key: CacheKey | None, prompt_len: int, unit: int) -> list[int]:
+        """The cached pages that a prompt can begin with."""
         if self._cache is None or key is None:
             return []
-        return self._cache.match(key.ids, key.salt)[: full_pages(prompt_len - 1, self.page_size)]
+        pages = self._cache.match(key.ids, key.salt)
+        most = min(len(pages) * self.page_size, prompt_len if unit else prompt_len - 1)
+        return pages[: full_pages(most - most % unit if unit else most, self.page_size)]
 
     def _drop(self, needed: int) -> None:
         """Drops cached pages, if `needed` pages are then free."""

@@ -109,16 +109,18 @@ class Planner:
         key: CacheKey | None = None,
         *,
         grows: bool = False,
+        unit: int = 0,
     ) -> bool:
         """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: no room, or others wait for
         a page.
 
-        `key`: the first choice computes the prompt, but not what the cache has of it. `grows`: they decode here.
+        `key`: the first choice computes the prompt, or gets its KV, but not what the cache has of it. `grows`: they
+        decode here. `unit`: see KvBook.admit.
         """
         if self._growth.short:
             return False
         longest = reqs[0].longest if grows else 0
-        holdings = self.book.admit(reqs[0].prompt_len, num_tokens, len(reqs), state, key, longest)
+        holdings = self.book.admit(reqs[0].prompt_len, num_tokens, len(reqs), state, key, longest, unit)
         if holdings is None:
             return False
         reqs[0].num_computed = holdings[0].num_cached
@@ -136,8 +138,8 @@ class Planner:
         return True
 
     def keep(self, req: Req, salt: str) -> None:
-        """Adds a choice's context to the cache. The launches that wrote it have succeeded."""
-        if self.book.caches:
+        """Adds a choice's context to the cache, if it has decoded here. The launches that wrote it have succeeded."""
+        if self.book.caches and len(req.outputs) > req.num_replayed + 1:  # the first one may be prefill's
             outputs = req.outputs[req.num_replayed : -1]  # no launch has read the last one
             self.book.keep(req.held, CacheKey(packed((*req.prompt_ids, *outputs)), salt))
 

@@ -155,7 +155,7 @@ class Cluster:
 
     def add_decode(self, worker_id: str, instance: int) -> DecodeWorker:
         """One more worker."""
-        planner = self._planner(self._decode_page_size, caches=False)
+        planner = self._planner(self._decode_page_size)
         receiver = self.network.receiver(self._executors[planner].kv)
         address = WorkerAddress(worker_id, instance, ranks=(RankEndpoint(receiver.address),))
         worker = DecodeWorker(

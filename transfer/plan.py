@@ -40,14 +40,14 @@ class KvFrame:
     num_tokens: int
 
 
-def start_of(wished: int, *page_sizes: int) -> int:
-    """The last token up to `wished` that begins a page of each of these sizes."""
-    return wished - wished % lcm(*page_sizes)
+def start_unit(*page_sizes: int) -> int:
+    """A transfer starts at a multiple of so many tokens: there, a page of each of these sizes begins."""
+    return lcm(*page_sizes)
 
 
 def start_fault(start: int, num_tokens: int, ours: int, theirs: int) -> str | None:
     """Why a transfer between pages of these sizes cannot start there, in one sentence; or None."""
-    if start <= num_tokens and start == start_of(start, ours, theirs):
+    if start <= num_tokens and start % start_unit(ours, theirs) == 0:
         return None
     begins = f"begins a page of {ours} and one of {theirs} tokens"
     return f"start: got {start}, expected a token that {begins}, and at most {num_tokens}"

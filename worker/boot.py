@@ -272,7 +272,7 @@ def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], 
         max_requests=settings.max_running_requests,
         max_context=longest,
         margin=min(settings.num_reserved_decode_tokens, layout.pool_tokens(size.num_pages) // 16),
-        caches=settings.role is not Role.DECODE and not settings.disable_radix_cache,
+        caches=not settings.disable_radix_cache,
     )
     executor = Executor(
         runner,

@@ -15,7 +15,7 @@ from tests.doubles.device_on_host import HostCopies
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, expected_pool
 from transfer.landing.transfer import CreditReturned, Delivered, FrameRejected, Rejection, TransferFailed
-from transfer.plan import start_of
+from transfer.plan import start_unit
 from transfer.sending.transfer import Target
 
 
@@ -40,7 +40,7 @@ def test_from_any_start_all_that_follows_arrives_and_nothing_else(
     way: str, num_tokens: int, wished: int, ours: int, theirs: int
 ) -> None:
     pair = Pair(NETWORKS[way](), replace(LAYOUT, page_size=ours), pool_layout=replace(LAYOUT, page_size=theirs))
-    pair.transfers(1, num_tokens, start_of(min(wished, num_tokens), ours, theirs))
+    pair.transfers(1, num_tokens, min(wished, num_tokens) // start_unit(ours, theirs) * start_unit(ours, theirs))
     assert len(pair.seen(Delivered)) == 1
     pair.close()
 
