@@ -53,8 +53,6 @@ class Growth:
 
     def victims(self, decoding: Iterable[Req]) -> list[Req]:
         """Who gives way so that the short ones can go on: of all who decode and are short, never all of them."""
-        if not self.short:
-            return []
         candidates = {req: None for req in (*decoding, *self.short) if req.holding and req.finish is None}
         missing = len(self.short) - self._book.num_coming
         return give_way(list(candidates), missing, self._book.pages.num_own, self._book.margin)

@@ -211,7 +211,7 @@ class Planner:
             self._grant(req.held)
             if req not in self._rows and req not in self._joining:
                 self._joining.append(req)
-        return self._growth.victims((*self._decoding, *self._joining))
+        return self._growth.victims((*self._decoding, *self._joining)) if self._growth.short else []
 
     def go_on(self, req: Req) -> None:
         """Lets a choice decode again for which a launch has drawn nothing. It may have left already."""
