@@ -52,10 +52,16 @@ class Growth:
         return grown
 
     def victims(self, decoding: Iterable[Req]) -> list[Req]:
-        """Who gives way so that the short ones can go on: of all who decode and are short, never all of them."""
-        candidates = {req: None for req in (*decoding, *self.short) if req.holding and req.finish is None}
-        missing = len(self.short) - self._book.num_coming
-        return give_way(list(candidates), missing, self._book.pages.num_own, self._book.margin)
+        """Who gives way so that the short ones can go on: of all who decode and are short, never all of them.
+
+        Pages that come free anyway are waited for: those given back, and those of choices whose last output is in
+        flight.
+        """
+        holders = {req: None for req in (*decoding, *self.short) if req.holding and req.finish is None}
+        candidates = [req for req in holders if req.num_left > 0]
+        ending = [page for req in holders if req.num_left <= 0 for page in req.held.pages]
+        missing = len(self.short) - self._book.num_coming - self._book.pages.num_own(ending)
+        return give_way(candidates, missing, self._book.pages.num_own, self._book.margin)
 
     def _room(self, req: Req) -> int:
         """Tokens that still fit into its pages."""

@@ -211,7 +211,10 @@ class Planner:
             self._grant(req.held)
             if req not in self._rows and req not in self._joining:
                 self._joining.append(req)
-        return self._growth.victims((*self._decoding, *self._joining)) if self._growth.short else []
+        if not self._growth.short:
+            return []
+        launched = [req for each in self.in_flight for req in each.decodes]
+        return self._growth.victims((*self._decoding, *self._joining, *launched))
 
     def go_on(self, req: Req) -> None:
         """Lets a choice decode again for which a launch has drawn nothing. It may have left already."""
