@@ -225,8 +225,11 @@ class Dispatch:
 
     def _retried(self, record: RequestRecord, error: BatonError) -> None:
         self.retries[error.code] += 1
-        log.warning(
-            "request retried",
+        tell, event = log.warning, "request retried"
+        if isinstance(error, Retraction):  # part of serving with a full memory; nothing is broken
+            tell, event = log.info, "request gave way"
+        tell(
+            event,
             request_id=record.request_id,
             attempt=record.num_attempts - 1,
             worker=record.pairs[-1],
@@ -250,7 +253,8 @@ class Dispatch:
             return
         record, attempt = found
         record.stamps += stamps
-        record.num_cached = record.num_cached or min(num_cached, len(record.prompt.token_ids))
+        if news.seq == 0:  # with replayed outputs, an attempt finds the KV of the attempts before it
+            record.num_cached = record.num_cached or min(num_cached, len(record.prompt.token_ids))
 
         try:
             delivery = record.accept(attempt, news)
@@ -293,7 +297,9 @@ class Dispatch:
         attempt.retracted.add(message.choice)
         if record.has_ended(attempt):
             self._end_attempt(record, attempt)
-        record.choices[message.choice].num_attempts -= 1  # nothing has failed
+        choice = record.choices[message.choice]
+        choice.gave_way = True
+        choice.num_attempts -= 1  # nothing has failed
         error = Retraction(f"{attempt.decode.worker_id} had no memory for it any more")
         self._go_on(Stranded(record, [message.choice], error, self._clock.now()))
 

@@ -37,7 +37,7 @@ LENGTH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 2
 FINISHES = (str(FinishReason.STOP), str(FinishReason.LENGTH))
 OUTCOMES = (
     "ok", "cancelled", "bad_request", "context_length_exceeded", "model_not_found", "overloaded", "unavailable",
-    "worker_lost", "kv_not_delivered", "layout_mismatch", "wire_error", "launch_failed",
+    "worker_lost", "retracted", "kv_not_delivered", "layout_mismatch", "wire_error", "launch_failed",
     "internal_error",
 )  # fmt: skip
 STATUSES = ("200", *map(str, FAULTS))

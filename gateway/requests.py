@@ -51,6 +51,7 @@ class ChoiceRecord:
     token_ids: list[int] = field(default_factory=list)
     num_attempts: int = 0
     num_launch_failures: int = 0  # attempts that ended because a launch raised
+    gave_way: bool = False  # a worker had no memory for it any more; it comes before those that have not begun
     finish: FinishReason | None = None
     closed: bool = False  # finished or cancelled
     early: dict[int, ChoiceTokens] = field(default_factory=dict)
@@ -151,7 +152,7 @@ class RequestRecord:
     attempts: dict[int, Attempt] = field(default_factory=dict)  # running ones, by number
     num_attempts: int = 0
     stamps: list[Stamp] = field(default_factory=list)
-    num_cached: int = 0  # prompt tokens whose KV the first worker to tell had cached
+    num_cached: int = 0  # prompt tokens that the attempt without replayed outputs has not computed
     pairs: list[str] = field(default_factory=list)  # the workers of all attempts, for the log
     avoided: set[WorkerKey] = field(default_factory=set)  # workers on which an attempt failed
 
@@ -212,6 +213,7 @@ class RequestRecord:
             timeline=self.timeline,
             first_choice=first,
             num_replayed=len(replayed),
+            resumes=self.choices[first].gave_way,
             cache_salt=self.prompt.cache_salt,
         )
 

@@ -20,14 +20,17 @@ from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
     Assign,
+    CacheFlushed,
     CancelRequest,
     ChoiceTokens,
     FirstToken,
+    FlushCache,
     Heartbeat,
     KvPages,
     Register,
     RegisterAgain,
     RequestFailed,
+    Retracted,
     Role,
     Stamp,
     ToGateway,
@@ -65,6 +68,8 @@ class Behaviour:
     twice: bool = False
     reverse: bool = False  # the last message of a request first
     first_token_late: bool = False
+    cached: int = 0  # prompt tokens that it says it had cached
+    retract_after: int | None = None  # tokens of a request's first attempt; then it gives way
     stop_after: int | None = None  # tokens; then silence about this request
     fail_after: int | None = None
     fail_code: str = "internal_error"
@@ -95,6 +100,7 @@ class FakeWorker:
         self.received: list[ToWorker] = []
         self.welcomed = asyncio.Event()
         self.silent = False
+        self.flushes = True
         self.loses: Callable[[ToGateway], bool] = lambda message: False  # what is lost on the way
         self.num_lost = 0
         self._session = Session(1)
@@ -203,6 +209,9 @@ class FakeWorker:
                     self._spawn(self._serve(message))
                 else:
                     await self._join(message)
+            elif isinstance(message, FlushCache):
+                if self.flushes:
+                    await self.send(CacheFlushed(message.number))
             elif isinstance(message, CancelRequest):
                 choices = range(128) if message.choice < 0 else (message.choice,)
                 self._cancelled |= {(message.request_id, choice) for choice in choices}
@@ -223,13 +232,20 @@ class FakeWorker:
                 return
             if how.stop_after is not None and going_on and going_on[0].seq >= how.stop_after:
                 return
+            retracts = how.retract_after is not None and not assign.attempt
+            if retracts and going_on and going_on[0].seq >= (how.retract_after or 0):
+                for each in going_on:
+                    await self.send(Retracted(assign.request_id, 0, each.choice))
+                return
             if going_on:
                 is_end = any(each.finish for each in going_on)
                 stamps: dict[str, tuple[Stamp, ...]] = {}
                 if is_end:
                     stamps[assign.request_id] = (Stamp("decode done", 0.7, self.worker_id),)
+                is_start = how.cached and going_on[0].seq == assign.num_replayed
+                cached = {assign.request_id: how.cached} if is_start else {}
                 for _ in range(2 if how.twice else 1):
-                    await self.send(Tokens(tuple(going_on), stamps))
+                    await self.send(Tokens(tuple(going_on), stamps, cached))
             await asyncio.sleep(how.pause_s)
         if how.first_token_late:
             await self._send_first(steps[0])

@@ -69,13 +69,19 @@ def test_a_missing_prompt() -> None:
         ("return_token_ids", "yes"),
         ("model", 5),
         ("user", 5),
+        ("cache_salt", 5),
+        ("cache_salt", ["a"]),
+        ("cache_salt", ""),
+        ("cache_salt", "a" * 257),
     ],
 )
 def test_wrong_values_are_named(field: str, value: Any) -> None:
     error = refusal(CompletionRequest, {"prompt": "a", field: value})
     assert error.param == field
     assert error.message.startswith(field) and "expected " in error.message, error.message
-    assert any(word in error.message for word in ("got ", "is empty", "has 1025 items")), error.message
+    assert any(word in error.message for word in ("got ", "is empty", "has 1025 items", "has 257 characters")), (
+        error.message
+    )
 
 
 def test_null_and_unknown_fields_mean_nothing() -> None:

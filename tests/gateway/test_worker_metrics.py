@@ -49,6 +49,7 @@ def test_numbers_have_a_subject_a_unit_and_the_right_type() -> None:
         'baton_kv_transfer_rejected_frames_total{reason="size",role="decode",worker="d"} 2.0',
         'baton_running_requests{role="decode",worker="d"} 3.0',
         'baton_kv_usage_ratio{role="decode",worker="d"} 0.5',
+        'baton_kv_pages{role="decode",state="cached",worker="d"} 1.0',
     ):
         assert line in lines, line
     assert not any("_now" in line for line in lines)

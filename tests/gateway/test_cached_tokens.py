@@ -1,0 +1,79 @@
+"""`usage.prompt_tokens_details.cached_tokens`: what workers say that they had cached of the prompts."""
+
+from typing import Any
+
+import pytest
+
+from protocol.messages_gateway import KvPages, Role, WorkerStats
+from tests.doubles.fake_worker import Behaviour
+from tests.gateway.conftest import Setting
+from tests.gateway.test_retried_answers import choices_of, chunks_of
+
+PROMPT = [65, 66, 67, 68, 69, 70]
+
+
+def cached_in(usage: dict[str, Any]) -> int:
+    found: int = usage["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
+@pytest.mark.parametrize("cached", [0, 4])
+@pytest.mark.parametrize("late", [False, True])
+async def test_whole_answers_and_streams_say_the_same(setting: Setting, cached: int, late: bool) -> None:
+    await setting.add_pair(Behaviour(cached=cached, first_token_late=late))
+    whole = (await setting.complete(PROMPT, max_tokens=3, n=2)).json()["usage"]
+    assert whole["prompt_tokens"] == 6 and whole["total_tokens"] == 12
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await setting.complete(PROMPT, max_tokens=3, n=2, stream=True, stream_options=options)
+    assert cached_in(whole) == cached, "the prompt counts once, whatever n is"
+    assert chunks_of(stream.text)[-1]["usage"] == whole
+
+
+async def test_prompts_of_one_call_are_summed(setting: Setting) -> None:
+    worker = await setting.add(Role.UNIFIED, behaviour=Behaviour(cached=4))
+    usage = (await setting.complete([PROMPT, PROMPT, PROMPT[:2]], max_tokens=2)).json()["usage"]
+    assert len(worker.assigned) == 3 and usage["prompt_tokens"] == 14
+    assert cached_in(usage) == 4 + 4 + 2, "never more than a prompt has"
+
+
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_does_not_notice_that_its_request_gave_way(setting: Setting, after: int, stream: bool) -> None:
+    fields: dict[str, Any] = {"max_tokens": 5, "n": 2, "return_token_ids": True, "stream": stream}
+    worker = await setting.add(Role.UNIFIED)
+    undisturbed = await setting.complete(PROMPT, **fields)
+    worker.behaviour = Behaviour(retract_after=after, cached=4)
+    answer = await setting.complete(PROMPT, **fields)
+    assert undisturbed.status_code == answer.status_code == 200
+    again = [(each.first_choice, each.num_replayed, each.resumes) for each in worker.assigned[2:]]
+    assert again == [(0, after, True), (1, after, True)]
+    if stream:
+        assert choices_of(answer.text) == choices_of(undisturbed.text) and answer.text.endswith("data: [DONE]\n\n")
+    else:
+        assert answer.json()["choices"] == undisturbed.json()["choices"]
+        assert cached_in(answer.json()["usage"]) == 4 and answer.json()["usage"]["prompt_tokens"] == 6
+    lines = await setting.metrics()
+    assert 'baton_request_retries_total{model_name="story",reason="retracted"} 2.0' in lines
+    assert 'baton_requests_total{model_name="story",outcome="ok"} 2.0' in lines
+    assert setting.gateway.control.dispatch.loads == {}
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_the_salt_of_a_request_reaches_its_worker(setting: Setting, path: str) -> None:
+    worker = await setting.add_pair()
+    messages = [{"role": "user", "content": "x"}]
+    body = {"max_tokens": 2, **({"prompt": PROMPT} if path == "completions" else {"messages": messages})}
+    for salt in ({}, {"cache_salt": None}, {"cache_salt": "ä" * 256}):
+        answer = await setting.client.post(f"/v1/{path}", json=body | salt)
+        assert answer.status_code == 200, answer.text
+    assert [each.cache_salt for each in worker.assigned] == ["", "", "ä" * 256]
+
+
+async def test_cached_pages_are_shown_and_count_as_free(setting: Setting) -> None:
+    stats = WorkerStats(KvPages(10, free=1, cached=7, owned=2), running=1, waiting=0)
+    await setting.add(Role.UNIFIED, "u", stats=stats)
+    [row] = (await setting.client.get("/workers")).json()
+    assert row["kv_pages"] == {"total": 10, "free": 1, "cached": 7, "owned": 2, "reserved": 0, "quarantined": 0}
+    lines = await setting.metrics()
+    assert 'baton_kv_pages{model_name="story",role="unified",state="cached",worker="u"} 7.0' in lines
+    assert 'baton_kv_usage_ratio{model_name="story",role="unified",worker="u"} 0.2' in lines
