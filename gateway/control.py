@@ -202,8 +202,10 @@ class Control:
         try:
             await asyncio.wait_for(done.wait(), FLUSH_S)
         except TimeoutError as error:
-            silent = ", ".join(identity.decode() for identity in self._flushes.waiting(number))
-            raise Unavailable(f"{silent} did not flush in {FLUSH_S:g} s") from error
+            silent = ", ".join(WorkerKey.of(identity).worker_id for identity in self._flushes.waiting(number))
+            raise Unavailable(
+                f"{silent} did not answer in {FLUSH_S:g} s, and may still reuse what it has cached"
+            ) from error
         finally:
             self._flushes.end(number)
 

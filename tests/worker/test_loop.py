@@ -50,7 +50,7 @@ class Core:
         self.outbox = Outbox()
         self.busy = False
         self.loop: Any = SimpleNamespace(broken="", oldest_launch=0)
-        self.num_resets = 0
+        self.num_resets = self.num_flushes = 0
         self._on_step = on_step
 
     def on_gateway(self, message: ToWorker) -> None:
@@ -61,7 +61,11 @@ class Core:
 
     @property
     def planner(self) -> Planner:
-        raise AssertionError("no test flushes its cache")
+        book = SimpleNamespace(flush=self._flush)
+        return cast(Planner, SimpleNamespace(book=book))
+
+    def _flush(self) -> None:
+        self.num_flushes += 1
 
     def step(self) -> bool:
         self._on_step()
