@@ -173,7 +173,8 @@ def read_event(line: str) -> dict[str, Any]:
 
 
 def is_at_rest(worker: Mapping[str, Any]) -> bool:
-    """Whether one row of /workers holds nothing."""
+    """Whether one row of /workers holds nothing but what it has cached."""
     pages = worker["kv_pages"]
     held = [pages[name] for name in ("owned", "reserved", "quarantined")]
-    return pages["free"] == pages["total"] and not any(held) and worker["running"] == worker["waiting"] == 0
+    is_all_free = pages["free"] + pages["cached"] == pages["total"]
+    return is_all_free and not any(held) and worker["running"] == worker["waiting"] == 0

@@ -1,0 +1,77 @@
+"""KV that is cached, flushed and short: real processes, over HTTP."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doubles.hash_model import FakeRunner
+from tests.e2e.baton_process import FAKE, BatonProcess
+
+pytestmark = pytest.mark.slow
+RUNNER = FakeRunner()
+NUM_TOKENS = 100
+TOPOLOGIES = {"pair": "", "unified": "--prefill 0 --decode 0 --unified 1"}
+
+
+def chat(baton: BatonProcess, **fields: Any) -> tuple[str, int, int]:
+    """A chat's answer, the tokens of its prompt, and how many of those were cached."""
+    messages = [{"role": "user", "content": "Tell me of the dog that found a red ball in the park, please. " * 4}]
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0, **fields}
+    answer = baton.http.post("/v1/chat/completions", json=body).raise_for_status().json()
+    usage = answer["usage"]
+    text: str = answer["choices"][0]["message"]["content"]
+    return text, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def flush(baton: BatonProcess) -> None:
+    assert baton.http.post("/flush_cache").raise_for_status().json() == {"status": "ok"}
+
+
+def test_a_second_chat_is_cached_until_the_cache_is_flushed(story: BatonProcess) -> None:
+    flush(story)
+    text, num_prompt, cached = chat(story)
+    assert cached == 0 and num_prompt > 32, "two pages at least"
+    assert chat(story) == (text, num_prompt, (num_prompt - 1) // 16 * 16)
+    assert story.wait_for_rest()
+    assert all(worker["kv_pages"]["cached"] > 0 for worker in story.workers())
+
+    assert chat(story, cache_salt="another tenant") == (text, num_prompt, 0)
+    assert chat(story, cache_salt="another tenant")[2] > 0
+
+    flush(story)
+    assert chat(story) == (text, num_prompt, 0)
+    flush(story)
+    assert story.wait_for_rest()
+    assert all(worker["kv_pages"]["free"] == worker["kv_pages"]["total"] for worker in story.workers())
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_pool_far_too_small_serves_everything_exactly(
+    fake_folder: Path, tmp_path: Path, topology: str, page_size: int
+) -> None:
+    """Twelve requests of up to 160 tokens, all at once, in memory for two of them: they give way unseen."""
+    rng = random.Random(15)
+    prompts = [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(10, 60))] for _ in range(12)]
+    flags = f"--port 0 --page-size {page_size} --max-total-tokens 320 --max-attempts 1 {TOPOLOGIES[topology]}"
+    log = tmp_path / "log"
+    with BatonProcess(str(fake_folder), *flags.split(), log=log, program=FAKE) as baton:
+        answer = baton.complete(prompt=prompts, max_tokens=NUM_TOKENS, temperature=0, return_token_ids=True)
+        assert [choice["token_ids"] for choice in answer["choices"]] == [
+            RUNNER.expected_tokens(prompt, NUM_TOKENS) for prompt in prompts
+        ]
+        assert metric(baton, 'baton_request_retries_total{model_name="fake",reason="retracted"}') > 0
+        assert baton.wait_for_rest()
+        flush(baton)
+        assert baton.wait_for_rest()
+        assert all(worker["kv_pages"]["free"] == worker["kv_pages"]["total"] for worker in baton.workers())
+    lines = log.read_text()
+    assert " info gateway request gave way " in lines
+    assert "request retried" not in lines and "worker lost" not in lines
+
+
+def metric(baton: BatonProcess, name: str) -> float:
+    [line] = [line for line in baton.http.get("/metrics").text.splitlines() if line.startswith(name)]
+    return float(line.split()[-1])
