@@ -52,8 +52,8 @@ CACHES = (
     Mutant(
         "a hit is one token too long",
         "KvBook._find",
-        "full_pages(prompt_len - 1, self.page_size)",
-        "full_pages(prompt_len, self.page_size)",
+        "prompt_len if unit else prompt_len - 1",
+        "prompt_len",
         "no token is left from which the next one is drawn",
         ANY,
     ),
