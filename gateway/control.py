@@ -266,7 +266,7 @@ class Control:
             return
         for news in message.choices:
             if isinstance(message, FirstToken):
-                self.dispatch.on_tokens(identity, news, message.stamps)
+                self.dispatch.on_tokens(identity, news, message.stamps, message.num_cached)
             else:
                 stamps, num_cached = message.stamps.get(news.request_id, ()), message.cached.get(news.request_id, 0)
                 self.dispatch.on_tokens(identity, news, stamps, num_cached)

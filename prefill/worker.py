@@ -62,7 +62,7 @@ class Job(Assigned):
             )
             for req in self.reqs
         )
-        return FirstToken(choices, tuple(self.stamps))
+        return FirstToken(choices, tuple(self.stamps), self.num_cached)
 
     @property
     def finished_early(self) -> JobFinishedEarly:

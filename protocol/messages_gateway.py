@@ -209,6 +209,7 @@ class FirstToken(Message):
 
     choices: Annotated[tuple[ChoiceTokens, ...], FailFast()]
     stamps: Stamps = ()
+    num_cached: Count = 0  # prompt tokens whose KV prefill had
 
 
 @dataclass(frozen=True)

@@ -278,7 +278,7 @@ class FakeWorker:
         if self.prefill is not None:
             stamps = (Stamp("first token", 0.5, self.prefill.worker_id),)
             firsts = (replace(each, token_ids=each.token_ids[:1], finish="") for each in step if each is not None)
-            await self.prefill.send(FirstToken(tuple(firsts), stamps))
+            await self.prefill.send(FirstToken(tuple(firsts), stamps, self.behaviour.cached))
 
     def _is_cancelled(self, news: ChoiceTokens) -> bool:
         return (news.request_id, news.choice) in self._cancelled

@@ -29,6 +29,13 @@ async def test_whole_answers_and_streams_say_the_same(setting: Setting, cached: 
     assert chunks_of(stream.text)[-1]["usage"] == whole
 
 
+async def test_an_answer_that_ends_with_its_first_token_says_it(setting: Setting) -> None:
+    """The gateway finds the stop string in prefill's token, before decode has said anything."""
+    await setting.add_pair(Behaviour(cached=4, stop_after=0, script=lambda assign, choice: [65, 65]))
+    answer = (await setting.complete(PROMPT, max_tokens=2, stop="A")).json()
+    assert answer["choices"][0]["finish_reason"] == "stop" and cached_in(answer["usage"]) == 4
+
+
 async def test_prompts_of_one_call_are_summed(setting: Setting) -> None:
     worker = await setting.add(Role.UNIFIED, behaviour=Behaviour(cached=4))
     usage = (await setting.complete([PROMPT, PROMPT, PROMPT[:2]], max_tokens=2)).json()["usage"]
