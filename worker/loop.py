@@ -243,6 +243,7 @@ class WorkerLoop:
             if self._gateway_instance not in (0, message.gateway_instance):
                 log.warning("gateway restarted", instance=message.gateway_instance)
                 self.core.reset()
+                self.core.planner.book.flush()  # the new gateway may have flushed before this worker joined
                 self.link.flush()
                 self.link.forget_all()
             self._gateway_instance = message.gateway_instance
