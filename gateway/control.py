@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import zmq
 
 from gateway.dispatch import FOREIGN, INVALID, Dispatch, RetryRules
-from gateway.flushes import Flushes
+from gateway.flushes import Flush, Flushes
 from gateway.membership import Change, Membership, WorkerKey
 from gateway.translate import NO_LIMITS, Limits, limits_of
 from protocol.errors import AddressInUse, ConfigError, Unavailable, WireError, WorkerLost
@@ -169,7 +169,7 @@ class Control:
         self.refusals = Refusals(log, "message refused")
         self.refusals.counts.update({MALFORMED: 0, FOREIGN: 0, INVALID: 0})
         self._sessions: dict[bytes, Session] = {}  # of members, by the routing id of their sockets
-        self._flushes = Flushes()
+        self._flushes = Flushes(self._ask_to_flush)
         self.joined = Counter({str(role): 0 for role in Role})  # workers that became members, by role
 
         self.membership = membership
@@ -196,18 +196,26 @@ class Control:
 
     async def flush_caches(self) -> None:
         """Returns when no worker reuses KV that was written before this call. Unavailable if one does not answer."""
-        number, done = self._flushes.begin([member.key.identity for member in self.membership.members])
-        for member in self.membership.members:
-            self._send(member.key, FlushCache(number))
+        flush = self.begin_flush()
         try:
-            await asyncio.wait_for(done.wait(), FLUSH_S)
+            await asyncio.wait_for(flush.done.wait(), FLUSH_S)
         except TimeoutError as error:
-            silent = ", ".join(WorkerKey.of(identity).worker_id for identity in self._flushes.waiting(number))
+            silent = ", ".join(WorkerKey.of(identity).worker_id for identity in sorted(flush.waiting))
             raise Unavailable(
                 f"{silent} did not answer in {FLUSH_S:g} s, and may still reuse what it has cached"
             ) from error
         finally:
-            self._flushes.end(number)
+            self._flushes.end(flush)
+
+    def begin_flush(self) -> Flush:
+        """Asks the workers to forget what they have cached."""
+        return self._flushes.begin()
+
+    def _ask_to_flush(self, number: int, roles: tuple[Role, ...]) -> list[bytes]:
+        keys = [member.key for member in self.membership.members if member.role in roles]
+        for key in keys:
+            self._send(key, FlushCache(number))
+        return [key.identity for key in keys]
 
     # ---- messages ----
 

@@ -1,135 +1,81 @@
-"""POST /flush_cache: answered when every worker has said that it has forgotten what it had cached."""
+"""A flush is over when no worker can have KV from before it, in its cache or from another worker."""
 
-import asyncio
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-import httpx
 import pytest
 
-from gateway import control
-from gateway.flushes import Flushes
-from protocol.messages_gateway import CacheFlushed, FlushCache, Leaving, Role
-from tests.doubles.fake_worker import FakeWorker
-from tests.gateway.conftest import Setting, wait_until
-
-A, B = b"a#1", b"b#2"
+from gateway.flushes import Flush, Flushes
+from protocol.messages_gateway import Role
 
 
-async def test_done_when_all_have_answered_or_left() -> None:
-    flushes = Flushes()
-    number, done = flushes.begin([A, B])
-    flushes.answered(number, A)
-    flushes.answered(number, A)
-    assert not done.is_set() and flushes.waiting(number) == [B]
-    flushes.answered(number + 1, B)
-    flushes.answered(number, b"stranger#3")
-    assert not done.is_set(), "another flush, another worker"
-    flushes.left(B)
-    assert done.is_set() and flushes.waiting(number) == []
+@dataclass
+class Fleet:
+    """Workers by their routing ids, and the flushes that each was asked for."""
 
+    roles: dict[bytes, Role]
+    asked: list[tuple[int, bytes]] = field(default_factory=list)
 
-async def test_two_flushes_at_once_are_two() -> None:
-    flushes = Flushes()
-    first, first_done = flushes.begin([A, B])
-    second, second_done = flushes.begin([A, B])
-    assert first != second
-    for identity in (A, B):
-        flushes.answered(second, identity)
-    assert second_done.is_set() and not first_done.is_set()
-    flushes.end(second)
-    flushes.left(A)
-    flushes.left(B)
-    assert first_done.is_set()
-    flushes.end(first)
-    flushes.answered(first, A)
-    flushes.left(A)
-
-
-async def test_without_workers_there_is_nothing_to_wait_for() -> None:
-    _, done = Flushes().begin([])
-    assert done.is_set()
-
-
-# ---- over HTTP ----
-
-
-def flushes_of(worker: FakeWorker) -> list[int]:
-    return [message.number for message in worker.received if isinstance(message, FlushCache)]
-
-
-async def told(worker: FakeWorker, known: int) -> None:
-    """Waits until it has been told of more than `known` flushes."""
-    await worker.until(lambda: len(flushes_of(worker)) > known)
-
-
-async def asked(setting: Setting, workers: Sequence[FakeWorker], path: str) -> asyncio.Task[httpx.Response]:
-    """The call, once every worker has been told."""
-    before = [len(flushes_of(worker)) for worker in workers]
-    asking = asyncio.create_task(setting.client.post(path))
-    for worker, known in zip(workers, before, strict=True):
-        await told(worker, known)
-    return asking
-
-
-async def answer(worker: FakeWorker) -> None:
-    await worker.send(CacheFlushed(flushes_of(worker)[-1]))
+    def ask(self, number: int, roles: tuple[Role, ...]) -> list[bytes]:
+        """See Flushes."""
+        found = [identity for identity, role in self.roles.items() if role in roles]
+        self.asked += [(number, identity) for identity in found]
+        return found
 
 
 @pytest.fixture
-async def workers(setting: Setting) -> list[FakeWorker]:
-    """A pair and a unified worker, which answer no flush by themselves."""
-    decode = await setting.add_pair()
-    for worker in (found := [setting.workers[0], decode, await setting.add(Role.UNIFIED)]):
-        worker.flushes = False
-    return found
+def fleet() -> Fleet:
+    return Fleet({b"d": Role.DECODE, b"p": Role.PREFILL, b"q": Role.PREFILL, b"u": Role.UNIFIED})
 
 
-@pytest.mark.parametrize("path", ["/flush_cache", "/reset_prefix_cache"])
-async def test_it_is_answered_when_the_last_worker_has_flushed(
-    setting: Setting, workers: list[FakeWorker], path: str
-) -> None:
-    waiting = setting.gateway.control._flushes._waiting
-    for _ in range(2):
-        asking = await asked(setting, workers, path)
-        *others, last = workers
-        for worker in others:
-            await answer(worker)
-        await wait_until(lambda: [len(left) for left, _ in waiting.values()] == [1])
-        assert not asking.done()
-        await answer(last)
-        response = await asking
-        assert response.status_code == 200 and response.json() == {"status": "ok"}
-        assert waiting == {}
+@pytest.fixture
+def flushes(fleet: Fleet) -> Flushes:
+    return Flushes(fleet.ask)
 
 
-async def test_a_worker_that_leaves_is_not_waited_for(setting: Setting, workers: list[FakeWorker]) -> None:
-    asking = await asked(setting, workers, "/flush_cache")
-    *others, last = workers
-    for worker in others:
-        await answer(worker)
-    await last.send(Leaving(last.worker_id, last.instance))
-    assert (await asking).status_code == 200
+def test_decode_workers_are_asked_when_every_prefill_worker_has_answered(fleet: Fleet, flushes: Flushes) -> None:
+    flush = flushes.begin()
+    assert fleet.asked == [(1, b"p"), (1, b"q")]
+    flushes.answered(1, b"q")
+    assert len(fleet.asked) == 2
+    flushes.answered(1, b"p")
+    assert fleet.asked[2:] == [(1, b"d"), (1, b"u")] and not flush.done.is_set()
+    flushes.answered(1, b"d")
+    assert flush.waiting == {b"u"} and not flush.done.is_set()
+    flushes.answered(1, b"u")
+    assert flush.done.is_set()
 
 
-async def test_without_workers_it_is_answered_at_once(setting: Setting) -> None:
-    assert (await setting.client.post("/flush_cache")).json() == {"status": "ok"}
+def test_a_decode_worker_that_joins_meanwhile_is_asked_too(fleet: Fleet, flushes: Flushes) -> None:
+    flush = flushes.begin()
+    fleet.roles[b"e"] = Role.DECODE
+    for identity in (b"p", b"q", b"d", b"u"):
+        flushes.answered(1, identity)
+    assert (1, b"e") in fleet.asked and not flush.done.is_set()
+    flushes.answered(1, b"e")
+    assert flush.done.is_set()
 
 
-async def test_a_worker_that_does_not_answer_is_named(
-    setting: Setting, workers: list[FakeWorker], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "FLUSH_S", 0.0)
-    response = await setting.client.post("/flush_cache")
-    error = response.json()["error"]
-    assert response.status_code == 503 and error["type"] == "service_unavailable"
-    names = ", ".join(sorted(worker.worker_id for worker in workers))
-    assert error["message"] == f"{names} did not answer in 0 s, and may still reuse what it has cached"
-    assert setting.gateway.control._flushes._waiting == {}
-    for worker in workers:  # an answer that comes too late
-        await told(worker, 0)
-        await answer(worker)
-    monkeypatch.undo()
-    for worker in workers:
-        worker.flushes = True
-    assert (await setting.client.post("/flush_cache")).status_code == 200
-    assert (await setting.complete("x", max_tokens=2)).status_code == 200
+def test_nobody_waits_for_a_worker_that_is_lost(fleet: Fleet, flushes: Flushes) -> None:
+    first, second = flushes.begin(), flushes.begin()
+    del fleet.roles[b"p"]
+    flushes.left(b"p")
+    for identity in (b"q", b"d", b"u"):
+        flushes.answered(1, identity)
+    assert first.done.is_set() and not second.done.is_set()
+    assert second.waiting == {b"q"}
+
+
+@pytest.mark.parametrize("roles", [{}, {b"u": Role.UNIFIED}, {b"d": Role.DECODE}])
+def test_roles_that_nobody_has_are_passed_over(roles: dict[bytes, Role]) -> None:
+    fleet = Fleet(roles)
+    flush = Flushes(fleet.ask).begin()
+    assert flush.done.is_set() == (not roles)
+    assert [identity for _, identity in fleet.asked] == list(roles)
+
+
+def test_answers_to_a_flush_that_was_given_up_are_ignored(fleet: Fleet, flushes: Flushes) -> None:
+    flush: Flush = flushes.begin()
+    flushes.end(flush)
+    flushes.answered(1, b"p")
+    flushes.left(b"q")
+    assert flush.waiting == {b"p", b"q"} and not flush.done.is_set()
