@@ -205,7 +205,7 @@ class TokenStream:
         self._choices.append(ChoiceTokens(req.request_id, req.attempt, req.choice, seq, taken, req.finish or ""))
 
         first = seq - req.num_replayed
-        if first == 0 and (num_cached := self.requests[req.request_id, req.attempt].num_cached):
+        if seq == 0 and (num_cached := self.requests[req.request_id, req.attempt].num_cached):
             self._cached[req.request_id] = num_cached
         if first < 2:
             for name in filter(None, self.names[first : first + len(taken)]):

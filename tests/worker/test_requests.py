@@ -1,0 +1,68 @@
+"""What a worker tells the gateway of its choices: their tokens, then that they give way."""
+
+from protocol.messages_gateway import Assign, FinishReason, Retracted, Tokens
+from scheduler.planner import ExtendChunk, Planner
+from scheduler.req import Req
+from tests.doubles.clock import VirtualClock
+from tests.scheduler.building import greedy
+from tests.scheduler.remembering import finish, make
+from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream
+
+PROMPT = (1, 2, 3, 4, 5)
+
+
+def serving(num_choices: int = 1, num_replayed: int = 0) -> tuple[Planner, Assigned, TokenStream]:
+    """A request whose first outputs are drawn."""
+    request = Assigned(Assign("r", 0, PROMPT, greedy(9), num_choices, None, num_replayed=num_replayed))
+    planner, executor = make()
+    assert planner.admit(request.reqs, 20)
+    planner.launch([ExtendChunk(request.prompt, 0, request.prompt_len, request.reqs)])
+    planner.join(request.reqs)
+    finish(planner, executor)
+    stream = TokenStream(planner, {request.assign.key: request}, PhaseTimes(VirtualClock(), "w"), ("", ""))
+    return planner, request, stream
+
+
+def flushed(stream: TokenStream) -> list[object]:
+    """The messages that the gateway gets."""
+    outbox = Outbox()
+    stream.flush(outbox)
+    return list(outbox.gateway)
+
+
+def drawn_later(planner: Planner, req: Req) -> bool:
+    """Whether a result for its row would still find it."""
+    return any(found is req for found, _ in planner.drawn([(1, 1), (2, 1)], [(7,), (7,)]))
+
+
+def test_the_tokens_of_a_choice_leave_before_it_gives_way() -> None:
+    _, request, stream = serving(2)
+    first, second = request.reqs
+    assert not stream.give_way(first), "the other one goes on"
+    stream.add(second, (8,))
+    assert stream.give_way(second)
+    tokens, *retracted = flushed(stream)
+    assert isinstance(tokens, Tokens) and [each.token_ids for each in tokens.choices] == [(8,)]
+    assert retracted == [Retracted("r", 0, 0), Retracted("r", 0, 1)]
+    assert flushed(stream) == []
+
+
+def test_a_choice_that_gives_way_has_no_memory_and_takes_no_late_result() -> None:
+    planner, request, stream = serving()
+    owner = request.prompt.held.owner
+    assert drawn_later(planner, request.prompt)
+    assert stream.give_way(request.prompt)
+    assert request.prompt.holding is None and request.prompt.finish is FinishReason.CANCELLED
+    assert not drawn_later(planner, request.prompt)
+    assert planner.admit(Assigned(Assign("r", 1, PROMPT, greedy(9), 1, None)).reqs, 20)
+    assert planner.drawn([owner], [(7,)]) == [], "the row has another generation"
+
+
+def test_what_was_cached_is_told_of_the_first_attempt_only() -> None:
+    """A later one finds what the first has computed."""
+    for num_replayed, expected in ((0, {"r": 4}), (3, {})):
+        _, request, stream = serving(num_replayed=num_replayed)
+        request.num_cached = 4
+        stream.add(request.prompt, (8,))
+        (tokens,) = flushed(stream)
+        assert isinstance(tokens, Tokens) and tokens.cached == expected
