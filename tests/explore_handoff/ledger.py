@@ -13,6 +13,7 @@ from decode.worker import DecodeWorker
 from gateway.control import Control
 from gateway.membership import Loads, decode_load, prefill_load
 from prefill.worker import PrefillWorker
+from protocol.kv_layout import full_pages, pages_for
 from scheduler.kv_book import KvBook
 from scheduler.kv_pages import PageState
 from scheduler.req import Req
@@ -74,11 +75,19 @@ def owed(processes: Sequence[WorkerProcess]) -> Iterator[str]:
                     yield f"{process.name} waits for credit from instance {instance}: {queue.credit._num_frames}"
 
 
+def cached(processes: Sequence[WorkerProcess]) -> Iterator[str]:
+    """Pages that are not free although nothing holds them and every cache was flushed."""
+    for process in processes:
+        pages = process.planner.book.pages.counts()
+        if pages.free != pages.total:
+            yield f"{process.name} still has {pages}"
+
+
 def _held(process: WorkerProcess) -> Iterator[str]:
     core, planner = process.core, process.planner
     check_pages(planner.book.pages)
     pages = planner.book.pages.counts()
-    if pages.free != pages.total:
+    if pages.free + pages.cached != pages.total:
         yield f"pages: {pages}"
     if planner.book.rows.num_free != planner.book.rows.num_rows - 1:
         yield "rows"
@@ -108,6 +117,11 @@ def _check_memory(book: KvBook, reqs: list[Req]) -> None:
     quarantined = sum(not holders[page] for page in retired)
     assert quarantined == pages._count[PageState.QUARANTINED], "a page is used, and to be reused"
     assert len(pages._free) == pages._count[PageState.FREE], "pages are free, and not to be had"
+    cached = [] if book._cache is None else [page for page in range(pages.num_pages) if pages._is_kept[page]]
+    idle = sum(not holders[page] and not retired[page] for page in cached)
+    assert idle == pages._count[PageState.CACHED], "pages are cached, and not to be had"
+    assert sum(pages._count.values()) == pages.num_pages - 1, "the ledger does not add up"
+    assert len(cached) == (book._cache.num_pages if book._cache is not None else 0), "the cache keeps other pages"
     used = [req.held.row for req in reqs if req.holding]
     used += [row for entry in book.retired for row in entry.rows]
     assert len(used) + len(rows._free) == rows.num_rows - 1, "rows are lost"
@@ -149,12 +163,15 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         assert is_staged == (request in core._requests._staged), f"{request.key} is {state}"
         assert not is_reserved or request.deadline < inf, "a wait without a deadline"
         expected = PageState.RESERVED if is_reserved else PageState.OWNED
-        held = {page for req in request.reqs if req.holding for page in req.held.pages}
-        assert all(pages._state[page] is expected for page in held), f"pages of {request.key}, which is {state}"
+        num_found = full_pages(request.start, core.planner.layout.page_size)
+        found = [page for req in request.reqs if req.holding for page in req.held.pages[:num_found]]
+        assert all(pages._state[page] is PageState.OWNED for page in found), f"{request.key} reads KV that is not there"
+        own = {page for req in request.reqs if req.holding for page in req.held.pages[num_found:]}
+        assert all(pages._state[page] is expected for page in own), f"pages of {request.key}, which is {state}"
         known = core._peers.by_instance.get(request.prefill.instance) is not None
         assert known or request.is_handed_over, f"{request.key} waits for a prefill worker that is lost"
     reqs = [req for request in core._requests.by_key.values() for req in request.reqs if req.holding]
-    num_held = len({page for req in reqs for page in req.held.pages})
+    num_held = len({page for req in reqs for page in (*req.held.pages, *req.held.pinned)})
     counts = pages.counts()
     assert counts.owned + counts.reserved == num_held, f"reserved without an owner: {counts}, {num_held} held"
     for reservation, request in reserved.items():
@@ -162,8 +179,13 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         transfer = receiver._transfers.get(reservation)
         assert (transfer is None) == (not request.moves_kv), f"reservation {reservation} cannot be received"
         if transfer is not None:
-            prompt_pages = request.reqs[0].held.pages[: core.planner.layout.num_pages(request.prompt_len)]
-            assert transfer._pages == tuple(prompt_pages), "frames may land in another request's pages"
+            page_size = core.planner.layout.page_size
+            first, end = full_pages(request.start, page_size), pages_for(request.prompt_len, page_size)
+            tail = request.prompt.held.pages[first:end]
+            assert transfer._pages == tuple(tail), "frames may land in another request's pages"
+            others = {page for req in reqs if req not in request.reqs for page in (*req.held.pages, *req.held.pinned)}
+            assert not others.intersection(tail), "frames may land in pages that another request reads"
+            assert not any(pages._is_kept[page] for page in tail), "frames may land in pages that the cache keeps"
             assert request.transfers == (transfer,), f"{request.key} has the state of another transfer"
     assert set(receiver._transfers) <= set(reserved), "frames may land for a request that is gone"
     for peer in core._peers.by_instance.values():

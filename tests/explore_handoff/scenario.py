@@ -1,13 +1,14 @@
-"""The plan of one world, made from its seed: the deployment, the requests, the clients that leave, and the faults with
-their times.
+"""The plan of one world, made from its seed: the deployment, the requests, the clients that leave, the flushes of
+caches, and the faults with their times.
 
 Pools, windows and credits are small, so that the requests compete for them.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from protocol.messages_gateway import SamplingParams
+from protocol.kv_layout import pages_for_choices
+from protocol.messages_gateway import Role, SamplingParams
 from runtime.settings import Pairing
 from tests.decode.driving import VOCAB
 from tests.explore_handoff.data_plane import FrameFate
@@ -16,6 +17,7 @@ CONTEXT = 40
 HOT = 20.0  # as in tests/explore/workload.py
 FIRST_S = 0.6  # by then everybody has joined
 KINDS = ("calm", "frames", "connections", "processes", "aborts", "everything", "cuts")
+MEMORY = ("plain", "shared", "shared", "starved", "both")
 
 OF_CONNECTIONS = ("cut control", "cut peer", "cut data", "part", "slow", "full")
 CUTS = ("cut peer", "cut peer", "cut data", "cut data", "cut control")
@@ -33,6 +35,7 @@ class Arrival:
     num_choices: int = 1
     leaves_at: float | None = None
     leaves_choice: int = -1
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,10 @@ class Scenario:
     decode_page_size: int
     chunk_size: int
     num_tokens: int  # of each pool
+    decode_tokens: int  # of each pool of a decode worker
+    margin: int
+    caches: tuple[Role, ...]  # whose workers keep KV
+    memory: str  # what its requests do with it
     max_requests: int
     overlap: bool
     pairing: Pairing
@@ -69,12 +76,13 @@ class Scenario:
     fate: FrameFate
     arrivals: tuple[Arrival, ...]
     faults: tuple[Fault, ...]
+    flushes: tuple[float, ...] = ()  # when POST /flush_cache comes
 
     @property
     def over_at(self) -> float:
         """When nothing more is done to anybody; what was begun then ends a few seconds later."""
         begun = [arrival.at if arrival.leaves_at is None else arrival.leaves_at for arrival in self.arrivals]
-        return max([*begun, *(fault.at for fault in self.faults)])
+        return max([*begun, *(fault.at for fault in self.faults), *self.flushes])
 
     @property
     def is_mild(self) -> bool:
@@ -96,7 +104,8 @@ class Scenario:
         page_size = rng.choice((1, 4))
         page_bytes = page_size * 32
         arrivals = tuple(_arrival(rng, f"r{index}", kind) for index in range(rng.randint(4, 9)))
-        return Scenario(
+        num_tokens = rng.randint(2 * CONTEXT, 5 * CONTEXT)
+        scenario = Scenario(
             seed=seed,
             kind=kind,
             num_prefills=rng.choice((1, 1, 2)),
@@ -104,7 +113,11 @@ class Scenario:
             page_size=page_size,
             decode_page_size=rng.choice((page_size, page_size, 1, 2, 4)),
             chunk_size=rng.choice((5, 9, 64)),
-            num_tokens=rng.randint(2 * CONTEXT, 5 * CONTEXT),
+            num_tokens=num_tokens,
+            decode_tokens=num_tokens,
+            margin=0,
+            caches=(),
+            memory="plain",
             max_requests=rng.choice((3, 4, 6)),
             overlap=rng.random() < 0.8,
             pairing=rng.choice(("least_loaded", "round_robin")),
@@ -119,6 +132,7 @@ class Scenario:
             arrivals=arrivals,
             faults=_faults(rng, kind),
         )
+        return _remembering(random.Random(f"memory {seed}"), scenario)
 
 
 def _arrival(rng: random.Random, name: str, kind: str) -> Arrival:
@@ -142,6 +156,65 @@ def _arrival(rng: random.Random, name: str, kind: str) -> Arrival:
         leaves_at=at + rng.random() * rng.choice((0.15, 0.15, 0.8)) if leaves else None,
         leaves_choice=rng.choice((-1, -1, 0, num_choices - 1)),
     )
+
+
+def _remembering(rng: random.Random, world: Scenario) -> Scenario:
+    """The same with caches, margins and flushes. Requests may share prefixes, and a decode pool may hold hardly more
+    than the largest of them: most have to give way."""
+    memory = rng.choice(MEMORY)
+    arrivals = world.arrivals
+    if memory in ("shared", "both"):
+        families = [tuple(rng.randrange(VOCAB) for _ in range(CONTEXT)) for _ in range(2)]
+        arrivals = tuple(_of_family(rng, each, rng.choice(families)) for each in arrivals)
+        arrivals = tuple(_repeated(rng, each, arrivals) for each in arrivals)
+
+    decode_tokens = world.decode_tokens
+    if memory in ("starved", "both"):
+        arrivals = tuple(_long(rng, each) for each in arrivals)
+        largest = max(_num_pages(each, world.decode_page_size) for each in arrivals)
+        decode_tokens = largest * world.decode_page_size + rng.randint(0, 12)
+
+    roles = (Role.PREFILL, Role.DECODE)
+    caches = tuple(role for role in roles if rng.random() < 0.7)
+    num_flushes = rng.choice((0, 0, 1, 3))
+    return replace(
+        world,
+        memory=memory,
+        arrivals=arrivals,
+        decode_tokens=decode_tokens,
+        margin=rng.choice((0, 0, 2, 8)),
+        caches=caches,
+        flushes=tuple(FIRST_S + rng.random() * 1.5 for _ in range(num_flushes)),
+    )
+
+
+def _of_family(rng: random.Random, arrival: Arrival, family: tuple[int, ...]) -> Arrival:
+    """Its prompt begins as many others do."""
+    prompt = (*family[: rng.randint(1, 30)], *arrival.prompt)[: CONTEXT - arrival.params.max_tokens - 1]
+    at = FIRST_S + rng.random() * 1.6  # so that some find what others have left
+    leaves_at = None if arrival.leaves_at is None else at + arrival.leaves_at - arrival.at
+    return replace(arrival, prompt=prompt, at=at, leaves_at=leaves_at, cache_salt=rng.choice(("", "", "", "salt")))
+
+
+def _repeated(rng: random.Random, arrival: Arrival, others: tuple[Arrival, ...]) -> Arrival:
+    """Now and then the whole prompt of another."""
+    if rng.random() < 0.7:
+        return arrival
+    return replace(arrival, prompt=rng.choice(others).prompt[: CONTEXT - arrival.params.max_tokens - 1])
+
+
+def _long(rng: random.Random, arrival: Arrival) -> Arrival:
+    """The same with more outputs, at about the same time as others."""
+    params = replace(arrival.params, max_tokens=rng.randint(8, 24))
+    at = FIRST_S + rng.random() * 0.2
+    leaves_at = None if arrival.leaves_at is None else at + arrival.leaves_at - arrival.at
+    prompt = arrival.prompt[: CONTEXT - params.max_tokens - 1]
+    return replace(arrival, params=params, prompt=prompt, at=at, leaves_at=leaves_at)
+
+
+def _num_pages(arrival: Arrival, page_size: int) -> int:
+    most = len(arrival.prompt) + arrival.params.max_tokens
+    return pages_for_choices(len(arrival.prompt), most, arrival.num_choices, page_size)
 
 
 def _fate(rng: random.Random, kind: str) -> FrameFate:

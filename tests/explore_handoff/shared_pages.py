@@ -1,7 +1,8 @@
 """Decode's pages as prefill workers map and write them: seats, and the rules of each write.
 
 A seat is free again when its holder lets go of it or the holder's process is gone, and not before. A writer must hold a
-seat. It writes only into pages in quarantine, or pages reserved for one of its own jobs.
+seat. It writes only into pages in quarantine, or pages reserved for one of its own jobs; never into one that the cache
+keeps.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,6 +78,7 @@ class MappedPool:
             assert self.pool.seats.get(self.seat) is self.writer, "somebody writes without a seat"
             for page in pages:
                 state = self.pool.pages._state[page]
+                assert not self.pool.pages._is_kept[page], f"page {page} is written, and the cache keeps it"
                 assert state in (PageState.RESERVED, PageState.QUARANTINED), (
                     f"page {page} is written, it is {state.name}"
                 )

@@ -39,6 +39,7 @@ from tests.explore_handoff.scenario import CONTEXT, Scenario
 from tests.explore_handoff.shared_pages import SharedPool, way_into
 from tests.explore_handoff.sockets import SimulatedContext
 from tests.explore_handoff.story import Story
+from tests.explore_handoff.vintages import Vintages
 from transfer.in_place.pools import IN_PLACE, Pools
 from transfer.in_place.writers import Writers
 from transfer.landing.frame_receiver import FrameReceiver
@@ -62,6 +63,7 @@ class Surroundings:
     network: Network
     plane: DataPlane
     rng: random.Random
+    vintages: Vintages
     pools: dict[int, SharedPool] = field(default_factory=dict)  # of decode workers that ever were, by instance
 
 
@@ -106,9 +108,17 @@ class WorkerProcess:
         self.runner = FakeRunner(vocab_size=VOCAB, context_length=CONTEXT, before_forward=self._maybe_fail)
         page_size = scenario.page_size if role is Role.PREFILL else scenario.decode_page_size
         self.forward = TimedStream(world.agenda, world.story, self, world.rng, scenario.pace_s)
-        num_pages = 1 + scenario.num_tokens // page_size
+        num_tokens = scenario.num_tokens if role is Role.PREFILL else scenario.decode_tokens
+        num_pages = 1 + num_tokens // page_size
         layout = self.runner.kv_layout(page_size)
-        book = KvBook(num_pages, page_size, max_requests=scenario.max_requests, max_context=CONTEXT)
+        book = KvBook(
+            num_pages,
+            page_size,
+            max_requests=scenario.max_requests,
+            max_context=CONTEXT,
+            margin=scenario.margin,
+            caches=role in scenario.caches,
+        )
         self.executor = Executor(
             self.runner,
             PagedKv(layout, num_pages),
@@ -119,6 +129,7 @@ class WorkerProcess:
             debug=True,
         )
         self.planner = Planner(book, self.executor, layout, VOCAB)
+        world.vintages.watch(self.planner, instance, is_prefill=role is Role.PREFILL)
         gateway = Dealer(cast(Any, self.context), GATEWAY_ENDPOINT, self.name.encode())
         self.sender: FrameSender | None = None
         self.receiver: FrameReceiver | None = None

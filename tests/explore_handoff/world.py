@@ -6,6 +6,7 @@ After every turn of a process its ledger is checked (ledger.py); clients check e
 know: how anything is simulated.
 """
 
+import asyncio
 import logging
 import random
 from collections import Counter
@@ -15,17 +16,18 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from gateway.translate import Prompt
-from protocol.errors import BatonError, LaunchFailed
+from protocol.errors import BatonError, LaunchFailed, Retraction
 from protocol.messages_gateway import Role
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.clients import Client
 from tests.explore_handoff.data_plane import DataPlane
 from tests.explore_handoff.faults import KINDS
 from tests.explore_handoff.gateway import GatewayProcess
-from tests.explore_handoff.ledger import check_gateway, check_worker, holders, owed, unrest
+from tests.explore_handoff.ledger import cached, check_gateway, check_worker, holders, owed, unrest
 from tests.explore_handoff.network import Network, Weather
 from tests.explore_handoff.scenario import Arrival, Fault, Scenario
 from tests.explore_handoff.story import Story
+from tests.explore_handoff.vintages import Vintages
 from tests.explore_handoff.workers import Surroundings, WorkerProcess
 
 HELLO_S, HANDOVER_S, DELIVERY_S = 2.0, 5.0, 12.0  # instead of 30, 120 and 600
@@ -33,6 +35,7 @@ NEVER_S = 1e6  # instead of the last two where only connections break, which nee
 REST_S = 45.0  # after the last fault, by which everything is at rest
 MILD_REST_S = 10.0  # the same where nothing is lost: no deadline need pass
 CANCELLED_S = 1.0  # after a client has left a mild world, by which nobody knows of its request
+FLUSHED_S = 2.0  # for every worker to answer
 NOTICED_S = 3.0  # by then every broken connection is known at both ends
 LOOK_S = 0.2  # how often it is looked whether everything is
 FAILURES = frozenset({"unavailable", "worker_lost", "kv_not_delivered", "gateway_gone"})
@@ -54,7 +57,9 @@ class World:
         rng = random.Random(f"world {scenario.seed}")
         network = Network(agenda, self.story, Weather(rng, scenario.delay_s))
         plane = DataPlane(network, scenario.fate, rng)
-        self.surroundings = Surroundings(scenario, agenda, self.story, network, plane, rng)
+        vintages = Vintages(agenda, self.story.happened, self._is_member)
+        self.surroundings = Surroundings(scenario, agenda, self.story, network, plane, rng, vintages)
+        self._flushes: list[tuple[float, asyncio.Event]] = []  # under way: when it began, and what says that it is over
         self._next_instance = 1
         self._num_restarting = 0
         self._launch_failures = 0
@@ -72,14 +77,16 @@ class World:
 
     @property
     def num_retries(self) -> int:
-        """Attempts after the first, of the present gateway."""
-        return sum(self.gateway.control.dispatch.retries.values())
+        """Attempts after one that failed, of the present gateway."""
+        retries = self.gateway.control.dispatch.retries
+        return retries.total() - retries[Retraction.code]
 
     def run(self) -> None:
         """To the end."""
         with _constants(self.scenario):
             try:
                 self._run()
+                self.story.happened["retracted"] += self.gateway.control.dispatch.retries[Retraction.code]
             except Violation:
                 raise
             except Exception as error:
@@ -92,6 +99,8 @@ class World:
             self._agenda.at(arrival.at, self._asker(arrival))
         for fault in self.scenario.faults:
             self._agenda.at(fault.at, self._doer(fault))
+        for moment in self.scenario.flushes:
+            self._agenda.at(moment, self._flush)
         self._until(self.scenario.over_at)
         self._calm()
         self._until_rest()
@@ -100,6 +109,10 @@ class World:
             self._until_rest()
         self._check_outcomes()
         self._afterglow()
+        self._flush()
+        self._until(self._agenda.now + FLUSHED_S)
+        assert not self._flushes, "nothing disturbs a flush, and it is not over"
+        assert not [*cached(self.workers)], "; ".join(cached(self.workers))
 
     def _afterglow(self) -> None:
         """Whatever has happened, nothing of it is left: requests are served by every pair as on the first day."""
@@ -158,6 +171,11 @@ class World:
     def _num_launch_failures(self) -> int:
         return sum(process.num_launch_failures for process in self._begun)
 
+    def _is_member(self, instance: int) -> bool:
+        """Whether the gateway takes a worker's answers."""
+        members = self.gateway.control.membership.members
+        return self.gateway.alive and any(member.registered.address.instance == instance for member in members)
+
     # ---- requests ----
 
     def _asker(self, arrival: Arrival) -> Callable[[], None]:
@@ -176,13 +194,24 @@ class World:
             return
         self.story.tell(agenda.now, f"client {arrival.name}", f"asks, {arrival.num_choices} choices")
         try:
-            prompt = Prompt(arrival.prompt, arrival.params, arrival.num_choices)
+            prompt = Prompt(arrival.prompt, arrival.params, arrival.num_choices, cache_salt=arrival.cache_salt)
             gateway.control.dispatch.assign(arrival.name, prompt, client)
             client.control = gateway.control
         except BatonError as error:
             client.fail(error)
         if arrival.leaves_at is not None:
             agenda.at(arrival.leaves_at, lambda: self._leave(client))
+        self._gateway_turned()
+
+    def _flush(self) -> None:
+        """POST /flush_cache."""
+        if not self.gateway.alive:
+            return
+        if self.gateway.is_paused:
+            self._agenda.at(self.gateway.paused_until, self._flush)
+            return
+        self.story.fault(self._agenda.now, self.gateway.name, "flush", "of every cache")
+        self._flushes.append((self._agenda.now, self.gateway.control.begin_flush().done))
         self._gateway_turned()
 
     def _leave(self, client: Client) -> None:
@@ -218,6 +247,7 @@ class World:
             return
         number = self.gateway.control.membership.gateway_instance
         self.gateway.end()
+        self._flushes.clear()
         for client in self.clients:
             if not client.is_done:
                 client.gateway_is_gone()
@@ -242,6 +272,11 @@ class World:
 
     def _gateway_turned(self) -> None:
         check_gateway(self.gateway.control)
+        vintages = self.surroundings.vintages
+        for began, done in self._flushes:
+            if done.is_set():
+                vintages.flushed_at = max(vintages.flushed_at, began)
+        self._flushes = [each for each in self._flushes if not each[1].is_set()]
 
     def _doer(self, fault: Fault) -> Callable[[], None]:
         return lambda: KINDS[fault.kind](self, random.Random(fault.seed))
