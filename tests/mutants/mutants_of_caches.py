@@ -1,6 +1,7 @@
-"""Sabotages of the prefix cache: what it finds, what it keeps, what it drops."""
+"""Sabotages of the prefix cache: what it finds, keeps and drops; and of growth: who waits, and who gives way."""
 
 from tests.mutants.mutant import ANY, Mutant
+from tests.mutants.mutants_of_handoff import WORLDS
 
 BOOK_TESTS = ("tests/scheduler/test_kv_book.py", "tests/scheduler/test_page_allocator.py")
 SERVED = ("tests/handoff/test_prefix_cache.py",)
@@ -110,5 +111,100 @@ CACHES = (
         "a transport sends what the twin held before",
         (),
         SERVED,
+    ),
+    Mutant(
+        "a hit at decode is reserved for the transfer too",
+        "Requests._reserve",
+        "request.start = request.prompt.held.num_cached",
+        "request.start = 0",
+        "prefill writes into pages that others read",
+        worlds=WORLDS,
+    ),
+    Mutant(
+        "KV is cached when its pages are reserved",
+        "Requests._reserve",
+        "request.transfers = (transfer,)",
+        "request.transfers = (transfer,)\nself._planner.book.keep(request.prompt.held, request.cache_key)",
+        "its digest has not agreed",
+        ANY,
+    ),
+    Mutant(
+        "KV is cached when its first frame lands",
+        "DecodeWorker._on_transfer",
+        "self._phases.stamp(request, 'first frame landed')",
+        "self.planner.book.own([request.prompt.held])\nself.planner.book.keep(request.prompt.held, request.cache_key)",
+        "its digest has not agreed",
+        worlds=WORLDS,
+    ),
+    Mutant(
+        "KV that never came is cached",
+        "DecodeWorker._on_finished_early",
+        "self._requests.close(request)",
+        "self.planner.book.own([request.prompt.held])\n"
+        "self.planner.book.keep(request.prompt.held, request.cache_key)\n"
+        "self._requests.close(request)",
+        "the first token has ended the request, and prefill sends nothing",
+        worlds=WORLDS,
+    ),
+    Mutant(
+        "decode workers flush while prefill workers have old KV",
+        "Flushes._go_on",
+        "not flush.waiting and flush.stages",
+        "flush.stages",
+        "they get it after they have flushed, and keep it",
+        (),
+        ("tests/gateway/test_flushes.py",),
+    ),
+    Mutant(
+        "a cache outlives the gateway",
+        "WorkerLoop._on_gateway",
+        "self.core.reset()\nself.core.planner.book.flush()",
+        "self.core.reset()",
+        "the next gateway may have flushed before the worker joined it",
+        worlds=WORLDS,
+    ),
+    Mutant(
+        "the margin is not counted",
+        "KvBook.admit",
+        "needed + margins + self._claimed",
+        "needed",
+        "everybody is admitted, and most have to give way",
+        (),
+        ("tests/handoff/test_growth.py",),
+    ),
+    Mutant(
+        "the last one gives way too",
+        "give_way",
+        "sorted(...)[:-1]",
+        "sorted(...)",
+        "nobody goes on",
+        (),
+        ("tests/scheduler/test_growth.py",),
+    ),
+    Mutant(
+        "choices that wait for a page do not sit out",
+        "Planner.decodes",
+        "if self._growth.short: ...",
+        "if False: ...",
+        "their tokens are written to page 0",
+        ANY,
+    ),
+    Mutant(
+        "the late result of a choice that gave way is taken",
+        "Planner.release",
+        "self._drawing = ((), [])",
+        "",
+        "it has no memory, and goes on elsewhere",
+        ANY,
+        ("tests/worker/test_requests.py",),
+    ),
+    Mutant(
+        "Retracted overtakes Tokens",
+        "TokenStream.flush",
+        "outbox.gateway.append(__tokens)",
+        "outbox.gateway.insert(0, __tokens)\noutbox.gateway[:0] = self._retracted\nself._retracted = []",
+        "the next attempt does not know the newest tokens",
+        (),
+        ("tests/worker/test_requests.py",),
     ),
 )
