@@ -7,7 +7,7 @@ and reports which are over. Row 0 and page 0 are padding and are never handed ou
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from protocol.kv_layout import full_pages, pages_for, pages_for_choices
 from protocol.messages_gateway import KvPages
@@ -27,7 +27,6 @@ class Holding:
     max_pages: int  # that it may grow to
     num_cached: int = 0  # tokens whose KV was in the cache
     flushes: int = 0  # of the cache, before it was admitted
-    pinned: list[int] = field(default_factory=list)  # cached pages that it does not read, before those that it added
     num_granted: int = 0  # pages that the executor was told of; the planner's
 
     @property
@@ -164,15 +163,16 @@ class KvBook:
     def keep(self, holding: Holding, key: CacheKey) -> None:
         """Adds the full pages of `key` to the cache: the KV of all its tokens is written and right.
 
-        What was admitted before the newest flush adds nothing.
+        What was admitted before the newest flush adds nothing. Nor does a context whose first tokens the cache has in
+        other pages.
         """
         assert self._held.get(holding.row) is holding, f"row {holding.row} keeps pages that were given back"
         if self._cache is None or holding.flushes != self._flushes:
             return
-        known = self._cache.insert(key.ids, holding.pages, key.salt)
-        others = [page for page, own in zip(known, holding.pages) if page != own and page not in holding.pinned]  # noqa: B905
-        self.pages.share(others)  # a page stays in the cache no longer than the pages before it
-        holding.pinned += others
+        known = self._cache.match(key.ids, key.salt)
+        if known != holding.pages[: len(known)]:
+            return  # it does not hold the pages that its own would follow in the cache, so they could leave before
+        self._cache.insert(key.ids, holding.pages, key.salt)
         self.pages.keep(holding.pages[len(known) : full_pages(len(key.ids) // ID_BYTES, self.page_size)])
 
     @property
@@ -233,9 +233,8 @@ class KvBook:
         self._claimed -= self._claim(len(holding.pages), holding.max_pages)
         newest = self.newest_ticket
         self.retired.append(Retired(newest, None, rows=[holding.row]))
-        pages = [*holding.pages, *holding.pinned]
-        self.pages.retire(pages)
-        self.retired.append(Retired(newest, is_read, pages=pages))
+        self.pages.retire(holding.pages)
+        self.retired.append(Retired(newest, is_read, pages=holding.pages))
         if self._completed_ticket == newest:
             self.collect(newest)
 

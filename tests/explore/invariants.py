@@ -48,7 +48,7 @@ def _check_rows(planner: Planner, reqs: list[Req]) -> None:
 
 def _check_pages(planner: Planner, reqs: list[Req]) -> None:
     pages = planner.book.pages
-    holders = Counter(page for req in reqs for page in (*req.held.pages, *req.held.pinned))
+    holders = Counter(page for req in reqs for page in req.held.pages)
     assert 0 not in holders, "the padding page was handed out"
     assert [holders[page] for page in range(pages.num_pages)] == pages._holders, "references that nobody, or two, hold"
 

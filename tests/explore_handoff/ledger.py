@@ -109,7 +109,7 @@ def _check_memory(book: KvBook, reqs: list[Req]) -> None:
     pages, rows = book.pages, book.rows
     holders = [0] * pages.num_pages
     for req in reqs:
-        for page in (*req.held.pages, *req.held.pinned) if req.holding else ():
+        for page in req.held.pages if req.holding else ():
             holders[page] += 1
     assert holders == pages._holders, "pages that nobody, or two, hold"
     retired = Counter(page for entry in book.retired for page in entry.pages)
@@ -171,7 +171,7 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         known = core._peers.by_instance.get(request.prefill.instance) is not None
         assert known or request.is_handed_over, f"{request.key} waits for a prefill worker that is lost"
     reqs = [req for request in core._requests.by_key.values() for req in request.reqs if req.holding]
-    num_held = len({page for req in reqs for page in (*req.held.pages, *req.held.pinned)})
+    num_held = len({page for req in reqs for page in req.held.pages})
     counts = pages.counts()
     assert counts.owned + counts.reserved == num_held, f"reserved without an owner: {counts}, {num_held} held"
     for reservation, request in reserved.items():
@@ -183,7 +183,7 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
             first, end = full_pages(request.start, page_size), pages_for(request.prompt_len, page_size)
             tail = request.prompt.held.pages[first:end]
             assert transfer._pages == tuple(tail), "frames may land in another request's pages"
-            others = {page for req in reqs if req not in request.reqs for page in (*req.held.pages, *req.held.pinned)}
+            others = {page for req in reqs if req not in request.reqs for page in req.held.pages}
             assert not others.intersection(tail), "frames may land in pages that another request reads"
             assert not any(pages._is_kept[page] for page in tail), "frames may land in pages that the cache keeps"
             assert request.transfers == (transfer,), f"{request.key} has the state of another transfer"

@@ -58,3 +58,17 @@ def test_short_answers_leave_room_for_more_than_their_limits_would() -> None:
         cluster.cancel(f"r{index}")
     cluster.run()
     expect_rest(cluster)
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+def test_the_last_one_gets_the_pages_of_a_prompt_that_was_computed_twice(topology: str) -> None:
+    cluster = make_cluster(topology, page_size=4, num_pages=1 + 15, caches=True)
+    system = prompt_of("system", 20)
+    prompts = {"a": [*system, 1, 2, 3, 4], "b": [*system, 5, 6, 7, 8]}
+    lengths = {"a": 3, "b": 33}  # b needs 14 pages in the end
+    for name, prompt in prompts.items():
+        cluster.assign(name, prompt, greedy(lengths[name]))
+    cluster.run()
+    for name, prompt in prompts.items():
+        expect_exact(cluster, name, prompt, greedy(lengths[name]))
+    expect_rest(cluster)

@@ -86,11 +86,11 @@ CACHES = (
         SERVED,
     ),
     Mutant(
-        "a path may leave before what follows it",
+        "a context is cached after pages that it does not hold",
         "KvBook.keep",
-        "self.pages.share(others)",
-        "",
-        "pages that nobody can find are never dropped",
+        "known != holding.pages[:len(known)]",
+        "False",
+        "those count as free, and cannot leave before what follows them",
         ANY,
         BOOK_TESTS,
     ),
@@ -126,7 +126,7 @@ CACHES = (
         "request.transfers = (transfer,)",
         "request.transfers = (transfer,)\nself._planner.book.keep(request.prompt.held, request.cache_key)",
         "its digest has not agreed",
-        ANY,
+        worlds=WORLDS,
     ),
     Mutant(
         "KV is cached when its first frame lands",
@@ -187,7 +187,8 @@ CACHES = (
         "if self._growth.short: ...",
         "if False: ...",
         "their tokens are written to page 0",
-        ANY,
+        (),
+        ("tests/handoff/test_growth.py",),
     ),
     Mutant(
         "the late result of a choice that gave way is taken",
@@ -195,7 +196,7 @@ CACHES = (
         "self._drawing = ((), [])",
         "",
         "it has no memory, and goes on elsewhere",
-        ANY,
+        (),
         ("tests/worker/test_requests.py",),
     ),
     Mutant(
