@@ -106,9 +106,9 @@ def test_the_last_token_is_always_computed(served: tuple[Cluster, Computed], len
 
 def test_salts_share_nothing(served: tuple[Cluster, Computed]) -> None:
     cluster, _ = served
-    serve(cluster, "a", SYSTEM, cache_salt="one")
-    serve(cluster, "b", SYSTEM, cache_salt="two")
-    serve(cluster, "c", SYSTEM)
+    serve(cluster, "a", SYSTEM)
+    serve(cluster, "b", SYSTEM, cache_salt="one")
+    serve(cluster, "c", SYSTEM, cache_salt="two")
     assert cluster.cached == {}
     serve(cluster, "d", SYSTEM, cache_salt="two")
     assert cluster.cached == {"d": 36}
@@ -131,7 +131,17 @@ def test_prompts_that_are_computed_at_the_same_time_keep_one_copy(served: tuple[
         expect_exact(cluster, name, [*SYSTEM, ord(name)], greedy(5))
     assert computed.num_tokens == 3 * 41 and cluster.cached == {}
     worker = cluster.computing[0]
-    assert worker.planner.book.counts().cached in (10, 11 + 2), "10 pages of the prompt; a unified worker keeps outputs"
+    assert worker.planner.book.counts().cached in (10, 11), "10 pages of the prompt; a unified worker keeps outputs"
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_what_only_prefill_has_is_sent_from_its_cache(mirrored: bool) -> None:
+    computed = Computed()
+    cluster = make_cluster("1P1D", caches=True, wrap=computed.wrap, mirrored=mirrored)
+    serve(cluster, "a", SYSTEM)
+    for decode in cluster.decodes.values():
+        decode.planner.book.flush()
+    assert computed.during(lambda: serve(cluster, "b", [*SYSTEM, 9])) == 1
 
 
 def test_work_begun_before_a_flush_is_not_cached(served: tuple[Cluster, Computed]) -> None:

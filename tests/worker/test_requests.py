@@ -30,9 +30,12 @@ def flushed(stream: TokenStream) -> list[object]:
     return list(outbox.gateway)
 
 
+OWNERS = [(1, 1), (2, 1)]  # one list, as in the results of a batch that has not changed
+
+
 def drawn_later(planner: Planner, req: Req) -> bool:
     """Whether a result for its row would still find it."""
-    return any(found is req for found, _ in planner.drawn([(1, 1), (2, 1)], [(7,), (7,)]))
+    return any(found is req for found, _ in planner.drawn(OWNERS, [(7,), (7,)]))
 
 
 def test_the_tokens_of_a_choice_leave_before_it_gives_way() -> None:
