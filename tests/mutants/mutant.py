@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-SEEDS = 10
+SEEDS = 16
 ANY = ("late", "early", "early-late-copies", "random", "ranked", "in-order")
 OVERTAKING = ("ranked", "random", "late")
 
@@ -15,7 +15,7 @@ class Mutant:
     any file. `old` fits exactly once in all of that name. If it fits in several files, `function` begins with the path
     or the folder of the right one: "prefill/ Worker.step".
 
-    `strategies` are those of make explore, each with ten seeds, with `detect` under the race detector; `tests` are for
+    `strategies` are those of make explore, SEEDS seeds each, with `detect` under the race detector; `tests` are for
     what no schedule of a fake model shows.
     """
 

@@ -102,7 +102,7 @@ class Copy:
                 self._write(name, ast.unparse(ast.parse(self.texts[name])))
 
     def explore(self, strategies: Sequence[str], detect: bool = False) -> tuple[int, str]:
-        """Exit status and output of ten seeds under each of `strategies`."""
+        """Exit status and output of SEEDS seeds under each of `strategies`."""
         command = ["tests.explore", "--seeds", str(SEEDS), "--jobs", "1", "--strategies", ",".join(strategies)]
         return self._run([*command, *(["--detect"] if detect else [])])
 
