@@ -11,6 +11,7 @@ from protocol.messages_gateway import CacheFlushed, FlushCache, Leaving, Role
 from tests.doubles.fake_worker import FakeWorker
 from tests.gateway.conftest import Setting, wait_until
 
+
 def flushes_of(worker: FakeWorker) -> list[int]:
     return [message.number for message in worker.received if isinstance(message, FlushCache)]
 
