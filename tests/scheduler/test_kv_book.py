@@ -74,8 +74,9 @@ class Books(RuleBasedStateMachine):
         outputs=st.integers(0, 9),
         n=st.sampled_from([1, 1, 3]),
         state=st.sampled_from([OWNED, OWNED, RESERVED]),
+        writes=st.booleans(),
     )
-    def admit(self, prompt: int, family: int, salt: str, outputs: int, n: int, state: PageState) -> None:
+    def admit(self, prompt: int, family: int, salt: str, outputs: int, n: int, state: PageState, writes: bool) -> None:
         """Prompts of all families have their first two pages in common."""
         ids = tuple(0 if index < 8 else family for index in range(prompt))
         before, rows = self.book.counts(), self.book.rows.num_free
@@ -97,6 +98,7 @@ class Books(RuleBasedStateMachine):
             self.prompts[holding] = salt, ids
         if got:
             self.held[got] = state
+            self.writers |= dict.fromkeys(got, Writer(writes))
             for index, page in enumerate(hit):
                 assert self.written[page] == (salt, ids[: (index + 1) * PAGE_SIZE]), "it holds the KV of other tokens"
             self.allocated(got[0].pages[len(hit) :])
