@@ -1,9 +1,7 @@
 """POST /flush_cache: answered when every worker has said that it has forgotten what it had cached."""
 
 import asyncio
-from collections.abc import Sequence
 
-import httpx
 import pytest
 
 from gateway import control
@@ -21,22 +19,15 @@ async def told(worker: FakeWorker, known: int) -> None:
     await worker.until(lambda: len(flushes_of(worker)) > known)
 
 
-async def asked(setting: Setting, workers: Sequence[FakeWorker], path: str) -> asyncio.Task[httpx.Response]:
-    """The call, once every worker has been told."""
-    before = [len(flushes_of(worker)) for worker in workers]
-    asking = asyncio.create_task(setting.client.post(path))
-    for worker, known in zip(workers, before, strict=True):
-        await told(worker, known)
-    return asking
-
-
-async def answer(worker: FakeWorker) -> None:
+async def answer(worker: FakeWorker, known: int = 0) -> None:
+    """Answers when it has been told of more than `known` flushes."""
+    await told(worker, known)
     await worker.send(CacheFlushed(flushes_of(worker)[-1]))
 
 
 @pytest.fixture
 async def workers(setting: Setting) -> list[FakeWorker]:
-    """A pair and a unified worker, which answer no flush by themselves."""
+    """A pair, prefill first, and a unified worker. They answer no flush by themselves."""
     decode = await setting.add_pair()
     for worker in (found := [setting.workers[0], decode, await setting.add(Role.UNIFIED)]):
         worker.flushes = False
@@ -47,26 +38,30 @@ async def workers(setting: Setting) -> list[FakeWorker]:
 async def test_it_is_answered_when_the_last_worker_has_flushed(
     setting: Setting, workers: list[FakeWorker], path: str
 ) -> None:
-    waiting = setting.gateway.control._flushes._waiting
-    for _ in range(2):
-        asking = await asked(setting, workers, path)
-        *others, last = workers
-        for worker in others:
-            await answer(worker)
-        await wait_until(lambda: [len(left) for left, _ in waiting.values()] == [1])
+    prefill, decode, unified = workers
+    under_way = setting.gateway.control._flushes._flushes
+    for known in range(2):
+        asking = asyncio.create_task(setting.client.post(path))
+        await told(prefill, known)
+        assert len(flushes_of(decode)) == len(flushes_of(unified)) == known, "prefill workers flush first"
+        await answer(prefill, known)
+        await answer(decode, known)
+        await wait_until(lambda: [len(each.waiting) for each in under_way.values() if not each.stages] == [1])
         assert not asking.done()
-        await answer(last)
+
+        await answer(unified, known)
         response = await asking
         assert response.status_code == 200 and response.json() == {"status": "ok"}
-        assert waiting == {}
+        assert under_way == {}
 
 
 async def test_a_worker_that_leaves_is_not_waited_for(setting: Setting, workers: list[FakeWorker]) -> None:
-    asking = await asked(setting, workers, "/flush_cache")
-    *others, last = workers
-    for worker in others:
-        await answer(worker)
-    await last.send(Leaving(last.worker_id, last.instance))
+    asking = asyncio.create_task(setting.client.post("/flush_cache"))
+    prefill, decode, unified = workers
+    await answer(prefill)
+    await answer(decode)
+    await told(unified, 0)
+    await unified.send(Leaving(unified.worker_id, unified.instance))
     assert (await asking).status_code == 200
 
 
@@ -81,12 +76,10 @@ async def test_a_worker_that_does_not_answer_is_named(
     response = await setting.client.post("/flush_cache")
     error = response.json()["error"]
     assert response.status_code == 503 and error["type"] == "service_unavailable"
-    names = ", ".join(sorted(worker.worker_id for worker in workers))
-    assert error["message"] == f"{names} did not answer in 0 s, and may still reuse what it has cached"
-    assert setting.gateway.control._flushes._waiting == {}
-    for worker in workers:  # an answer that comes too late
-        await told(worker, 0)
-        await answer(worker)
+    silent = workers[0].worker_id  # the others were not asked
+    assert error["message"] == f"{silent} did not answer in 0 s, and may still reuse what it has cached"
+    assert setting.gateway.control._flushes._flushes == {}
+    await answer(workers[0])  # too late
     monkeypatch.undo()
     for worker in workers:
         worker.flushes = True
