@@ -128,9 +128,7 @@ class Books(RuleBasedStateMachine):
         assert holding in self.flushed or not is_own or len(found) == len(ids) // PAGE_SIZE
         for index, page in enumerate(found):
             assert self.written[page] == (salt, ids[: (index + 1) * PAGE_SIZE])
-            assert holding in self.flushed or not is_own or self.book.pages._holders[page], (
-                "a page of its path may leave"
-            )
+            assert holding in self.flushed or not is_own or self.book.pages._holders[page], "it may leave"
         assert self.book.counts().cached <= cached
 
     @rule()
