@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Protocol
 
 from protocol.errors import WireError
@@ -72,13 +73,16 @@ class InprocNetwork:
         in_place: bool = False,
         copies: Copies | None = None,
         is_ordered: bool = False,
+        num_on_device: float = inf,
     ) -> None:
         """`in_place`: KV is written into shared memory and only headers travel, as with the shm backend. `copies`: they
-        write it where the model computes, as with the cuda_ipc backend. `is_ordered`: the fault rule delays nothing."""
+        write it where the model computes, as with the cuda_ipc backend, to the first `num_on_device` receivers.
+        `is_ordered`: the fault rule delays nothing."""
         self.fault = fault
         self.is_ordered = is_ordered
         self._in_place = in_place
         self._copies = copies
+        self._num_on_device = num_on_device
         self._ipc = LocalIpc()
         self._queues: dict[str, deque[tuple[int, Parcel]]] = {}  # by endpoint: (sender, parcel)
         self._num_endpoints = 0
@@ -87,7 +91,8 @@ class InprocNetwork:
         """A FrameSender of this network."""
         pools = Pools({IN_PLACE: MappedPool}, required="shm") if self._in_place else None
         if self._copies is not None:
-            pools = Pools({ON_DEVICE: partial(DevicePool, AtDevice(memory, self._copies, self._ipc))}, "cuda_ipc")
+            required = "cuda_ipc" if self._num_on_device == inf else ""
+            pools = Pools({ON_DEVICE: partial(DevicePool, AtDevice(memory, self._copies, self._ipc))}, required)
         return FrameSender(memory, instance, _InprocWire(self, instance), window, pools, device_window=window)
 
     def receiver(self, memory: Pages) -> FrameReceiver:
@@ -96,7 +101,7 @@ class InprocNetwork:
         endpoint = f"{SCHEME}{self._num_endpoints}"
         self._queues[endpoint] = deque()
         writers = Writers(PoolOwner(memory), required="shm") if self._in_place else None
-        if self._copies is not None:
+        if self._copies is not None and self._num_endpoints <= self._num_on_device:
             owner = PoolOwner(SeatFile(memory.num_pages), self._ipc.export(memory.device_bytes))
             writers, reader = Writers(owner, required="cuda_ipc"), DeviceReader(memory, self._copies)
             return FrameReceiver(memory, _InprocArrivals(self, endpoint), writers, reader=reader)

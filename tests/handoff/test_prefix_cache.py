@@ -12,6 +12,8 @@ from scheduler.plan import Operation, Outcome, Plan
 from scheduler.planner import Executes
 from tests.cluster import Cluster
 from tests.decode.driving import expect_exact, expect_rest, greedy, make_cluster, prompt_of
+from tests.doubles.backend_inproc import InprocNetwork
+from tests.doubles.device_on_host import HostCopies
 
 PAGE = 4
 SYSTEM = prompt_of("system", 40)
@@ -140,6 +142,18 @@ def test_what_only_prefill_has_is_sent_from_its_cache(mirrored: bool) -> None:
     cluster = make_cluster("1P1D", caches=True, wrap=computed.wrap, mirrored=mirrored)
     serve(cluster, "a", SYSTEM, max_tokens=1)  # prefill draws its only output, and sends nothing
     assert computed.during(lambda: serve(cluster, "b", [*SYSTEM, 9])) == 1
+
+
+def test_what_one_peer_got_on_the_device_comes_to_another_from_the_host() -> None:
+    """The twin of prefill's memory holds zeros where nothing was copied: they would change the text."""
+    computed, network = Computed(), InprocNetwork(copies=HostCopies(), num_on_device=1)
+    cluster = make_cluster("1P2D", caches=True, wrap=computed.wrap, mirrored=True, network=network)
+    serve(cluster, "by frames", [7])
+    serve(cluster, "on the device", SYSTEM)
+    first, second = cluster.decodes.values()
+    assert [worker.planner.book.counts().cached for worker in (first, second)] == [11, 1], "who got what"
+    assert computed.during(lambda: serve(cluster, "by frames too", [*SYSTEM, 9])) == 1
+    assert second.planner.book.counts().cached > 10
 
 
 def test_work_begun_before_a_flush_is_not_cached(served: tuple[Cluster, Computed]) -> None:
