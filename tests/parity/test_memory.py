@@ -1,0 +1,134 @@
+"""Real models in float32: caches, growth and giving way change no token whose margin is larger than rounding.
+
+Requests of two families come in two waves, so the second wave finds what the first one has cached. The pools are so
+small that requests give way and begin again, with other chunks than before.
+"""
+
+import random
+from dataclasses import replace
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from bench.gpu.step_parity import our_logits
+from model.runner import ModelRunner
+from protocol.messages_gateway import SamplingParams
+from tests.cluster import Cluster
+from tests.parity.margins import LOGIT_BOUND, Margin, margins
+from tests.reference import VOCAB_SIZE, reference
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 40
+STORY = Path("models/story")
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+SAMPLED = replace(GREEDY, temperature=0.9, top_k=40, top_p=0.9)
+SYSTEMS = (
+    "You are a kind teacher. You answer every question in short and simple sentences, and you never make things up. ",
+    "Once upon a time there was a small dog who lived near a river. Every morning he went out to find his friends. ",
+)
+QUESTIONS = ("What is a river?", "Tell me of the dog.", "Who is there?", "The sun was up, and the dog ran")
+
+
+def folder_of(name: str) -> Path:
+    return STORY if name == "story" else reference("qwen3").folder
+
+
+@cache
+def runner_of(name: str) -> ModelRunner:
+    return ModelRunner.load(folder_of(name), device="cpu", dtype="float32")
+
+
+def prompts_of(name: str) -> list[list[int]]:
+    """Two beginnings, each with four ends."""
+    if name == "story":
+        tokenizer = Tokenizer.from_file(str(STORY / "tokenizer.json"))
+        return [tokenizer.encode(system + question).ids for system in SYSTEMS for question in QUESTIONS]
+    rng = random.Random(15)
+    systems = [rng.choices(range(VOCAB_SIZE), k=50) for _ in range(2)]
+    return [system + rng.choices(range(VOCAB_SIZE), k=rng.randint(3, 30)) for system in systems for _ in range(4)]
+
+
+def params_of(index: int) -> SamplingParams:
+    return GREEDY if index % 2 else replace(SAMPLED, seed=100 + index)
+
+
+def serve(cluster: Cluster, prompts: list[list[int]]) -> list[list[int]]:
+    """The tokens of two waves: every prompt, then every prompt with three tokens more."""
+    for wave in range(2):
+        for index, prompt in enumerate(prompts):
+            cluster.assign(f"{wave}-{index}", prompt + [7, 8, 9] * wave, params_of(index))
+        cluster.run()
+    cluster.check()
+    cluster.close()
+    assert not cluster.failures
+    return [cluster.answers[f"{wave}-{index}", 0].ids for wave in range(2) for index in range(len(prompts))]
+
+
+@cache
+def transformers_model(name: str) -> torch.nn.Module:
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder_of(name), dtype=torch.float32).eval()
+    return model
+
+
+@cache
+def undisturbed(name: str) -> tuple[list[list[int]], list[list[Margin]]]:
+    """The tokens without cache and with memory to spare, and their margins."""
+    prompts = prompts_of(name)
+    answers = serve(Cluster(runner_of(name), "1U", page_size=16, num_pages=512, chunk_size=0), prompts)
+    asked = [(prompt + [7, 8, 9] * wave, params_of(index)) for wave in range(2) for index, prompt in enumerate(prompts)]
+    return answers, [
+        margins(transformers_model(name), prompt, answer, params)
+        for (prompt, params), answer in zip(asked, answers, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["story", "qwen3"])
+@torch.no_grad()
+def test_rounding_moves_logits_by_less_than_the_bound(name: str) -> None:
+    for prompt in prompts_of(name):
+        theirs_TV = transformers_model(name)(torch.tensor([prompt])).logits[0]
+        assert float((our_logits(runner_of(name), prompt) - theirs_TV).abs().max()) < LOGIT_BOUND / 4
+
+
+@pytest.mark.parametrize("name", ["story", "qwen3"])
+def test_margins_tell_what_is_drawn(name: str) -> None:
+    answers, of_answers = undisturbed(name)
+    pairs = list(zip(chain(*answers), chain(*of_answers), strict=True))
+    assert all(token == margin.token for token, margin in pairs if margin.is_safe)
+    assert sum(margin.is_safe for _, margin in pairs) > 0.95 * len(pairs) == 0.95 * 16 * NUM_TOKENS
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("topology", ["1P1D", "1U", "1P1D-mirrored", "2P2D"])
+@pytest.mark.parametrize("name", ["story", "qwen3"])
+def test_caches_and_giving_way_change_no_token(name: str, topology: str, page_size: int) -> None:
+    topology, _, kind = topology.partition("-")
+    prompts = prompts_of(name)
+    num_pages = 1 + 3 * (max(map(len, prompts)) + 3 + NUM_TOKENS) // page_size  # for two and a bit
+    cluster = Cluster(
+        runner_of(name),
+        topology,
+        page_size=page_size,
+        chunk_size=24,
+        num_pages=num_pages,
+        mirrored=kind == "mirrored",
+        caches=True,
+    )
+    answers = serve(cluster, prompts)
+    assert cluster.num_retracted > 0, "the pool is too large to show anything"
+    assert sum(cluster.cached.values()) > 100, "nothing was cached"
+
+    num_compared = 0
+    for answer, expected, of_answer in zip(answers, *undisturbed(name), strict=True):
+        for ours, theirs, margin in zip(answer, expected, of_answer, strict=True):
+            assert ours == theirs or not margin.is_safe
+            if ours != theirs:
+                break
+            num_compared += 1
+    assert num_compared > 0.9 * 16 * NUM_TOKENS
