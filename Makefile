@@ -38,7 +38,8 @@ TOOLS  := $(PY) -m
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo bench bench-gateway bench-overlap bench-transfer soak check test test-full test-faults explore \
+.PHONY: help setup serve demo bench bench-gateway bench-memory bench-overlap \
+  bench-transfer soak check test test-full test-faults explore \
   explore-handoff mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
@@ -61,6 +62,9 @@ bench: $(READY) ## measure Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm), or
 
 bench-gateway: $(READY) ## measure the gateway alone: CPU per token, time added to TTFT, streams beside long prompts
 	@$(PY) -m bench.gateway $(ARGS)
+
+bench-memory: $(READY) ## measure growth and caches: hit rate and TTFT beside vLLM, tokens computed and moved, the cost
+	@$(PY) -m bench.memory $(ARGS)
 
 bench-overlap: $(READY) ## measure a decode step (forward alone, with overlap, without) and the cost of scheduling
 	@$(PY) -m bench.overlap $(ARGS)

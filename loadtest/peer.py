@@ -84,17 +84,17 @@ def peer_executable(environment: Mapping[str, str]) -> str | None:
     return given or None
 
 
-def vllm_command(executable: str, model: Path, port: int) -> tuple[str, ...]:
-    """vLLM's command line: its defaults, and the context length that the load needs."""
+def vllm_command(executable: str, model: Path, port: int, more: Sequence[str] = ()) -> tuple[str, ...]:
+    """vLLM's command line: its defaults, the context length that the load needs, and `more` of its flags."""
     fixed = ("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "4096")
-    return (executable, "serve", str(model), *fixed)
+    return (executable, "serve", str(model), *fixed, *more)
 
 
 @asynccontextmanager
-async def peer_running(clock: Clock, executable: str, model: Path) -> AsyncIterator[Peer]:
-    """Starts vLLM, yields it once it is healthy, and stops it."""
+async def peer_running(clock: Clock, executable: str, model: Path, more: Sequence[str] = ()) -> AsyncIterator[Peer]:
+    """Starts vLLM with `more` flags, yields it once it is healthy, and stops it."""
     with held_port() as port:
-        command = vllm_command(executable, model, port)
+        command = vllm_command(executable, model, port, more)
         async with started(clock, command, Server("127.0.0.1", port), {**os.environ, **_KV_GIB}) as peer:
             yield peer
 

@@ -107,11 +107,22 @@ class CountedStream(InlineStream):
 
 
 def schedule_cost(batch: int, plan: Plan, kind: Kind = GREEDY) -> tuple[float, float]:
-    """(microseconds of the host in one step, microseconds to encode its messages), medians. All runs on this thread;
-    the forward stream's time is subtracted."""
+    """(microseconds of the host in one step, microseconds to encode its messages), medians."""
+    steps, encodings = host_times(batch, plan, kind)
+    return round(median(steps) * 1e6, 1), round(median(encodings) * 1e6, 1)
+
+
+def host_times(
+    batch: int, plan: Plan, kind: Kind = GREEDY, page_size: int = PAGE_SIZE
+) -> tuple[list[float], list[float]]:
+    """Seconds of the host in each step, and seconds to encode the messages of each.
+
+    All runs on this thread; the forward stream's time is subtracted.
+    """
     clock = MonotonicClock()
     stream = CountedStream(clock)
-    planner = planner_of(executor_of(NoModel(), kind.num_requests(batch), plan.max_context, stream))
+    executor = executor_of(NoModel(), kind.num_requests(batch), plan.max_context, stream, page_size=page_size)
+    planner = planner_of(executor)
     worker = UnifiedWorker(planner, "bench", clock, overlap=True, chunk_size=1 << 20)
 
     params = kind.params(plan.num_tokens)
@@ -146,7 +157,7 @@ def schedule_cost(batch: int, plan: Plan, kind: Kind = GREEDY) -> tuple[float, f
         worker.outbox.gateway.clear()
 
     assert worker.stats().running == batch + len(guests), "no request has ended: every step had the whole batch"
-    return round(median(steps) * 1e6, 1), round(median(encodings) * 1e6, 1)
+    return steps, encodings
 
 
 def show(

@@ -167,17 +167,21 @@ class Decoding:
 
 
 def executor_of(
-    runner: Runner, batch: int, max_context: int, forward: Stream, schedule: Stream | None = None
+    runner: Runner,
+    batch: int,
+    max_context: int,
+    forward: Stream,
+    schedule: Stream | None = None,
+    page_size: int = PAGE_SIZE,
 ) -> Executor:
     """An executor with memory for `batch` requests of `max_context` tokens."""
-    layout = runner.kv_layout(PAGE_SIZE)
-    kv = PagedKv(layout, num_pages(runner, batch, max_context), runner.device)
+    kv = PagedKv(runner.kv_layout(page_size), num_pages(runner, batch, max_context, page_size), runner.device)
     return executor_on(kv, runner, batch, max_context, forward, schedule)
 
 
-def num_pages(runner: Runner, batch: int, max_context: int) -> int:
+def num_pages(runner: Runner, batch: int, max_context: int, page_size: int = PAGE_SIZE) -> int:
     """Pages that `batch` requests need, and the padding page."""
-    return 1 + batch * runner.kv_layout(PAGE_SIZE).num_pages(max_context)
+    return 1 + batch * runner.kv_layout(page_size).num_pages(max_context)
 
 
 def executor_on(

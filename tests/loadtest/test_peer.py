@@ -9,7 +9,7 @@ import pytest
 
 from loadtest import peer as peer_module
 from loadtest.http_exchange import Server
-from loadtest.peer import peer_executable, session_members, started
+from loadtest.peer import peer_executable, session_members, started, vllm_command
 from loadtest.ports import held_port
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
@@ -67,3 +67,9 @@ def test_the_variable_names_an_executable(tmp_path: Path) -> None:
     assert peer_executable({"BATON_PEER_VLLM": sys.executable}) == sys.executable
     with pytest.raises(ConfigError, match="BATON_PEER_VLLM"):
         peer_executable({"BATON_PEER_VLLM": str(tmp_path / "absent")})
+
+
+def test_further_flags_follow_those_that_every_load_needs() -> None:
+    plain = vllm_command("vllm", Path("folder"), 8701)
+    assert plain[:3] == ("vllm", "serve", "folder") and "8701" in plain
+    assert vllm_command("vllm", Path("folder"), 8701, ("--block-size", "32")) == (*plain, "--block-size", "32")

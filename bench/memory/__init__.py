@@ -1,0 +1,1 @@
+"""What growing contexts and prefix caches save and cost."""

@@ -1,0 +1,64 @@
+"""What is read of a stream, and how requests are kept in a pool's bounds."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from bench.memory.pool import Request, within
+from bench.memory.side import Answer, answer_of, in_turns
+
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":%b}}'
+TOKEN = b'data: {"choices":[{"token_ids":[%b]}]}'
+DONE = (4.0, b"data: [DONE]")
+
+
+@pytest.mark.parametrize("details, cached", [(b'{"cached_tokens":4}', 4), (b"null", 0), (b"{}", 0)])
+def test_an_answer_has_its_tokens_and_its_cached_ones(details: bytes, cached: int) -> None:
+    lines = [(1.0, TOKEN % b""), (2.0, TOKEN % b"5"), (3.5, TOKEN % b"6"), (4.0, b""), (4.0, USAGE % details), DONE]
+    answer = answer_of(0.5, lines)
+    assert (answer.ids, answer.arrivals, answer.num_computed) == ((5, 6), (1.5, 3.0), 9 - cached)
+    assert answer.longest_pause_s == 1.5
+
+
+@pytest.mark.parametrize("line", [b'data: {"error":{"message":"full"}}', TOKEN % b"5"])
+def test_a_stream_that_ends_early_is_an_error(line: bytes) -> None:
+    with pytest.raises(RuntimeError, match="a stream ended"):
+        answer_of(0.0, [(1.0, TOKEN % b"4"), (2.0, line)])
+
+
+async def test_so_many_run_at_a_time_and_results_keep_their_order() -> None:
+    running, most = 0, 0
+
+    def job(index: int) -> Callable[[], "asyncio.Future[int]"]:
+        async def run() -> int:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            for _ in range(5 - index % 3):
+                await asyncio.sleep(0)
+            running -= 1
+            return index
+
+        return lambda: asyncio.ensure_future(run())
+
+    assert await in_turns([job(index) for index in range(10)], 3) == list(range(10))
+    assert most == 3
+
+
+async def test_requests_wait_until_their_context_fits() -> None:
+    used, order = 0, []
+
+    async def send(request: Request) -> Answer:
+        nonlocal used
+        used += request.num_pages
+        assert used <= 6, "the pool's pages"
+        order.append(request.seed)
+        for _ in range(3 + request.seed % 2):
+            await asyncio.sleep(0)
+        used -= request.num_pages
+        return Answer(0.0, (1.0,), (request.seed,), 1, 0, 1)
+
+    requests = [Request(seed, (1,) * 16 * pages, (2,)) for seed, pages in enumerate([1, 2, 3, 1, 4, 1])]
+    answers = await within(requests, 6, send)
+    assert [answer.ids for answer in answers] == [(seed,) for seed in order] == [(seed,) for seed in range(6)]
