@@ -36,6 +36,7 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         started.fingerprint,
         started.clock,
         overlap=not settings.disable_overlap_schedule,
+        policies=started.policies,
         reservations_from=secrets.randbits(62),  # nobody may guess the number, which lets a frame in
     )
     link = PrefillLink(

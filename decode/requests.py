@@ -7,7 +7,6 @@ WAITING waits for its KV, RUNNING has joined the running batch. A request whose 
 straight to FINISHED. transfer/states.py has the states of its transfer.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +18,7 @@ from protocol.kv_layout import full_pages, pages_for
 from protocol.messages_gateway import Assign, WorkerAddress
 from protocol.messages_handoff import PrefillJob
 from runtime.clock import Deadlines
+from runtime.waiting_line import WaitingLine
 from scheduler.kv_pages import PageState
 from scheduler.planner import Planner
 from scheduler.req import Req
@@ -26,6 +26,7 @@ from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import ReceiveTransfer
 from transfer.plan import start_unit
 from transfer.states import TransferState, advance, least
+from worker.policies import DEFAULTS, Policies
 from worker.requests import Assigned
 
 HANDOVER_DEADLINE_S = 120.0  # from the job to its last frame, at least
@@ -100,7 +101,14 @@ class Requests:
     The cost of a turn does not depend on their number.
     """
 
-    def __init__(self, planner: Planner, receiver: FrameReceiver, peers: PrefillPeers, reservations_from: int) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        receiver: FrameReceiver,
+        peers: PrefillPeers,
+        reservations_from: int,
+        policies: Policies = DEFAULTS,
+    ) -> None:
         """Reservations are numbered from `reservations_from` on."""
         self.by_key: dict[tuple[str, int], DecodeRequest] = {}
         self._planner = planner
@@ -108,19 +116,23 @@ class Requests:
         self._peers = peers
         self._numbers = count(reservations_from)
         self._arrivals = count()
-        self._lines: dict[int, OrderedDict[DecodeRequest, None]] = {}  # by prefill instance
+        self._prefix = policies.prefix(planner)
+        self._lines: dict[int, WaitingLine[DecodeRequest]] = {}  # by prefill instance
         self.by_reservation: dict[int, DecodeRequest] = {}  # those whose KV is on its way
         self.late: Deadlines[DecodeRequest] = Deadlines()  # those with a reservation
         self._staged: list[DecodeRequest] = []
 
-    def add(self, assign: Assign, prefill: WorkerAddress) -> DecodeRequest:
+    def add(self, assign: Assign, prefill: WorkerAddress, now: float) -> DecodeRequest:
         """A new request, which waits for its turn."""
         request = self.by_key[assign.key] = DecodeRequest(assign, prefill, next(self._arrivals))
-        line = self._lines.setdefault(prefill.instance, OrderedDict())
-        line[request] = None
-        if assign.resumes:
-            line.move_to_end(request, last=False)
+        line = self._lines.setdefault(prefill.instance, WaitingLine(self._prefix))
+        line.add(request, now, assign.priority, resumes=assign.resumes)
         return request
+
+    @property
+    def num_in_line(self) -> int:
+        """Requests without a reservation."""
+        return sum(map(len, self._lines.values()))
 
     def depending_on(self, instance: int) -> list[DecodeRequest]:
         """The requests that still need the prefill worker `instance`."""
@@ -134,7 +146,7 @@ class Requests:
     # ---- without a reservation ----
 
     def admit(self, now: float) -> list[DecodeRequest]:
-        """Reserves pages and rows for waiting requests, oldest first, and returns these requests.
+        """Reserves pages and rows for waiting requests in the order of their lines, and returns these requests.
 
         A request without job credit lets others pass. One without pages or rows holds the rest back, so none starves.
         """
@@ -144,9 +156,13 @@ class Requests:
         return admitted
 
     def _next(self) -> DecodeRequest | None:
-        """The oldest request whose prefill worker takes jobs. Looks only at the first in each worker's line."""
-        firsts = [next(iter(line)) for instance, line in self._lines.items() if self._peers.takes_jobs(instance)]
-        return min(firsts, key=lambda first: (not first.assign.resumes, first.order), default=None)
+        """The next request whose prefill worker takes jobs. Looks only at the first in each worker's line."""
+        firsts = [
+            (line.rank(first), first.order, first)
+            for instance, line in self._lines.items()
+            if self._peers.takes_jobs(instance) and (first := line.first()) is not None
+        ]
+        return min(firsts)[-1] if firsts else None
 
     def _reserve(self, request: DecodeRequest, now: float) -> bool:
         assign, planner, peer = request.assign, self._planner, self._peers.by_instance[request.prefill.instance]
@@ -183,7 +199,7 @@ class Requests:
 
     def _leave_line(self, request: DecodeRequest) -> None:
         if (line := self._lines.get(request.prefill.instance)) is not None:
-            line.pop(request, None)
+            line.remove(request)
             if not line:
                 del self._lines[request.prefill.instance]
 

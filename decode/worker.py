@@ -39,6 +39,7 @@ from scheduler.planner import Launched, Planner
 from scheduler.req import Req, first_tokens_fault
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import CreditReturned, Delivered, FirstFrame, FrameRejected, LastInDoubt, TransferFailed
+from worker.policies import DEFAULTS, Policies
 from worker.requests import Outbox, PhaseTimes, TokenStream, assign_fault
 
 
@@ -55,6 +56,7 @@ class DecodeWorker:
         *,
         overlap: bool,
         reservations_from: int,
+        policies: Policies = DEFAULTS,
     ) -> None:
         """Reservations are numbered from `reservations_from` on."""
         self.outbox = Outbox()
@@ -64,7 +66,8 @@ class DecodeWorker:
         self._clock = clock
         self.loop = OverlapLoop(planner, self, overlap)
         self._peers = PrefillPeers(address, planner.layout, fingerprint, receiver, self.outbox, clock)
-        self._requests = Requests(planner, receiver, self._peers, reservations_from)
+        self._policies = policies
+        self._requests = Requests(planner, receiver, self._peers, reservations_from, policies)
         self._tokens = TokenStream(planner, self._requests.by_key, self._phases, ("", "first decode"))
 
     # ---- messages ----
@@ -179,7 +182,11 @@ class DecodeWorker:
             self.outbox.fail(assign.key, BadRequest(reason))
             return
 
-        request = self._requests.add(assign, assign.prefill)
+        if full := self._policies.refusal(assign, self._requests.num_in_line):
+            self.outbox.fail(assign.key, full)
+            return
+
+        request = self._requests.add(assign, assign.prefill, self._clock.now())
         self._phases.stamp(request, "queued at decode")
         self._peers.greet(assign.prefill)
         if (peer := self._peers.by_instance.get(assign.prefill.instance)) is not None and peer.refusal:

@@ -76,10 +76,9 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     # memory and batches
     _flag(
         "--max-num-batched-tokens",
-        "it limits prompt tokens and decodes of a step together; here they are apart: --chunked-prefill-size limits"
+        "it limits prompt tokens and decodes of a step together; here they are apart: --max-prefill-tokens limits"
         " the prompt tokens, --max-running-requests the decodes",
     ),
-    _flag("--max-prefill-tokens", "--chunked-prefill-size limits the prompt tokens of one prefill step"),
     _flag(
         "--gpu-memory-utilization --mem-fraction-static",
         "it is a share of the GPU's memory, with weights and KV in it; Baton takes what is free, less a reserve, and"
@@ -89,11 +88,8 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--num-gpu-blocks-override", "it counts pages; --max-total-tokens counts the tokens in them"),
     _flag("--swap-space", "KV is never moved out to host memory", "0"),
     _flag("--cpu-offload-gb", "weights stay where the worker computes", "0"),
-    _flag("--max-queued-requests", "--max-choices-in-flight limits what waits and what is being answered, together"),
-    _flag("--schedule-policy --scheduling-policy", "requests are taken in the order in which they come", "fcfs"),
     _taken("--enable-chunked-prefill", "prompts are cut into chunks unless --chunked-prefill-size is 0"),
     _flag("--no-enable-chunked-prefill", "`--chunked-prefill-size 0` takes whole prompts"),
-    _flag("--enable-mixed-chunk", "prefill and decode run on separate workers; a unified worker always mixes them"),
     _taken("--enable-prefix-caching", "prefixes are cached unless --disable-radix-cache is given"),
     _flag(
         "--speculative-config --speculative-algorithm --speculative-draft-model-path --speculative-num-steps"

@@ -15,6 +15,9 @@ from protocol.errors import (
     InternalError,
     LaunchFailed,
     LayoutMismatch,
+    Overloaded,
+    PrefillQueueFull,
+    QueueFull,
     Retraction,
     Unavailable,
     WireError,
@@ -33,10 +36,11 @@ from protocol.messages_gateway import (
 from runtime.clock import Clock
 from runtime.log import Refusals, get_log
 from runtime.settings import Pairing
+from runtime.waiting_line import WaitingLine
 
 GATEWAY = "gateway"  # the worker name in the gateway's own stamps
 INVALID, FOREIGN = "tokens", "of another's request"  # kinds of refused messages
-PASSING = (Unavailable, LayoutMismatch, LaunchFailed)
+PASSING = (Unavailable, LayoutMismatch, LaunchFailed, QueueFull)
 PASSING_CODES = tuple(kind.code for each in PASSING for kind in (each, *each.__subclasses__()))
 MOST_LAUNCH_FAILURES = 2  # of one request: the request itself may break the launches
 log = get_log("gateway.dispatch")
@@ -51,7 +55,7 @@ class RetryRules:
     wait_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stranded:
     """Choices whose attempt failed with `error` and that wait for workers. `since`: when the lost worker was last
     heard, or when the attempt failed if none was lost."""
@@ -86,7 +90,7 @@ class Dispatch:
         self._refusals = refusals
 
         self.loads = Loads()
-        self._stranded: list[Stranded] = []
+        self._stranded: WaitingLine[Stranded] = WaitingLine()
         self._stopped: str | None = None  # if set, why no request is taken any more
         self.requests = Requests()
         # Attempts after the first, by the code of the error that ended the one before.
@@ -136,7 +140,8 @@ class Dispatch:
         self._forget(record)
 
     def _pick(self, record: RequestRecord, choices: range) -> Pair | None:
-        return self._pairer.pick(self._membership.members, record.need_of(choices), self.loads, record.avoided)
+        members = [member for member in self._membership.members if member.key not in record.full]
+        return self._pairer.pick(members, record.need_of(choices), self.loads, record.avoided)
 
     def _begin(self, record: RequestRecord, choices: range, pair: Pair) -> bool:
         """Starts an attempt. False if the worker turns out to be gone; the worker is then lost."""
@@ -191,10 +196,17 @@ class Dispatch:
             for number in attempt.running:
                 record.choices[number].num_launch_failures += 1
 
+        if isinstance(error, QueueFull):
+            record.full.add((isinstance(error, PrefillQueueFull) and attempt.prefill) or attempt.decode)
+            for number in attempt.running:
+                record.choices[number].num_attempts -= 1  # nothing has failed
+        else:
+            record.full.clear()
+
         # Choices wait from when their lost worker was last heard, else from now.
         lost = self._membership.losses
         since = min((lost[key].last_seen for key in attempt.workers if key in lost), default=self._clock.now())
-        if may_go_on(error) and not isinstance(error, WorkerLost):
+        if may_go_on(error) and not isinstance(error, WorkerLost | QueueFull):
             record.avoided.update(attempt.workers)
 
         ended = record.finish_what_ends(attempt.running)
@@ -217,7 +229,8 @@ class Dispatch:
                 if final is not None:
                     self._fail(record, final)
                 elif pair is None:
-                    self._stranded.append(replace(stranded, choices=choices))
+                    waiting = replace(stranded, choices=choices)
+                    self._stranded.add(waiting, waiting.since, record.prompt.priority, resumes=first.gave_way)
                     break
                 elif self._begin(record, choices, pair):
                     self._retried(record, stranded.error)
@@ -228,6 +241,8 @@ class Dispatch:
         tell, event = log.warning, "request retried"
         if isinstance(error, Retraction):  # part of serving with a full memory; nothing is broken
             tell, event = log.info, "request gave way"
+        elif isinstance(error, QueueFull):
+            tell, event = log.info, "request sent to another worker"
         tell(
             event,
             request_id=record.request_id,
@@ -239,8 +254,8 @@ class Dispatch:
 
     def rescue(self) -> None:
         """Looks again for workers for the stranded choices."""
-        stranded, self._stranded = self._stranded, []
-        for each in stranded:
+        for each in list(self._stranded):
+            self._stranded.remove(each)
             self._go_on(each)
 
     # ---- messages of workers ----
@@ -299,6 +314,7 @@ class Dispatch:
             self._end_attempt(record, attempt)
         choice = record.choices[message.choice]
         choice.gave_way = True
+        record.full.clear()
         choice.num_attempts -= 1  # nothing has failed
         error = Retraction(f"{attempt.decode.worker_id} had no memory for it any more")
         self._go_on(Stranded(record, [message.choice], error, self._clock.now()))
@@ -336,6 +352,8 @@ def final_error(
     or without one when a worker has joined. `waited_s`: since the lost worker was last heard; 0 if none was lost."""
     if not may_go_on(error):
         return error
+    if isinstance(error, QueueFull):
+        return None if has_pair else Overloaded(f"{error.message}, and no other worker has room; try again")
 
     if choice.num_launch_failures >= MOST_LAUNCH_FAILURES:
         return LaunchFailed(f"{error.message} (computing it failed {choice.num_launch_failures} times)")

@@ -155,6 +155,7 @@ class RequestRecord:
     num_cached: int = 0  # prompt tokens that the attempt without replayed outputs has not computed
     pairs: list[str] = field(default_factory=list)  # the workers of all attempts, for the log
     avoided: set[WorkerKey] = field(default_factory=set)  # workers on which an attempt failed
+    full: set[WorkerKey] = field(default_factory=set)  # workers that have refused it since, because too many wait there
 
     @property
     def is_done(self) -> bool:
@@ -215,6 +216,7 @@ class RequestRecord:
             num_replayed=len(replayed),
             resumes=self.choices[first].gave_way,
             cache_salt=self.prompt.cache_salt,
+            priority=self.prompt.priority,
         )
 
     def finish_what_ends(self, numbers: Iterable[int]) -> list[Delivery]:

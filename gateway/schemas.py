@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, Validati
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from protocol.errors import BadRequest
+from protocol.messages_gateway import Priority
 from runtime.settings import HttpLimits
 
 MAX_DEPTH = 200  # jiter's own limit
@@ -100,6 +101,7 @@ class GenerationRequest(BaseModel, strict=True, allow_inf_nan=False):
     return_token_ids: bool | None = None
     timeline: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    priority: Priority | None = None
     user: str | None = None
 
     @property

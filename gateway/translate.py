@@ -178,6 +178,7 @@ class Prompt:
     stops: StopSet = NO_STOPS
     skip_special: bool = True
     cache_salt: str = ""
+    priority: int = 0
 
 
 class Translator:
@@ -211,8 +212,8 @@ class Translator:
                 what = f"got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}"
                 _refuse("min_tokens", what)
             sampling = replace(rules, max_tokens=num_tokens)
-            salt = request.cache_salt or ""
-            prompts.append(Prompt(tuple(ids), sampling, num_choices, stops, skip_special, salt))
+            salt, priority = request.cache_salt or "", request.priority or 0
+            prompts.append(Prompt(tuple(ids), sampling, num_choices, stops, skip_special, salt, priority))
         return prompts
 
     def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:

@@ -34,6 +34,7 @@ def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
         started.fingerprint,
         started.clock,
         overlap=not settings.disable_overlap_schedule,
+        policies=started.policies,
         chunk_size=settings.chunked_prefill_size,
     )
     return (

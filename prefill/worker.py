@@ -6,12 +6,11 @@
 It decides what to compute next and when pages are given back. transfer/states.py has a job's states.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefill.decode_peers import DecodePeers
-from protocol.errors import BadRequest, BatonError, KvNotDelivered, WireError
+from protocol.errors import BadRequest, BatonError, KvNotDelivered, PrefillQueueFull, WireError
 from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import ChoiceTokens, FirstToken, PeerLost, ToWorker, WorkerAddress, WorkerStats
 from protocol.messages_handoff import (
@@ -27,12 +26,14 @@ from protocol.messages_handoff import (
     ToPrefill,
 )
 from runtime.clock import Clock, Deadlines
+from runtime.waiting_line import WaitingLine
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.planner import Launched, Planner
 from scheduler.req import Req
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import SendTransfer, Target
 from transfer.states import TransferState, least
+from worker.policies import DEFAULTS, Policies
 from worker.requests import Assigned, Outbox, PhaseTimes, assign_fault, next_chunks
 
 
@@ -71,6 +72,8 @@ class Job(Assigned):
         return JobFinishedEarly(self.target.reservation, first_tokens, tuple(self.stamps), self.num_cached)
 
 
+# At decode a level of priority is worth a second. Here jobs have a deadline, and few wait: it is worth less.
+JOB_LEVEL_S = 0.1
 DELIVERY_DEADLINE_S = 600.0  # from making the last frame to KvDelivered; decode gives up long before
 
 
@@ -87,19 +90,20 @@ class PrefillWorker:
         *,
         overlap: bool,
         chunk_size: int,
+        policies: Policies = DEFAULTS,
     ) -> None:
         self.outbox = Outbox()
         self._phases = PhaseTimes(clock, address.worker_id)
         self.planner = planner
         self._sender = sender
         self._clock = clock
-        self._chunk_size = chunk_size
+        self._chunk_size, self._policies = chunk_size, policies
         self.loop = OverlapLoop(planner, self, overlap)
 
         self._peers = DecodePeers(address, planner.layout, fingerprint, sender)
         self._jobs: dict[tuple[int, int], Job] = {}  # by (decode instance, reservation)
         self._job_of: dict[Req, Job] = {}  # by the choices' Req
-        self._waiting: OrderedDict[Job, None] = OrderedDict()
+        self._waiting: WaitingLine[Job] = WaitingLine(policies.prefix(planner), JOB_LEVEL_S)
         self._computing: dict[Job, None] = {}  # no more than there are rows
         self._late: Deadlines[Job] = Deadlines()
 
@@ -170,8 +174,9 @@ class PrefillWorker:
     # ---- loop: what the overlap loop asks of a role ----
 
     def launch(self) -> bool:
-        """Launches chunks of the oldest prompts, up to the chunk size."""
-        chunks = next_chunks([job for job in self._computing if job.prompt_left], self._chunk_size)
+        """Launches chunks of the prompts that were admitted first, up to the chunk size and the budget of a launch."""
+        jobs = [job for job in self._computing if job.prompt_left]
+        chunks = next_chunks(jobs, self._chunk_size, max_tokens=self._policies.max_prefill_tokens)
         if not chunks:
             return False
         self.planner.launch(chunks, relay=False, ships=True)
@@ -213,14 +218,16 @@ class PrefillWorker:
             return  # a repeat: its job may have ended, and other requests may own its pages
 
         peer.newest = message.reservation
+        if full := self._policies.refusal(assign, len(self._waiting), PrefillQueueFull):
+            self.outbox.decode.append((instance, JobFailed(message.reservation, full.code, full.message)))
+            return
+
         target = Target(peer.address, message.reservation, assign.attempt, message.pages, message.start)
         job = Job(assign, target)
         job.to_host = self._sender.reads_host(job.target)
         self._jobs[instance, message.reservation] = job
         self._job_of.update(dict.fromkeys(job.reqs, job))
-        self._waiting[job] = None
-        if assign.resumes:
-            self._waiting.move_to_end(job, last=False)
+        self._waiting.add(job, self._clock.now(), assign.priority, resumes=assign.resumes)
         self._phases.stamp(job, "job received")
 
     def _on_end(self, instance: int, message: CancelJob | KvDelivered) -> None:
@@ -237,13 +244,12 @@ class PrefillWorker:
     # ---- jobs ----
 
     def _admit(self) -> None:
-        """Admits jobs, oldest first. A prompt that does not fit yet holds the later ones back."""
-        while self._waiting:
-            job = next(iter(self._waiting))
+        """Admits jobs in the order of the line. A prompt that does not fit yet holds the later ones back."""
+        while (job := self._waiting.first()) is not None:
             if not self.planner.admit(job.reqs[:1], job.prompt_len, key=job.cache_key):
                 return
 
-            del self._waiting[job]
+            self._waiting.remove(job)
             job.num_cached = job.prompt.held.num_cached
             self._computing[job] = None
             if job.moves_kv:
@@ -295,7 +301,7 @@ class PrefillWorker:
         """Ends a job in every case. Its pages are reused once the transport has stopped reading them."""
         self._sender.cancel(job.target)  # does nothing after delivery
         self._late.drop(job)
-        self._waiting.pop(job, None)
+        self._waiting.remove(job)
         self._computing.pop(job, None)
 
         target = job.target

@@ -4,6 +4,8 @@
     ├── BadRequest            the client's request is wrong                         HTTP 400
     │   └── UnknownModel      it names a model that is not served                   HTTP 404
     ├── Overloaded            a queue or a limit is full; try again                 HTTP 429
+    │   └── QueueFull         too many requests wait at a decode or unified worker  HTTP 429
+    │       └── PrefillQueueFull  the same, at a prefill worker                     HTTP 429
     ├── Unavailable           no healthy worker can take or finish the request      HTTP 503
     │   ├── WorkerLost        the worker that had the request is gone               HTTP 503
     │   ├── Retraction        it had to give way, because KV memory is full         HTTP 503
@@ -54,6 +56,18 @@ class Overloaded(BatonError):
     """A limit is reached; the same request may succeed later."""
 
     code = "overloaded"
+
+
+class QueueFull(Overloaded):
+    """Too many requests wait at a decode or unified worker. It has begun nothing; another one may have room."""
+
+    code = "queue_full"
+
+
+class PrefillQueueFull(QueueFull):
+    """Too many requests wait at the prefill worker of a pair."""
+
+    code = "prefill_queue_full"
 
 
 class Unavailable(BatonError):

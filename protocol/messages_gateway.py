@@ -266,6 +266,11 @@ class RegisterAgain(Message):
     gateway_instance: Instance
 
 
+FIRST_PRIORITY, LAST_PRIORITY = -100, 100
+# A smaller number is served earlier, as in vLLM; see runtime/waiting_line.py.
+Priority = Annotated[int, Field(strict=True, ge=FIRST_PRIORITY, le=LAST_PRIORITY)]
+
+
 @dataclass(frozen=True)
 class Assign(Message):
     """Serve n choices of one prompt. A decode worker reserves pages and sends the job to `prefill`. For a unified
@@ -286,6 +291,7 @@ class Assign(Message):
     num_replayed: Count = 0
     resumes: Flag = False  # it had to give way, and comes before those that have not begun
     cache_salt: Text = ""  # requests with different salts share no KV
+    priority: Priority = 0
 
     @property
     def key(self) -> tuple[str, int]:

@@ -24,6 +24,7 @@ Device = Literal["auto", "cpu", "cuda"] | Annotated[str, Field(pattern="^cuda:[0
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionName = Literal["auto", "triton", "varlen", "cpu"]
 TransferBackend = Literal["auto", "shm", "zmq", "cuda_ipc", "ray", "nixl"]
+SchedulePolicy = Literal["fcfs", "lpm"]
 Pairing = Literal["least_loaded", "round_robin"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 WebOrigin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s\p{C}]+)$")]
@@ -150,7 +151,17 @@ class WorkerSettings(ProcessSettings):
     max_running_requests: Annotated[int, Field(ge=1, le=65536), _memory("requests in one worker's batch",
         aliases=("max-num-seqs",))] = 64
     chunked_prefill_size: Annotated[NotNegative, _memory(
-        "prompt tokens in one prefill step; 0 takes whole prompts")] = 2048
+        "tokens of one prompt in one prefill step; 0 takes whole prompts")] = 2048
+    max_prefill_tokens: Annotated[Positive | None, _memory("tokens of all prompts in one prefill step",
+        unset="--chunked-prefill-size; one prompt at a time if that is 0")] = None
+    enable_mixed_chunk: Annotated[bool, _memory(
+        "a unified worker computes prompts in the same steps in which it decodes; false: in turns")] = True
+    schedule_policy: Annotated[SchedulePolicy, _memory(
+        "who is next of the requests that wait, if their priority is the same: fcfs, the first that came, or lpm, of"
+        " those that came within 10 s the one of which most is cached",
+        metavar="RULE", aliases=("scheduling-policy",), synonyms={"priority": "fcfs"})] = "fcfs"
+    max_queued_requests: Annotated[Positive, _memory(
+        "requests that wait at one worker for memory; beyond it clients get 429")] = 2048
     num_reserved_decode_tokens: Annotated[NotNegative, _memory(
         "tokens that each running request has room for when another one is admitted, at most 1/16 of KV memory")] = 512
     disable_radix_cache: Annotated[bool, _memory(

@@ -78,14 +78,14 @@ def give_way(
 ) -> list[Req]:
     """Those who give way so that at least `missing` pages come free. `num_own`: how many pages nobody else holds.
 
-    The fewest outputs first, among equals the youngest; never the last one. One that began again gives way only when
-    nobody else is left, until it has run `margin` tokens.
+    The last in priority first, then the fewest outputs, among equals the youngest; never the last one. One that began
+    again gives way only when nobody else is left, until it has run `margin` tokens.
     """
 
-    def rank(place: int) -> tuple[bool, int, int]:
+    def rank(place: int) -> tuple[bool, int, int, int]:
         req = candidates[place]
         num_new = req.num_sampled - req.num_replayed
-        return bool(req.num_replayed) and num_new < margin, len(req.outputs), -place
+        return bool(req.num_replayed) and num_new < margin, -req.priority, len(req.outputs), -place
 
     chosen: list[Req] = []
     for place in sorted(range(len(candidates)), key=rank)[:-1]:

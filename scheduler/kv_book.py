@@ -146,6 +146,10 @@ class KvBook:
         self._claimed += margins
         return tuple(holdings)
 
+    def num_cached(self, key: CacheKey) -> int:
+        """Tokens at the start of a prompt that are cached. Asking does not count as a use of them."""
+        return 0 if self._cache is None else self._cache.num_known(key.ids, key.salt) * self.page_size
+
     def _find(self, key: CacheKey | None, prompt_len: int, unit: int) -> list[int]:
         """The cached pages that a prompt can begin with."""
         if self._cache is None or key is None:

@@ -249,9 +249,15 @@ class Planner:
         *,
         relay: bool = True,
         ships: bool = False,
+        resting: tuple[Req, ...] = (),
     ) -> Launched:
-        """Submits a plan, and counts its requests' progress as if it had succeeded. `decodes` is from decodes()."""
+        """Submits a plan, and counts its requests' progress as if it had succeeded. `decodes` is from decodes().
+
+        `resting`, also from decodes(), do not decode in this launch, but in the next one.
+        """
         leaves, joins = self._changes(decodes)
+        if resting:
+            self._joining = list(resting)
         for chunk in chunks:
             self._grant(chunk.req.held)
         plan = Plan(
@@ -338,18 +344,22 @@ def _chunk(chunk: ExtendChunk) -> Chunk:
     return Chunk(held.row, chunk.start, ids, draws, host_from)
 
 
-def plan_chunks(remaining: Sequence[int], chunk_size: int, taken: int = 0) -> list[int]:
+def plan_chunks(remaining: Sequence[int], chunk_size: int, taken: int = 0, max_tokens: int | None = None) -> list[int]:
     """How many tokens of each prompt to compute. `remaining[i]` tokens are left of prompt i; prompts are oldest first.
 
-    `chunk_size` bounds the tokens of one launch, and decodes take `taken` of them. 0 means whole prompts, one at a
-    time. A launch computes at least one token of the oldest prompt.
+    `chunk_size` bounds the tokens of one prompt; 0 means whole prompts. `max_tokens` bounds those of one launch, and
+    decodes take `taken` of them; without it, `chunk_size` does, or one whole prompt is taken. A launch computes at
+    least one token of the oldest prompt. No prompt passes an older one.
     """
-    if chunk_size == 0:
-        return [remaining[0]] + [0] * (len(remaining) - 1) if remaining else []
-    budget = max(chunk_size - taken, 1)
-    planned: list[int] = []
-    for left in remaining:
-        take = min(left, budget)
-        planned.append(take)
+    budget = max((max_tokens or chunk_size or 1) - taken, 1)
+    planned = [0] * len(remaining)
+    for place, left in enumerate(remaining):
+        if chunk_size:
+            take = min(left, chunk_size, budget)
+        else:
+            take = left if left <= budget or place == 0 else 0
+        planned[place] = take
         budget -= take
+        if budget <= 0 or take == 0:
+            break
     return planned

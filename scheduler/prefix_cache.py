@@ -56,6 +56,16 @@ class PrefixCache:
             return []
         return _path(self._descend(root, ids)[0])
 
+    def num_known(self, ids: bytes, salt: str = "") -> int:
+        """How many pages `match` would return. Does not count as a use of them."""
+        node, found = self._roots.get(salt), 0
+        while node is not None:
+            node = (node.children or {}).get(ids[found : found + self._page_bytes])
+            if node is not None and not ids.startswith(node.ids, found):
+                return found // self._page_bytes + self._num_same(node.ids, ids, found)
+            found += 0 if node is None else len(node.ids)
+        return found // self._page_bytes
+
     def insert(self, ids: bytes, pages: Sequence[int], salt: str = "") -> list[int]:
         """Adds the full pages of `ids`: pages[i] holds page i. Returns the pages that the tree held before.
 

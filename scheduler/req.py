@@ -30,6 +30,7 @@ class Req:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     num_replayed: int = 0
+    priority: int = 0  # a smaller number gives way later
 
     holding: Holding | None = None  # set at admission, cleared at release
 

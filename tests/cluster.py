@@ -36,6 +36,7 @@ from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.page_ledger import check_pages
 from unified.worker import UnifiedWorker
 from worker.boot import open_streams
+from worker.policies import DEFAULTS, Policies
 
 Worker = PrefillWorker | DecodeWorker | UnifiedWorker
 
@@ -87,6 +88,7 @@ class Cluster:
         wrap: Callable[[Executor], Executes] = lambda executor: executor,
         caches: bool = False,
         margin: int = 0,
+        policies: Policies = DEFAULTS,
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -104,7 +106,7 @@ class Cluster:
         self.on_message: Callable[[ToGateway], None] = lambda message: None
         self._next = 0
         self._clock = clock or MonotonicClock()
-        self._overlap, self._chunk_size = overlap, chunk_size
+        self._overlap, self._chunk_size, self._policies = overlap, chunk_size, policies
         self._decode_page_size = decode_page_size or page_size
         self._fingerprint = runner.fingerprint()
         counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
@@ -145,9 +147,15 @@ class Cluster:
         planner = self._planner()
         address = WorkerAddress(worker_id, instance, peer=f"inproc-{instance}")
         sender = self.network.sender(self._executors[planner].kv, instance)
-        overlap, chunk_size = self._overlap, self._chunk_size
         worker = PrefillWorker(
-            planner, sender, address, self._fingerprint, self._clock, overlap=overlap, chunk_size=chunk_size
+            planner,
+            sender,
+            address,
+            self._fingerprint,
+            self._clock,
+            overlap=self._overlap,
+            policies=self._policies,
+            chunk_size=self._chunk_size,
         )
         self.addresses[instance] = address
         self.prefills[instance] = worker
@@ -165,6 +173,7 @@ class Cluster:
             self._fingerprint,
             self._clock,
             overlap=self._overlap,
+            policies=self._policies,
             reservations_from=(instance << 32) + 1,
         )
         self.addresses[instance] = address
@@ -173,8 +182,14 @@ class Cluster:
 
     def add_unified(self, worker_id: str, instance: int) -> UnifiedWorker:
         """One more worker."""
-        overlap, chunk_size = self._overlap, self._chunk_size
-        worker = UnifiedWorker(self._planner(), worker_id, self._clock, overlap=overlap, chunk_size=chunk_size)
+        worker = UnifiedWorker(
+            self._planner(),
+            worker_id,
+            self._clock,
+            overlap=self._overlap,
+            policies=self._policies,
+            chunk_size=self._chunk_size,
+        )
         self.addresses[instance] = WorkerAddress(worker_id, instance)
         self.unifieds.append(worker)
         return worker
@@ -203,6 +218,7 @@ class Cluster:
         first_choice: int = 0,
         replayed: Sequence[int] = (),
         cache_salt: str = "",
+        priority: int = 0,
     ) -> None:
         """Round robin over pairs. `replayed` are outputs that its one choice has already."""
         for choice in range(first_choice, first_choice + n):
@@ -218,6 +234,7 @@ class Cluster:
             first_choice=first_choice,
             num_replayed=len(replayed),
             cache_salt=cache_salt,
+            priority=priority,
         )
         self.attempts[request_id] = []
         self._assign(assign)

@@ -19,6 +19,7 @@ def build(started: Started) -> tuple[UnifiedWorker, PeerLink, WorkerAddress]:
         settings.worker_id,
         started.clock,
         overlap=not settings.disable_overlap_schedule,
+        policies=started.policies,
         chunk_size=settings.chunked_prefill_size,
     )
     return worker, PeerLink(), WorkerAddress(worker_id=settings.worker_id, instance=started.instance)

@@ -5,15 +5,16 @@
 It is the baseline for disaggregation.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from protocol.errors import BadRequest, BatonError
 from protocol.messages_gateway import Assign, CancelRequest, ToWorker, WorkerStats
 from runtime.clock import Clock
+from runtime.waiting_line import WaitingLine
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.planner import Launched, Planner
 from scheduler.req import Req
+from worker.policies import DEFAULTS, Policies, prompts_first
 from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream, assign_fault, next_chunks
 
 
@@ -23,14 +24,25 @@ class UnifiedWorker:
     A prompt is computed in the row and pages of its request's first choice.
     """
 
-    def __init__(self, planner: Planner, worker_id: str, clock: Clock, *, overlap: bool, chunk_size: int) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        worker_id: str,
+        clock: Clock,
+        *,
+        overlap: bool,
+        chunk_size: int,
+        policies: Policies = DEFAULTS,
+    ) -> None:
         self.outbox = Outbox()
+        self._clock = clock
         self._phases = PhaseTimes(clock, worker_id)
         self.planner = planner
-        self._chunk_size = chunk_size
+        self._chunk_size, self._policies = chunk_size, policies
+        self._prompts_were_last = False
         self.loop = OverlapLoop(planner, self, overlap)
         self._requests: dict[tuple[str, int], Assigned] = {}
-        self._waiting: OrderedDict[Assigned, None] = OrderedDict()
+        self._waiting: WaitingLine[Assigned] = WaitingLine(policies.prefix(planner))
         self._computing: list[Assigned] = []  # no more than there are rows
         self._tokens = TokenStream(planner, self._requests, self._phases, ("first token", "first decode"))
 
@@ -75,7 +87,7 @@ class UnifiedWorker:
     # ---- loop: what the overlap loop asks of a role ----
 
     def launch(self) -> bool:
-        """Launches the choices that decode. Chunks of waiting prompts fill the rest of the chunk size.
+        """Launches the choices that decode. Chunks of prompts fill the rest of the launch, or take turns with them.
 
         Choices whose last chunk is launched decode from the next launch on. The device relays their first tokens.
         """
@@ -83,11 +95,20 @@ class UnifiedWorker:
             if self._tokens.give_way(req):
                 del self._requests[req.request_id, req.attempt]
         decodes = self.planner.decodes()
-        chunks = next_chunks(self._computing, self._chunk_size, len(decodes))
+        num_mixed = len(decodes) if self._policies.enable_mixed_chunk else 0
+        chunks = next_chunks(self._computing, self._chunk_size, num_mixed, self._policies.max_prefill_tokens)
         if not chunks and not decodes:
             return False
 
-        self.planner.launch(chunks, decodes)
+        resting: tuple[Req, ...] = ()
+        if not self._policies.enable_mixed_chunk:
+            self._prompts_were_last = prompts_first(bool(chunks), bool(decodes), self._prompts_were_last)
+            if self._prompts_were_last:
+                decodes, resting = (), decodes
+            else:
+                chunks = ()
+
+        self.planner.launch(chunks, decodes, resting=resting)
         for chunk in chunks:
             request = self._requests[chunk.req.request_id, chunk.req.attempt]
             if chunk.start == request.num_cached:
@@ -122,20 +143,21 @@ class UnifiedWorker:
             self.outbox.fail(assign.key, BadRequest(reason))
             return
 
+        if full := self._policies.refusal(assign, len(self._waiting)):
+            self.outbox.fail(assign.key, full)
+            return
+
         request = self._requests[assign.key] = Assigned(assign)
-        self._waiting[request] = None
-        if assign.resumes:
-            self._waiting.move_to_end(request, last=False)
+        self._waiting.add(request, self._clock.now(), assign.priority, resumes=assign.resumes)
         self._phases.stamp(request, "queued")
 
     def _admit(self) -> None:
-        """Admits requests, oldest first. A request that does not fit yet holds the later ones back."""
-        while self._waiting:
-            request = next(iter(self._waiting))
+        """Admits requests in the order of the line. One that does not fit yet holds the later ones back."""
+        while (request := self._waiting.first()) is not None:
             if not self.planner.admit(request.reqs, request.prompt_len, key=request.cache_key, grows=True):
                 return
 
-            del self._waiting[request]
+            self._waiting.remove(request)
             request.num_cached = request.prompt.held.num_cached
             for req in request.reqs[1:]:
                 if req.finish is not None:  # cancelled while it waited
@@ -170,7 +192,7 @@ class UnifiedWorker:
 
     def _end(self, request: Assigned) -> None:
         """Ends a request that does not finish. Gives everything back once."""
-        self._waiting.pop(request, None)
+        self._waiting.remove(request)
         if request in self._computing:
             self._computing.remove(request)
         request.cancel()

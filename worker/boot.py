@@ -40,6 +40,7 @@ from scheduler.planner import Planner
 from scheduler.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream
 from scheduler.streams_cuda import CudaStream
 from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop
+from worker.policies import Policies
 
 HOST_DEMAND_TOKENS = 262_144  # KV in host memory without --max-total-tokens; all of it is touched at the start
 UNANSWERED = {  # by whether the worker has keys: why a gateway may not answer
@@ -64,6 +65,17 @@ class Started:
     clock: MonotonicClock
     security: Security  # of sockets for messages
     data_security: Security  # of sockets for KV
+
+    @property
+    def policies(self) -> Policies:
+        """How the worker schedules."""
+        settings = self.settings
+        return Policies(
+            schedule_policy=settings.schedule_policy,
+            max_queued_requests=settings.max_queued_requests,
+            max_prefill_tokens=settings.max_prefill_tokens,
+            enable_mixed_chunk=settings.enable_mixed_chunk,
+        )
 
 
 BuildRole = Callable[[Started], tuple[Core, PeerLink, WorkerAddress]]
@@ -297,7 +309,10 @@ def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int) -> li
     activations = activation_bytes(
         config,
         runner.dtype,
-        tokens_per_forward=settings.chunked_prefill_size or longest,
+        tokens_per_forward=max(
+            settings.max_prefill_tokens or settings.chunked_prefill_size,
+            0 if settings.chunked_prefill_size else longest,
+        ),
         logit_rows=settings.max_running_requests,
     )
     if isinstance(runner, GraphedRunner):

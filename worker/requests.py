@@ -52,6 +52,7 @@ class Assigned:
                 assign.prompt_ids,
                 assign.sampling,
                 assign.num_replayed,
+                assign.priority,
             )
             for index in range(assign.num_choices)
         )
@@ -99,12 +100,17 @@ class Assigned:
         return cancelled
 
 
-def next_chunks(requests: Sequence[Assigned], chunk_size: int, num_decodes: int = 0) -> tuple[ExtendChunk, ...]:
-    """The prompt chunks of the next launch, which decodes `num_decodes` tokens too. The oldest request comes first."""
+def next_chunks(
+    requests: Sequence[Assigned], chunk_size: int, num_decodes: int = 0, max_tokens: int | None = None
+) -> tuple[ExtendChunk, ...]:
+    """The prompt chunks of the next launch, which decodes `num_decodes` tokens too. The oldest request comes first.
+
+    For the bounds see plan_chunks.
+    """
     if not requests:
         return ()
     chunks: list[ExtendChunk] = []
-    sizes = plan_chunks([request.prompt_left for request in requests], chunk_size, num_decodes)
+    sizes = plan_chunks([request.prompt_left for request in requests], chunk_size, num_decodes, max_tokens)
     for request, size in zip(requests, sizes, strict=True):
         prompt, end = request.prompt, request.prompt.num_computed + size
         samples = [req for req in request.reqs if req.finish is None] if end == prompt.prompt_len else []

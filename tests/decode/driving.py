@@ -155,7 +155,7 @@ def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
         assert (counts := worker.planner.book.counts()).free == counts.total, counts
         assert len(worker.planner.book.retired) == len(worker.planner.in_flight) == len(worker.planner._copies) == 0
     for prefill in cluster.prefills.values():
-        assert (prefill._jobs, prefill._job_of, prefill._waiting, prefill._computing) == ({}, {}, {}, {})
+        assert (prefill._jobs, prefill._job_of, [*prefill._waiting], prefill._computing) == ({}, {}, [], {})
         counters = prefill._sender.counters
         assert counters["transfers_now"] == counters["frames_waiting_now"] == 0
         assert credit_bytes_lost or counters["bytes_in_flight_now"] == 0

@@ -1,5 +1,6 @@
 """Who is admitted at decode, in which order, and that a turn costs the same however many wait."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -33,13 +34,19 @@ class Receiver:
         return lambda *_parts, **_options: None
 
 
+def place(request: DecodeRequest) -> tuple[bool, float, int]:
+    """Requests arrive a tenth of a second apart."""
+    assign = request.assign
+    return not assign.resumes, 0 if assign.resumes else request.order * 0.1 + assign.priority, request.order
+
+
 class ByScanning(Requests):
-    """The order as it is defined: everybody is looked at, from the oldest on."""
+    """The order as it is defined: everybody is looked at, who gave way first, then by priority and age."""
 
     def admit(self, now: float) -> list[DecodeRequest]:
         admitted: list[DecodeRequest] = []
         waiting = [request for line in self._lines.values() for request in line]
-        for request in sorted(waiting, key=lambda each: each.order):
+        for request in sorted(waiting, key=place):
             if not self._peers.takes_jobs(request.prefill.instance):
                 continue  # who lacks job credit lets others pass
             if not self._reserve(request, now):
@@ -65,7 +72,8 @@ class World:
         prefill = PREFILLS[number % len(PREFILLS)]
         if name == "assign":
             assign = Assign(f"r{number}", 0, (1,) * (1 + size), greedy(1 + size % 30), 1 + number % 4, prefill)
-            request = self.requests.add(assign, prefill)
+            assign = replace(assign, resumes=size % 5 == 0, priority=size % 4)
+            request = self.requests.add(assign, prefill, now=len(self.all) * 0.1)
             self.all[request.order] = request
         elif name == "accept":
             self.peers.greet(prefill)

@@ -23,7 +23,7 @@ def test_a_process_starts_with_a_number_that_nobody_can_guess(monkeypatch: pytes
         ),
         planner=None,
         kv=SimpleNamespace(device=SimpleNamespace(type="cpu")),
-        **dict.fromkeys(("context", "data_security", "security", "fingerprint", "clock", "identity")),
+        **dict.fromkeys(("context", "data_security", "security", "fingerprint", "clock", "identity", "policies")),
         instance=7,
     )
     for _ in range(8):

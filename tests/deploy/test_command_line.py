@@ -85,7 +85,7 @@ def test_config_takes_the_flags_of_every_server_and_json() -> None:
         ("serve --tp-size", "--tp-size/--tp: expected one argument"),
         ("serve --disaggregation-mode prefill", "prefill and decode are workers of one command: `baton serve --pre"),
         ("gateway --disaggregation-mode=decode", "--disaggregation-mode is not a flag of this command"),
-        ("serve --max-num-batched-tokens", "--chunked-prefill-size limits the prompt tokens"),
+        ("serve --max-num-batched-tokens", "--max-prefill-tokens limits the prompt tokens"),
         ("serve --gpu-memory-utilization 0.9", "--max-total-tokens limits the KV"),
         ("serve --enforce-eager", "--disable-cuda-graph switches off the CUDA graphs"),
         ('serve --kv-transfer-config {"kv_role":"kv_producer"}', "--transfer-backend says how KV travels"),

@@ -64,7 +64,7 @@ def test_the_readme_has_the_true_defaults() -> None:
     defaults: dict[str, set[object]] = {}
     for option in OPTIONS:
         defaults.setdefault(option.name, set()).add(option.default)
-    in_words = {"off": False, "a port the system chooses": "tcp://127.0.0.1:0"}
+    in_words = {"off": False, "on": True, "a port the system chooses": "tcp://127.0.0.1:0"}
     for cell, shown in found:
         flags = re.findall(r"--([a-z-]+)", cell)
         values = [shown] if len(flags) == 1 else shown.split(", ")

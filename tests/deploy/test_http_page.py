@@ -6,6 +6,7 @@ from pathlib import Path
 from deploy.options import options_for
 from gateway import http_protocol, schemas, service
 from gateway.http_errors import FAULTS
+from protocol.messages_gateway import FIRST_PRIORITY, LAST_PRIORITY
 from runtime.settings import Group
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/http.md").read_text()
@@ -34,6 +35,8 @@ def test_what_is_fixed() -> None:
         ("messages of a conversation", schemas.MAX_MESSAGES),
         ("characters of a stop string", schemas.MAX_STOP_CHARS),
         ("`stop_token_ids`", schemas.MAX_STOP_TOKEN_IDS),
+        ("distance of `priority` from 0", LAST_PRIORITY),
+        ("distance of `priority` from 0", -FIRST_PRIORITY),
         ("requests that wait for the one before them on a connection", http_protocol.MAX_PIPELINED),
         ("bytes between two pieces of a chunked body, or after it", http_protocol.FRAMING_BYTES),
     ):

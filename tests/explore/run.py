@@ -11,6 +11,7 @@ from typing import Protocol
 from torch.utils._python_dispatch import _disable_current_modes
 
 from model.inputs import ModelInput
+from protocol.errors import PrefillQueueFull, QueueFull
 from scheduler.executor import Executor, Launch
 from scheduler.plan import Plan
 from scheduler.streams import Stream
@@ -112,6 +113,7 @@ class Run:
             wrap=self._encoded,
             caches=load.caches,
             margin=load.margin,
+            policies=load.policies,
         )
         if self._detector is not None:
             observe(self._detector, self.cluster)
@@ -129,6 +131,7 @@ class Run:
             arrival.num_choices,
             replayed=replayed,
             cache_salt=arrival.cache_salt,
+            priority=arrival.priority,
         )
 
     def leave(self, arrival: Arrival) -> None:
@@ -176,7 +179,10 @@ class Run:
             assert (tuple(answer.ids), answer.finish) == (tokens, reason), f"{name}/{choice}: {answer} for {tokens}"
             return
         assert tuple(answer.ids) == tokens[: len(answer.ids)], f"{name}/{choice}: {answer}, not a start of {tokens}"
-        if failure is not None:
+        if failure is not None and failure.code in (QueueFull.code, PrefillQueueFull.code):
+            assert self.workload.policies.max_queued_requests < len(self.arrived), "there is room for all"
+            assert not arrival.num_replayed and not answer.ids, f"{name} has begun, and is refused"
+        elif failure is not None:
             assert name in self.hit, f"{name} failed, and was in no launch that failed: {failure}"
             assert INJECTED in failure.message, failure
         else:

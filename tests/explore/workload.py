@@ -11,6 +11,7 @@ from protocol.kv_layout import pages_for_choices
 from protocol.messages_gateway import SamplingParams
 from tests.decode.driving import VOCAB, prompt_of
 from tests.explore.expected import expected
+from worker.policies import DEFAULTS, Policies
 
 TOPOLOGIES = ("1U", "1P1D", "2P1D", "1P2D")
 CONTEXT = 48
@@ -34,6 +35,7 @@ class Arrival:
     cancel_choice: int = -1
     num_replayed: int = 0
     cache_salt: str = ""
+    priority: int = 0
 
     def num_pages(self, page_size: int = 1) -> int:
         """An upper bound of what it needs."""
@@ -55,10 +57,15 @@ class Workload:
     failing: float = 0.0
     caches: bool = False
     margin: int = 0
+    policies: Policies = DEFAULTS
 
     @staticmethod
     def random(seed: int, num_requests: int = 7) -> "Workload":
         """A small one: a few requests, about a hundred steps. Six kinds take turns."""
+        return _scheduled(random.Random(f"policies {seed}"), Workload._of_kind(seed, num_requests))
+
+    @staticmethod
+    def _of_kind(seed: int, num_requests: int) -> "Workload":
         rng = random.Random(f"workload {seed}")
         turn, kind = divmod(seed, 6)
         failing = 0.08 if turn % 2 else 0.0
@@ -77,6 +84,24 @@ class Workload:
     def without_overlap(self) -> "Workload":
         """The same, in the serial twin."""
         return replace(self, overlap=False)
+
+
+def _scheduled(rng: random.Random, workload: Workload) -> Workload:
+    """The same with priorities, budgets and bounds, in half of the cases."""
+    if rng.random() < 0.5:
+        return workload
+    arrivals = tuple(replace(each, priority=rng.choice((-100, -1, 0, 0, 1, 100))) for each in workload.arrivals)
+    return replace(workload, arrivals=arrivals, policies=random_policies(rng))
+
+
+def random_policies(rng: random.Random) -> Policies:
+    """How a worker may schedule. Now and then it lets very few requests wait."""
+    return Policies(
+        schedule_policy=rng.choice(("fcfs", "lpm")),
+        max_queued_requests=rng.choice((1, 2, 2048, 2048, 2048, 2048)),
+        max_prefill_tokens=rng.choice((None, 3, 20, 100)),
+        enable_mixed_chunk=rng.random() < 0.7,
+    )
 
 
 def _mixture(rng: random.Random, num_requests: int, topology: str, failing: float, forks: bool = False) -> Workload:

@@ -11,7 +11,9 @@ from protocol.kv_layout import pages_for_choices
 from protocol.messages_gateway import Role, SamplingParams
 from runtime.settings import Pairing
 from tests.decode.driving import VOCAB
+from tests.explore.workload import random_policies
 from tests.explore_handoff.data_plane import FrameFate
+from worker.policies import DEFAULTS, Policies
 
 CONTEXT = 40
 HOT = 20.0  # as in tests/explore/workload.py
@@ -36,6 +38,7 @@ class Arrival:
     leaves_at: float | None = None
     leaves_choice: int = -1
     cache_salt: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Scenario:
     arrivals: tuple[Arrival, ...]
     faults: tuple[Fault, ...]
     flushes: tuple[float, ...] = ()  # when POST /flush_cache comes
+    policies: Policies = DEFAULTS
 
     @property
     def over_at(self) -> float:
@@ -132,7 +136,7 @@ class Scenario:
             arrivals=arrivals,
             faults=_faults(rng, kind),
         )
-        return _remembering(random.Random(f"memory {seed}"), scenario)
+        return _scheduled(random.Random(f"policies {seed}"), _remembering(random.Random(f"memory {seed}"), scenario))
 
 
 def _arrival(rng: random.Random, name: str, kind: str) -> Arrival:
@@ -186,6 +190,14 @@ def _remembering(rng: random.Random, world: Scenario) -> Scenario:
         caches=caches,
         flushes=tuple(FIRST_S + rng.random() * 1.5 for _ in range(num_flushes)),
     )
+
+
+def _scheduled(rng: random.Random, world: Scenario) -> Scenario:
+    """The same with priorities, budgets and bounds, in half of the worlds."""
+    if rng.random() < 0.5:
+        return world
+    arrivals = tuple(replace(each, priority=rng.choice((-100, -1, 0, 0, 1, 100))) for each in world.arrivals)
+    return replace(world, arrivals=arrivals, policies=random_policies(rng))
 
 
 def _of_family(rng: random.Random, arrival: Arrival, family: tuple[int, ...]) -> Arrival:

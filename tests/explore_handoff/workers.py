@@ -214,6 +214,7 @@ class WorkerProcess:
             world.agenda.clock,
             overlap=scenario.overlap,
             chunk_size=scenario.chunk_size,
+            policies=scenario.policies,
         )
         return core, DecodeLink(router, sender, self.instance, core.outbox, core.on_peer, core.on_session_lost), address
 
@@ -228,7 +229,14 @@ class WorkerProcess:
         clock, overlap = world.agenda.clock, world.scenario.overlap
         first = (self.instance << 32) + 1  # so that a story names whose reservation it is
         core = DecodeWorker(
-            self.planner, receiver, address, self._fingerprint, clock, overlap=overlap, reservations_from=first
+            self.planner,
+            receiver,
+            address,
+            self._fingerprint,
+            clock,
+            overlap=overlap,
+            reservations_from=first,
+            policies=world.scenario.policies,
         )
         context, name = cast(Any, self.context), self.name.encode()
         link = PrefillLink(context, name, receiver, core.outbox, core.on_peer, core.on_session_lost)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from gateway.translate import Prompt
-from protocol.errors import BatonError, LaunchFailed, Retraction
+from protocol.errors import BatonError, LaunchFailed, Overloaded, PrefillQueueFull, QueueFull, Retraction
 from protocol.messages_gateway import Role
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.clients import Client
@@ -79,7 +79,12 @@ class World:
     def num_retries(self) -> int:
         """Attempts after one that failed, of the present gateway."""
         retries = self.gateway.control.dispatch.retries
-        return retries.total() - retries[Retraction.code]
+        return retries.total() - retries[Retraction.code] - self._num_refused
+
+    @property
+    def _num_refused(self) -> int:
+        retries = self.gateway.control.dispatch.retries
+        return retries[QueueFull.code] + retries[PrefillQueueFull.code]
 
     def run(self) -> None:
         """To the end."""
@@ -87,6 +92,8 @@ class World:
             try:
                 self._run()
                 self.story.happened["retracted"] += self.gateway.control.dispatch.retries[Retraction.code]
+                self.story.happened["refused"] += self._num_refused
+                self.story.happened["overloaded"] += self.outcomes[Overloaded.code]
             except Violation:
                 raise
             except Exception as error:
@@ -123,7 +130,9 @@ class World:
             self._ask(replace(arrival, name=f"after-{index}", leaves_at=None))
         self._until_rest()
         for client in self.clients[num_before:]:
-            assert not client.error, f"nothing disturbs {client.arrival.name}, and it fails with {client.error}"
+            assert client.error in self._refusals, (
+                f"nothing disturbs {client.arrival.name}, and it fails with {client.error}"
+            )
         assert self.num_retries == num_retries, "nothing disturbs requests, and some are retried"
 
     def _calm(self) -> None:
@@ -160,12 +169,18 @@ class World:
         )
 
     def _check_outcomes(self) -> None:
-        allowed = FAILURES | ({LaunchFailed.code} if self._num_launch_failures else set())
+        allowed = FAILURES | self._refusals | ({LaunchFailed.code} if self._num_launch_failures else set())
         for client in self.clients:
             assert client.outcome in ("done", "left") or client.error in allowed, f"fails with {client.error}"
             if self.scenario.is_mild:
-                assert not client.error, f"nothing disturbs {client.arrival.name}, and it fails with {client.error}"
+                assert client.error in self._refusals, f"nothing disturbs {client.arrival.name}: {client.error}"
         assert not self.scenario.is_mild or not self.num_retries, "nothing disturbs requests, and some are retried"
+
+    @property
+    def _refusals(self) -> set[str]:
+        """The errors of a client that nothing disturbs: none, unless few may wait."""
+        may_refuse = self.scenario.policies.max_queued_requests < len(self.clients)
+        return {"", Overloaded.code} if may_refuse else {""}
 
     @property
     def _num_launch_failures(self) -> int:
@@ -194,7 +209,8 @@ class World:
             return
         self.story.tell(agenda.now, f"client {arrival.name}", f"asks, {arrival.num_choices} choices")
         try:
-            prompt = Prompt(arrival.prompt, arrival.params, arrival.num_choices, cache_salt=arrival.cache_salt)
+            salt, priority = arrival.cache_salt, arrival.priority
+            prompt = Prompt(arrival.prompt, arrival.params, arrival.num_choices, cache_salt=salt, priority=priority)
             gateway.control.dispatch.assign(arrival.name, prompt, client)
             client.control = gateway.control
         except BatonError as error:

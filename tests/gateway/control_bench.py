@@ -84,10 +84,10 @@ class ControlBench:
 
     # ---- requests ----
 
-    def ask(self, name: str = "r", n: int = 1) -> tuple[Client, Assign]:
+    def ask(self, name: str = "r", n: int = 1, priority: int = 0) -> tuple[Client, Assign]:
         """A client asks, and a worker gets the request."""
         client = Client(n)
-        self.dispatch.assign(name, Prompt(PROMPT, self.sampling, n), client)
+        self.dispatch.assign(name, Prompt(PROMPT, self.sampling, n, priority=priority), client)
         return client, self.assigns[-1]
 
     @property
@@ -101,4 +101,4 @@ class ControlBench:
     def expect_rest(self) -> None:
         """Nothing is in flight, and no worker has a load."""
         assert len(self.dispatch.requests) == self.dispatch.requests.num_choices == 0
-        assert self.dispatch.loads == {} and self.dispatch._stranded == []
+        assert self.dispatch.loads == {} and len(self.dispatch._stranded) == 0

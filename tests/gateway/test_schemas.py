@@ -73,6 +73,11 @@ def test_a_missing_prompt() -> None:
         ("cache_salt", ["a"]),
         ("cache_salt", ""),
         ("cache_salt", "a" * 257),
+        ("priority", 101),
+        ("priority", -101),
+        ("priority", "high"),
+        ("priority", True),
+        ("priority", 1.5),
     ],
 )
 def test_wrong_values_are_named(field: str, value: Any) -> None:

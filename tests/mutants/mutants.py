@@ -1,10 +1,11 @@
-"""Sabotages of one place each, as data: of the scheduler here; books, caches, roles, handoff and devices have files."""
+"""Sabotages of one place each, as data: of the scheduler here; the others have files of their own."""
 
 from tests.mutants.mutant import ANY, OVERTAKING, Mutant
 from tests.mutants.mutants_of_books import BOOKS
 from tests.mutants.mutants_of_caches import CACHES
 from tests.mutants.mutants_of_devices import DEVICES
 from tests.mutants.mutants_of_handoff import HANDOFF
+from tests.mutants.mutants_of_policies import POLICIES
 from tests.mutants.mutants_of_roles import ROLES
 
 SCHEDULER = "tests/scheduler"
@@ -316,6 +317,7 @@ MUTANTS = (
     ),
     *BOOKS,
     *CACHES,
+    *POLICIES,
     *ROLES,
     *HANDOFF,
     *DEVICES,

@@ -1,8 +1,9 @@
-"""What a prefill worker spends on jobs that wait."""
+"""Jobs that wait at a prefill worker: their order, how many there may be, and what they cost."""
 
-from protocol.messages_handoff import CancelJob
+from protocol.messages_handoff import CancelJob, JobFailed
 from tests.counting import instructions
-from tests.prefill.test_worker import Bench
+from tests.prefill.test_worker import PROMPT, Bench
+from worker.policies import DEFAULTS, Policies
 
 
 def test_a_turn_and_a_cancel_cost_the_same_however_many_jobs_wait() -> None:
@@ -18,3 +19,80 @@ def test_a_turn_and_a_cancel_cost_the_same_however_many_jobs_wait() -> None:
         cancels.append(instructions(lambda worker=bench.worker: worker.on_peer(7, cancel)))  # type: ignore[misc]
     assert turns[0] == turns[1] > 0
     assert cancels[0] == cancels[1] > 0
+
+
+def crowded(policies: Policies = DEFAULTS) -> Bench:
+    """A worker whose rows are all taken."""
+    bench = Bench(chunk_size=64, policies=policies)
+    for reservation in range(1, 9):
+        bench.job(reservation)
+        bench.worker.step()
+    assert bench.worker.stats().waiting == 0
+    return bench
+
+
+def order(bench: Bench) -> list[int]:
+    """The reservations of those that wait, in their order, as the first of the line leaves one by one."""
+    line, found = bench.worker._waiting, list[int]()
+    while (job := line.first()) is not None:
+        found.append(job.target.reservation)
+        bench.worker.on_peer(7, CancelJob(job.target.reservation))
+    return found
+
+
+def test_those_that_gave_way_come_first_in_the_order_in_which_they_came_back() -> None:
+    bench = crowded()
+    for reservation, resumes in ((11, False), (12, True), (13, True), (14, False), (15, True)):
+        bench.job(reservation, resumes=resumes)
+    assert order(bench) == [12, 13, 15, 11, 14]
+
+
+def test_priority_decides_then_waiting() -> None:
+    bench = crowded()
+    bench.job(11, priority=5)
+    bench.job(12)
+    bench.clock.advance(60.0)
+    bench.job(13, priority=-5)
+    bench.job(14, priority=-100)
+    bench.job(15, priority=-100, resumes=True)
+    assert order(bench) == [15, 12, 11, 14, 13]
+
+
+def test_the_longest_cached_prefix_goes_first_if_the_policy_says_so() -> None:
+    for policy, expected in (("fcfs", [11, 12]), ("lpm", [12, 11])):
+        bench = Bench(chunk_size=64, policies=Policies(schedule_policy=policy))  # type: ignore[arg-type]
+        bench.worker.planner.book._cache = None
+        bench.worker.planner.book.num_cached = (  # type: ignore[method-assign]
+            lambda key: len(PROMPT) if key.ids[:4] == bytes([9, 0, 0, 0]) else 0
+        )
+        for reservation in range(1, 9):
+            bench.job(reservation)
+        bench.worker.step()
+        bench.job(11)
+        bench.job(12, prompt=(9, *PROMPT))
+        assert order(bench) == expected
+
+
+def test_too_many_jobs_are_refused_and_leave_nothing_behind() -> None:
+    bench = crowded(Policies(max_queued_requests=2))
+    bench.job(11)
+    bench.job(12)
+    bench.job(13)
+    bench.job(13)  # a repeat gets no second chance
+    bench.job(14, resumes=True)
+    reason = "2 requests wait at the worker, expected less than 2"
+    assert bench.sent(JobFailed) == [JobFailed(13, "prefill_queue_full", reason)]
+    assert order(bench) == [14, 11, 12]
+    for reservation in range(1, 9):
+        bench.worker.on_peer(7, CancelJob(reservation))
+    bench.run()
+    assert bench.at_rest()
+
+
+def test_prompts_share_a_launch_within_its_budget() -> None:
+    bench = Bench(chunk_size=4, policies=Policies(max_prefill_tokens=10))
+    for reservation in (1, 2, 3):
+        bench.job(reservation)
+    bench.worker.step()
+    (launched,) = bench.planner.in_flight
+    assert [(chunk.start, chunk.end) for chunk in launched.chunks] == [(0, 4), (0, 4), (0, 2)]

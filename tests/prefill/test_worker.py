@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +18,6 @@ from protocol.messages_gateway import (
     FirstToken,
     PeerLost,
     RankEndpoint,
-    SamplingParams,
     WorkerAddress,
 )
 from protocol.messages_handoff import (
@@ -111,7 +110,9 @@ class Sender:
 class Bench:
     """One prefill worker that has greeted one decode worker; launches run on command."""
 
-    def __init__(self, *, chunk_size: int = 4, overlap: bool = True, greeted: bool = True, num_pages: int = 64) -> None:
+    def __init__(
+        self, *, chunk_size: int = 4, overlap: bool = True, greeted: bool = True, num_pages: int = 64, **more: Any
+    ) -> None:
         self.stream = ManualStream()
         self.sender = Sender()
         self.runner = FakeRunner(vocab_size=97, context_length=64)
@@ -127,15 +128,15 @@ class Bench:
             self.clock,
             overlap=overlap,
             chunk_size=chunk_size,
+            **more,
         )
         if greeted:
             self.worker.on_peer(7, Hello(DECODE, self.planner.layout, Fingerprint("print")))
             self.worker.outbox.decode.clear()
 
-    def job(
-        self, reservation: int = 1, prompt: tuple[int, ...] = PROMPT, sampling: SamplingParams | None = None, n: int = 1
-    ) -> PrefillJob:
-        made = PrefillJob(Assign(f"r{reservation}", 0, prompt, sampling or greedy(5), n, None), reservation)
+    def job(self, number: int = 1, prompt: tuple[int, ...] = PROMPT, n: int = 1, **more: Any) -> PrefillJob:
+        sampling = more.pop("sampling", greedy(5))
+        made = PrefillJob(Assign(f"r{number}", 0, prompt, sampling, n, None, **more), number)
         self.worker.on_peer(7, made)
         return made
 

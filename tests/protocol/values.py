@@ -22,7 +22,16 @@ from protocol.message import (
     Text,
     WorkerId,
 )
-from protocol.messages_gateway import TIME_EDGES_S, BucketCounts, RankEndpoint, RankEndpoints, Role
+from protocol.messages_gateway import (
+    FIRST_PRIORITY,
+    LAST_PRIORITY,
+    TIME_EDGES_S,
+    BucketCounts,
+    Priority,
+    RankEndpoint,
+    RankEndpoints,
+    Role,
+)
 from transfer.offers import IpcHandle
 
 PRINTABLE = st.characters(min_codepoint=ord("!"), max_codepoint=ord("~"))
@@ -40,6 +49,7 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     Blob: st.binary(max_size=20),
     IpcHandle: st.binary(min_size=64, max_size=64).map(bytes.hex),
     Id: st.text(min_size=1, max_size=20),
+    Priority: st.integers(FIRST_PRIORITY, LAST_PRIORITY),
     WorkerId: st.text(PRINTABLE, min_size=1, max_size=20),
     Endpoint: st.text(PRINTABLE, max_size=20),
     type(None): st.none(),

@@ -58,3 +58,17 @@ def test_one_that_began_again_runs_its_margin_first() -> None:
     assert chosen(reqs, 2, margin=4) == [1]
     assert chosen(reqs, 4, margin=4) == [1, 2]
     assert chosen(reqs, 2, margin=1) == [0]
+
+
+def test_the_last_in_priority_gives_way_first_and_only_then_the_fewest_outputs_count() -> None:
+    reqs = running(9, 1, 5, 7)
+    for req, priority in zip(reqs, (3, 0, 3, -2), strict=True):
+        req.priority = priority
+    assert chosen(reqs, 8) == [2, 0, 1]
+    assert chosen(resumed_first(reqs), 8, margin=4) == [0, 1, 3], "its margin counts more than its priority"
+
+
+def resumed_first(reqs: list[Req]) -> list[Req]:
+    """The third one has just begun again."""
+    resumed(reqs[2], 1)
+    return reqs

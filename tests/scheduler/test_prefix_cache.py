@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test as check_state_machine,
 )
 
+from scheduler.kv_book import CacheKey, KvBook
 from scheduler.prefix_cache import PrefixCache, packed
 
 PAGE_SIZE = 2
@@ -55,6 +56,7 @@ class Tree(RuleBasedStateMachine):
 
     @rule(ids=IDS, salt=SALTS, reads=st.booleans())
     def match(self, ids: list[int], salt: str, reads: bool) -> None:
+        assert self.tree.num_known(packed(ids), salt) == len(self.known(ids, salt))
         found = self.tree.match(packed(ids), salt)
         assert found == self.known(ids, salt)
         if reads and found:
@@ -151,3 +153,25 @@ def test_a_hundred_thousand_pages_fit_in_50_mb(page_size: int) -> None:
     finally:
         tracemalloc.stop()
     assert tree.num_pages == 100_000
+
+
+def test_counting_pages_is_no_use_of_them_and_changes_nothing() -> None:
+    tree = PrefixCache(PAGE_SIZE, lambda page: True)
+    tree.insert(packed([1, 1, 2, 2]), [1, 2])
+    tree.insert(packed([3, 3]), [3])
+    assert [tree.num_known(packed(ids)) for ids in ([1, 1, 2, 2, 9], [1, 1, 9, 9], [1], [9, 9], [])] == [2, 1, 0, 0, 0]
+    assert tree.num_known(packed([1, 1]), "salt") == 0
+    assert tree.evict(2) == [2, 1], "they are still the ones used longest ago, and one run"
+
+
+def test_asking_how_much_is_cached_is_no_use_of_it() -> None:
+    book = KvBook(5, 2, max_requests=4, max_context=8, caches=True)
+    keys = [CacheKey(packed(ids), "") for ids in ([1, 1], [2, 2])]
+    for key in keys:
+        admitted = book.admit(2, 2, 1, key=key)
+        assert admitted is not None
+        book.keep(admitted[0], key)
+        book.release(admitted[0])
+    assert book.num_cached(keys[0]) == 2
+    assert book.admit(6, 6, 1) is not None, "one page has to be dropped: the one used longest ago"
+    assert [book.num_cached(key) for key in keys] == [0, 2]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Assign, CancelRequest, Tokens
+from protocol.messages_gateway import Assign, CancelRequest, RequestFailed, Tokens
 from scheduler.kv_book import KvBook
 from scheduler.plan import StepResult
 from scheduler.planner import Planner
@@ -17,6 +17,7 @@ from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import ManualStream, make_executor, make_planner
 from tests.scheduler.remembering import Remembers
 from unified.worker import UnifiedWorker
+from worker.policies import DEFAULTS, Policies
 
 PARAMS = greedy(12)
 LAYOUT = KvLayout.uniform(2, 1, 4, 4, "float32")
@@ -185,3 +186,56 @@ def test_a_turn_and_a_cancel_cost_the_same_however_many_wait() -> None:
         cancels.append(instructions(lambda it=worker: it.on_gateway(CancelRequest("r15", 0))))  # type: ignore[misc]
     assert turns[0] == turns[1] > 0
     assert cancels[:2] == cancels[2:]
+
+
+def waiting(policies: Policies = DEFAULTS) -> UnifiedWorker:
+    """A worker whose rows are all taken."""
+    worker = UnifiedWorker(
+        make_planner(make_executor(ManualStream())), "u", VirtualClock(), overlap=True, chunk_size=64, policies=policies
+    )
+    for index in range(8):
+        worker.on_gateway(Assign(f"first{index}", 0, (1,) * 3, greedy(5), 1, None))
+        worker.step()
+    assert not worker._waiting
+    return worker
+
+
+def names(worker: UnifiedWorker) -> list[str]:
+    return [request.assign.request_id for request in worker._waiting]
+
+
+def test_those_that_gave_way_come_first_in_the_order_in_which_they_came_back() -> None:
+    worker = waiting()
+    for name, resumes, priority in (("a", False, -1), ("b", True, 0), ("c", True, -1), ("d", False, -2)):
+        worker.on_gateway(Assign(name, 0, (1,) * 3, greedy(5), 1, None, resumes=resumes, priority=priority))
+    assert names(worker) == ["b", "c", "d", "a"]
+
+
+def test_when_too_many_wait_a_request_is_refused_but_not_one_that_gave_way() -> None:
+    worker = waiting(Policies(max_queued_requests=1))
+    for name, resumes in (("a", False), ("b", False), ("c", True)):
+        worker.on_gateway(Assign(name, 0, (1,) * 3, greedy(5), 1, None, resumes=resumes))
+    assert names(worker) == ["c", "a"]
+    (failed,) = [message for message in worker.outbox.gateway if isinstance(message, RequestFailed)]
+    assert (failed.request_id, failed.code) == ("b", "queue_full")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_without_mixed_launches_prompts_and_decodes_take_turns(overlap: bool) -> None:
+    cluster = make_cluster("1U", chunk_size=7, overlap=overlap, policies=Policies(enable_mixed_chunk=False))
+    worker = unified(cluster)
+    kinds: dict[int, str] = {}
+    assign_three(cluster, 2)
+
+    def is_done() -> bool:
+        for launch in worker.planner.in_flight:
+            assert not (launch.chunks and launch.decodes)
+            kinds[launch.ticket] = "p" if launch.chunks else "d"
+        return cluster.at_rest()
+
+    cluster.run(is_done)
+    in_turns = "".join(kinds[ticket] for ticket in sorted(kinds))
+    assert "pdp" in in_turns
+    assert "pp" not in in_turns.lstrip("p"), "once something decodes, it waits for no more than one launch"
+    expect_exact(cluster, "victim", VICTIM, PARAMS, 2)
+    expect_others(cluster)

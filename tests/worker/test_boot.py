@@ -101,6 +101,20 @@ def test_memory_is_divided_among_those_who_share_it(
     assert [each.activation_bytes for each in found[1:]] == [0] * len(found[1:])
 
 
+@pytest.mark.parametrize(
+    "chunk_size, budget, largest",
+    [(100, None, 100), (100, 300, 300), (100, 30, 30), (0, None, 64), (0, 300, 300), (0, 30, 64)],
+)
+def test_a_forward_has_memory_for_the_prompts_of_the_largest_launch(
+    chunk_size: int, budget: int | None, largest: int
+) -> None:
+    def needed(**fields: Any) -> int:
+        return memory_budgets(FakeRunner(), settings(Role.PREFILL, **fields), 64)[0].activation_bytes
+
+    found = needed(chunked_prefill_size=chunk_size, max_prefill_tokens=budget)
+    assert found == needed(chunked_prefill_size=largest)
+
+
 def test_the_weights_of_the_others_on_the_host_are_still_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.boot.available_bytes", lambda _: 1 << 30)
     (budget,) = memory_budgets(FakeRunner(private_weight_bytes=1000), settings(Role.UNIFIED, workers_on_host=5), 64)

@@ -1,0 +1,98 @@
+"""Sabotages of who waits, who is next and who is refused."""
+
+from tests.mutants.mutant import Mutant
+
+LINE_TESTS = ("tests/runtime/test_waiting_line.py",)
+
+POLICIES = (
+    Mutant(
+        "waiting does not count",
+        "WaitingLine.add",
+        "now + self._level_s * priority",
+        "self._level_s * priority",
+        "whoever is last in priority starves",
+        (),
+        LINE_TESTS,
+    ),
+    Mutant(
+        "a larger priority is served earlier",
+        "WaitingLine.add",
+        "now + self._level_s * priority",
+        "now - self._level_s * priority",
+        "the most urgent request waits longest",
+        (),
+        LINE_TESTS,
+    ),
+    Mutant(
+        "of those that gave way the last is first",
+        "WaitingLine.add",
+        "next(self._numbers)",
+        "-next(self._numbers) if resumes else next(self._numbers)",
+        "the first one waits while others come and go",
+        (),
+        LINE_TESTS,
+    ),
+    Mutant(
+        "everybody's prefix is looked up",
+        "WaitingLine._longest_prefix",
+        "self._line[:NEAR]",
+        "self._line",
+        "a turn takes longer the more wait",
+        (),
+        LINE_TESTS,
+    ),
+    Mutant(
+        "a cached prefix is worth any wait",
+        "WaitingLine._longest_prefix",
+        "time < latest",
+        "time < latest + 1e9",
+        "a prompt that shares nothing starves",
+        (),
+        LINE_TESTS,
+    ),
+    Mutant(
+        "a request that gave way is refused",
+        "Policies.refusal",
+        "assign.resumes",
+        "False",
+        "its client loses an answer that it has half of",
+        (),
+        ("tests/worker/test_policies.py",),
+    ),
+    Mutant(
+        "the most urgent choice gives way first",
+        "give_way",
+        "-req.priority",
+        "req.priority",
+        "it waits for the others",
+        (),
+        ("tests/scheduler/test_growth.py",),
+    ),
+    Mutant(
+        "a look at the cache counts as a use",
+        "KvBook.num_cached",
+        "self._cache.num_known(key.ids, key.salt)",
+        "len(self._cache.match(key.ids, key.salt))",
+        "prompts that only wait push out those that are used",
+        (),
+        ("tests/scheduler/test_prefix_cache.py",),
+    ),
+    Mutant(
+        "choices that rest do not come back",
+        "Planner.launch",
+        "if resting: ...",
+        "if False: ...",
+        "they wait for ever",
+        (),
+        ("tests/unified/test_worker.py",),
+    ),
+    Mutant(
+        "a refusal counts as an attempt",
+        "Dispatch._attempt_failed",
+        "record.choices[number].num_attempts -= 1",
+        "pass",
+        "a request fails although a worker has room",
+        (),
+        ("tests/gateway/test_full_workers.py",),
+    ),
+)

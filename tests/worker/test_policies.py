@@ -1,0 +1,42 @@
+"""Who is refused when too many wait, and how prompts and decodes take turns."""
+
+from dataclasses import replace
+
+import pytest
+
+from protocol.errors import PrefillQueueFull, QueueFull
+from protocol.messages_gateway import Assign
+from tests.scheduler.building import greedy
+from worker.policies import Policies, prompts_first
+
+ASSIGN = Assign("r", 0, (1, 2, 3), greedy(9), 1, None)
+
+
+@pytest.mark.parametrize("kind", [QueueFull, PrefillQueueFull])
+def test_a_request_is_refused_when_as_many_wait_as_may(kind: type[QueueFull]) -> None:
+    policies = Policies(max_queued_requests=3)
+    assert policies.refusal(ASSIGN, 2, kind) is None
+    for num_waiting in (3, 4):
+        refused = policies.refusal(ASSIGN, num_waiting, kind)
+        assert type(refused) is kind
+        assert refused.message == f"{num_waiting} requests wait at the worker, expected less than 3"
+
+
+def test_one_that_has_begun_elsewhere_is_never_refused() -> None:
+    for assign in (replace(ASSIGN, resumes=True), replace(ASSIGN, num_replayed=1)):
+        assert Policies(max_queued_requests=1).refusal(assign, 99) is None
+
+
+@pytest.mark.parametrize(
+    "has_chunks, has_decodes, were_last, expected",
+    [
+        (True, True, False, True),
+        (True, True, True, False),
+        (True, False, True, True),
+        (True, False, False, True),
+        (False, True, False, False),
+        (False, True, True, False),
+    ],
+)
+def test_prompts_and_decodes_take_turns(has_chunks: bool, has_decodes: bool, were_last: bool, expected: bool) -> None:
+    assert prompts_first(has_chunks, has_decodes, were_last) is expected

@@ -1,0 +1,42 @@
+"""How a worker schedules: who waits, who is refused, and what a launch of prompts takes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.errors import QueueFull
+from protocol.messages_gateway import Assign
+from runtime.settings import SchedulePolicy
+from scheduler.planner import Planner
+from worker.requests import Assigned
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The options of the same names in runtime/settings.py."""
+
+    schedule_policy: SchedulePolicy = "fcfs"
+    max_queued_requests: int = 2048
+    max_prefill_tokens: int | None = None
+    enable_mixed_chunk: bool = True
+
+    def prefix(self, planner: Planner) -> Callable[[Assigned], int] | None:
+        """What a WaitingLine compares, if prefixes count: how much of a prompt this worker's cache has, in tokens."""
+        if self.schedule_policy == "fcfs":
+            return None
+        return lambda request: planner.book.num_cached(request.cache_key)
+
+    def refusal(self, assign: Assign, num_waiting: int, kind: type[QueueFull] = QueueFull) -> QueueFull | None:
+        """The error if too many requests wait already. One that has begun elsewhere is never refused."""
+        if num_waiting < self.max_queued_requests or assign.resumes or assign.num_replayed:
+            return None
+        return kind(f"{num_waiting} requests wait at the worker, expected less than {self.max_queued_requests}")
+
+
+DEFAULTS: Final = Policies()
+
+
+def prompts_first(has_chunks: bool, has_decodes: bool, prompts_were_last: bool) -> bool:
+    """Without mixed launches: whether the next one computes prompts. Prompts and decodes take turns, so neither
+    starves."""
+    return has_chunks and not (has_decodes and prompts_were_last)
