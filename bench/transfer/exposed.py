@@ -39,7 +39,7 @@ MAX_TOKENS = 3
 WIDTH = 140  # of the table in a pipe
 CPUS = "auto"
 WARM_UPS = 1  # of each length, on each side
-SERVE = ("--prefill", "1", "--decode", "1", "--threads", "1", "--log-level", "warning")
+SERVE = "--prefill 1 --decode 1 --threads 1 --log-level warning --silence-limit 60".split()
 COMPUTED, FIRST, DELIVERED, READY = "prompt computed", "first token", "KV delivered", "ready to decode"
 
 

@@ -24,17 +24,25 @@ from tests.processes import python_path
 PROJECT = Path(__file__).resolve().parents[2]
 SERVE_FAKE = str(Path(__file__).with_name("serve_fake.py"))
 PATIENCE_S = 180.0  # for what should take moments, also beside other load; only a failure takes so long
+PATIENT = ("--silence-limit", "60")  # a busy machine's heartbeats come late
 BATON = ("-P", "-m", "deploy")
 FAKE = (SERVE_FAKE,)  # the same flags, with workers that serve the model of hashes
 
 
 class BatonProcess:
-    """One `baton` command, ready. `pieces` are the words of the ready line."""
+    """One `baton` command, ready. Its gateway loses no worker for late heartbeats, unless `patient` is False."""
 
     def __init__(
-        self, *argv: str, log: Path, program: Sequence[str] = BATON, variables: Mapping[str, str] | None = None
+        self,
+        *argv: str,
+        log: Path,
+        program: Sequence[str] = BATON,
+        variables: Mapping[str, str] | None = None,
+        patient: bool = True,
     ) -> None:
         self._log = log
+        if patient and (program is FAKE or argv[0] in ("serve", "gateway")) and "--silence-limit" not in argv:
+            argv = (*argv, *PATIENT)
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
                 tied((sys.executable, *program, *argv)),

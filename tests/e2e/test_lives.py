@@ -24,7 +24,7 @@ def roles(baton: BatonProcess) -> list[str]:
 
 def test_parts_started_one_at_a_time(tmp_path: Path) -> None:
     """Not healthy before a pair is there; healthy then; both serve; and not healthy when one has left."""
-    with BatonProcess("gateway", "--port", "0", log=tmp_path / "gateway") as gateway:
+    with BatonProcess("gateway", "--port", "0", log=tmp_path / "gateway", patient=False) as gateway:
         found = re.search(r"tcp://[0-9.]+:\d+", gateway.ready)
         assert found is not None
         assert (gateway.http.get("/health").status_code, gateway.workers()) == (503, [])
@@ -50,7 +50,7 @@ def test_parts_started_one_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything_also_in_mid_stream(number: signal.Signals, fake_folder: Path, tmp_path: Path) -> None:
-    with BatonProcess(str(fake_folder), "--port", "0", log=tmp_path / "log", program=FAKE) as baton:
+    with BatonProcess(str(fake_folder), "--port", "0", log=tmp_path / "log", program=FAKE, patient=False) as baton:
         children = baton.children()
         assert len(children) == 3
         stream = baton.stream(**LONG)
@@ -60,7 +60,7 @@ def test_a_signal_ends_everything_also_in_mid_stream(number: signal.Signals, fak
 
 def test_killing_the_launcher_leaves_nothing(fake_folder: Path, tmp_path: Path) -> None:
     flags = ("--port", "0", "--unified", "1")
-    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
+    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE, patient=False) as baton:
         assert len(baton.children()) == 4
         assert baton.end(signal.SIGKILL) == -signal.SIGKILL
 
@@ -79,7 +79,7 @@ def test_each_worker_gets_its_share_of_the_cores(fake: BatonProcess) -> None:
 def test_a_killed_worker_ends_its_streams_with_an_error(victim: str, fake_folder: Path, tmp_path: Path) -> None:
     pairs = ("--port", "0", "--prefill", "2", "--decode", "2", "--page-size", "1", "--pairing", "round_robin")
     flags = (*pairs, "--max-restarts", "0", "--max-attempts", "1")  # nothing is mended, nothing tried again
-    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
+    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE, patient=False) as baton:
         streams = [baton.stream(**LONG) for _ in range(4)]
         begun = [next(stream)["choices"][0]["token_ids"] for stream in streams]
         baton.worker(victim).kill()

@@ -23,7 +23,7 @@ def baton(fake_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """One deployment goes through every fault; that the one before has left nothing wrong is part of each test."""
     log = tmp_path_factory.mktemp("supervised") / "log"
     flags = ("--port", "0", "--page-size", "4", "--hang-limit", str(HANG_LIMIT), "--max-restarts", "20")
-    with BatonProcess(str(fake_folder), *flags, log=log, program=FAKE) as found:
+    with BatonProcess(str(fake_folder), *flags, log=log, program=FAKE, patient=False) as found:
         yield found
 
 
@@ -125,7 +125,7 @@ def test_a_launcher_that_was_paused_goes_on(baton: BatonProcess) -> None:
 
 def test_what_cannot_stay_is_given_up_and_the_rest_answers_503(fake_folder: Path, tmp_path: Path) -> None:
     flags = ("--port", "0", "--max-restarts", "1")
-    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
+    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE, patient=False) as baton:
         for _ in range(2):
             old = pid_of(baton, "decode-0")
             assert old
@@ -152,14 +152,14 @@ def is_caught_starting(baton: BatonProcess, name: str) -> bool:
 def test_a_signal_while_something_starts_again_leaves_nothing(
     fake_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    with BatonProcess(str(fake_folder), "--port", "0", log=tmp_path / "log", program=FAKE) as baton:
+    with BatonProcess(str(fake_folder), "--port", "0", log=tmp_path / "log", program=FAKE, patient=False) as baton:
         assert any(is_caught_starting(baton, "decode-0") for _ in range(3))
         assert baton.end(number) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
 
 
 def test_parts_started_alone_are_kept_alive_too(tmp_path: Path) -> None:
     """Each command starts its own process again; the gateway where it was, so that the worker finds it."""
-    with BatonProcess("gateway", "--port", "0", log=tmp_path / "gateway") as gateway:
+    with BatonProcess("gateway", "--port", "0", log=tmp_path / "gateway", patient=False) as gateway:
         control = re.search(r"tcp://[0-9.]+:\d+", gateway.ready)
         assert control is not None
         join = ("worker", "--gateway", control.group(), "--role", "unified", "--worker-id", "u")

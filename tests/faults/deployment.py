@@ -76,7 +76,7 @@ class Deployment:
             "PHASE_HOOKS_FOLDER": str(self.faults),
             "TMPDIR": str(self.temporary),
         }
-        self.baton = BatonProcess(*argv, log=folder / "log", program=FAKE, variables=variables)
+        self.baton = BatonProcess(*argv, log=folder / "log", program=FAKE, variables=variables, patient=False)
         self._ever: set[psutil.Process] = set()  # identity: number and time of start
         self._at_start = set(self.pids())
         self._rest: dict[str, int] = {}  # descriptors of each process, once all have met

@@ -32,7 +32,7 @@ class Proxied:
         argv += ["--prefill", str(prefill), "--decode", str(decode)]
         self.num_ways = prefill * decode
         try:
-            self.baton = BatonProcess(*argv, log=folder / "log", program=FAKE, variables=variables)
+            self.baton = BatonProcess(*argv, log=folder / "log", program=FAKE, variables=variables, patient=False)
         except BaseException:
             self._close_proxies()
             raise
