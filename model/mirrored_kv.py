@@ -21,7 +21,8 @@ from protocol.kv_layout import KvLayout
 WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # by bytes
 REGISTER_FLAGS: Final = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 
-CopyPages = Callable[[Tensor, Tensor, Tensor], None]  # source (L, P, W), target (L, P, W), page numbers (N,)
+# source (L, P, W), target (L, Q, W), page numbers of the source (N,), of the target (N,)
+CopyPages = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
 class MirroredKv(PagedKv):
@@ -33,16 +34,9 @@ class MirroredKv(PagedKv):
         """`copy` moves pages between the two. By default it is a kernel on a GPU; tests pass another."""
         super().__init__(layout, num_pages, device)
         self._host = PagedKv(layout, num_pages, "cpu")
-        self._copy = copy or _copy_of(self.device)
-
-        if self.device.type == "cuda":
-            address, num_bytes = self._host.device_bytes.data_ptr(), self._host.device_bytes.nbytes
-            with torch.cuda.device(self.device):
-                status = torch.cuda.cudart().cudaHostRegister(address, num_bytes, REGISTER_FLAGS)
-            if int(status) != 0:
-                raise MemoryError(f"cannot pin {num_bytes} bytes of host memory: {status}")
-
-        self._pairs = tuple(zip(_words(self), _words(self._host), strict=True))
+        self._copy = copy or copy_of(self.device)
+        pin(self._host, self.device)
+        self._pairs = tuple(zip(words_of(self), words_of(self._host), strict=True))
 
     @property
     def shared_fd(self) -> int:
@@ -61,15 +55,26 @@ class MirroredKv(PagedKv):
         """Copies pages of one layer from the device to the twin."""
         group, index = self.layout.place(layer)
         device_LPW, host_LPW = self._pairs[group]
-        self._copy(device_LPW[index : index + 1], host_LPW[index : index + 1], pages_N)
+        self._copy(device_LPW[index : index + 1], host_LPW[index : index + 1], pages_N, pages_N)
 
     def stage_in(self, pages_N: Tensor) -> None:
         """Copies pages of every layer from the twin to the device."""
         for device_LPW, host_LPW in self._pairs:
-            self._copy(host_LPW, device_LPW, pages_N)
+            self._copy(host_LPW, device_LPW, pages_N, pages_N)
 
 
-def _words(kv: PagedKv) -> list[Tensor]:
+def pin(host: PagedKv, device: torch.device) -> None:
+    """Lets a GPU reach this host memory. MemoryError if the system does not allow it."""
+    if device.type != "cuda":
+        return
+    address, num_bytes = host.device_bytes.data_ptr(), host.device_bytes.nbytes
+    with torch.cuda.device(device):
+        status = torch.cuda.cudart().cudaHostRegister(address, num_bytes, REGISTER_FLAGS)
+    if int(status) != 0:
+        raise MemoryError(f"cannot pin {num_bytes} bytes of host memory: {status}")
+
+
+def words_of(kv: PagedKv) -> list[Tensor]:
     """All pages of each group as (num_layers, num_pages, words), in the longest words that divide a page."""
     words = []
     for span, layer in zip(kv.layout.group_spans(kv.num_pages), kv.layout.group_layouts, strict=True):
@@ -78,7 +83,8 @@ def _words(kv: PagedKv) -> list[Tensor]:
     return words
 
 
-def _copy_of(device: torch.device) -> CopyPages:
+def copy_of(device: torch.device) -> CopyPages:
+    """What copies pages between a device and host memory."""
     if device.type != "cuda":
         return _copy_on_host
     from model.page_copies_triton import copy_pages  # noqa: PLC0415 - an optional package, for GPUs
@@ -86,5 +92,5 @@ def _copy_of(device: torch.device) -> CopyPages:
     return copy_pages
 
 
-def _copy_on_host(source_LPW: Tensor, target_LPW: Tensor, pages_N: Tensor) -> None:
-    target_LPW.index_copy_(1, pages_N, source_LPW.index_select(1, pages_N))
+def _copy_on_host(source_LPW: Tensor, target_LPW: Tensor, from_N: Tensor, to_N: Tensor) -> None:
+    target_LPW.index_copy_(1, to_N, source_LPW.index_select(1, from_N))

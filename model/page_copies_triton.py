@@ -14,35 +14,50 @@ PROGRAMS: Final = 32  # enough to fill the bus
 BLOCK: Final = 1024  # words at a time
 
 
-def copy_pages(source_LPW: Tensor, target_LPW: Tensor, pages_N: Tensor) -> None:
-    """Queues the copy on the current stream. Both memories have equal strides and contiguous last two dimensions."""
+def copy_pages(source_LPW: Tensor, target_LPW: Tensor, from_N: Tensor, to_N: Tensor) -> None:
+    """Queues the copy of page from_N[i] to page to_N[i] in every layer, on the current stream.
+
+    Both memories have contiguous last two dimensions.
+    """
     num_layers, _, num_words = source_LPW.shape
-    pieces = pages_N.shape[0] * -(-num_words // BLOCK)
+    pieces = from_N.shape[0] * -(-num_words // BLOCK)
     if pieces:  # no kernel without programs
         _kernel[(min(PROGRAMS, num_layers * pieces),)](
-            source_LPW, target_LPW, pages_N, num_layers, pages_N.shape[0], num_words, source_LPW.stride(0), BLOCK=BLOCK
+            source_LPW,
+            target_LPW,
+            from_N,
+            to_N,
+            num_layers,
+            from_N.shape[0],
+            num_words,
+            source_LPW.stride(0),
+            target_LPW.stride(0),
+            BLOCK=BLOCK,
         )
 
 
 def _copy_pages(
     source_ptr: tl.tensor,
     target_ptr: tl.tensor,
-    pages_ptr: tl.tensor,
+    from_ptr: tl.tensor,
+    to_ptr: tl.tensor,
     num_layers: tl.tensor,
     num_pages: tl.tensor,
     num_words: tl.tensor,
-    layer_stride: tl.tensor,
+    source_stride: tl.tensor,
+    target_stride: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     """Program p copies pieces p, p + 32, ... of all pages of all layers."""
     pieces = tl.cdiv(num_words, BLOCK)
     for piece in range(tl.program_id(0).to(tl.int64), num_layers * num_pages * pieces, tl.num_programs(0)):
         row = piece // pieces
-        page = tl.load(pages_ptr + row % num_pages)
+        layer, index = row // num_pages, row % num_pages
         word = (piece % pieces) * BLOCK + tl.arange(0, BLOCK)
-        offset = row // num_pages * layer_stride + page * num_words + word  # int64: may exceed 2^31
+        source = layer * source_stride + tl.load(from_ptr + index) * num_words + word  # int64: may exceed 2^31
+        target = layer * target_stride + tl.load(to_ptr + index) * num_words + word
         is_inside = word < num_words
-        tl.store(target_ptr + offset, tl.load(source_ptr + offset, mask=is_inside), mask=is_inside)
+        tl.store(target_ptr + target, tl.load(source_ptr + source, mask=is_inside), mask=is_inside)
 
 
-_kernel: Any = triton.jit(_copy_pages, do_not_specialize=["num_layers", "num_pages", "layer_stride"])
+_kernel: Any = triton.jit(_copy_pages, do_not_specialize=["num_layers", "num_pages", "source_stride", "target_stride"])

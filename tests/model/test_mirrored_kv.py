@@ -44,7 +44,8 @@ def test_a_device_is_called_once_a_layer_out_and_once_a_group_in(layout: KvLayou
     """A prompt of 512 pages that lie anywhere: a call for each run of pages would hold up decoding for milliseconds."""
     calls: list[tuple[int, int]] = []
 
-    def copy(source_LPW: Tensor, target_LPW: Tensor, pages_N: Tensor) -> None:
+    def copy(source_LPW: Tensor, target_LPW: Tensor, pages_N: Tensor, to_N: Tensor) -> None:
+        assert to_N is pages_N
         calls.append((source_LPW.shape[0], len(pages_N)))
         for page in pages_N.tolist():
             target_LPW[:, page] = source_LPW[:, page]

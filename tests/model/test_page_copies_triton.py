@@ -30,7 +30,8 @@ def test_compiles_for_a_gpu_that_is_not_there(word: str, stride: str) -> None:
     pytest.importorskip("triton")
     from model.page_copies_triton import BLOCK, _kernel  # noqa: PLC0415 - an optional package
 
-    types = dict.fromkeys(("source_ptr", "target_ptr"), f"*{word}") | {"pages_ptr": "*i64", "layer_stride": stride}
+    types = dict.fromkeys(("source_ptr", "target_ptr"), f"*{word}") | dict.fromkeys(("from_ptr", "to_ptr"), "*i64")
+    types |= dict.fromkeys(("source_stride", "target_stride"), stride)
     types |= dict.fromkeys(("num_layers", "num_pages", "num_words"), "i32")
     assert cubin_bytes(_kernel, types, {"BLOCK": BLOCK}) > 1000
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from model.graphs import GraphedRunner
+from model.host_copies import HostCopies
 from model.inputs import ModelInput
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
@@ -46,13 +47,23 @@ def test_a_chunk_and_a_decode_run_on_page_0_only(page_size: int) -> None:
 def test_copies_to_the_twin_and_back_are_compiled_for_every_layer() -> None:
     copied: list[tuple[int, list[int]]] = []
 
-    def copy(source_LPW: Tensor, target_LPW: Tensor, pages_N: Tensor) -> None:
+    def copy(source_LPW: Tensor, target_LPW: Tensor, pages_N: Tensor, to_N: Tensor) -> None:
         copied.append((len(source_LPW), pages_N.tolist()))
 
     fake, stream = FakeRunner(vocab_size=97, context_length=64), InlineStream()
     kv = MirroredKv(fake.kv_layout(4), 8, CPU, copy)
     make_executor(stream, runner=fake, kv=kv, max_requests=1).warm_up()
     assert copied == [(1, [0])] * kv.layout.num_layers + [(kv.layout.num_layers, [0])]
+
+
+def test_copies_to_host_memory_and_back_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[tuple[str, list[int], list[int]]] = []
+    kv = PagedKv(FakeRunner(vocab_size=97, context_length=64).kv_layout(4), 8, CPU)
+    host = HostCopies(kv, 3)
+    for name in ("spill", "fill"):
+        monkeypatch.setattr(host, name, lambda a, b, name=name: copied.append((name, a.tolist(), b.tolist())))
+    make_executor(InlineStream(), kv=kv, host=host, max_requests=1).warm_up()
+    assert copied == [("spill", [0], [0]), ("fill", [0], [0])]
 
 
 def test_a_first_forward_that_fails_is_an_error_before_ready() -> None:
