@@ -230,8 +230,8 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
         written = kind.written(args, kwargs) if kind.changed else ()
         given = _tensors((*args, *kwargs.values()))
         touched = [(*place, id(each) in written) for each in given if (place := self._place(each)) is not None]
-        if kind.select is not None and args[0].numel() and touched[0][0].item_size == args[0].element_size():
-            touched[0] = touched[0][0], self._flat(kind.select(self._address(args[0]), args)), touched[0][2]
+        if kind.select is not None and args[0].numel() and (scale := _scale(args[0], touched[0][0])):
+            touched[0] = touched[0][0], _flat(kind.select(self._address(args[0]), args), scale), touched[0][2]
         result = func(*args, **kwargs)
         made = _tensors((result,))
         known = [memory for memory, _, _ in touched]
@@ -290,12 +290,13 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
         if not num_elements:
             return None
         memory = self._memory(tensor)
-        if memory.item_size != tensor.element_size():
+        scale = _scale(tensor, memory)
+        if not scale:
             return memory, slice(None)
         if tensor.is_contiguous():
             start = int(tensor.storage_offset())
-            return memory, slice(start, start + num_elements)
-        return memory, self._flat(self._address(tensor))
+            return memory, slice(start * scale, (start + num_elements) * scale)
+        return memory, _flat(self._address(tensor), scale)
 
     def _memory(self, tensor: Tensor) -> _Memory:
         storage = tensor.untyped_storage()
@@ -310,15 +311,23 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
         return found
 
     def _address(self, tensor: Tensor) -> Tensor:
-        """Shaped like `tensor`: which element of its memory each of its elements is."""
+        """Shaped like `tensor`: which element of its memory each of its elements is, in elements of its own size."""
         needed = self._memory(tensor).num_elements
         if len(self._addresses) < needed:
             self._addresses = torch.arange(needed)
         return self._addresses.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
-    def _flat(self, addresses: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
-        found: np.ndarray[Any, np.dtype[np.int64]] = addresses.reshape(-1).numpy()
-        return found
+
+def _scale(tensor: Tensor, memory: _Memory) -> int:
+    """How many elements of its memory an element of `tensor` is; 0 if that is no whole number."""
+    scale, rest = divmod(tensor.element_size(), memory.item_size)
+    return 0 if rest else scale
+
+
+def _flat(addresses: Tensor, scale: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The elements of a memory at `addresses`, each of which is `scale` of them."""
+    found: np.ndarray[Any, np.dtype[np.int64]] = addresses.reshape(-1).numpy()
+    return found if scale == 1 else (found[:, None] * scale + np.arange(scale)).reshape(-1)
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
