@@ -138,11 +138,12 @@ class DecodeWorker:
         waiting = self._requests.waiting
         return WorkerStats(
             kv_pages=self.planner.book.counts(),
+            host_pages=self.planner.book.slot_counts(),
             running=self.planner.num_going_on,
-            waiting=len(waiting),
+            waiting=len(waiting) + self.planner.spills.num_now,
             queued_prompt_tokens=sum(request.prompt_len for request in waiting),
             num_launches=self.planner.num_launches,
-            counters=dict(self._receiver.counters),
+            counters={**self._receiver.counters, **self.planner.spills.counters},
             times=self._phases.spreads,
             transfer=self._peers.backends,
         )

@@ -86,7 +86,7 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     ),
     _flag("--kv-cache-memory-bytes", "it counts bytes; --max-total-tokens counts the tokens of KV"),
     _flag("--num-gpu-blocks-override", "it counts pages; --max-total-tokens counts the tokens in them"),
-    _flag("--swap-space", "KV is never moved out to host memory", "0"),
+    _flag("--swap-space", "--retract-to host moves KV of requests that give way to host memory", "0"),
     _flag("--cpu-offload-gb", "weights stay where the worker computes", "0"),
     _taken("--enable-chunked-prefill", "prompts are cut into chunks unless --chunked-prefill-size is 0"),
     _flag("--no-enable-chunked-prefill", "`--chunked-prefill-size 0` takes whole prompts"),

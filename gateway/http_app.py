@@ -167,6 +167,7 @@ def worker_row(member: Member, now: float) -> dict[str, Any]:
         "peer": registered.address.peer,
         "data": registered.address.data,
         "kv_pages": asdict(stats.kv_pages),
+        "host_pages": asdict(stats.host_pages),
         "running": stats.running,
         "waiting": stats.waiting,
         "queued_prompt_tokens": stats.queued_prompt_tokens,

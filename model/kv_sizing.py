@@ -113,6 +113,29 @@ def _token_bytes(config: ModelConfig, item_bytes: int) -> int:
     return attention + 3 * config.intermediate_size * item_bytes
 
 
+def host_copy_bytes(layout: KvLayout, gib: int, most_tokens: int, budget: KvBudget) -> int:
+    """Bytes of host memory for KV that gives way: `gib` GiB at most, and no more than `most_tokens` tokens take.
+
+    ConfigError if the host does not have them, or if they hold no page.
+    """
+    wanted = min(gib << 30, layout.num_pages(most_tokens) * layout.all_page_bytes)
+    least = layout.all_page_bytes
+    if not least <= wanted <= budget.usable_bytes:
+        raise ConfigError(
+            f"retract_host_gib: got {gib}, of which {wanted / _MIB:.0f} MiB are needed, expected at least"
+            f" {least / _MIB:.1f} MiB (a page of KV) and at most {max(budget.usable_bytes, 0) / _MIB:.0f} MiB, which"
+            f" {budget.place} has left for this worker",
+            param="retract_host_gib",
+        )
+    return wanted
+
+
+def token_flops(config: ModelConfig) -> int:
+    """Operations of one prompt token in a forward: two for each weight that it is multiplied with."""
+    projections = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim + 3 * config.intermediate_size
+    return 2 * config.num_layers * config.hidden_size * projections
+
+
 def worth_packing(weight_bytes: int, available_bytes: int, workers_on_host: int, share: float = PACKED_SHARE) -> bool:
     """Whether each worker may hold its own packed weights. That is faster, but they are not shared through the file."""
     return weight_bytes * workers_on_host <= share * available_bytes

@@ -130,12 +130,13 @@ class WorkerStats(Message):
 
     kv_pages: KvPages
     running: Count  # choices being decoded, or prompts being prefilled
-    waiting: Count  # requests that wait for pages, credit or their turn
+    waiting: Count  # requests that wait for pages, credit or their turn, and choices in host memory
     queued_prompt_tokens: Count = 0
     num_launches: Count = 0
     counters: dict[Text, Number] = field(default_factory=dict)  # for /metrics: monotonic totals, and gauges named *_now
     times: dict[Text, TimeSpread] = field(default_factory=dict)  # by phase, see worker/requests.py
     transfer: dict[Text, Text] = field(default_factory=dict)  # at decode: the transfer backend, by prefill worker
+    host_pages: KvPages = KvPages(0, 0)  # of host memory, for KV of choices that gave way
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionName = Literal["auto", "triton", "varlen", "cpu"]
 TransferBackend = Literal["auto", "shm", "zmq", "cuda_ipc", "ray", "nixl"]
 SchedulePolicy = Literal["fcfs", "lpm"]
+RetractTo = Literal["prefill", "host", "auto"]
 Pairing = Literal["least_loaded", "round_robin"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 WebOrigin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s\p{C}]+)$")]
@@ -164,6 +165,13 @@ class WorkerSettings(ProcessSettings):
         "requests that wait at one worker for memory; beyond it clients get 429")] = 2048
     num_reserved_decode_tokens: Annotated[NotNegative, _memory(
         "tokens that each running request has room for when another one is admitted, at most 1/16 of KV memory")] = 512
+    retract_to: Annotated[RetractTo, _memory(
+        "what becomes of a request that must give way because KV memory is full: prefill computes it again, host keeps"
+        " its KV in host memory until there is room, auto takes the cheaper; one of",
+        metavar="WAY")] = "prefill"  # at decode and unified workers
+    retract_host_gib: Annotated[int, Field(ge=1, le=65536), _memory(
+        "most host memory, in GiB, that one worker takes for that with --retract-to host or auto",
+        metavar="GIB")] = 4
     disable_radix_cache: Annotated[bool, _memory(
         "compute every prompt as a whole, also if an earlier one began like it",
         aliases=("no-enable-prefix-caching",))] = False

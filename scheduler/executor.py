@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from model.host_copies import HostCopies
 from model.inputs import ModelInput, int64_column
 from model.paged_kv import PagedKv
 from model.runner import Runner
@@ -22,7 +23,7 @@ from protocol.errors import as_baton_error
 from protocol.kv_layout import touched
 from runtime.clock import Clock
 from scheduler.batches import ForwardBatch, Relay, ScheduleBatch, draws_of
-from scheduler.plan import CopyPages, Done, LayerWritten, Operation, Outcome, Owner, Plan, StepResult
+from scheduler.plan import CopyPages, Done, Fill, LayerWritten, Operation, Outcome, Owner, Plan, Spill, StepResult
 from scheduler.row_tables import FutureMap, PageTable
 from scheduler.streams import Event, Stream
 from scheduler.warm_up import warm_up
@@ -59,7 +60,8 @@ class Executor:
     """`num_rows` and `max_pages` of a context size the page table. `debug` turns on checks of invariants.
 
     `forward_clock` notes when forwards end; it is for a forward stream that runs on the host. `staging` copies KV
-    between a device and its twin, on its own stream, so that no forward waits for such a copy.
+    between a device and host memory, on its own stream, so that no forward waits for such a copy. `host` is where KV of
+    choices that gave way is kept.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Executor:
         forward: Stream,
         schedule: Stream,
         staging: Stream | None = None,
+        host: HostCopies | None = None,
         forward_clock: Clock | None = None,
         debug: bool = False,
     ) -> None:
@@ -83,6 +86,7 @@ class Executor:
         self._forward = forward
         self._schedule = schedule
         self._staging = staging or forward
+        self.host = host
         self._forward_clock = forward_clock
         self._debug = debug
 
@@ -97,12 +101,17 @@ class Executor:
         """
         self._forward.wait(self._schedule.record())  # the schedule stream has filled weights and KV memory
         num_rows, max_pages = self.page_table.req_to_page.shape
-        warm_up(self.runner, self.kv, self._forward, max_requests=num_rows - 1, max_pages=max_pages)
+        sizes = {"max_requests": num_rows - 1, "max_pages": max_pages}
+        warm_up(self.runner, self.kv, self._forward, **sizes, host=self.host)
 
     def submit(self, operation: Operation) -> None:
         """Enqueues an operation."""
         if isinstance(operation, Plan):
             self._launch(operation)
+            return
+
+        if isinstance(operation, Spill | Fill):
+            self._copy_to_host(operation)
             return
 
         sources_N, targets_N = (int64_column(pages, self.kv.device) for pages in (operation.sources, operation.targets))
@@ -143,6 +152,16 @@ class Executor:
     def _stage_in(self, staged_N: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:
         self.kv.stage_in(staged_N)
         self.kv.copy_pages(sources_N, targets_N)
+
+    def _copy_to_host(self, operation: Spill | Fill) -> None:
+        """Enqueues a copy of pages to host memory or back."""
+        assert self.host is not None, "the planner has slots of host memory, the executor has none"
+        pages_N, slots_N = (int64_column(each, self.kv.device) for each in (operation.pages, operation.slots))
+        if isinstance(operation, Spill):
+            self._staging.wait(self._forward.record())  # the launches that write these pages
+            self._enqueue(self._staging, operation.ticket, self.host.spill, pages_N, slots_N)
+        else:
+            self._enqueue(self._staging, operation.ticket, self.host.fill, slots_N, pages_N)
 
     def _enqueue(self, stream: Stream, ticket: int, copy: Callable[..., None], *tensors: Tensor) -> None:
         """Enqueues a copy. The tensors of page numbers live until it is done, as a launch's do in `launches`.

@@ -36,11 +36,11 @@ class Growth:
 
     def make_room(self) -> list[Req]:
         """Adds pages to whoever needs some for the next launch, and returns those who got them."""
-        waiting = [*self.short, *self._due.pop(self._num_launches, ())]
+        waiting = dict.fromkeys((*self.short, *self._due.pop(self._num_launches, ())))  # some are watched twice
         self.short = []
         grown: list[Req] = []
         for req in waiting:
-            if req.holding is None or req.finish is not None or req.num_left <= 0:
+            if req.holding is None or req.slots or req.finish is not None or req.num_left <= 0:
                 continue
             if self._room(req) > 0:  # a launch has drawn nothing for it
                 self.watch(req)
@@ -57,7 +57,8 @@ class Growth:
         Pages that come free anyway are waited for: those given back, and those of choices whose last output is in
         flight.
         """
-        holders = {req: None for req in (*decoding, *self.short) if req.holding and req.finish is None}
+        known = (*decoding, *self.short)
+        holders = {req: None for req in known if req.holding and not req.slots and req.finish is None}
         candidates = [req for req in holders if req.num_left > 0]
         ending = [page for req in holders if req.num_left <= 0 for page in req.held.pages]
         missing = len(self.short) - self._book.num_coming - self._book.pages.num_own(ending)
@@ -79,13 +80,13 @@ def give_way(
     """Those who give way so that at least `missing` pages come free. `num_own`: how many pages nobody else holds.
 
     The last in priority first, then the fewest outputs, among equals the youngest; never the last one. One that began
-    again gives way only when nobody else is left, until it has run `margin` tokens.
+    again, or came back from host memory, gives way only when nobody else is left, until it has run `margin` tokens.
     """
 
     def rank(place: int) -> tuple[bool, int, int, int]:
         req = candidates[place]
-        num_new = req.num_sampled - req.num_replayed
-        return bool(req.num_replayed) and num_new < margin, -req.priority, len(req.outputs), -place
+        has_run_margin = req.num_sampled - req.num_resumed >= margin
+        return bool(req.num_resumed) and not has_run_margin, -req.priority, len(req.outputs), -place
 
     chosen: list[Req] = []
     for place in sorted(range(len(candidates)), key=rank)[:-1]:

@@ -46,6 +46,7 @@ class Retired:
     is_read: IsRead | None
     pages: Sequence[int] = ()
     rows: Sequence[int] = ()
+    slots: Sequence[int] = ()  # of host memory
 
     def is_over(self, completed_ticket: int) -> bool:
         """Whether nothing can touch them once all tickets up to `completed_ticket` are over."""
@@ -65,7 +66,7 @@ class KvBook:
 
     `num_pages` counts page 0. `margin`: for so many more tokens of each context there is room when another is admitted;
     it is counted, not set aside. `caches`: KV stays for prompts that begin the same way,
-    until somebody needs its pages.
+    until somebody needs its pages. `num_slots`: pages of KV that fit into host memory; it counts slot 0.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class KvBook:
         max_context: int,
         margin: int = 0,
         caches: bool = False,
+        num_slots: int = 0,
     ) -> None:
         self.page_size = page_size
         self.margin = margin
         self.max_requests = max_requests
         self.max_pages = pages_for(max_context, page_size)  # of one context
         self.pages = PageAllocator(num_pages)
+        self.slots = PageAllocator(num_slots) if num_slots else None
         self.rows = RowPool(max_requests + 1)
         self.retired: list[Retired] = []  # oldest first
         self._cache = PrefixCache(page_size, self.pages.is_idle) if caches else None
@@ -242,6 +245,16 @@ class KvBook:
         if self._completed_ticket == newest:
             self.collect(newest)
 
+    def take_slots(self, num_tokens: int) -> list[int] | None:
+        """Slots of host memory for the KV of `num_tokens` tokens, or None when too few are free."""
+        return None if self.slots is None else self.slots.allocate(pages_for(num_tokens, self.page_size))
+
+    def give_slots(self, slots: Sequence[int]) -> None:
+        """Gives slots back. They are reused when no copy in flight can touch them."""
+        assert self.slots is not None
+        self.slots.retire(slots)
+        self.retired.append(Retired(self.newest_ticket, None, slots=slots))
+
     def next_ticket(self) -> int:
         """The number of a forward or copy about to be sent. What is released from now on waits for it."""
         self.newest_ticket += 1
@@ -257,6 +270,8 @@ class KvBook:
             if each.is_over(completed_ticket):
                 self.pages.reuse(each.pages)
                 self.rows.reuse(each.rows)
+                if self.slots is not None:
+                    self.slots.reuse(each.slots)
             else:
                 waiting.append(each)
         found = len(waiting) < len(self.retired)
@@ -266,6 +281,10 @@ class KvBook:
     def counts(self) -> KvPages:
         """The ledger of the pages."""
         return self.pages.counts()
+
+    def slot_counts(self) -> KvPages:
+        """The ledger of the slots of host memory."""
+        return KvPages(0, 0) if self.slots is None else self.slots.counts()
 
 
 class RowPool:

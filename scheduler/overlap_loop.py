@@ -59,8 +59,8 @@ class OverlapLoop:
 
     @property
     def busy(self) -> bool:
-        """Whether a launch is in flight."""
-        return bool(self._planner.in_flight)
+        """Whether a launch is in flight, or a choice is in host memory and comes back when there is room."""
+        return bool(self._planner.in_flight or self._planner.spills.num_now)
 
     @property
     def oldest_launch(self) -> int:

@@ -1,6 +1,6 @@
 """Plans and their results: all that passes between a planner and an executor. Plain data, so it may cross processes.
 
-    planner --Plan, CopyPages, StageIn--> executor --LayerWritten, StepResult, Done--> planner
+    planner --Plan, CopyPages, StageIn, Spill, Fill--> executor --LayerWritten, StepResult, Done--> planner
 
 Operations are numbered by one sequence of tickets. A plan names changes only: the executor keeps the rows that decode.
 To apply a plan: write the grants, remove the rows that leave, append the rows that join.
@@ -113,8 +113,32 @@ class StageIn(Message):
     targets: Ints
 
 
-Operation = Plan | CopyPages | StageIn
-OPERATIONS: Boundary[Operation] = Boundary("operation", (Plan, CopyPages, StageIn))
+@dataclass(frozen=True)
+class Spill(Message):
+    """Copies page pages[i] to slot slots[i] of host memory, after the launches before it and beside those after.
+
+    No launch may write these pages, and no Fill may read the slots, before Done.
+    """
+
+    ticket: Count
+    pages: Ints
+    slots: Ints
+
+
+@dataclass(frozen=True)
+class Fill(Message):
+    """Copies slot slots[i] of host memory to page pages[i], beside the launches.
+
+    No launch may use these pages, and no Spill may write the slots, before Done.
+    """
+
+    ticket: Count
+    slots: Ints
+    pages: Ints
+
+
+Operation = Plan | CopyPages | StageIn | Spill | Fill
+OPERATIONS: Boundary[Operation] = Boundary("operation", (Plan, CopyPages, StageIn, Spill, Fill))
 
 
 # ---- executor to planner ----
@@ -147,7 +171,7 @@ class StepResult(Message):
 
 @dataclass(frozen=True)
 class Done(Message):
-    """A CopyPages or StageIn is over."""
+    """An operation other than a Plan is over."""
 
     ticket: Count
 

@@ -6,7 +6,7 @@ It knows rows, pages and lengths as numbers. One planner feeds one executor, whi
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,6 +31,7 @@ from scheduler.plan import (
 )
 from scheduler.prefix_cache import packed
 from scheduler.req import Req
+from scheduler.spills import Costs, Spills
 
 
 class Executes(Protocol):
@@ -76,10 +77,20 @@ class Launched:
 
 
 class Planner:
-    """`book` keeps rows and pages of the executor's memory. `has_twin`: that memory has a twin in host memory."""
+    """`book` keeps rows and pages of the executor's memory. `has_twin`: that memory has a twin in host memory.
+
+    `costs`: see Spills.
+    """
 
     def __init__(
-        self, book: KvBook, executor: Executes, layout: KvLayout, vocab_size: int, *, has_twin: bool = False
+        self,
+        book: KvBook,
+        executor: Executes,
+        layout: KvLayout,
+        vocab_size: int,
+        *,
+        has_twin: bool = False,
+        costs: Costs | None = None,
     ) -> None:
         self.book = book
         self.layout = layout
@@ -94,10 +105,12 @@ class Planner:
         self._drawing: tuple[Sequence[Owner], list[Req | None]] = (), []
         self._decoding: tuple[Req, ...] = ()  # as the executor has them since the last plan, in its order
         self._rows: dict[Req, int] = {}  # of those that decode
+        self._leaving: list[int] = []  # rows that the executor still decodes, until the next plan; not in _decoding
         self._growth = Growth(book)
         self._joining: list[Req] = []  # they decode from the next plan on
         self._grants: list[Grant] = []  # for the next plan
         self._copies: set[int] = set()  # tickets
+        self.spills = Spills(book, self._copy, self.is_over, costs)
 
     # ---- memory ----
 
@@ -111,13 +124,13 @@ class Planner:
         grows: bool = False,
         unit: int = 0,
     ) -> bool:
-        """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: no room, or others wait for
-        a page.
+        """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: no room, or others that have
+        begun wait for some.
 
         `key`: the first choice computes the prompt, or gets its KV, but not what the cache has of it. `grows`: they
         decode here. `unit`: see KvBook.admit.
         """
-        if self._growth.short:
+        if self._growth.short or self.spills.is_waiting:
             return False
         longest = reqs[0].longest if grows else 0
         holdings = self.book.admit(reqs[0].prompt_len, num_tokens, len(reqs), state, key, longest, unit)
@@ -125,9 +138,12 @@ class Planner:
             return False
         reqs[0].num_computed = holdings[0].num_cached
         for req, holding in zip(reqs, holdings, strict=True):
-            req.holding = holding
-            self._holders[holding.owner] = req
+            self._seat(req, holding)
         return True
+
+    def _seat(self, req: Req, holding: Holding) -> None:
+        req.holding = holding
+        self._holders[holding.owner] = req
 
     def grow(self, req: Req, num_tokens: int) -> bool:
         """Adds pages to a context until `num_tokens` tokens fit. False: no room."""
@@ -145,11 +161,29 @@ class Planner:
 
     def release(self, req: Req, is_read: IsRead | None = None) -> None:
         """Gives its row and pages back. A second call does nothing. `is_read`: see KvBook.release."""
+        if req.slots:
+            self.book.give_slots(req.slots)
+            req.slots = ()
         if req.holding is not None:
-            del self._holders[req.holding.owner]
-            self._drawing = (), []
-            self.book.release(req.holding, is_read)
-            req.holding = None
+            self._unseat(req, is_read)
+
+    def _unseat(self, req: Req, is_read: IsRead | None = None) -> None:
+        del self._holders[req.held.owner]
+        self._drawing = (), []
+        self.book.release(req.held, is_read)
+        req.holding = None
+
+    def spill(self, req: Req) -> bool:
+        """Moves the KV of a choice that decodes to host memory, if that is possible and worth it. It goes on when there
+        is room again."""
+        if not self.spills.begin(req):
+            return False
+        self._unseat(req)
+        if req in self._rows:  # its next row may be the same one, so it leaves now
+            self._leaving.append(self._rows.pop(req))
+            self._decoding = tuple([each for each in self._decoding if each is not req])
+        self._joining = [each for each in self._joining if each is not req]
+        return True
 
     def fork(self, first: Req, others: Sequence[Req], in_twin: Sequence[int] = ()) -> int:
         """Gives each of `others` its own copy of the partial prompt page of `first`.
@@ -161,15 +195,13 @@ class Planner:
             first.held.pages, [req.held.pages for req in others], first.prompt_len, self.book.page_size
         )
         if in_twin and self._has_twin:
-            ticket = self._copy_ticket()
-            self._executor.submit(StageIn(ticket, tuple(in_twin), tuple(sources), tuple(targets)))
-            return ticket
+            return self._copy(lambda ticket: StageIn(ticket, tuple(in_twin), tuple(sources), tuple(targets)))
         if sources:
-            self._executor.submit(CopyPages(self._copy_ticket(), tuple(sources), tuple(targets)))
+            self._copy(lambda ticket: CopyPages(ticket, tuple(sources), tuple(targets)))
         return 0
 
     def is_over(self, ticket: int) -> bool:
-        """Whether the copy with this ticket, from `fork`, is over."""
+        """Whether the copy with this ticket is over."""
         return ticket not in self._copies
 
     def collect(self) -> bool:
@@ -179,9 +211,11 @@ class Planner:
             oldest = min(oldest, self.in_flight[0].ticket)
         return self.book.collect(oldest - 1)
 
-    def _copy_ticket(self) -> int:
+    def _copy(self, made: Callable[[int], Operation]) -> int:
+        """Submits a copy with a new ticket. Returns the ticket."""
         ticket = self.book.next_ticket()
         self._copies.add(ticket)
+        self._executor.submit(made(ticket))
         return ticket
 
     def _grant(self, held: Holding) -> None:
@@ -205,13 +239,15 @@ class Planner:
     def make_room(self) -> list[Req]:
         """Adds the pages that the next launch needs. Returns the choices that give way, because there are too few.
 
-        A choice that gets none, and does not give way, sits out a launch.
+        A choice that gets none, and does not give way, sits out a launch. Nobody comes back before it has some.
         """
         for req in self._growth.make_room():
             self._grant(req.held)
             if req not in self._rows and req not in self._joining:
                 self._joining.append(req)
         if not self._growth.short:
+            for req, holding in self.spills.fill():
+                self._seat(req, holding)
             return []
         launched = [req for each in self.in_flight for req in each.decodes]
         return self._growth.victims((*self._decoding, *self._joining, *launched))
@@ -289,11 +325,12 @@ class Planner:
 
     def _changes(self, decodes: tuple[Req, ...]) -> tuple[tuple[int, ...], tuple[Join, ...]]:
         """The rows that leave and the choices that join, so that exactly `decodes` decode."""
-        if decodes is self._decoding:
+        if decodes is self._decoding and not self._leaving:
             return (), ()
 
         staying = set(decodes)
-        leaves = tuple([self._rows.pop(req) for req in self._decoding if req not in staying])
+        leaves = (*self._leaving, *[self._rows.pop(req) for req in self._decoding if req not in staying])
+        self._leaving.clear()
         joining = [req for req in self._joining if req in staying]
         for req in joining:
             self._grant(req.held)
@@ -315,6 +352,7 @@ class Planner:
                 assert launched.ticket == outcome.ticket, (launched.ticket, outcome.ticket)
                 launched.computed_at = outcome.computed_at
                 over.append((launched, outcome))
+        self.join(self.spills.filled())
         return over
 
     def drawn(self, owners: Sequence[Owner], runs: Sequence[tuple[int, ...]]) -> list[tuple[Req, tuple[int, ...]]]:

@@ -33,6 +33,8 @@ class Req:
     priority: int = 0  # a smaller number gives way later
 
     holding: Holding | None = None  # set at admission, cleared at release
+    slots: tuple[int, ...] = ()  # of host memory, while its KV is there: see spills.py
+    num_resumed: int = 0  # outputs with which it last began to decode, if not with none
 
     # progress, counting all launches enqueued so far
     num_computed: int = 0  # KV of prompt tokens [0, num_computed) is written
@@ -45,7 +47,7 @@ class Req:
     def __post_init__(self) -> None:
         if self.num_replayed:
             self.outputs = list(self.prompt_ids[-self.num_replayed :])
-            self.num_sampled = self.num_replayed
+            self.num_sampled = self.num_resumed = self.num_replayed
 
     @property
     def prompt_len(self) -> int:

@@ -9,14 +9,23 @@ from dataclasses import replace
 import torch
 
 from model.graphs import GraphedRunner, Lanes
+from model.host_copies import HostCopies
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.errors import InternalError
 from scheduler.streams import Stream
 
 
-def warm_up(runner: Runner, kv: PagedKv, forward: Stream, *, max_requests: int, max_pages: int) -> None:
-    """Runs one chunk of a prompt and one decode on the forward stream, and copies a page to its twin and back.
+def warm_up(
+    runner: Runner,
+    kv: PagedKv,
+    forward: Stream,
+    *,
+    max_requests: int,
+    max_pages: int,
+    host: HostCopies | None = None,
+) -> None:
+    """Runs one chunk of a prompt and one decode on the forward stream, and copies a page to host memory and back.
 
     A runner with graphs then captures decodes of up to `max_requests` requests with `max_pages` pages each.
     Blocks until all is done. InternalError when a forward fails. Page 0 holds zeros afterwards.
@@ -34,6 +43,9 @@ def warm_up(runner: Runner, kv: PagedKv, forward: Stream, *, max_requests: int, 
                 for layer in range(kv.layout.num_layers):
                     kv.stage_out(layer, padding_N)
                 kv.stage_in(padding_N)
+                if host is not None:
+                    host.spill(padding_N, padding_N)
+                    host.fill(padding_N, padding_N)
                 if isinstance(runner, GraphedRunner):
                     runner.capture(kv, max_requests, max_pages)
                 for layer in range(kv.layout.num_layers):

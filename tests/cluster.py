@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from decode.worker import DecodeWorker
+from model.host_copies import HostCopies
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import Runner
@@ -31,6 +32,7 @@ from runtime.clock import Clock, MonotonicClock
 from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
 from scheduler.planner import Executes, Planner
+from scheduler.spills import Costs
 from scheduler.streams import Stream
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.page_ledger import check_pages
@@ -89,6 +91,9 @@ class Cluster:
         caches: bool = False,
         margin: int = 0,
         policies: Policies = DEFAULTS,
+        num_slots: int = 0,
+        costs: Costs | None = None,
+        staging: Callable[[], Stream] | None = None,
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -114,22 +119,30 @@ class Cluster:
         def planner(page_size: int = page_size, caches: bool = caches) -> Planner:
             layout, device = runner.kv_layout(page_size), runner.device
             forward, schedule = open_streams(device, wake=lambda: None) if streams is None else streams()
-            staging = open_streams(device, wake=lambda: None)[0] if mirrored and streams is None else None
+            stage = open_streams(device, wake=lambda: None)[0] if mirrored and streams is None else None
             longest = max_context or runner.config.context_length
             book = KvBook(
-                num_pages, page_size, max_requests=max_requests, max_context=longest, margin=margin, caches=caches
+                num_pages,
+                page_size,
+                max_requests=max_requests,
+                max_context=longest,
+                margin=margin,
+                caches=caches,
+                num_slots=num_slots,
             )
+            kv = (MirroredKv if mirrored else PagedKv)(layout, num_pages, device)
             executor = Executor(
                 runner,
-                (MirroredKv if mirrored else PagedKv)(layout, num_pages, device),
+                kv,
                 num_rows=book.rows.num_rows,
                 max_pages=book.max_pages,
                 forward=forward,
                 schedule=schedule,
-                staging=staging,
+                staging=stage if staging is None else staging(),
+                host=HostCopies(kv, num_slots) if num_slots else None,
                 debug=debug,
             )
-            made = Planner(book, wrap(executor), layout, runner.config.vocab_size, has_twin=mirrored)
+            made = Planner(book, wrap(executor), layout, runner.config.vocab_size, has_twin=mirrored, costs=costs)
             self._executors[made] = executor
             return made
 
@@ -315,12 +328,13 @@ class Cluster:
                     break
 
     def at_rest(self) -> bool:
-        """Nothing queued, in flight or owned anywhere."""
+        """Nothing queued, in flight or owned anywhere, neither in host memory."""
         return all(
             (pages := worker.planner.book.pages.counts()).free + pages.cached == pages.total
             and not worker.planner.in_flight
             and worker.planner.book.rows.num_free == worker.planner.book.rows.num_rows - 1
             and worker.stats().waiting == 0
+            and (slots := worker.planner.book.slot_counts()).free == slots.total
             for worker in self.workers
         )
 
@@ -328,6 +342,8 @@ class Cluster:
         """The ledger of every worker adds up."""
         for worker in self.workers:
             check_pages(worker.planner.book.pages)
+            if worker.planner.book.slots is not None:
+                check_pages(worker.planner.book.slots)
 
     def close(self) -> None:
         """Ends the forward threads."""

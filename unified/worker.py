@@ -77,10 +77,12 @@ class UnifiedWorker:
         queued = [*self._waiting, *self._computing]
         return WorkerStats(
             kv_pages=self.planner.book.counts(),
+            host_pages=self.planner.book.slot_counts(),
             running=self.planner.num_going_on,
-            waiting=len(queued),
+            waiting=len(queued) + self.planner.spills.num_now,
             queued_prompt_tokens=sum(request.prompt_left for request in queued),
             num_launches=self.planner.num_launches,
+            counters=self.planner.spills.counters,
             times=self._phases.spreads,
         )
 

@@ -17,13 +17,15 @@ import zmq
 
 from model.fake import FakeRunner
 from model.graphs import GraphedRunner, bucket_sizes
+from model.host_copies import HostCopies
 from model.host_memory import available_bytes, device_share
-from model.kv_sizing import KvBudget, activation_bytes, choose_kv_size, graph_bytes
+from model.kv_sizing import KvBudget, activation_bytes, choose_kv_size, graph_bytes, host_copy_bytes, token_flops
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner, Runner
 from protocol.errors import BatonError, ConfigError
 from protocol.fingerprint import Fingerprint
+from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, Register, Role, WorkerAddress
 from runtime.address import is_loopback, refuse_exposed
 from runtime.bus import Dealer, Wake
@@ -37,6 +39,7 @@ from runtime.settings import WorkerSettings, read_arguments
 from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
 from scheduler.planner import Planner
+from scheduler.spills import Costs
 from scheduler.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream
 from scheduler.streams_cuda import CudaStream
 from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop
@@ -116,7 +119,9 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     status.loading("warming up")
     executor.warm_up()
     is_mirrored = has_twin(runner.device, settings)
-    planner = Planner(book, executor, executor.kv.layout, runner.config.vocab_size, has_twin=is_mirrored)
+    layout = executor.kv.layout
+    costs = costs_of(runner, layout, settings)
+    planner = Planner(book, executor, layout, runner.config.vocab_size, has_twin=is_mirrored, costs=costs)
 
     instance = random.SystemRandom().getrandbits(62)
     identity = f"{settings.worker_id}#{instance}".encode()
@@ -257,9 +262,10 @@ def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], 
     config = runner.config
     longest = min(config.context_length, settings.max_total_tokens or config.context_length)
     is_mirrored = has_twin(runner.device, settings)
+    host_bytes = bytes_for_spills(layout, settings, longest)
     size = choose_kv_size(
         layout,
-        *memory_budgets(runner, settings, longest),
+        *memory_budgets(runner, settings, longest, host_bytes),
         context_length=longest,
         max_running_requests=settings.max_running_requests,
         max_total_tokens=settings.max_total_tokens,
@@ -270,14 +276,17 @@ def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], 
         "KV memory",
         pages=size.num_pages - 1,
         tokens=layout.pool_tokens(size.num_pages),
+        host_pages=host_bytes // layout.all_page_bytes,
         limited_by=size.limited_by,
         device=str(runner.device),
         shared_by=sharers(runner.device, settings),
     )
 
     forward, schedule = open_streams(runner.device, wake)
-    staging = CudaStream(torch.cuda.Stream(runner.device)) if is_mirrored else None
-    memory = MirroredKv if is_mirrored else PagedKv
+    on_device = runner.device.type == "cuda"
+    staging = CudaStream(torch.cuda.Stream(runner.device)) if is_mirrored or (host_bytes and on_device) else None
+    kv = (MirroredKv if is_mirrored else PagedKv)(layout, size.num_pages, runner.device)
+    num_slots = 1 + host_bytes // layout.all_page_bytes if host_bytes else 0
     book = KvBook(
         size.num_pages,
         layout.page_size,
@@ -285,24 +294,44 @@ def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], 
         max_context=longest,
         margin=min(settings.num_reserved_decode_tokens, layout.pool_tokens(size.num_pages) // 16),
         caches=not settings.disable_radix_cache,
+        num_slots=num_slots,
     )
     executor = Executor(
         runner,
-        memory(layout, size.num_pages, runner.device),
+        kv,
         num_rows=book.rows.num_rows,
         max_pages=book.max_pages,
         forward=forward,
         schedule=schedule,
         staging=staging,
+        host=HostCopies(kv, num_slots) if num_slots else None,
         forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
     )
     return executor, book
 
 
-def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int) -> list[KvBudget]:
+def bytes_for_spills(layout: KvLayout, settings: WorkerSettings, longest: int) -> int:
+    """Bytes of host memory for KV of choices that give way. 0: they begin again, or nobody decodes here."""
+    if settings.retract_to == "prefill" or settings.role is Role.PREFILL:
+        return 0
+    most_tokens = longest * settings.max_running_requests
+    budget = KvBudget(available_bytes(torch.device("cpu")), settings.workers_on_host, 0, 0)
+    return host_copy_bytes(layout, settings.retract_host_gib, most_tokens, budget)
+
+
+def costs_of(runner: Runner, layout: KvLayout, settings: WorkerSettings) -> Costs | None:
+    """What the two ways of giving way cost here, with --retract-to auto."""
+    if settings.retract_to != "auto":
+        return None
+    token_bytes, moves = layout.all_page_bytes / layout.page_size, settings.role is Role.DECODE
+    return Costs.on(runner.device.type, token_bytes, token_flops(runner.config), moves=moves)
+
+
+def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int, host_bytes: int = 0) -> list[KvBudget]:
     """The memories that each page takes bytes of: the device's, and the host's if KV has a twin there.
 
-    Only a device's own workers share its memory. `longest` is the longest context of a request, in tokens.
+    Only a device's own workers share its memory. `longest` is the longest context of a request, in tokens. `host_bytes`
+    of host memory are taken already.
     """
     device, config = runner.device, runner.config
     workers, on_host = sharers(device, settings), settings.workers_on_host
@@ -319,13 +348,13 @@ def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int) -> li
         activations += graph_bytes(config, runner.dtype, lanes=bucket_sizes(settings.max_running_requests)[-1])
     if device.type == "cpu":
         weights = runner.mapped_weight_bytes + (workers - 1) * runner.private_weight_bytes
-        return [KvBudget(available_bytes(device), workers, weights, activations)]
+        return [KvBudget(available_bytes(device), workers, weights, activations + host_bytes)]
 
     place = str(device) if workers == 1 else f"{device}, of which this worker has 1/{workers}"
     budget = KvBudget(device_share(device, workers), 1, 0, activations, place)
     if not has_twin(device, settings):
         return [budget]
-    return [budget, KvBudget(available_bytes(torch.device("cpu")), on_host, 0, 0)]
+    return [budget, KvBudget(available_bytes(torch.device("cpu")), on_host, 0, host_bytes)]
 
 
 def sharers(device: torch.device, settings: WorkerSettings) -> int:

@@ -229,7 +229,12 @@ class TokenStream:
         return True
 
     def give_way(self, req: Req) -> bool:
-        """Ends a choice here: it has no memory, and the gateway begins it again. True if the request has ended."""
+        """Takes a choice's memory back. Its KV goes to host memory, or it ends here and the gateway begins it again.
+
+        True if the request has ended.
+        """
+        if self.planner.spill(req):
+            return False
         self._retracted.append(Retracted(req.request_id, req.attempt, req.choice))
         req.finish = FinishReason.CANCELLED
         self.planner.release(req)

@@ -73,6 +73,27 @@ def test_a_pool_far_too_small_serves_everything_exactly(
     assert "request retried" not in lines and "worker lost" not in lines
 
 
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_kv_that_gives_way_waits_in_host_memory(fake_folder: Path, tmp_path: Path, topology: str) -> None:
+    """The same load. On a pair, where prefill draws first tokens, nobody begins again."""
+    rng = random.Random(16)
+    prompts = [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(10, 60))] for _ in range(12)]
+    flags = f"--port 0 --page-size 4 --max-total-tokens 320 --retract-to host {TOPOLOGIES[topology]}".split()
+    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
+        [decode] = [worker for worker in baton.workers() if worker["role"] != "prefill"]
+        assert decode["host_pages"]["total"] == 64 * 320 // 4
+        answer = baton.complete(prompt=prompts, max_tokens=NUM_TOKENS, temperature=0, return_token_ids=True)
+        assert [choice["token_ids"] for choice in answer["choices"]] == [
+            RUNNER.expected_tokens(prompt, NUM_TOKENS) for prompt in prompts
+        ]
+        assert topology == "unified" or "gave way" not in (tmp_path / "log").read_text()
+        assert baton.wait_for_rest()
+        assert all(worker["host_pages"]["free"] == worker["host_pages"]["total"] for worker in baton.workers())
+        who = f'role="{decode["role"]}",worker="{decode["id"]}"'
+        assert metric(baton, f'baton_kv_spills_total{{model_name="fake",{who}}}') > 0
+        assert metric(baton, f'baton_spilled_requests{{model_name="fake",{who}}}') == 0
+
+
 def metric(baton: BatonProcess, name: str) -> float:
     [line] = [line for line in baton.http.get("/metrics").text.splitlines() if line.startswith(name)]
     return float(line.split()[-1])

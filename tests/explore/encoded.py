@@ -5,6 +5,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import _disable_current_modes
 
+from model.host_copies import HostCopies
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from scheduler.executor import Executor
@@ -42,7 +43,8 @@ def replayed(sent: Sequence[bytes], runner: Runner, like: Executor) -> list[Step
     num_rows, max_pages = like.page_table.req_to_page.shape
     with _disable_current_modes():
         kv = PagedKv(like.kv.layout, like.kv.num_pages)
-        sizes: dict[str, Any] = {"num_rows": num_rows, "max_pages": max_pages}
+        host = None if like.host is None else HostCopies(kv, like.host.memory.num_pages)
+        sizes: dict[str, Any] = {"num_rows": num_rows, "max_pages": max_pages, "host": host}
         executor = Executor(runner, kv, forward=InlineStream(), schedule=InlineStream(), **sizes)
         results: list[StepResult] = []
         for raw in sent:

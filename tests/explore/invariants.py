@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from decode.worker import DecodeWorker
 from prefill.worker import PrefillWorker
 from scheduler.executor import Executor
+from scheduler.kv_book import KvBook
 from scheduler.planner import Planner
 from scheduler.req import Req
 from tests.cluster import Cluster, Worker
@@ -16,7 +17,9 @@ def check_invariants(cluster: Cluster) -> None:
     """Ledgers, tables, mirrors; AssertionError says which does not hold."""
     for worker in cluster.workers:
         check_pages(worker.planner.book.pages)
-        reqs = [req for req in _reqs(worker) if req.holding]
+        known = list(_reqs(worker))
+        _check_slots(worker.planner.book, known)
+        reqs = [req for req in known if req.holding]
         _check_rows(worker.planner, reqs)
         _check_pages(worker.planner, reqs)
         _check_running(worker.planner, cluster.executor(worker))
@@ -53,15 +56,32 @@ def _check_pages(planner: Planner, reqs: list[Req]) -> None:
     assert [holders[page] for page in range(pages.num_pages)] == pages._holders, "references that nobody, or two, hold"
 
 
+def _check_slots(book: KvBook, reqs: list[Req]) -> None:
+    """Each slot of host memory is free, or one choice's, or waits for a copy."""
+    if book.slots is None:
+        return
+    check_pages(book.slots)
+    holders = Counter(slot for req in reqs for slot in req.slots)
+    retired = Counter(slot for entry in book.retired for slot in entry.slots)
+    slots = range(book.slots.num_pages)
+    assert [holders[slot] for slot in slots] == book.slots._holders, "slots are lost, or taken twice"
+    assert [retired[slot] for slot in slots] == book.slots._retired, "slots are lost in quarantine"
+
+
 def _check_running(planner: Planner, executor: Executor) -> None:
     """The planner's choices that decode are the executor's, in the same order; so are their pages and lengths."""
     batch, table = executor.running, executor.page_table
     batch.check_mirrors()
     assert not table.req_to_page[0].any(), "padding has pages"
-    assert [draw.row for draw in batch.draws] == [planner._rows[req] for req in planner._decoding], (
+    decoding = [
+        (draw, length)
+        for draw, length in zip(batch.draws, batch.seq_lens_cpu.tolist(), strict=True)
+        if draw.row not in planner._leaving
+    ]
+    assert [draw.row for draw, _ in decoding] == [planner._rows[req] for req in planner._decoding], (
         "planner and executor differ about who decodes"
     )
-    for req, draw, length in zip(planner._decoding, batch.draws, batch.seq_lens_cpu.tolist(), strict=True):
+    for req, (draw, length) in zip(planner._decoding, decoding, strict=True):
         if req.finish is not None:
             continue
         assert (req.held.row, req.held.generation) == (draw.row, draw.generation), "a choice sits at another's row"

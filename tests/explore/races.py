@@ -28,6 +28,8 @@ def _name(detector: RaceDetector, executor: Executor, who: str, is_landing: bool
     detector.name(executor.future_map.output_tokens_buf, f"{who} output_tokens_buf")
     detector.name(executor.page_table.req_to_page, f"{who} req_to_page")
     detector.name(executor.kv.layer(0), f"{who} KV")
+    if executor.host is not None:
+        detector.name(executor.host.memory.layer(0), f"{who} host copies")
     view = executor.kv.page_bytes_view
 
     def seen(layer: int, page_start: int, num_pages: int) -> memoryview:

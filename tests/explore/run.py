@@ -4,8 +4,10 @@ The streams are simulated ones, or real threads that stop and start at random (t
 """
 
 import random
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from torch.utils._python_dispatch import _disable_current_modes
@@ -114,9 +116,21 @@ class Run:
             caches=load.caches,
             margin=load.margin,
             policies=load.policies,
+            num_slots=load.num_slots,
+            costs=load.costs,
+            staging=self._staging() if load.num_slots else None,
         )
         if self._detector is not None:
             observe(self._detector, self.cluster)
+
+    def _staging(self) -> Callable[[], Stream] | None:
+        """A third stream for each worker, in a simulation."""
+        return partial(self.simulation.stream, "staging") if isinstance(self.schedule, Simulation) else None
+
+    @property
+    def num_spills(self) -> int:
+        """How often KV went to host memory."""
+        return sum(int(worker.planner.spills.counters["spills"]) for worker in self.cluster.workers)
 
     def arrive(self, arrival: Arrival) -> None:
         """A request comes."""

@@ -24,6 +24,14 @@ def test_ten_workloads_have_no_race(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_copies_to_host_memory_and_back_have_no_race(seed: int) -> None:
+    run = Run(Workload.spilling(seed), STRATEGIES[seed % len(STRATEGIES)], seed, detect=True)
+    run.run()
+    assert run.num_spills > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(6))
 def test_sixty_workloads_have_no_race(part: int) -> None:
     expect_no_race(range(100 + part * 10, 110 + part * 10))

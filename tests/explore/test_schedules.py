@@ -21,6 +21,16 @@ def test_schedules_change_no_token(strategy: Strategy) -> None:
     assert run.simulation.num_run > 20  # something was there to be scheduled
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_kv_that_waits_in_host_memory_changes_no_token(strategy: Strategy) -> None:
+    num_spills = 0
+    for seed in range(4):
+        run = Run(Workload.spilling(seed), strategy, seed)
+        run.run()
+        num_spills += run.num_spills
+    assert num_spills > 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(SLICES))
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from protocol.kv_layout import pages_for_choices
 from protocol.messages_gateway import SamplingParams
+from scheduler.spills import Costs
 from tests.decode.driving import VOCAB, prompt_of
 from tests.explore.expected import expected
 from worker.policies import DEFAULTS, Policies
@@ -17,6 +18,7 @@ TOPOLOGIES = ("1U", "1P1D", "2P1D", "1P2D")
 CONTEXT = 48
 HOT = 20.0  # the fake's likeliest token has a score of 100, all others 0: at this temperature it is drawn 2 times in 5
 NEVER = -1
+UP_TO_30_TOKENS = Costs(copy_s=1, again_s=1, restart_s=30)  # go to host memory
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Workload:
     caches: bool = False
     margin: int = 0
     policies: Policies = DEFAULTS
+    num_slots: int = 0  # of host memory, for KV of choices that give way
+    costs: Costs | None = None  # None: they all go there
 
     @staticmethod
     def random(seed: int, num_requests: int = 7) -> "Workload":
@@ -80,6 +84,20 @@ class Workload:
         if kind == 5:
             return _starved(rng, num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], failing)
         return _mixture(rng, num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], failing, forks=True)
+
+    @staticmethod
+    def spilling(seed: int) -> "Workload":
+        """Requests that run to their limits, in a pool for about one of them and host memory for all."""
+        rng = random.Random(f"spilling {seed}")
+        workload = _starved(rng, 7, TOPOLOGIES[seed % 4], 0.0 if seed % 3 else 0.02)
+        endless = [replace(each.params, eos_token_ids=(), min_tokens=0) for each in workload.arrivals]
+        arrivals = [
+            replace(each, params=params, num_choices=1 + index % 2)
+            for index, (each, params) in enumerate(zip(workload.arrivals, endless, strict=True))
+        ]
+        largest = max(each.num_pages(workload.page_size) for each in arrivals)
+        num_pages, num_slots = 1 + largest + rng.randint(0, 2), 1 + 20 * CONTEXT // workload.page_size
+        return replace(workload, arrivals=tuple(arrivals), num_pages=num_pages, num_slots=num_slots, costs=None)
 
     def without_overlap(self) -> "Workload":
         """The same, in the serial twin."""
@@ -163,7 +181,8 @@ def _prefixes(rng: random.Random, num_requests: int, topology: str, failing: flo
 
 
 def _starved(rng: random.Random, num_requests: int, topology: str, failing: float) -> Workload:
-    """Requests that grow, in a pool that holds hardly more than the largest of them: most have to give way."""
+    """Requests that grow, in a pool that holds hardly more than the largest of them: most have to give way. They begin
+    again, or wait in host memory, which may be too small as well."""
     workload = _mixture(rng, num_requests, topology, failing)
     arrivals: list[Arrival] = []
     for arrival in workload.arrivals:
@@ -174,7 +193,10 @@ def _starved(rng: random.Random, num_requests: int, topology: str, failing: floa
     largest = max(each.num_pages(workload.page_size) for each in arrivals)
     num_pages = 1 + largest + rng.randint(0, 12 // workload.page_size)
     margin, caches = rng.choice((0, 0, 2, 8)), rng.random() < 0.3
-    return replace(workload, arrivals=tuple(arrivals), num_pages=num_pages, margin=margin, caches=caches)
+    workload = replace(workload, arrivals=tuple(arrivals), num_pages=num_pages, margin=margin, caches=caches)
+
+    num_slots = rng.choice((0, 2 + CONTEXT // workload.page_size, 1 + 8 * CONTEXT // workload.page_size))
+    return replace(workload, num_slots=num_slots, costs=rng.choice((None, None, UP_TO_30_TOKENS)))
 
 
 def _arrival(rng: random.Random, name: str, num_tokens: int = 0, eos: int | None = None, at_most: int = 25) -> Arrival:

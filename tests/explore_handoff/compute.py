@@ -71,8 +71,8 @@ class TimedStream:
         return TimedEvent(self._agenda, self._free_at)
 
     def wait(self, event: Event) -> None:
-        """The schedule stream is always done."""
-        assert event.done()
+        """The schedule stream is always done, and this stream is in order."""
+        assert event.done() or (isinstance(event, TimedEvent) and event.moment <= self._free_at)
 
     def synchronize(self) -> None:
         """Nobody blocks in a simulated world."""

@@ -91,6 +91,9 @@ def _held(process: WorkerProcess) -> Iterator[str]:
         yield f"pages: {pages}"
     if planner.book.rows.num_free != planner.book.rows.num_rows - 1:
         yield "rows"
+    slots = planner.book.slot_counts()
+    if slots.free != slots.total:
+        yield f"host memory: {slots}"
     if planner.in_flight:
         yield "launches in flight"
     if isinstance(core, PrefillWorker):
@@ -122,6 +125,9 @@ def _check_memory(book: KvBook, reqs: list[Req]) -> None:
     assert idle == pages._count[PageState.CACHED], "pages are cached, and not to be had"
     assert sum(pages._count.values()) == pages.num_pages - 1, "the ledger does not add up"
     assert len(cached) == (book._cache.num_pages if book._cache is not None else 0), "the cache keeps other pages"
+    if book.slots is not None:
+        held = Counter(slot for req in reqs for slot in req.slots)
+        assert [held[slot] for slot in range(book.slots.num_pages)] == book.slots._holders, "slots are lost, or shared"
     used = [req.held.row for req in reqs if req.holding]
     used += [row for entry in book.retired for row in entry.rows]
     assert len(used) + len(rows._free) == rows.num_rows - 1, "rows are lost"

@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from protocol.kv_layout import pages_for_choices
 from protocol.messages_gateway import Role, SamplingParams
 from runtime.settings import Pairing
+from scheduler.spills import Costs
 from tests.decode.driving import VOCAB
 from tests.explore.workload import random_policies
 from tests.explore_handoff.data_plane import FrameFate
 from worker.policies import DEFAULTS, Policies
 
 CONTEXT = 40
-HOT = 20.0  # as in tests/explore/workload.py
+HOT = 20.0  # as in tests/explore/workload.py, and so are these
+UP_TO_30_TOKENS = Costs(copy_s=1, again_s=1, restart_s=30)
 FIRST_S = 0.6  # by then everybody has joined
 KINDS = ("calm", "frames", "connections", "processes", "aborts", "everything", "cuts")
 MEMORY = ("plain", "shared", "shared", "starved", "both")
@@ -64,6 +66,8 @@ class Scenario:
     num_tokens: int  # of each pool
     decode_tokens: int  # of each pool of a decode worker
     margin: int
+    num_slots: int  # of host memory at a decode worker, for KV of choices that give way
+    costs: Costs | None  # None: they all go there
     caches: tuple[Role, ...]  # whose workers keep KV
     memory: str  # what its requests do with it
     max_requests: int
@@ -120,6 +124,8 @@ class Scenario:
             num_tokens=num_tokens,
             decode_tokens=num_tokens,
             margin=0,
+            num_slots=0,
+            costs=None,
             caches=(),
             memory="plain",
             max_requests=rng.choice((3, 4, 6)),
@@ -164,7 +170,7 @@ def _arrival(rng: random.Random, name: str, kind: str) -> Arrival:
 
 def _remembering(rng: random.Random, world: Scenario) -> Scenario:
     """The same with caches, margins and flushes. Requests may share prefixes, and a decode pool may hold hardly more
-    than the largest of them: most have to give way."""
+    than the largest of them: most have to give way, and may wait in host memory."""
     memory = rng.choice(MEMORY)
     arrivals = world.arrivals
     if memory in ("shared", "both"):
@@ -181,14 +187,19 @@ def _remembering(rng: random.Random, world: Scenario) -> Scenario:
     roles = (Role.PREFILL, Role.DECODE)
     caches = tuple(role for role in roles if rng.random() < 0.7)
     num_flushes = rng.choice((0, 0, 1, 3))
+    margin = rng.choice((0, 0, 2, 8))
+    flushes = tuple(FIRST_S + rng.random() * 1.5 for _ in range(num_flushes))
+    num_slots = rng.choice((0, 0, 20, 150)) // world.decode_page_size
     return replace(
         world,
+        num_slots=num_slots and 2 + num_slots,
+        costs=rng.choice((None, None, UP_TO_30_TOKENS)),
         memory=memory,
         arrivals=arrivals,
         decode_tokens=decode_tokens,
-        margin=rng.choice((0, 0, 2, 8)),
+        margin=margin,
         caches=caches,
-        flushes=tuple(FIRST_S + rng.random() * 1.5 for _ in range(num_flushes)),
+        flushes=flushes,
     )
 
 

@@ -16,7 +16,7 @@ from tests.explore_handoff.world import Violation, World
 SLICES = 2  # of the slow test, so that they run side by side
 SEEDS = 120  # of each slice
 DONE = {  # by name in a story, what faults do; each must really happen
-    "flush", "found at prefill", "found at decode", "retracted", "refused", "overloaded",
+    "flush", "found at prefill", "found at decode", "retracted", "spilled", "refused", "overloaded",
     "leaves", "frame lost", "frame twice", "frame damaged", "lost", "full", "killed", "paused", "leaving", "parted",
     "slowed", "control cut", "peer cut", "data cut", "gateway paused", "gateway killed", "launch fails", "launch hangs",
 }  # fmt: skip

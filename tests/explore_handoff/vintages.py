@@ -53,6 +53,20 @@ class Vintages:
                 written.update((page, (age, attempt)) for page in req.held.pages[num_found:])
             return True
 
+        spill, seat, spilled = planner.spill, planner._seat, dict[Req, Written]()
+
+        def goes(req: Req) -> bool:
+            age = born[req.held.row]
+            if went := spill(req):
+                spilled[req] = age
+            return went
+
+        def seated(req: Req, holding: Holding) -> None:
+            seat(req, holding)
+            if req.slots:  # it comes back with KV that is as old as when it left
+                born[holding.row] = spilled.pop(req)
+                written.update((page, born[holding.row]) for page in holding.pages)
+
         grow = planner.book.grow
 
         def grown(holding: Holding, num_tokens: int) -> list[int] | None:
@@ -61,6 +75,8 @@ class Vintages:
             return added
 
         planner.admit = admitted  # type: ignore[method-assign]
+        planner.spill = goes  # type: ignore[method-assign]
+        planner._seat = seated  # type: ignore[method-assign]
         planner.book.grow = grown  # type: ignore[method-assign]
 
     def _age(self, written: float, attempt: Attempt) -> float:

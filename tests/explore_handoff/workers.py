@@ -14,6 +14,7 @@ import torch
 
 from decode.prefill_link import PrefillLink
 from decode.worker import DecodeWorker
+from model.host_copies import HostCopies
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from prefill.decode_link import DecodeLink
@@ -110,6 +111,7 @@ class WorkerProcess:
         self.forward = TimedStream(world.agenda, world.story, self, world.rng, scenario.pace_s)
         num_tokens = scenario.num_tokens if role is Role.PREFILL else scenario.decode_tokens
         num_pages = 1 + num_tokens // page_size
+        num_slots = 0 if role is Role.PREFILL else scenario.num_slots
         layout = self.runner.kv_layout(page_size)
         book = KvBook(
             num_pages,
@@ -118,17 +120,20 @@ class WorkerProcess:
             max_context=CONTEXT,
             margin=scenario.margin,
             caches=role in scenario.caches,
+            num_slots=num_slots,
         )
+        kv = PagedKv(layout, num_pages)
         self.executor = Executor(
             self.runner,
-            PagedKv(layout, num_pages),
+            kv,
             num_rows=book.rows.num_rows,
             max_pages=book.max_pages,
             forward=self.forward,
             schedule=InlineStream(),
+            host=HostCopies(kv, num_slots) if num_slots else None,
             debug=True,
         )
-        self.planner = Planner(book, self.executor, layout, VOCAB)
+        self.planner = Planner(book, self.executor, layout, VOCAB, costs=scenario.costs)
         world.vintages.watch(self.planner, instance, is_prefill=role is Role.PREFILL)
         gateway = Dealer(cast(Any, self.context), GATEWAY_ENDPOINT, self.name.encode())
         self.sender: FrameSender | None = None

@@ -94,6 +94,9 @@ class World:
                 self.story.happened["retracted"] += self.gateway.control.dispatch.retries[Retraction.code]
                 self.story.happened["refused"] += self._num_refused
                 self.story.happened["overloaded"] += self.outcomes[Overloaded.code]
+                self.story.happened["spilled"] += sum(
+                    int(each.planner.spills.counters["spills"]) for each in self._begun
+                )
             except Violation:
                 raise
             except Exception as error:

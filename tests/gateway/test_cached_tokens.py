@@ -76,11 +76,13 @@ async def test_the_salt_of_a_request_reaches_its_worker(setting: Setting, path: 
     assert [each.cache_salt for each in worker.assigned] == ["", "", "ä" * 256]
 
 
-async def test_cached_pages_are_shown_and_count_as_free(setting: Setting) -> None:
-    stats = WorkerStats(KvPages(10, free=1, cached=7, owned=2), running=1, waiting=0)
+async def test_cached_pages_are_shown_and_count_as_free_and_host_memory_is_shown(setting: Setting) -> None:
+    host = KvPages(8, free=5, owned=3)
+    stats = WorkerStats(KvPages(10, free=1, cached=7, owned=2), running=1, waiting=0, host_pages=host)
     await setting.add(Role.UNIFIED, "u", stats=stats)
     [row] = (await setting.client.get("/workers")).json()
     assert row["kv_pages"] == {"total": 10, "free": 1, "cached": 7, "owned": 2, "reserved": 0, "quarantined": 0}
+    assert (row["host_pages"]["total"], row["host_pages"]["free"], row["host_pages"]["owned"]) == (8, 5, 3)
     lines = await setting.metrics()
     assert 'baton_kv_pages{model_name="story",role="unified",state="cached",worker="u"} 7.0' in lines
     assert 'baton_kv_usage_ratio{model_name="story",role="unified",worker="u"} 0.2' in lines

@@ -30,7 +30,8 @@ def member(worker_id: str, role: Role, counters: dict[str, float]) -> Member:
 
 
 def test_numbers_have_a_subject_a_unit_and_the_right_type() -> None:
-    lines = page(member("p", Role.PREFILL, SENT | {"transfers_cancelled": 3}), member("d", Role.DECODE, LANDED))
+    landed = LANDED | {"spills": 3, "spilled_now": 2}
+    lines = page(member("p", Role.PREFILL, SENT | {"transfers_cancelled": 3}), member("d", Role.DECODE, landed))
     for line in (
         "# TYPE baton_kv_transfer_frames_total counter",
         'baton_kv_transfer_frames_total{role="prefill",worker="p"} 12.0',
@@ -47,6 +48,8 @@ def test_numbers_have_a_subject_a_unit_and_the_right_type() -> None:
         "# TYPE baton_kv_transfer_rejected_frames_total counter",
         'baton_kv_transfer_rejected_frames_total{reason="checksum",role="decode",worker="d"} 1.0',
         'baton_kv_transfer_rejected_frames_total{reason="size",role="decode",worker="d"} 2.0',
+        'baton_kv_spills_total{role="decode",worker="d"} 3.0',
+        'baton_spilled_requests{role="decode",worker="d"} 2.0',
         'baton_running_requests{role="decode",worker="d"} 3.0',
         'baton_kv_usage_ratio{role="decode",worker="d"} 0.5',
         'baton_kv_pages{role="decode",state="cached",worker="d"} 1.0',

@@ -2,10 +2,14 @@
 
 import pytest
 
+from scheduler.spills import Costs
 from tests.cluster import Cluster
-from tests.decode.driving import expect_exact, expect_rest, greedy, make_cluster, prompt_of
+from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of, reference
+from tests.doubles.hash_model import FakeRunner
+from tests.scheduler.building import FailAt
 
 SHAPES = [("1P1D", 4), ("1U", 4), ("1P1D", 1), ("2P2D", 4), ("1U", 1)]
+UP_TO_50_TOKENS = Costs(copy_s=1, again_s=1, restart_s=50)  # go to host memory
 
 
 def load(cluster: Cluster, lengths: dict[str, tuple[int, int, int]]) -> None:
@@ -18,6 +22,11 @@ def load(cluster: Cluster, lengths: dict[str, tuple[int, int, int]]) -> None:
     expect_rest(cluster)
 
 
+def num_spills(cluster: Cluster) -> float:
+    """How often KV went to host memory."""
+    return sum(worker.planner.spills.counters["spills"] for worker in cluster.workers)
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("topology,page_size", SHAPES)
 def test_a_pool_of_a_quarter_of_the_load(topology: str, page_size: int, overlap: bool) -> None:
@@ -25,6 +34,62 @@ def test_a_pool_of_a_quarter_of_the_load(topology: str, page_size: int, overlap:
     cluster = make_cluster(topology, page_size=page_size, num_pages=num_pages, overlap=overlap)
     load(cluster, {f"r{index}": (20, 60, 1) for index in range(8)})
     assert cluster.num_retracted > 0, "the pool is too large to show anything"
+
+
+@pytest.mark.parametrize("costs", [None, UP_TO_50_TOKENS])
+@pytest.mark.parametrize("num_tokens", [100, 1000])
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+def test_kv_of_those_who_give_way_waits_in_host_memory(topology: str, num_tokens: int, costs: Costs | None) -> None:
+    cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_slots=1 + num_tokens // 4, costs=costs)
+    load(cluster, {f"r{index}": (20, 60, 1 + index % 2) for index in range(8)})
+    assert num_spills(cluster) > 0, "the pool is too large to show anything"
+    if topology == "1P1D":  # a unified worker's choices may have to give way before their first token is known
+        assert (cluster.num_retracted == 0) == (num_tokens == 1000 and costs is None), "host memory was full, or dearer"
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+def test_clients_leave_while_their_kv_is_in_host_memory(topology: str) -> None:
+    """At every step from the first spill on, in a cluster of its own."""
+    for num_steps in range(0, 40, 3):
+        cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_slots=1 + 200)
+        for index in range(5):
+            cluster.assign(f"r{index}", prompt_of(f"r{index}", 20), greedy(60), 2)
+        cluster.run(until=lambda cluster=cluster: num_spills(cluster) > 1)  # type: ignore[misc]
+        for _ in range(num_steps):
+            cluster.step()
+        for index in range(4):
+            cluster.cancel(f"r{index}", -1 if index % 2 else 0)
+        cluster.run()
+        for index in range(0, 5, 2):
+            tokens, reason = reference(prompt_of(f"r{index}", 20), greedy(60))
+            assert (cluster.answers[f"r{index}", 1].ids, cluster.answers[f"r{index}", 1].finish) == (tokens, reason)
+        expect_rest(cluster)
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+def test_a_new_gateway_leaves_nothing_in_host_memory(topology: str) -> None:
+    cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_slots=1 + 200)
+    for index in range(5):
+        cluster.assign(f"r{index}", prompt_of(f"r{index}", 20), greedy(60))
+    cluster.run(until=lambda: num_spills(cluster) > 1)
+    for worker in cluster.workers:
+        worker.reset()
+    cluster.run()
+    expect_rest(cluster)
+
+
+def test_a_launch_that_fails_takes_kv_from_host_memory_with_it() -> None:
+    """Those that were in the launch and gave way behind it fail, and the others go on."""
+    runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=FailAt(60))
+    cluster = make_cluster("1U", runner, page_size=4, num_pages=1 + 40, num_slots=1 + 200)
+    for index in range(5):
+        cluster.assign(f"r{index}", prompt_of(f"r{index}", 20), greedy(60))
+    cluster.run()
+    assert cluster.failures and num_spills(cluster) > 0
+    for index in range(5):
+        if f"r{index}" not in cluster.failures:
+            expect_exact(cluster, f"r{index}", prompt_of(f"r{index}", 20), greedy(60))
+    expect_rest(cluster)
 
 
 @pytest.mark.parametrize("topology,page_size", SHAPES)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.kv_sizing import SAFETY_SHARE, KvBudget, activation_bytes, choose_kv_size
+from model.kv_sizing import SAFETY_SHARE, KvBudget, activation_bytes, choose_kv_size, host_copy_bytes, token_flops
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout, LayerGroup
 from tests.doubles.hash_model import FakeRunner
@@ -121,3 +121,30 @@ def test_a_tiny_model_takes_no_more_than_it_can_use() -> None:
     layout = FakeRunner().kv_layout(16)
     got = choose_kv_size(layout, KvBudget(64 * GIB, 2, 0, 0), context_length=4096, max_running_requests=3)
     assert got.limited_by == "demand" and layout.pool_tokens(got.num_pages) == 3 * 4096
+
+
+def test_host_memory_for_kv_that_gives_way() -> None:
+    budget = KvBudget(8 * GIB, 1, 0, 0)
+    assert host_copy_bytes(LAYOUT, 4, 1 << 40, budget) == 4 * GIB
+    assert host_copy_bytes(LAYOUT, 4, 33, budget) == 3 * PAGE, "more than all requests together can fill"
+
+
+@pytest.mark.parametrize("gib, available", [(8, 8 * GIB), (1, GIB), (1, 0)])
+def test_host_memory_that_is_not_there_is_refused(gib: int, available: int) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"retract_host_gib: got {gib}, .* at most \d+ MiB, which this host"
+    ) as caught:
+        host_copy_bytes(LAYOUT, gib, 1 << 40, KvBudget(available, 1, 0, 0))
+    assert caught.value.param == "retract_host_gib"
+
+
+def test_a_page_larger_than_host_memory_for_it_is_refused() -> None:
+    layout = KvLayout.uniform(num_layers=64, num_kv_heads=64, head_dim=128, page_size=4096, dtype="float32")
+    with pytest.raises(ConfigError, match="expected at least 16384"):
+        host_copy_bytes(layout, 1, 1 << 40, KvBudget(64 * GIB, 1, 0, 0))
+
+
+def test_operations_of_a_token_are_two_for_each_weight() -> None:
+    config = replace(FakeRunner().config, num_layers=3, hidden_size=8, num_heads=4, num_kv_heads=2, head_dim=2)
+    weights = 3 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 1)  # q, k and v, o, and gate, up, down
+    assert token_flops(config) == 2 * weights

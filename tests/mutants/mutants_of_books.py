@@ -126,7 +126,7 @@ BOOKS = (
     ),
     Mutant(
         "a released choice still names its pages",
-        "Planner.release",
+        "Planner._unseat",
         "req.holding = None",
         "",
         "it would go on in the pages of the next owner",

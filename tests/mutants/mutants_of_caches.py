@@ -1,10 +1,12 @@
-"""Sabotages of the prefix cache: what it finds, keeps and drops; and of growth: who waits, and who gives way."""
+"""Sabotages of the prefix cache: what it finds, keeps and drops; of growth: who waits, and who gives way; and of what
+waits in host memory."""
 
 from tests.mutants.mutant import ANY, Mutant
 from tests.mutants.mutants_of_handoff import WORLDS
 
 BOOK_TESTS = ("tests/scheduler/test_kv_book.py", "tests/scheduler/test_page_allocator.py")
 SERVED = ("tests/handoff/test_prefix_cache.py",)
+SPILLS = ("tests/scheduler/test_spills.py",)
 
 CACHES = (
     Mutant(
@@ -192,12 +194,93 @@ CACHES = (
     ),
     Mutant(
         "the late result of a choice that gave way is taken",
-        "Planner.release",
+        "Planner._unseat",
         "self._drawing = ((), [])",
         "",
         "it has no memory, and goes on elsewhere",
         (),
         ("tests/worker/test_requests.py",),
+    ),
+    Mutant(
+        "a token that is dropped when its choice gives way counts as drawn",
+        "Spills.begin",
+        "req.num_sampled = len(req.outputs)",
+        "",
+        "the choice goes on behind a token that it does not have",
+        (),
+        SPILLS,
+    ),
+    Mutant(
+        "KV is copied back before the copy to host memory is over",
+        "Spills.fill",
+        "if not self._is_over(each.ticket): ...",
+        "if False: ...",
+        "the slots may hold another's KV",
+        (),
+        SPILLS,
+    ),
+    Mutant(
+        "a choice decodes before its KV is back",
+        "Spills.filled",
+        "self._is_over(each.ticket)",
+        "True",
+        "it attends to what its pages held before",
+        (),
+        SPILLS,
+    ),
+    Mutant(
+        "slots are given back twice",
+        "Spills.filled",
+        "each.req.slots = ()",
+        "",
+        "they belong to another choice by then",
+        (),
+        SPILLS,
+    ),
+    Mutant(
+        "slots are never given back",
+        "Spills.filled",
+        "self._book.give_slots(each.req.slots)",
+        "",
+        "host memory fills up",
+        (),
+        SPILLS,
+    ),
+    Mutant(
+        "slots of a choice that has ended are reused while they are copied",
+        "KvBook.give_slots",
+        "self.retired.append(Retired(self.newest_ticket, None, slots=slots))",
+        "self.slots.reuse(slots)",
+        "the copy writes over another's KV",
+        (),
+        SPILLS,
+    ),
+    Mutant(
+        "KV is copied to host memory beside the launch that writes it",
+        "Executor._copy_to_host",
+        "self._staging.wait(self._forward.record())",
+        "",
+        "its last tokens are missing",
+        (),
+        ("tests/scheduler/test_executor_copies.py",),
+    ),
+    Mutant(
+        "a choice that comes back keeps its former row at the executor",
+        "Planner.spill",
+        "self._leaving.append(self._rows.pop(req))",
+        "self._rows.pop(req)",
+        "it decodes twice",
+        (),
+        SPILLS,
+    ),
+    Mutant(
+        "new requests overtake those in host memory",
+        "Planner.admit",
+        "self._growth.short or self.spills.is_waiting",
+        "self._growth.short",
+        "they wait as long as others come",
+        (),
+        SPILLS,
     ),
     Mutant(
         "Retracted overtakes Tokens",

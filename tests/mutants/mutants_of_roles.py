@@ -58,12 +58,13 @@ ROLES = (
         ("tests/transfer/landing/test_frame_receiver.py",),
     ),
     Mutant(
-        "the late result of a finished choice is not ignored",
-        "Planner.release",
+        "the late result of a choice that has ended or is in host memory is not ignored",
+        "Planner._unseat",
         "del self._holders[__row]",
         "",
-        "it has ended: a token too many",
+        "a token too many",
         ANY,
+        ("tests/scheduler/test_spills.py",),
     ),
     Mutant(
         "a PREBUILT batch joins one step late",

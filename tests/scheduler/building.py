@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model.host_copies import HostCopies
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import Runner
@@ -140,6 +141,8 @@ def make_executor(
     max_requests: int = 8,
     debug: bool = True,
     forward_clock: Clock | None = None,
+    host: HostCopies | None = None,
+    staging: Stream | None = None,
 ) -> Executor:
     """An executor over a fake model of 97 tokens, for contexts of 64 tokens."""
     runner = runner or FakeRunner(vocab_size=97, context_length=64)
@@ -152,6 +155,8 @@ def make_executor(
         forward=forward,
         schedule=InlineStream(),
         forward_clock=forward_clock,
+        host=host,
+        staging=staging,
         debug=debug,
     )
 

@@ -14,6 +14,7 @@ from scheduler.plan import (
 )
 from scheduler.planner import Planner
 from scheduler.req import Req
+from scheduler.spills import Costs
 
 
 class Remembers:
@@ -37,10 +38,19 @@ class Remembers:
         return self.sent[-1]
 
 
-def make(num_pages: int = 64, max_requests: int = 8, *, has_twin: bool = False) -> tuple[Planner, Remembers]:
+def make(
+    num_pages: int = 64,
+    max_requests: int = 8,
+    *,
+    has_twin: bool = False,
+    num_slots: int = 0,
+    costs: Costs | None = None,
+    caches: bool = False,
+) -> tuple[Planner, Remembers]:
     executor = Remembers()
-    book = KvBook(num_pages, 4, max_requests=max_requests, max_context=64)
-    return Planner(book, executor, KvLayout.uniform(2, 1, 4, 4, "float32"), 97, has_twin=has_twin), executor
+    book = KvBook(num_pages, 4, max_requests=max_requests, max_context=64, num_slots=num_slots, caches=caches)
+    layout = KvLayout.uniform(2, 1, 4, 4, "float32")
+    return Planner(book, executor, layout, 97, has_twin=has_twin, costs=costs), executor
 
 
 def finish(planner: Planner, executor: Remembers) -> None:

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from model.host_copies import HostCopies
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from runtime.clock import Clock
 from scheduler.executor import Executor
-from scheduler.plan import Chunk, CopyPages, Done, Grant, LayerWritten, Plan, StageIn, StepResult
+from scheduler.plan import Chunk, CopyPages, Done, Fill, Grant, LayerWritten, Plan, Spill, StageIn, StepResult
 from scheduler.planner import ExtendChunk
 from scheduler.streams import InlineStream
 from tests.doubles.clock import VirtualClock
@@ -72,18 +73,46 @@ def test_copying_nothing_is_over_behind_what_came_before_it() -> None:
     assert torch.equal(executor.kv.device_bytes, before)
 
 
-@pytest.mark.parametrize("operation", [CopyPages(1, (1,), (2,)), StageIn(1, (1,), (), ())])
+def test_kv_goes_to_host_memory_behind_the_launch_that_writes_it_and_comes_back_beside_the_next() -> None:
+    kv = PagedKv(MODEL.kv_layout(4), 16, CPU)
+    host, forward, staging = HostCopies(kv, 4), ManualStream(), ManualStream()
+    executor = make_executor(forward, kv=kv, host=host, staging=staging)
+    executor.submit(Plan(1, grants=(Grant(1, 1, 0, (3,)),), chunks=(Chunk(1, 0, (5, 6, 7), (draw(row=1),)),)))
+    executor.submit(Spill(2, (3,), (2,)))
+    spilled = staging.record()
+    spilled.synchronize()  # runs the launch, too
+    written = kv.layer(1)[3].clone()
+    assert written.any() and torch.equal(host.memory.layer(1)[2], written)
+    forward.synchronize()
+    assert [outcome.ticket for outcome in executor.poll()] == [2, 1]
+
+    kv.layer(1)[3] = 0.0
+    executor.submit(Plan(3))
+    executor.submit(Fill(4, (2,), (9,)))
+    staging.record().synchronize()
+    assert forward.queue, "it waits for a launch"
+    assert torch.equal(kv.layer(1)[9], written) and not kv.layer(1)[3].any()
+    assert executor.poll() == [Done(4)]
+
+
+@pytest.mark.parametrize(
+    "operation", [CopyPages(1, (1,), (2,)), StageIn(1, (1,), (), ()), Spill(1, (1,), (1,)), Fill(1, (1,), (1,))]
+)
 def test_a_failed_copy_ends_the_worker_instead_of_leaving_kv_incomplete(
-    monkeypatch: pytest.MonkeyPatch, operation: CopyPages | StageIn
+    monkeypatch: pytest.MonkeyPatch, operation: CopyPages | StageIn | Spill | Fill
 ) -> None:
     stream = ManualStream()
-    executor = make_executor(stream)
+    kv = PagedKv(MODEL.kv_layout(4), 16, CPU)
+    host = HostCopies(kv, 4)
+    executor = make_executor(stream, kv=kv, host=host)
 
     def broken(*_: object) -> None:
         raise ValueError("no such page")
 
     for name in ("copy_pages", "stage_in"):
         monkeypatch.setattr(executor.kv, name, broken)
+    for name in ("spill", "fill"):
+        monkeypatch.setattr(host, name, broken)
     executor.submit(operation)
     assert executor.poll() == []
     stream.record().synchronize()

@@ -20,8 +20,8 @@ def running(*nums_outputs: int, num_pages: int = 2) -> list[Req]:
 
 
 def resumed(req: Req, num_new: int) -> Req:
-    """The same as an attempt that has drawn `num_new` outputs of its own."""
-    req.num_replayed = req.num_sampled - num_new
+    """The same as one that began again, or came back from host memory, and has drawn `num_new` outputs since."""
+    req.num_resumed = req.num_sampled - num_new
     return req
 
 
@@ -52,7 +52,7 @@ def test_a_page_that_others_read_does_not_come_free() -> None:
     assert give_way(reqs, 2, lambda pages: 0 if pages is shared else 2, 0) == reqs[:2]
 
 
-def test_one_that_began_again_runs_its_margin_first() -> None:
+def test_one_that_began_again_or_came_back_runs_its_margin_first() -> None:
     reqs = running(3, 5, 7)
     resumed(reqs[0], 1)
     assert chosen(reqs, 2, margin=4) == [1]

@@ -13,7 +13,7 @@ from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
 from tests.doubles.hash_model import FakeRunner
-from worker.boot import has_twin, load_runner, memory_budgets, read_trust
+from worker.boot import build_executor, bytes_for_spills, costs_of, has_twin, load_runner, memory_budgets, read_trust
 
 
 def settings(role: Role, **fields: Any) -> WorkerSettings:
@@ -132,3 +132,27 @@ def test_the_attention_that_was_asked_for_is_loaded(monkeypatch: pytest.MonkeyPa
     for fields in ({}, {"attention_backend": "varlen"}):
         load_runner(settings(Role.DECODE, **fields))
     assert asked == ["auto", "varlen"]
+
+
+@pytest.mark.parametrize("way", ["prefill", "host", "auto"])
+@pytest.mark.parametrize("role", list(Role))
+def test_only_workers_that_decode_have_host_memory_for_kv_that_gives_way(
+    role: Role, way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.boot.available_bytes", lambda device: 1 << 33)
+    fake = FakeRunner(context_length=64)
+    wanted = settings(role, retract_to=way, page_size=4, max_running_requests=3, max_total_tokens=128)
+    layout = fake.kv_layout(4)
+    has_some = role is not Role.PREFILL and way != "prefill"
+    assert bytes_for_spills(layout, wanted, 64) == has_some * 3 * 64 // 4 * layout.all_page_bytes
+    executor, book = build_executor(fake, wanted, lambda: None)
+    assert book.slot_counts().total == has_some * 48 and (executor.host is not None) == has_some
+    executor.close()
+
+    costs = costs_of(fake, layout, wanted)
+    assert (costs is not None) == (way == "auto")
+    if costs is not None and role is Role.UNIFIED:
+        moved = costs_of(fake, layout, settings(Role.DECODE, retract_to=way))
+        assert moved is not None and moved.again_s > costs.again_s
+    plain, kept = (memory_budgets(fake, wanted, 64, num_bytes)[0].usable_bytes for num_bytes in (0, 1 << 20))
+    assert plain - kept == 1 << 20
