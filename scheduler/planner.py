@@ -77,10 +77,8 @@ class Launched:
 
 
 class Planner:
-    """`book` keeps rows and pages of the executor's memory. `has_twin`: that memory has a twin in host memory.
-
-    `costs`: see Spills.
-    """
+    """`book` keeps rows and pages of the executor's memory. `has_twin`: that memory has a twin on the host.
+    `costs`: see Spills."""
 
     def __init__(
         self,
@@ -161,9 +159,7 @@ class Planner:
 
     def release(self, req: Req, is_read: IsRead | None = None) -> None:
         """Gives its row and pages back. A second call does nothing. `is_read`: see KvBook.release."""
-        if req.slots:
-            self.book.give_slots(req.slots)
-            req.slots = ()
+        self.spills.forget(req)
         if req.holding is not None:
             self._unseat(req, is_read)
 

@@ -129,6 +129,12 @@ class Spills:
             each.req.num_resumed = len(each.req.outputs)
         return [each.req for each in over]
 
+    def forget(self, req: Req) -> None:
+        """It has ended, wherever it is. Gives its slots back, if it has some."""
+        if req.slots:
+            self._book.give_slots(req.slots)
+            req.slots = ()
+
 
 def _spill(pages: Sequence[int], slots: tuple[int, ...]) -> Callable[[int], Operation]:
     return lambda ticket: Spill(ticket, tuple(pages[: len(slots)]), slots)
