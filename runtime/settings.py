@@ -159,7 +159,7 @@ class WorkerSettings(ProcessSettings):
         "a unified worker computes prompts in the same steps in which it decodes; false: in turns")] = True
     schedule_policy: Annotated[SchedulePolicy, _memory(
         "who is next of the requests that wait, if their priority is the same: fcfs, the first that came, or lpm, of"
-        " those that came within 10 s the one of which most is cached",
+        " those that came within 10 s the one of which most is cached; one of",
         metavar="RULE", aliases=("scheduling-policy",), synonyms={"priority": "fcfs"})] = "fcfs"
     max_queued_requests: Annotated[Positive, _memory(
         "requests that wait at one worker for memory; beyond it clients get 429")] = 2048

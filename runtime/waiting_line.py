@@ -17,11 +17,12 @@ NEAR: Final = 16  # at most so many are compared by their prefixes,
 NEAR_LEVELS: Final = 10  # of those whose times differ by less
 
 T = TypeVar("T")
+Place = tuple[bool, float, int, int, T]  # (is new, time that counts, number of arrival, priority, request)
 
 
 class WaitingLine(Generic[T]):
-    """`prefix` tells how many tokens of a request are cached: of requests with nearly the same time, the one with most
-    of them is first ("lpm"). Without it, the earliest is ("fcfs").
+    """`prefix` tells how many tokens of a request are cached: of requests with the same priority and nearly the same
+    time, the one with most of them is first ("lpm"). Without it, the earliest is ("fcfs").
 
     A look at the first one costs the same however many wait.
     """
@@ -29,8 +30,8 @@ class WaitingLine(Generic[T]):
     def __init__(self, prefix: Callable[[T], int] | None = None, level_s: float = LEVEL_S) -> None:
         self._prefix, self._level_s = prefix, level_s
         self._numbers = count()
-        self._line: list[tuple[bool, float, int, T]] = []  # (is new, time that counts, number of arrival, request)
-        self._places: dict[T, tuple[bool, float, int, T]] = {}
+        self._line: list[Place[T]] = []
+        self._places: dict[T, Place[T]] = {}
         self._first: T | None = None  # as long as nobody comes and it does not leave
 
     def __len__(self) -> int:
@@ -44,7 +45,8 @@ class WaitingLine(Generic[T]):
 
     def add(self, request: T, now: float, priority: int = 0, *, resumes: bool = False) -> None:
         """It waits from `now` on, in seconds of one clock. `resumes`: it had to give way."""
-        place = (not resumes, 0.0 if resumes else now + self._level_s * priority, next(self._numbers), request)
+        time = 0.0 if resumes else now + self._level_s * priority
+        place = (not resumes, time, next(self._numbers), priority, request)
         self._places[request] = place
         insort(self._line, place)
         self._first = None
@@ -68,10 +70,11 @@ class WaitingLine(Generic[T]):
         return self._places[request][:2]
 
     def _longest_prefix(self, prefix: Callable[[T], int]) -> T:
-        """Of those near the earliest: the first with the longest cached prefix. Who resumes does not wait for that."""
-        is_new, earliest, _, first = self._line[0]
+        """Of those near the earliest, with its priority: the first with the longest cached prefix. Who resumes does not
+        wait for that."""
+        is_new, earliest, _, priority, first = self._line[0]
         if not is_new:
             return first
         latest = earliest + NEAR_LEVELS * self._level_s
-        near = [request for _, time, _, request in self._line[:NEAR] if time < latest]
+        near = [each[-1] for each in self._line[:NEAR] if each[1] < latest and each[3] == priority]
         return max(near, key=prefix)

@@ -119,6 +119,13 @@ def test_a_cached_prefix_passes_neither_age_nor_priority_nor_who_gave_way() -> N
     assert drain(line) == "abcd"
 
 
+def test_prefixes_are_compared_only_among_those_of_the_same_priority() -> None:
+    line = by_prefix()
+    for name, cached, priority in (("c", 64, 0), ("a", 8, -1), ("d", 0, 0), ("b", 0, -1)):
+        line.add(Waiting(name, cached), 1.0, priority)
+    assert drain(line) == "abcd"
+
+
 def test_few_are_looked_up_and_only_when_the_line_changes() -> None:
     asked: list[str] = []
 
