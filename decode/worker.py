@@ -183,6 +183,8 @@ class DecodeWorker:
             self.outbox.fail(assign.key, BadRequest(reason))
             return
 
+        if self._requests.num_in_line >= self._policies.max_queued_requests:
+            self._send_jobs(self._clock.now())  # many messages are read in one turn, and there may be room
         if full := self._policies.refusal(assign, self._requests.num_in_line):
             self.outbox.fail(assign.key, full)
             return

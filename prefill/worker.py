@@ -218,6 +218,8 @@ class PrefillWorker:
             return  # a repeat: its job may have ended, and other requests may own its pages
 
         peer.newest = message.reservation
+        if len(self._waiting) >= self._policies.max_queued_requests:
+            self._admit()  # many messages are read in one turn, and there may be room for their jobs
         if full := self._policies.refusal(assign, len(self._waiting), PrefillQueueFull):
             self.outbox.decode.append((instance, JobFailed(message.reservation, full.code, full.message)))
             return

@@ -145,6 +145,8 @@ class UnifiedWorker:
             self.outbox.fail(assign.key, BadRequest(reason))
             return
 
+        if len(self._waiting) >= self._policies.max_queued_requests:
+            self._admit()  # many messages are read in one turn, and there may be room for their requests
         if full := self._policies.refusal(assign, len(self._waiting)):
             self.outbox.fail(assign.key, full)
             return

@@ -30,7 +30,7 @@ class Policies:
         """The error if too many requests wait already. One that has begun elsewhere is never refused."""
         if num_waiting < self.max_queued_requests or assign.resumes or assign.num_replayed:
             return None
-        return kind(f"{num_waiting} requests wait at the worker, expected less than {self.max_queued_requests}")
+        return kind(f"the worker's waiting line is full (--max-queued-requests {self.max_queued_requests})")
 
 
 DEFAULTS: Final = Policies()

@@ -17,6 +17,7 @@ from tests.decode.driving import (
     phase_of,
     prompt_of,
 )
+from worker.policies import Policies
 
 PARAMS = greedy(6)
 
@@ -73,6 +74,17 @@ def test_rows_bound_what_runs(topology: str) -> None:
     cluster.run(is_done)
     assert most == 2
     expect_all(cluster, lengths, n=2)
+
+
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+def test_a_burst_is_not_refused_while_there_is_room(topology: str) -> None:
+    cluster = make_cluster(topology, policies=Policies(max_queued_requests=1))
+    assign_many(cluster, {"r0": 10})
+    cluster.run()  # decode and prefill have met
+    burst = {f"r{index}": 10 for index in range(1, 5)}
+    assign_many(cluster, burst)
+    cluster.run()
+    expect_all(cluster, {"r0": 10, **burst})
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])

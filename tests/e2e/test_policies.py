@@ -26,7 +26,7 @@ def test_when_too_many_wait_clients_get_429_and_nothing_stays(fake_folder: Path,
             if not stream:
                 assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
                 assert refused.json()["error"]["code"] == "overloaded"
-            assert "wait at the worker, expected less than 2" in refused.text
+            assert "waiting line is full (--max-queued-requests 2)" in refused.text
             assert baton.wait_for_rest()
 
         few = baton.complete(prompt=prompts[:2], max_tokens=50, temperature=0, return_token_ids=True, priority=-7)

@@ -11,7 +11,7 @@ from tests.gateway.conftest import running
 from tests.gateway.control_bench import ControlBench
 from tests.gateway.test_membership import register
 
-WHY = "8 requests wait at the worker, expected less than 8"
+WHY = "the worker's waiting line is full (--max-queued-requests 8)"
 
 
 def refuse(bench: ControlBench, assign: Assign, by: str, code: str = "queue_full") -> None:

@@ -80,13 +80,22 @@ def test_too_many_jobs_are_refused_and_leave_nothing_behind() -> None:
     bench.job(13)
     bench.job(13)  # a repeat gets no second chance
     bench.job(14, resumes=True)
-    reason = "2 requests wait at the worker, expected less than 2"
+    reason = "the worker's waiting line is full (--max-queued-requests 2)"
     assert bench.sent(JobFailed) == [JobFailed(13, "prefill_queue_full", reason)]
     assert order(bench) == [14, 11, 12]
     for reservation in range(1, 9):
         bench.worker.on_peer(7, CancelJob(reservation))
     bench.run()
     assert bench.at_rest()
+
+
+def test_jobs_that_come_together_are_not_refused_while_there_is_room() -> None:
+    bench = Bench(chunk_size=64, policies=Policies(max_queued_requests=1))
+    for reservation in range(1, 11):  # before the worker's next step; there are eight rows
+        bench.job(reservation)
+    reason = "the worker's waiting line is full (--max-queued-requests 1)"
+    assert bench.sent(JobFailed) == [JobFailed(10, "prefill_queue_full", reason)]
+    assert order(bench) == [9]
 
 
 def test_prompts_share_a_launch_within_its_budget() -> None:

@@ -220,6 +220,16 @@ def test_when_too_many_wait_a_request_is_refused_but_not_one_that_gave_way() -> 
     assert (failed.request_id, failed.code) == ("b", "queue_full")
 
 
+def test_requests_that_come_together_are_not_refused_while_there_is_room() -> None:
+    planner = make_planner(make_executor(ManualStream()))
+    policies = Policies(max_queued_requests=1)
+    worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=True, chunk_size=64, policies=policies)
+    for index in range(10):  # before the worker's next step; there are eight rows
+        worker.on_gateway(Assign(str(index), 0, (1,) * 3, greedy(5), 1, None))
+    assert names(worker) == ["8"]
+    assert [each.request_id for each in worker.outbox.gateway if isinstance(each, RequestFailed)] == ["9"]
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_without_mixed_launches_prompts_and_decodes_take_turns(overlap: bool) -> None:
     cluster = make_cluster("1U", chunk_size=7, overlap=overlap, policies=Policies(enable_mixed_chunk=False))

@@ -19,7 +19,7 @@ def test_a_request_is_refused_when_as_many_wait_as_may(kind: type[QueueFull]) ->
     for num_waiting in (3, 4):
         refused = policies.refusal(ASSIGN, num_waiting, kind)
         assert type(refused) is kind
-        assert refused.message == f"{num_waiting} requests wait at the worker, expected less than 3"
+        assert refused.message == "the worker's waiting line is full (--max-queued-requests 3)"
 
 
 def test_one_that_has_begun_elsewhere_is_never_refused() -> None:
