@@ -99,8 +99,9 @@ class Times:
         if text.num_tokens > 1:
             metrics.time_per_output_token_s.observe(seconds / (text.num_tokens - 1))
 
-    def request_ended(self, outcome: str) -> None:
-        """The request has ended with this outcome of the metrics."""
+    def request_ended(self, outcome: str, num_cached: int) -> None:
+        """The request has ended with this outcome of the metrics. `num_cached` of its prompt tokens were cached."""
+        self._metrics.num_cached_tokens += num_cached
         self._metrics.requests.labels(outcome).inc()
         if outcome == "ok":
             self._metrics.e2e_request_latency_s.observe(self.seconds)
@@ -230,13 +231,18 @@ class Generation:
         return sum(text.num_tokens for text in self._texts)
 
     @property
+    def num_cached(self) -> int:
+        """Prompt tokens that workers have not computed, because they had their KV."""
+        return sum(record.num_cached for record in self._records)
+
+    @property
     def usage(self) -> dict[str, Any]:
         """The usage object until now."""
         return self.usage_at(self.num_tokens)
 
     def usage_at(self, num_tokens: int) -> dict[str, Any]:
         """The usage object when the choices had `num_tokens` tokens together."""
-        return usage_of(self.num_prompt_tokens, num_tokens, sum(record.num_cached for record in self._records))
+        return usage_of(self.num_prompt_tokens, num_tokens, self.num_cached)
 
     def timeline(self) -> list[dict[str, Any]] | None:
         """The time line of gateway and workers; None unless the client asked for it."""
@@ -293,7 +299,7 @@ class Generation:
         if self._outcome:
             return
         self._outcome = outcome
-        self.times.request_ended(outcome)
+        self.times.request_ended(outcome, self.num_cached)
         error, records = self.error, self._records
         fields = {
             "request_id": ",".join(record.request_id for record in records[:MAX_LOGGED]),

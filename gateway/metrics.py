@@ -297,6 +297,13 @@ class Metrics:
 
         self.num_prompt_tokens = 0
         Tally(PREFIX + "prompt_tokens", "Prompt tokens accepted.", registry, lambda: self.num_prompt_tokens)
+        self.num_cached_tokens = 0
+        Tally(
+            PREFIX + "cached_prompt_tokens",
+            "Prompt tokens not computed, because a worker had their KV; counted when a request ends.",
+            registry,
+            lambda: self.num_cached_tokens,
+        )
         self.num_generation_tokens = 0
         Tally(
             PREFIX + "generation_tokens",

@@ -43,6 +43,15 @@ async def test_prompts_of_one_call_are_summed(setting: Setting) -> None:
     assert cached_in(usage) == 4 + 4 + 2, "never more than a prompt has"
 
 
+async def test_metrics_count_them(setting: Setting) -> None:
+    await setting.add_pair(Behaviour(cached=4))
+    for stream in (False, True):
+        await setting.complete([PROMPT, PROMPT[:2]], max_tokens=2, n=2, stream=stream)
+    lines = await setting.metrics()
+    assert 'baton_prompt_tokens_total{model_name="story"} 16.0' in lines
+    assert 'baton_cached_prompt_tokens_total{model_name="story"} 12.0' in lines, "twice 4 + 2"
+
+
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_does_not_notice_that_its_request_gave_way(setting: Setting, after: int, stream: bool) -> None:
