@@ -34,7 +34,7 @@ from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import SendTransfer, Target
 from transfer.states import TransferState, least
 from worker.policies import DEFAULTS, Policies
-from worker.requests import Assigned, Outbox, PhaseTimes, assign_fault, next_chunks
+from worker.requests import Assigned, Outbox, PhaseTimes, assign_fault, is_too_early, next_chunks
 
 
 @dataclass(eq=False)
@@ -246,8 +246,12 @@ class PrefillWorker:
     # ---- jobs ----
 
     def _admit(self) -> None:
-        """Admits jobs in the order of the line. A prompt that does not fit yet holds the later ones back."""
+        """Admits jobs in the order of the line. A prompt that is too early, or does not fit yet, holds the later ones
+        back."""
+        budget = self._policies.max_prefill_tokens
         while (job := self._waiting.first()) is not None:
+            if is_too_early(job, self._computing, self.planner, self._chunk_size, budget):
+                return
             if not self.planner.admit(job.reqs[:1], job.prompt_len, key=job.cache_key):
                 return
 

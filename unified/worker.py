@@ -15,7 +15,7 @@ from scheduler.overlap_loop import OverlapLoop
 from scheduler.planner import Launched, Planner
 from scheduler.req import Req
 from worker.policies import DEFAULTS, Policies, prompts_first
-from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream, assign_fault, next_chunks
+from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream, assign_fault, is_too_early, next_chunks
 
 
 class UnifiedWorker:
@@ -156,8 +156,12 @@ class UnifiedWorker:
         self._phases.stamp(request, "queued")
 
     def _admit(self) -> None:
-        """Admits requests in the order of the line. One that does not fit yet holds the later ones back."""
+        """Admits requests in the order of the line. One that is too early, or does not fit yet, holds the later ones
+        back."""
+        budget = self._policies.max_prefill_tokens
         while (request := self._waiting.first()) is not None:
+            if is_too_early(request, self._being_computed(), self.planner, self._chunk_size, budget):
+                return
             if not self.planner.admit(request.reqs, request.prompt_len, key=request.cache_key, grows=True):
                 return
 
@@ -167,6 +171,12 @@ class UnifiedWorker:
                 if req.finish is not None:  # cancelled while it waited
                     self.planner.release(req)
             self._computing.append(request)
+
+    def _being_computed(self) -> list[Assigned]:
+        """Those whose prompts are not in the cache yet."""
+        in_flight = [chunk.req for launched in self.planner.in_flight for chunk in launched.chunks]
+        last_chunks = [self._requests.get((req.request_id, req.attempt)) for req in in_flight]
+        return list(dict.fromkeys((*self._computing, *filter(None, last_chunks))))
 
     def _fork(self, request: Assigned) -> None:
         """Copies the prompt's partial page to the other choices, and lets all choices join the running batch."""

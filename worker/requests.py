@@ -5,7 +5,7 @@ The worker's loop sends and clears the messages; tests read them.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,7 +27,7 @@ from protocol.messages_handoff import ToDecode, ToPrefill
 from runtime.clock import Clock
 from scheduler.kv_book import CacheKey
 from scheduler.planner import ExtendChunk, Planner, plan_chunks
-from scheduler.prefix_cache import packed
+from scheduler.prefix_cache import ID_BYTES, packed
 from scheduler.req import Req, replay_fault, request_fault, transfer_fault
 
 
@@ -117,6 +117,28 @@ def next_chunks(
         if size:
             chunks.append(ExtendChunk(prompt, prompt.num_computed, end, tuple(samples), request.to_host))
     return tuple(chunks)
+
+
+def is_too_early(
+    request: Assigned, computing: Collection[Assigned], planner: Planner, chunk_size: int, max_tokens: int | None
+) -> bool:
+    """Whether a prompt should be admitted later, since more of it will be cached then. For the bounds see plan_chunks.
+
+    It waits as long as launches are full without it, and as long as a prompt in `computing` has a quarter or more of
+    what it would have to compute. All of `computing` are computed before long, or end.
+    """
+    num_tokens = sum(min(each.prompt_left, chunk_size or each.prompt_left) for each in computing)
+    if num_tokens >= (max_tokens or chunk_size or 1):
+        return True
+    if not computing or not planner.book.caches:
+        return False
+
+    key, num_cached = request.cache_key, planner.book.num_cached(request.cache_key)
+    end = num_cached + max(planner.book.page_size, (request.prompt_len - num_cached) // 4)
+    start = key.ids[: end * ID_BYTES]
+    return end < request.prompt_len and any(
+        each.cache_key.salt == key.salt and each.cache_key.ids.startswith(start) for each in computing
+    )
 
 
 def assign_fault(

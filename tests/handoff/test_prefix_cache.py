@@ -124,16 +124,38 @@ def test_a_pool_that_is_full_of_cached_pages_takes_every_prompt(served: tuple[Cl
     assert all(worker.planner.book.counts().cached > 200 for worker in cluster.computing)
 
 
-def test_prompts_that_are_computed_at_the_same_time_keep_one_copy(served: tuple[Cluster, Computed]) -> None:
-    cluster, computed = served
-    for name in "abc":
-        cluster.assign(name, [*SYSTEM, ord(name)], greedy(5))
+def served_together(cluster: Cluster, prompts: dict[str, list[int]]) -> None:
+    for name, prompt in prompts.items():
+        cluster.assign(name, prompt, greedy(5))
     cluster.run()
-    for name in "abc":
-        expect_exact(cluster, name, [*SYSTEM, ord(name)], greedy(5))
-    assert computed.num_tokens == 3 * 41 and cluster.cached == {}
+    for name, prompt in prompts.items():
+        expect_exact(cluster, name, prompt, greedy(5))
+
+
+def test_a_prompt_waits_for_another_one_that_begins_alike_and_is_being_computed(
+    served: tuple[Cluster, Computed],
+) -> None:
+    cluster, computed = served
+    served_together(cluster, {name: [*SYSTEM, ord(name)] for name in "abc"})
+    assert computed.num_tokens == 41 + 1 + 1
+    assert cluster.cached == {"b": 40, "c": 40}
+
+
+def test_a_prompt_does_not_wait_for_one_of_another_salt(served: tuple[Cluster, Computed]) -> None:
+    cluster, computed = served
+    for salt in "ab":
+        cluster.assign(salt, SYSTEM, greedy(5), cache_salt=salt)
+    cluster.run()
+    assert computed.num_tokens == 2 * 40 and cluster.cached == {}
+
+
+def test_prompts_that_are_computed_at_the_same_time_keep_one_copy(served: tuple[Cluster, Computed]) -> None:
+    """They have too little in common to wait for each other."""
+    cluster, computed = served
+    served_together(cluster, {name: [*SYSTEM[:8], *prompt_of(name, 32)] for name in "ab"})
+    assert computed.num_tokens == 2 * 40 and cluster.cached == {}
     worker = cluster.computing[0]
-    assert worker.planner.book.counts().cached in (10, 11), "10 pages of the prompt; a unified worker keeps outputs"
+    assert worker.planner.book.counts().cached in (10, 11), "10 pages of the first; a unified worker keeps outputs"
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
