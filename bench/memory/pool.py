@@ -104,11 +104,11 @@ def sampled(seed: int) -> dict[str, Any]:
 
 
 def up_to_a_new_token(ids: Sequence[int], wanted: int) -> tuple[int, ...]:
-    """At least `wanted` of `ids`, so that the last one is not among those before. All of them, if there is no such."""
-    for end in range(wanted, len(ids) + 1):
+    """At least `wanted` of `ids`, so that the last one is not among those before. Fewer if there is no such."""
+    for end in (*range(wanted, len(ids) + 1), *range(min(wanted, len(ids)), 1, -1)):
         if ids[end - 1] not in ids[: end - 1]:
             return tuple(ids[:end])
-    return tuple(ids)
+    return tuple(ids[:1])
 
 
 async def run(side: Side, requests: Sequence[Request], num_pages: int, *, is_known: bool) -> Turn:

@@ -27,6 +27,8 @@ COUNTERS = {
     "reservations_now": 1.0,
     "reservations_delivered": 2.0,
     "rejected_checksum": 1.0,
+    "spills": 1.0,
+    "spilled_now": 1.0,
     "refused_messages": 3.0,
     "refused_connections_key": 1.0,
     "refused_connections_handshake": 2.0,

@@ -34,4 +34,5 @@ def test_an_answer_ends_with_a_token_that_is_new() -> None:
     ids = [5, 6, 5, 6, 7, 8]
     assert up_to_a_new_token(ids, 2) == (5, 6)
     assert up_to_a_new_token(ids, 3) == (5, 6, 5, 6, 7)
-    assert up_to_a_new_token([5, 5, 5], 2) == (5, 5, 5)
+    assert up_to_a_new_token([5, 6, 6, 5], 4) == (5, 6), "none is new later"
+    assert up_to_a_new_token([5, 5, 5], 2) == (5,)
