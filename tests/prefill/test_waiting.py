@@ -90,7 +90,7 @@ def test_too_many_jobs_are_refused_and_leave_nothing_behind() -> None:
 
 
 def test_jobs_that_come_together_are_not_refused_while_there_is_room() -> None:
-    bench = Bench(chunk_size=64, policies=Policies(max_queued_requests=1))
+    bench = Bench(chunk_size=256, policies=Policies(max_queued_requests=1))
     for reservation in range(1, 11):  # before the worker's next step; there are eight rows
         bench.job(reservation)
     reason = "the worker's waiting line is full (--max-queued-requests 1)"
