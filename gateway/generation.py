@@ -12,7 +12,7 @@ from gateway.dispatch import GATEWAY, Dispatch
 from gateway.metrics import Metrics
 from gateway.requests import Delivery, RequestRecord
 from gateway.translate import Prompt
-from protocol.errors import BadRequest, BatonError, InternalError
+from protocol.errors import BadRequest, BatonError, InternalError, Overloaded
 from protocol.messages_gateway import FinishReason, Stamp
 from runtime.clock import Clock
 from runtime.log import get_log
@@ -318,7 +318,8 @@ class Generation:
         else:
             # The message of a BadRequest may quote the client.
             why = error.code if isinstance(error, BadRequest) else error.message
-            log.warning("request failed", **fields, why=why)
+            tell = log.info if isinstance(error, Overloaded) else log.warning  # a full line is no fault
+            tell("request failed", **fields, why=why)
 
     def _cancel_all(self) -> None:
         for record in self._records:

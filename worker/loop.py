@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from protocol.errors import BatonError, Unavailable, WireError
+from protocol.errors import BatonError, PrefillQueueFull, QueueFull, Unavailable, WireError
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
@@ -286,7 +286,8 @@ class WorkerLoop:
             self._tell_gateway(message)
             if isinstance(message, RequestFailed):
                 ids = {"request_id": message.request_id, "attempt": message.attempt}
-                log.warning("request failed", **ids, code=message.code, why=message.message)
+                tell = log.info if message.code in (QueueFull.code, PrefillQueueFull.code) else log.warning
+                tell("request failed", **ids, code=message.code, why=message.message)
         outbox.gateway.clear()
 
         if self.core.loop.oldest_launch != self._launch:

@@ -56,6 +56,14 @@ async def test_failures_are_told_at_info(setting: Setting, caplog: pytest.LogCap
     assert not caplog.records
 
 
+async def test_a_full_worker_is_no_warning(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "baton")
+    await setting.add(Role.UNIFIED, "u", behaviour=Behaviour(fail_after=0, fail_code="queue_full"))
+    assert (await setting.complete("x")).status_code == 429
+    [(level, fields)] = lines(caplog, "request failed")
+    assert (level, fields["outcome"], fields["worker"]) == ("INFO", "overloaded", "u")
+
+
 async def test_a_fault_of_the_gateway_names_its_place(
     setting: Setting, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

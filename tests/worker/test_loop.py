@@ -360,6 +360,22 @@ def test_heartbeats_tell_the_age_of_the_oldest_launch(context: Any) -> None:
     assert ages == [0.0, 0.0, 1.0, 2.0, 0.0, 1.0, 0.0, 0.0]
 
 
+def test_a_failed_request_is_a_warning_unless_too_many_waited(context: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    codes = ("launch_failed", "queue_full", "prefill_queue_full")
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        bench.core.outbox.gateway += [RequestFailed("r", 0, code, "why") for code in codes]
+        bench.core.loop.broken = "it is enough"
+
+    bench = Bench(context, play)
+    with pytest.raises(WorkerBroken, match="it is enough"):
+        bench.loop.run()
+    bench.close()
+    told = {(fields_of(each)["code"], each.levelname) for each in caplog.records if each.msg == "request failed"}
+    assert told == {("launch_failed", "WARNING"), ("queue_full", "INFO"), ("prefill_queue_full", "INFO")}
+
+
 def test_a_refused_connection_is_told_once_and_is_the_reason_in_the_end(
     context: "zmq.Context[zmq.Socket[bytes]]", caplog: pytest.LogCaptureFixture
 ) -> None:
