@@ -34,6 +34,11 @@ class Growth:
         """Everybody who decodes has written one more token."""
         self._num_launches += 1
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a choice needs a page. One that has ended since make_room needs none."""
+        return any(req.holding is not None for req in self.short)
+
     def make_room(self) -> list[Req]:
         """Adds pages to whoever needs some for the next launch, and returns those who got them."""
         waiting = dict.fromkeys((*self.short, *self._due.pop(self._num_launches, ())))  # some are watched twice

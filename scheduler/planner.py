@@ -128,7 +128,7 @@ class Planner:
         `key`: the first choice computes the prompt, or gets its KV, but not what the cache has of it. `grows`: they
         decode here. `unit`: see KvBook.admit.
         """
-        if self._growth.short or self.spills.is_waiting:
+        if self._growth.is_waiting or self.spills.is_waiting:
             return False
         longest = reqs[0].longest if grows else 0
         holdings = self.book.admit(reqs[0].prompt_len, num_tokens, len(reqs), state, key, longest, unit)

@@ -71,13 +71,15 @@ class PrefixCache:
 
         The tree keeps its own page where it has one, and takes the others: pages[len(returned):].
         """
+        num_full = len(ids) // self._page_bytes
+        if not num_full:
+            return []  # without a root for its salt: clients may send any number of salts
         root = self._roots.get(salt)
         if root is None:
             root = self._roots[salt] = _Node(None, b"", array("q"), 0, salt)
         node, found = self._descend(root, ids)
         known = _path(node)
 
-        num_full = len(ids) // self._page_bytes
         assert num_full <= len(pages), (num_full, len(pages))
         if num_full > len(known):
             rest = ids[found : num_full * self._page_bytes]

@@ -87,6 +87,7 @@ class Tree(RuleBasedStateMachine):
     @invariant()
     def counts(self) -> None:
         assert self.tree.num_pages == len(self.held)
+        assert set(self.tree._roots) == {salt for salt, _ in self.held}, "a salt without pages takes memory"
 
 
 def test_against_a_dictionary() -> None:

@@ -106,6 +106,28 @@ def test_nobody_is_admitted_before_it_comes_back_and_the_first_one_comes_first()
     assert planner.admit([other], 1)
 
 
+def test_one_that_ends_while_it_lacks_a_page_holds_nobody_back() -> None:
+    planner, executor = make(num_pages=1 + 2)
+    req = make_req((1, 2, 3, 4, 5), greedy(20))
+    assert planner.admit([req], 5, grows=True)
+    noted(planner.launch(prompt_chunk(req)))
+    planner.join([req])
+    over(planner, executor, 50)
+    for token in (51, 52, 53):
+        assert planner.make_room() == []
+        noted(planner.launch((), planner.decodes()))
+        over(planner, executor, token)
+    assert planner.make_room() == [] and planner.decodes() == (), "its pages are full"
+
+    other = make_req((7,), greedy(2))
+    planner.collect()
+    assert not planner.admit([other], 1)
+    req.finish = FinishReason.CANCELLED
+    planner.release(req)
+    planner.collect()
+    assert planner.admit([other], 1)
+
+
 def test_in_the_same_row_again_it_is_another_owner() -> None:
     planner, executor, req = decoding()
     before = req.held.owner
