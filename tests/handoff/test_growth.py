@@ -3,6 +3,7 @@
 import pytest
 
 from scheduler.spills import Costs
+from scheduler.streams import InlineStream
 from tests.cluster import Cluster
 from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of, reference
 from tests.doubles.hash_model import FakeRunner
@@ -40,7 +41,8 @@ def test_a_pool_of_a_quarter_of_the_load(topology: str, page_size: int, overlap:
 @pytest.mark.parametrize("num_tokens", [100, 1000])
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
 def test_kv_of_those_who_give_way_waits_in_host_memory(topology: str, num_tokens: int, costs: Costs | None) -> None:
-    cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_slots=1 + num_tokens // 4, costs=costs)
+    num_slots, streams = 1 + num_tokens // 4, lambda: (InlineStream(), InlineStream())
+    cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_slots=num_slots, costs=costs, streams=streams)
     load(cluster, {f"r{index}": (20, 60, 1 + index % 2) for index in range(8)})
     assert num_spills(cluster) > 0, "the pool is too large to show anything"
     if (
