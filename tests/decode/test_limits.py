@@ -78,7 +78,7 @@ def test_rows_bound_what_runs(topology: str) -> None:
 
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
 def test_a_burst_is_not_refused_while_there_is_room(topology: str) -> None:
-    cluster = make_cluster(topology, policies=Policies(max_queued_requests=1))
+    cluster = make_cluster(topology, chunk_size=64, policies=Policies(max_queued_requests=1))
     assign_many(cluster, {"r0": 10})
     cluster.run()  # decode and prefill have met
     burst = {f"r{index}": 10 for index in range(1, 5)}
