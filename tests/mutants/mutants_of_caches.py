@@ -292,6 +292,15 @@ CACHES = (
         SPILLS,
     ),
     Mutant(
+        "pages of choices that end with the launch in flight are not waited for",
+        "Growth.victims",
+        "self._book.pages.num_own(ending)",
+        "0",
+        "somebody gives way for nothing",
+        (),
+        SPILLS,
+    ),
+    Mutant(
         "a salt without cached pages gets a tree",
         "PrefixCache.insert",
         "not num_full",
