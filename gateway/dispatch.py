@@ -1,13 +1,14 @@
 """Gives requests to workers: picks a pair, starts an attempt, cancels it, and retries elsewhere when it fails.
 
-A thin loop around membership.py, requests.py and `final_error`. The caller reports lost workers with `lost`.
+A thin loop around pairing.py, requests.py and `final_error`. The caller reports lost workers with `lost`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.membership import Loads, Membership, Pair, Pairer, WorkerKey, decode_load, prefill_load
+from gateway.membership import Membership, WorkerKey
+from gateway.pairing import NO_LOAD, Loads, Pair, Pairer, decode_load, one_choice_less, prefill_load
 from gateway.requests import Attempt, ChoiceRecord, Listener, RequestRecord, Requests
 from gateway.translate import Prompt
 from protocol.errors import (
@@ -33,6 +34,7 @@ from protocol.messages_gateway import (
     Stamp,
     ToWorker,
 )
+from protocol.prefixes import packed, prefix_hashes
 from runtime.clock import Clock
 from runtime.log import Refusals, get_log
 from runtime.settings import Pairing
@@ -141,6 +143,11 @@ class Dispatch:
 
     def _pick(self, record: RequestRecord, choices: range) -> Pair | None:
         members = [member for member in self._membership.members if member.key not in record.full]
+        hash_key = self._membership.hash_key
+        has_choice = len({member.role for member in members}) < len(members)
+        if hash_key and has_choice and not record.prefixes:
+            prompt = record.prompt
+            record.prefixes = prefix_hashes(hash_key, prompt.cache_salt, packed(prompt.token_ids))
         return self._pairer.pick(members, record.need_of(choices), self.loads, record.avoided)
 
     def _begin(self, record: RequestRecord, choices: range, pair: Pair) -> bool:
@@ -153,9 +160,11 @@ class Dispatch:
             return False
 
         self.requests.begin(record, attempt)
-        self.loads.add(key, decode_load(attempt.need))
+        attempt.decode_load = decode_load(attempt.need, pair.decode)
+        self.loads.add(key, attempt.decode_load)
         if prefill is not None:
-            self.loads.add(prefill.key, prefill_load(attempt.need))
+            attempt.prefill_load = prefill_load(attempt.need, prefill)
+            self.loads.add(prefill.key, attempt.prefill_load)
         record.stamps.append(Stamp("assigned", assigned_at, GATEWAY))
         return True
 
@@ -170,7 +179,7 @@ class Dispatch:
         """Takes the attempt's load off its workers. Later messages of the attempt are dropped."""
         if record.attempts.pop(attempt.number, None) is not None:
             self._first_token_seen(attempt)
-            self.loads.add(attempt.decode, decode_load(attempt.need), -1)
+            self.loads.add(attempt.decode, attempt.decode_load, -1)
 
     def _forget(self, record: RequestRecord) -> None:
         """Ends a request: cancels what still runs of it and drops its load."""
@@ -179,9 +188,9 @@ class Dispatch:
         self.requests.remove(record)
 
     def _first_token_seen(self, attempt: Attempt) -> None:
-        if attempt.prefill is not None and attempt.on_prefill:
-            attempt.on_prefill = False
-            self.loads.add(attempt.prefill, prefill_load(attempt.need), -1)
+        if attempt.prefill is not None:
+            self.loads.add(attempt.prefill, attempt.prefill_load, -1)
+            attempt.prefill_load = NO_LOAD
 
     def _fail(self, record: RequestRecord, error: BatonError) -> None:
         self._forget(record)
@@ -284,7 +293,7 @@ class Dispatch:
         if delivery is None:
             return
 
-        if attempt.on_prefill:
+        if attempt.prefill_load.rows:
             self._first_token_seen(attempt)
 
         if delivery.finish is not None and record.has_ended(attempt):
@@ -312,6 +321,11 @@ class Dispatch:
         attempt.retracted.add(message.choice)
         if record.has_ended(attempt):
             self._end_attempt(record, attempt)
+        else:
+            rest = one_choice_less(attempt.decode_load, attempt.need)
+            self.loads.add(attempt.decode, attempt.decode_load, -1)
+            self.loads.add(attempt.decode, rest)
+            attempt.decode_load = rest
         choice = record.choices[message.choice]
         choice.gave_way = True
         record.full.clear()

@@ -1,20 +1,19 @@
-"""The table of workers that serve: admits them, notes heartbeats, declares them lost, and picks those of a request.
+"""The table of workers that serve: admits them, notes heartbeats, and declares them lost. pairing.py picks from them.
 
     (unknown) --Register--> READY --silence, no progress, connection lost, or Leaving--> LOST (refused for ever)
 
 A worker id belongs to its live holder. Another process that asks for it is not admitted until the holder is lost; so a
-restarted worker, which asks again every second, takes over. A worker of another role or host is refused. A request gets
-one prefill and one decode worker, or one unified worker. Pure, except for the turn counter.
+restarted worker, which asks again every second, takes over. A worker of another role or host is refused. Pure.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
 
+from gateway.prefixes import KnownPrefixes
 from protocol.fingerprint import difference, unequal_fact
-from protocol.kv_layout import full_pages, mismatch, pages_for, pages_for_choices
+from protocol.kv_layout import mismatch
 from protocol.messages_gateway import (
     Heartbeat,
     Leaving,
@@ -28,7 +27,7 @@ from protocol.messages_gateway import (
     WorkerAddress,
     WorkerStats,
 )
-from runtime.settings import GatewaySettings, Pairing
+from runtime.settings import GatewaySettings
 
 MOST_LOSSES = 10_000  # losses that are remembered; without a bound, a worker that joins and leaves would fill memory
 
@@ -59,12 +58,14 @@ class WorkerKey:
 
 @dataclass(frozen=True)
 class Member:
-    """A worker that was admitted. `last_seen`: the time of its last Register or Heartbeat."""
+    """A worker that was admitted. `last_seen`: the time of its last Register or Heartbeat. `prefixes`: what it has
+    cached; the membership adds to it."""
 
     registered: Register
     stats: WorkerStats
     last_seen: float
     launch_age_s: float = 0.0
+    prefixes: KnownPrefixes = field(default_factory=KnownPrefixes, compare=False)
 
     @property
     def key(self) -> WorkerKey:
@@ -99,7 +100,7 @@ class Membership:
     """The workers of one gateway. `now` is in seconds of one clock. A worker that is silent for `silence_limit_s` is
     lost. A launch that runs for `launch_deadline_s` will never end, so its worker is lost even if it sends heartbeats.
     `tokenizer`: the digest of the gateway's tokenizer.json. `facts`: Fingerprint's facts of its config.json. Empty
-    values are not compared."""
+    values are not compared. `hash_key`: of the prefixes that workers tell of; without one they tell nothing."""
 
     def __init__(
         self,
@@ -108,8 +109,10 @@ class Membership:
         silence_limit_s: float = GatewaySettings.silence_limit_s,
         tokenizer: str = "",
         facts: Mapping[str, str] = MappingProxyType({}),
+        hash_key: bytes = b"",
     ) -> None:
         self.gateway_instance = gateway_instance
+        self.hash_key = hash_key
         self.tokenizer = tokenizer
         self.facts = facts
         self._launch_deadline_s = launch_deadline_s
@@ -149,7 +152,7 @@ class Membership:
         reason = loss.reason if loss is not None else self._difference(message)
         if reason is not None:
             return Change(((key, Refused(reason)),))
-        welcome = (key, Welcome(self.gateway_instance))
+        welcome = (key, Welcome(self.gateway_instance, self.hash_key))
 
         known = self._members.get(key.worker_id)
         if known is not None and known.key == key:
@@ -164,11 +167,12 @@ class Membership:
         return Change((welcome,), (), member)
 
     def heartbeat(self, message: Heartbeat, now: float) -> Change:
-        """Notes a member's load and the time."""
+        """Notes a member's load, what it has cached, and the time."""
         key = WorkerKey.named_in(message)
         member = self.find(key)
         if member is None:
             return self.greet_stranger(key)
+        member.prefixes.learn(message.cache)
         self._members[key.worker_id] = replace(
             member, stats=message.stats, last_seen=now, launch_age_s=message.launch_age_s
         )
@@ -259,137 +263,3 @@ class Membership:
                 if got != expected:
                     return f"{what} is {got} on {worker_id}, {expected} on {other_id}"
         return None
-
-
-# ---- which of them take a request ----
-
-
-@dataclass(frozen=True)
-class Need:
-    """The size of a request: the prompt's length, the number of choices and the longest output of each."""
-
-    prompt_tokens: int
-    num_choices: int
-    max_tokens: int  # of each choice
-
-    def total_pages(self, page_size: int) -> int:
-        """Pages at the end: the full prompt pages once, then for each choice the rest of the prompt and its outputs.
-        The KV of the last output is never read, so it needs none."""
-        num_tokens = self.prompt_tokens + self.max_tokens - 1
-        return pages_for_choices(self.prompt_tokens, num_tokens, self.num_choices, page_size)
-
-    def fits(self, member: Member) -> bool:
-        """Whether `member` could hold this request if it were empty."""
-        page_size = member.registered.layout.page_size
-        pool = full_pages(member.registered.max_total_tokens, page_size)
-        if member.role is Role.PREFILL:
-            return pages_for(self.prompt_tokens, page_size) <= pool
-        return self.total_pages(page_size) <= pool and self.num_choices <= member.registered.max_running_requests
-
-
-class Load(NamedTuple):
-    """Work that this gateway gave to a worker and that has not ended."""
-
-    rows: int = 0
-    tokens: int = 0
-
-
-class Loads(dict[WorkerKey, Load]):
-    """The load of each worker, from the requests in flight. A worker without load is absent."""
-
-    def add(self, key: WorkerKey, load: Load, times: int = 1) -> None:
-        """Adds work that was given to a worker or, with `times` -1, removes work that has ended."""
-        rows, tokens = self.get(key, Load())
-        self[key] = Load(rows + times * load.rows, tokens + times * load.tokens)
-        if self[key] == Load():
-            del self[key]
-
-
-def prefill_load(need: Need) -> Load:
-    """The load of a request on its prefill worker until its first token."""
-    return Load(rows=1, tokens=need.prompt_tokens)
-
-
-def decode_load(need: Need) -> Load:
-    """The load of a request on its decode (or unified) worker until it ends."""
-    return Load(rows=need.num_choices, tokens=need.prompt_tokens + need.num_choices * need.max_tokens)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The workers of one attempt. `decode` gets the Assign. `prefill` is None if `decode` is a unified worker."""
-
-    decode: Member
-    prefill: Member | None
-
-
-class Pairer:
-    """Picks workers by one policy and counts the turns."""
-
-    def __init__(self, policy: Pairing) -> None:
-        self._policy = policy
-        self._turn = 0
-
-    def pick(
-        self,
-        members: Sequence[Member],
-        need: Need,
-        loads: Mapping[WorkerKey, Load],
-        avoided: Collection[WorkerKey] = (),
-    ) -> Pair | None:
-        """The workers for a request, or None if no ready workers could hold it. Takes `avoided` workers only if there
-        are no others."""
-        fitting = [member for member in members if need.fits(member)]
-        prefills, decodes, unified = _by_role([member for member in fitting if member.key not in avoided])
-        if not (unified or (prefills and decodes)):
-            everybody = _by_role(fitting)
-            prefills, decodes, unified = prefills or everybody[0], decodes or everybody[1], everybody[2]
-        if not (unified or (prefills and decodes)):
-            return None
-
-        turn, self._turn = self._turn, self._turn + 1
-        if self._policy == "round_robin":
-            return _round_robin(prefills, decodes, unified, turn)
-        return _least_loaded(prefills, decodes, unified, turn, loads)
-
-
-def _by_role(members: Sequence[Member]) -> tuple[list[Member], list[Member], list[Member]]:
-    """(prefill, decode, unified workers)."""
-    prefills, decodes, unified = (
-        [member for member in members if member.role is role] for role in (Role.PREFILL, Role.DECODE, Role.UNIFIED)
-    )
-    return prefills, decodes, unified
-
-
-def _round_robin(prefills: list[Member], decodes: list[Member], unified: list[Member], turn: int) -> Pair:
-    """Decode and unified workers in turn. Each pass over them shifts the prefill workers by one."""
-    takers = [*(decodes if prefills else ()), *unified]
-    taker = takers[turn % len(takers)]
-    if taker.role is Role.UNIFIED:
-        return Pair(taker, None)
-    return Pair(taker, prefills[(turn + turn // len(takers)) % len(prefills)])
-
-
-def _least_loaded(
-    prefills: list[Member],
-    decodes: list[Member],
-    unified: list[Member],
-    turn: int,
-    loads: Mapping[WorkerKey, Load],
-) -> Pair:
-    """The least loaded prefill and decode workers, or the least loaded unified worker if that has less load than
-    both. Equals take turns."""
-
-    def share(member: Member) -> float:
-        """The share of the worker's scarcest resource that is taken. Above 1 there is a queue."""
-        load, registered = loads.get(member.key, Load()), member.registered
-        return max(load.tokens / registered.max_total_tokens, load.rows / registered.max_running_requests)
-
-    def lightest(workers: list[Member]) -> Member:
-        start = turn % len(workers)
-        return min((*workers[start:], *workers[:start]), key=share)
-
-    options = [Pair(lightest(decodes), lightest(prefills))] if prefills and decodes else []
-    if unified:
-        options.insert(0 if turn % 2 else 1, Pair(lightest(unified), None))  # among equals the first is taken
-    return min(options, key=lambda pair: max(share(pair.decode), share(pair.prefill or pair.decode)))

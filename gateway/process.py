@@ -24,6 +24,7 @@ from gateway.service import Admission, ModelNames, Service
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Limits, Translator
 from protocol.errors import ConfigError, brief
+from protocol.prefixes import HASH_KEY_BYTES
 from runtime.address import listen, refuse_exposed, split_endpoint
 from runtime.clock import Clock
 from runtime.keys import read_api_keys, read_keys
@@ -117,6 +118,7 @@ class Gateway:
             silence_limit_s=settings.silence_limit_s,
             tokenizer=tokenizer_sum,
             facts=facts,
+            hash_key=secrets.token_bytes(HASH_KEY_BYTES) if settings.pairing == "prefix_aware" else b"",
         )
         rules = RetryRules(settings.max_attempts, settings.retry_wait_s)
         self._control_socket = ControlSocket(settings.control, keys)

@@ -4,11 +4,12 @@ FirstToken comes from prefill and Tokens from decode, over two connections. Eith
 seq. A request runs as one attempt. If a worker is lost after outputs came, each choice gets an attempt of its own.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from gateway.membership import Need, WorkerKey
+from gateway.membership import WorkerKey
+from gateway.pairing import NO_LOAD, Load, Need
 from gateway.translate import Prompt
 from protocol.errors import BatonError, WireError
 from protocol.messages_gateway import (
@@ -115,7 +116,8 @@ class Attempt:
     need: Need
     decode: WorkerKey
     prefill: WorkerKey | None
-    on_prefill: bool = True  # its first token has not arrived
+    decode_load: Load = NO_LOAD  # what it counts for at `decode`, until it ends
+    prefill_load: Load = NO_LOAD  # at `prefill`, until its first token arrives
     retracted: set[int] = field(default_factory=set)  # choices that gave way; later attempts have them
     identities: tuple[bytes, ...] = field(init=False)  # routing ids of its workers, compared at every token
 
@@ -156,6 +158,7 @@ class RequestRecord:
     pairs: list[str] = field(default_factory=list)  # the workers of all attempts, for the log
     avoided: set[WorkerKey] = field(default_factory=set)  # workers on which an attempt failed
     full: set[WorkerKey] = field(default_factory=set)  # workers that have refused it since, because too many wait there
+    prefixes: Sequence[bytes] = ()  # the hashes of its prompt's prefixes, once they matter
 
     @property
     def is_done(self) -> bool:
@@ -194,7 +197,7 @@ class RequestRecord:
         """What these choices need on new workers. Outputs received so far count as prompt there."""
         num_replayed = len(self.choices[choices.start].token_ids)
         prompt_tokens = len(self.prompt.token_ids) + num_replayed
-        return Need(prompt_tokens, len(choices), self.prompt.sampling.max_tokens - num_replayed)
+        return Need(prompt_tokens, len(choices), self.prompt.sampling.max_tokens - num_replayed, self.prefixes)
 
     def next_attempt(self, choices: range, decode: WorkerKey, prefill: WorkerKey | None = None) -> Attempt:
         """The next attempt for these choices, which no worker has yet."""

@@ -28,6 +28,7 @@ from protocol.message import (
     Text,
     WorkerId,
 )
+from protocol.prefixes import HASH_BYTES, HASH_KEY_BYTES
 
 
 class Role(StrEnum):
@@ -150,6 +151,22 @@ class Stamp(Message):
 
 Stamps = Annotated[tuple[Stamp, ...], FailFast()]
 
+MAX_CACHE_NEWS = 2048  # hashes in one message
+PrefixHash = Annotated[bytes, Field(strict=True, min_length=HASH_BYTES, max_length=HASH_BYTES)]
+PrefixHashes = Annotated[tuple[PrefixHash, ...], Field(max_length=MAX_CACHE_NEWS), FailFast()]
+HashKey = Annotated[bytes, Field(strict=True, max_length=HASH_KEY_BYTES)]
+
+
+@dataclass(frozen=True)
+class CacheNews(Message):
+    """How the prefixes that a worker has cached have changed, as the hashes of protocol/prefixes.py. `flushed`: all
+    those told before are gone."""
+
+    flushed: Flag = False
+    added: PrefixHashes = ()
+    dropped: PrefixHashes = ()
+
+
 # ---- worker to gateway ----
 
 
@@ -176,16 +193,18 @@ class Register(Message):
     backend: Text = "zmq"  # how KV reaches or leaves it; "" for unified
     encrypts_data: Flag = False  # whether it encrypts KV over TCP
     device: Text = ""  # where it computes: "cpu", or "cuda:1" by the numbers of its host
+    margin: Count = 0  # tokens that each context may grow while another one is admitted
 
 
 @dataclass(frozen=True)
 class Heartbeat(Message):
-    """Sent by a worker's loop several times a second. The gateway notes the time and the load."""
+    """Sent by a worker's loop several times a second. The gateway notes the time, the load and what is cached."""
 
     worker_id: WorkerId
     instance: Instance
     stats: WorkerStats
     launch_age_s: Seconds = 0.0  # age of the oldest launch in progress; 0 when idle
+    cache: CacheNews = CacheNews()
 
 
 @dataclass(slots=True)
@@ -246,9 +265,11 @@ class Leaving(Message):
 
 @dataclass(frozen=True)
 class Welcome(Message):
-    """The worker is a member. `gateway_instance` changes when the gateway restarts."""
+    """The worker is a member. `gateway_instance` changes when the gateway restarts, and `hash_key` with it. The worker
+    tells with its heartbeats what it caches, in hashes with this key; nothing if the key is empty."""
 
     gateway_instance: Instance
+    hash_key: HashKey = b""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ AttentionName = Literal["auto", "triton", "varlen", "cpu"]
 TransferBackend = Literal["auto", "shm", "zmq", "cuda_ipc", "ray", "nixl"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 RetractTo = Literal["prefill", "host", "auto"]
-Pairing = Literal["least_loaded", "round_robin"]
+Pairing = Literal["prefix_aware", "least_loaded", "round_robin"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 WebOrigin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s\p{C}]+)$")]
 Positive = Annotated[int, Field(ge=1)]
@@ -258,7 +258,7 @@ class GatewaySettings(ProcessSettings):
         group=Group.TRUST, metavar="ORIGIN", unset="none",
         expected="* or an origin such as https://app.example.com, without a path")] = ()
     pairing: Annotated[Pairing, _flag("how workers are chosen for a request",
-        group=Group.HANDOVER, metavar="RULE")] = "least_loaded"
+        group=Group.HANDOVER, metavar="RULE")] = "prefix_aware"
     max_attempts: Annotated[int, Field(ge=1, le=100), _flag(
         "times that a request is given to workers before its client gets an error; 1: no retry",
         group=Group.LOSS)] = 3

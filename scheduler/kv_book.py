@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from protocol.kv_layout import full_pages, pages_for, pages_for_choices
 from protocol.messages_gateway import KvPages
+from protocol.prefixes import ID_BYTES
 from scheduler.kv_pages import PageAllocator, PageState, allocate_choices
-from scheduler.prefix_cache import ID_BYTES, PrefixCache
+from scheduler.prefix_cache import PrefixCache
+from scheduler.prefix_news import PrefixNews
 
 IsRead = Callable[[], bool]
 
@@ -89,6 +91,7 @@ class KvBook:
         self.rows = RowPool(max_requests + 1)
         self.retired: list[Retired] = []  # oldest first
         self._cache = PrefixCache(page_size, self.pages.is_idle) if caches else None
+        self.news = PrefixNews(page_size)
         self._flushes = 0
         self._claimed = 0  # pages of the margins of all holdings
         self._held: dict[int, Holding] = {}  # by row
@@ -165,7 +168,9 @@ class KvBook:
         """Drops cached pages, if `needed` pages are then free."""
         short = needed - self.pages.num_free
         if self._cache is not None and 0 < short <= self.pages.num_cached:
-            self.pages.drop(self._cache.evict(short))
+            evicted = self._cache.evict(short)
+            self.pages.drop(evicted)
+            self.news.dropped(evicted)
 
     def keep(self, holding: Holding, key: CacheKey) -> None:
         """Adds the full pages of `key` to the cache: the KV of all its tokens is written and right.
@@ -181,6 +186,13 @@ class KvBook:
             return  # it does not hold the pages that its own would follow in the cache, so they could leave before
         self._cache.insert(key.ids, holding.pages, key.salt)
         self.pages.keep(holding.pages[len(known) : full_pages(len(key.ids) // ID_BYTES, self.page_size)])
+        self.news.added(key.ids, key.salt, holding.pages, len(known))
+
+    def report_to(self, hash_key: bytes) -> None:
+        """Tells a gateway what is cached from now on. Forgets what was cached under another gateway."""
+        if hash_key != self.news.key:
+            self.flush()
+            self.news = PrefixNews(self.page_size, hash_key)
 
     @property
     def caches(self) -> bool:
@@ -192,6 +204,7 @@ class KvBook:
         self._flushes += 1
         if self._cache is not None:
             self.pages.drop(self._cache.clear())
+            self.news.flushed()
 
     def own(self, holdings: Iterable[Holding]) -> None:
         """Marks their reserved pages as owned: their KV has landed."""

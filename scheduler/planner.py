@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.kv_layout import KvLayout
+from protocol.prefixes import packed
 from scheduler.growth import Growth
 from scheduler.kv_book import CacheKey, Holding, IsRead, KvBook
 from scheduler.kv_pages import PageState, partial_page_copies
@@ -29,7 +30,6 @@ from scheduler.plan import (
     StageIn,
     StepResult,
 )
-from scheduler.prefix_cache import packed
 from scheduler.req import Req
 from scheduler.spills import Costs, Spills
 

@@ -11,14 +11,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final
 
-ID_BYTES: Final = 4
-
-
-def packed(ids: Sequence[int]) -> bytes:
-    """Token ids as the tree takes them: four bytes each."""
-    return array("I", ids).tobytes()
+from protocol.prefixes import ID_BYTES
 
 
 class _Node:

@@ -203,6 +203,7 @@ def registration(started: Started, runner: Runner, core: Core, address: WorkerAd
         backend=settings.transfer_backend,
         device=str(runner.device),
         encrypts_data=settings.encrypt_data,
+        margin=core.planner.book.margin,
     )
 
 

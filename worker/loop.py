@@ -250,6 +250,7 @@ class WorkerLoop:
             if isinstance(message, RegisterAgain):
                 self._join_again()
             else:
+                self.core.planner.book.report_to(message.hash_key)
                 joins, self._is_member, self._refusal = not self._is_member, True, ""
                 if joins:
                     self.on_ready()
@@ -322,7 +323,11 @@ class WorkerLoop:
         address = self.register.address
         launch_age_s = now - self._launch_since if self._launch else 0.0
         beat = Heartbeat(
-            worker_id=address.worker_id, instance=address.instance, stats=self._stats(), launch_age_s=launch_age_s
+            worker_id=address.worker_id,
+            instance=address.instance,
+            stats=self._stats(),
+            launch_age_s=launch_age_s,
+            cache=self.core.planner.book.news.take(),
         )
         self._tell_gateway(beat)
 

@@ -24,10 +24,10 @@ from protocol.messages_gateway import (
     WorkerAddress,
 )
 from protocol.messages_handoff import ToDecode, ToPrefill
+from protocol.prefixes import ID_BYTES, packed
 from runtime.clock import Clock
 from scheduler.kv_book import CacheKey
 from scheduler.planner import ExtendChunk, Planner, plan_chunks
-from scheduler.prefix_cache import ID_BYTES, packed
 from scheduler.req import Req, replay_fault, request_fault, transfer_fault
 
 

@@ -1,6 +1,7 @@
 """KV that is cached, flushed and short: real processes, over HTTP."""
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,37 @@ def test_kv_that_gives_way_waits_in_host_memory(fake_folder: Path, tmp_path: Pat
 def metric(baton: BatonProcess, name: str) -> float:
     [line] = [line for line in baton.http.get("/metrics").text.splitlines() if line.startswith(name)]
     return float(line.split()[-1])
+
+
+def chat_of_turns(baton: BatonProcess, topic: str, num_turns: int) -> list[tuple[set[str], int, int]]:
+    """Of each turn of a chat: the workers that cached some of it, the tokens of its prompt, and those cached before."""
+    messages: list[dict[str, str]] = []
+    turns = []
+    for turn in range(num_turns):
+        messages.append({"role": "user", "content": f"{turn}. Tell me more of the {topic}, please. " * 5})
+        before = num_cached(baton)
+        body = {"messages": messages, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+        answer = baton.http.post("/v1/chat/completions", json=body).raise_for_status().json()
+        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+        assert baton.wait_for_rest()  # with what it holds, each worker tells what it has cached
+        usage, after = answer["usage"], num_cached(baton)
+        who = {worker for worker, number in after.items() if number > before[worker]}
+        turns.append((who, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]))
+    return turns
+
+
+def num_cached(baton: BatonProcess) -> dict[str, int]:
+    return {row["id"]: row["kv_pages"]["cached"] for row in baton.workers()}
+
+
+def test_a_chat_stays_with_its_pair_and_computes_new_turns_only(tmp_path: Path) -> None:
+    with BatonProcess("serve", *"--port 0 --prefill 2 --decode 2".split(), log=tmp_path / "log") as baton:
+        homes = []
+        for topic in ("dog", "ship", "little red house"):
+            turns = chat_of_turns(baton, topic, 3)  # an odd number: without a hit, equals take turns
+            homes.append(turns[0][0])
+            assert all(who == homes[-1] and len(who) == 2 for who, _, _ in turns), turns
+            assert turns[0][2] < 64, "what all chats begin with"
+            for (_, num_before, _), (_, num_prompt, cached) in pairwise(turns):
+                assert num_prompt - 1 >= cached >= (num_before - 1) // 16 * 16 >= 64, turns
+        assert len(set().union(*homes)) == 4, "new chats are spread"

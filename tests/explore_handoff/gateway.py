@@ -50,7 +50,7 @@ class GatewayProcess:
         self._router.bind(GATEWAY_ENDPOINT)
         rules = RetryRules(max_attempts=3, wait_s=4.0)
         socket = cast(ControlSocket, RoutedMessages(self._router))
-        membership = Membership(number, LAUNCH_DEADLINE_S)
+        membership = Membership(number, LAUNCH_DEADLINE_S, hash_key=b"key")
         self.control = Control(socket, world.agenda.clock, world.scenario.pairing, rules, membership)
         self._last_look = world.agenda.now
         self._is_turning = False

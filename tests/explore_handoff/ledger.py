@@ -11,7 +11,7 @@ from math import inf
 from decode.requests import DecodeState
 from decode.worker import DecodeWorker
 from gateway.control import Control
-from gateway.membership import Loads, decode_load, prefill_load
+from gateway.pairing import Loads
 from prefill.worker import PrefillWorker
 from protocol.kv_layout import full_pages, pages_for
 from scheduler.kv_book import KvBook
@@ -40,9 +40,10 @@ def check_gateway(control: Control) -> None:
     loads = Loads()
     for record in control.dispatch.requests:
         for attempt in record.attempts.values():
-            loads.add(attempt.decode, decode_load(attempt.need))
-            if attempt.prefill is not None and attempt.on_prefill:
-                loads.add(attempt.prefill, prefill_load(attempt.need))
+            assert attempt.decode_load.rows == len(attempt.running), "a choice that gave way is counted elsewhere"
+            loads.add(attempt.decode, attempt.decode_load)
+            if attempt.prefill is not None:
+                loads.add(attempt.prefill, attempt.prefill_load)
     assert control.dispatch.loads == loads, f"loads are {control.dispatch.loads}, attempts weigh {loads}"
 
 

@@ -130,7 +130,7 @@ class Scenario:
             memory="plain",
             max_requests=rng.choice((3, 4, 6)),
             overlap=rng.random() < 0.8,
-            pairing=rng.choice(("least_loaded", "round_robin")),
+            pairing=rng.choice(("prefix_aware", "round_robin")),
             pace_s=rng.choice((0.002, 0.02, 0.1)),
             delay_s=0.05 if kind == "cuts" else rng.choice((0.001, 0.01, 0.05)),
             window_bytes=rng.choice((300, 1500, 6000)),

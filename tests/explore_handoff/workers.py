@@ -273,6 +273,7 @@ class WorkerProcess:
             max_running_requests=self.world.scenario.max_requests,
             max_total_tokens=capacity,
             stats=self.core.stats(),
+            margin=self.planner.book.margin,
         )
 
     def _maybe_fail(self, inp: ModelInput) -> None:

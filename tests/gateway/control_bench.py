@@ -29,11 +29,12 @@ PROMPT = (1, 2, 3)
 class ControlBench:
     """`sent`: what the gateway has told which worker. Workers in `cut` cannot be reached any more."""
 
-    def __init__(self, *worker_ids: str, max_attempts: int = 3, max_tokens: int = 8) -> None:
+    def __init__(self, *worker_ids: str, max_attempts: int = 3, max_tokens: int = 8, margin: int = 0) -> None:
         self.clock = VirtualClock()
         self.sent: list[tuple[str, ToWorker]] = []
         self.cut: set[str] = set()
         self.sampling = SamplingParams(max_tokens)
+        self.margin = margin
         self._ends = WorkerEnds()
         rules = RetryRules(max_attempts, 4.0)
         self.control = Control(cast(ControlSocket, self), self.clock, "least_loaded", rules, Membership(7))
@@ -60,7 +61,7 @@ class ControlBench:
     # ---- workers ----
 
     def join(self, worker_id: str) -> None:
-        self.say(worker_id, register(worker_id, 1, Role.UNIFIED, backend=""))
+        self.say(worker_id, register(worker_id, 1, Role.UNIFIED, backend="", margin=self.margin))
 
     def lose(self, worker_id: str) -> None:
         """Its connection is gone, and the gateway notices."""

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.chat_template import ChatTemplates
-from gateway.membership import Need
 from gateway.model_folder import ModelFolder
+from gateway.pairing import Need
 from gateway.schemas import NEUTRAL, AnyRequest, ChatRequest, CompletionRequest, parse, refuse_unsupported
 from gateway.tokenizer import SpecialTokens, TextTokenizer
 from gateway.translate import Limits, Prompt, Translator

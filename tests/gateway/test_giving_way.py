@@ -77,6 +77,22 @@ def test_choices_of_one_attempt_give_way_one_by_one() -> None:
     bench.expect_rest()
 
 
+def test_a_choice_counts_where_it_runs_and_nowhere_else() -> None:
+    """The prompt of three tokens counts once for each attempt, and each choice keeps room for five more."""
+    bench = ControlBench("u0", "u1", margin=5)
+
+    def total() -> tuple[int, ...]:
+        return tuple(map(sum, zip(*bench.dispatch.loads.values(), strict=True)))
+
+    _, first = bench.ask(n=3)
+    [worker] = {to for to, message in bench.sent if message is first}
+    assert total() == (3, 3 + 15)
+    for num_away in (1, 2, 3):
+        bench.retract(first, num_away - 1, by=worker)
+        staying = 3 + 5 * (3 - num_away) if num_away < 3 else 0
+        assert total() == (3, staying + num_away * (3 + 5))
+
+
 def test_what_its_older_attempt_says_late_is_dropped() -> None:
     """Prefill's first token may come after decode has retracted its choice."""
     bench = ControlBench("u0")

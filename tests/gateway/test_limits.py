@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.membership import Member, Need
+from gateway.membership import Member
+from gateway.pairing import Need
 from gateway.translate import (
     UNKNOWN_REST,
     ContextLengthExceeded,

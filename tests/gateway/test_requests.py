@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.membership import Need, WorkerKey
+from gateway.membership import WorkerKey
+from gateway.pairing import Need
 from gateway.requests import Delivery, RequestRecord, Requests
 from gateway.translate import Prompt
 from protocol.errors import BatonError, WireError

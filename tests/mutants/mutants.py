@@ -5,6 +5,7 @@ from tests.mutants.mutants_of_books import BOOKS
 from tests.mutants.mutants_of_caches import CACHES
 from tests.mutants.mutants_of_devices import DEVICES
 from tests.mutants.mutants_of_handoff import HANDOFF
+from tests.mutants.mutants_of_pairing import PAIRING
 from tests.mutants.mutants_of_policies import POLICIES
 from tests.mutants.mutants_of_roles import ROLES
 
@@ -318,6 +319,7 @@ MUTANTS = (
     *BOOKS,
     *CACHES,
     *POLICIES,
+    *PAIRING,
     *ROLES,
     *HANDOFF,
     *DEVICES,

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
 )
 
 from protocol.kv_layout import pages_for, pages_for_choices
+from protocol.prefixes import packed
 from scheduler.kv_book import CacheKey, Holding, KvBook
 from scheduler.kv_pages import PageState
-from scheduler.prefix_cache import packed
 from tests.doubles.page_ledger import check_pages
 
 PAGE_SIZE = 4

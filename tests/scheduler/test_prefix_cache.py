@@ -17,8 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test as check_state_machine,
 )
 
+from protocol.prefixes import packed
 from scheduler.kv_book import CacheKey, KvBook
-from scheduler.prefix_cache import PrefixCache, packed
+from scheduler.prefix_cache import PrefixCache
 
 PAGE_SIZE = 2
 Prefix = tuple[str, tuple[int, ...]]  # salt, ids of whole pages

@@ -17,7 +17,7 @@ def test_a_flush_is_answered_with_its_number_once_the_cache_is_empty(context: An
             bench.send(Welcome(1))
             bench.send(FlushCache(7))
             bench.send(FlushCache(8))
-        answers.extend((each, bench.core.num_flushes) for each in arrived if isinstance(each, CacheFlushed))
+        answers.extend((each, bench.core.book._flushes) for each in arrived if isinstance(each, CacheFlushed))
         if len(answers) == 2:
             bench.stop()
 
@@ -25,4 +25,4 @@ def test_a_flush_is_answered_with_its_number_once_the_cache_is_empty(context: An
     bench.loop.run()
     bench.close()
     assert [answer for answer, _ in answers] == [CacheFlushed(7), CacheFlushed(8)]
-    assert bench.core.num_flushes == 2 and all(num_flushes for _, num_flushes in answers)
+    assert bench.core.book._flushes == 2 and all(num_flushes for _, num_flushes in answers)

@@ -33,6 +33,7 @@ from protocol.messages_gateway import (
 from runtime.bus import Dealer, Router, Wake
 from runtime.process_life import StopSignal
 from runtime.session import Envelope, Session, open_envelope
+from scheduler.kv_book import KvBook
 from scheduler.planner import Planner
 from tests.doubles.clock import VirtualClock
 from tests.runtime.rebinding import bound_again
@@ -50,7 +51,8 @@ class Core:
         self.outbox = Outbox()
         self.busy = False
         self.loop: Any = SimpleNamespace(broken="", oldest_launch=0)
-        self.num_resets = self.num_flushes = 0
+        self.num_resets = 0
+        self.book = KvBook(9, 64, max_requests=4, max_context=512, caches=True)
         self._on_step = on_step
 
     def on_gateway(self, message: ToWorker) -> None:
@@ -61,11 +63,7 @@ class Core:
 
     @property
     def planner(self) -> Planner:
-        book = SimpleNamespace(flush=self._flush)
-        return cast(Planner, SimpleNamespace(book=book))
-
-    def _flush(self) -> None:
-        self.num_flushes += 1
+        return cast(Planner, SimpleNamespace(book=self.book))
 
     def step(self) -> bool:
         self._on_step()
@@ -218,7 +216,7 @@ def test_a_gateway_that_restarts_after_long_service_learns_the_worker_again(cont
     bench.loop.run()
     assert seen[0] == "Register" and seen.count("Register") == 2 and "Heartbeat" in seen
     assert bench.core.num_resets == 1
-    assert bench.core.num_flushes == 1, "the new gateway may have flushed all caches before this worker joined it"
+    assert bench.core.book._flushes == 1, "the new gateway may have flushed all caches before this worker joined it"
     assert bench.peers.calls[:2] == ["flush", "forget_all"], "cancels leave, then connections are given up"
     assert bench.peers.calls.count("forget_all") == 1
     last = bench.heard()
@@ -280,7 +278,7 @@ def test_the_same_gateway_may_welcome_and_ask_again_and_nothing_is_reset(context
     bench.loop.run()
     bench.close()
     assert registers == 2 and bench.num_ready == 2
-    assert bench.core.num_resets == 0 and bench.core.num_flushes == 0 and bench.peers.calls == []
+    assert bench.core.num_resets == 0 and bench.core.book._flushes == 0 and bench.peers.calls == []
 
 
 def test_another_gateway_that_welcomes_at_once_is_joined_once(context: Any) -> None:

@@ -1,0 +1,67 @@
+"""What a worker tells the gateway of its cache: which prefixes came and went since the last message, as hashes.
+
+The gateway uses it to choose workers only. So news may be bounded and may be lost; a wrong belief costs time.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from math import lcm
+from typing import Final
+
+from protocol.messages_gateway import MAX_CACHE_NEWS, CacheNews
+from protocol.prefixes import STRIDE, prefix_hashes
+
+MOST_WAITING: Final = 65_536  # hashes that wait to be told
+
+
+class PrefixNews:
+    """`key` is the gateway's; without one, nothing is told."""
+
+    def __init__(self, page_size: int, key: bytes = b"") -> None:
+        self.key = key
+        self._page_size = page_size
+        self._unit = lcm(STRIDE, page_size)  # a prefix is told if it ends with a hash and with a page
+        self._held: dict[int, bytes] = {}  # hash of the told prefix that ends with a page, by that page
+        self._waiting: dict[bytes, bool] = {}  # by hash: whether it came or went; the oldest first
+        self._is_flushed = False
+
+    def added(self, ids: bytes, salt: str, pages: Sequence[int], num_known: int) -> None:
+        """The cache holds `ids` from now on: page i is pages[i]. It held the first `num_known` pages before."""
+        if not self.key:
+            return
+        num_pages = self._unit // self._page_size  # in a unit
+        known = num_known // num_pages
+        before = self._held[pages[known * num_pages - 1]] if known else b""
+        hashes = prefix_hashes(self.key, salt, ids, known * self._unit, before)
+        num_hashes = self._unit // STRIDE  # in a unit
+        for number, found in enumerate(hashes[num_hashes - 1 :: num_hashes], known + 1):
+            self._held[pages[number * num_pages - 1]] = found
+            self._note(found, True)
+
+    def dropped(self, pages: Iterable[int]) -> None:
+        """The cache holds these pages no longer."""
+        for page in pages:
+            if (found := self._held.pop(page, None)) is not None:
+                self._note(found, False)
+
+    def flushed(self) -> None:
+        """The cache holds nothing."""
+        self._held.clear()
+        self._waiting.clear()
+        self._is_flushed = True
+
+    def take(self) -> CacheNews:
+        """What is to be told next. The rest of what waits is told later."""
+        told = list(islice(self._waiting.items(), MAX_CACHE_NEWS))
+        for found, _ in told:
+            del self._waiting[found]
+        is_flushed, self._is_flushed = self._is_flushed, False
+        came, went = ([found for found, is_held in told if is_held is wanted] for wanted in (True, False))
+        return CacheNews(flushed=is_flushed, added=tuple(came), dropped=tuple(went))
+
+    def _note(self, found: bytes, is_held: bool) -> None:
+        if self._waiting.pop(found, is_held) is not is_held:
+            return  # it came and went, or the other way round, before the gateway was told
+        self._waiting[found] = is_held
+        if len(self._waiting) > MOST_WAITING:
+            del self._waiting[next(iter(self._waiting))]

@@ -1,0 +1,108 @@
+"""Sabotages of prefix-aware pairing: what workers tell of their caches, and how the gateway weighs it against load."""
+
+from tests.mutants.mutant import Mutant
+
+POLICY = ("tests/gateway/test_pairing.py",)
+NEWS = ("tests/scheduler/test_prefix_news.py",)
+
+PAIRING = (
+    Mutant(
+        "salts are not in the hashes of prefixes",
+        "prefix_hashes",
+        "salt.encode()",
+        "b''",
+        "the choice of workers tells one tenant what another has asked",
+        (),
+        ("tests/protocol/test_prefixes.py",),
+    ),
+    Mutant(
+        "a prompt's salt does not reach its hashes",
+        "Dispatch._pick",
+        "prefix_hashes(hash_key, prompt.cache_salt, __ids)",
+        "prefix_hashes(hash_key, '', __ids)",
+        "the choice of workers tells one tenant what another has asked",
+        (),
+        ("tests/gateway/test_prefix_pairing.py",),
+    ),
+    Mutant(
+        "hashes are made without the key",
+        "prefix_hashes",
+        "blake2b(found[-1] + __block, digest_size=HASH_BYTES, key=key)",
+        "blake2b(found[-1] + __block, digest_size=HASH_BYTES)",
+        "whoever sees one can test guesses of the rest of the prompt",
+        (),
+        ("tests/protocol/test_prefixes.py",),
+    ),
+    Mutant(
+        "a hit at prefill counts for nothing",
+        "prefill_load",
+        "need.prompt_tokens - need.num_cached(member)",
+        "need.prompt_tokens",
+        "a prompt is computed again where nothing is cached",
+        (),
+        POLICY,
+    ),
+    Mutant(
+        "a hit counts where the request would wait",
+        "cost",
+        "share > 1",
+        "False",
+        "one worker has a queue while another has room",
+        (),
+        POLICY,
+    ),
+    Mutant(
+        "a hit at decode is worth any load",
+        "cost",
+        "1 - HIT_WORTH * __hit / __length",
+        "1 - __hit / __length",
+        "one hot prefix keeps the other workers idle",
+        (),
+        POLICY,
+    ),
+    Mutant(
+        "what contexts have grown to does not count",
+        "cost",
+        "max(load.tokens, num_taken)",
+        "load.tokens",
+        "requests go where they wait for memory",
+        (),
+        POLICY,
+    ),
+    Mutant(
+        "a choice that gave way still counts where it was",
+        "Dispatch.on_retracted",
+        "one_choice_less(attempt.decode_load, attempt.need)",
+        "attempt.decode_load",
+        "its worker seems to have a load that is elsewhere",
+        (),
+        ("tests/gateway/test_giving_way.py",),
+    ),
+    Mutant(
+        "what the cache drops is not told",
+        "KvBook._drop",
+        "self.news.dropped(evicted)",
+        "",
+        "requests go for ever where nothing is cached any more",
+        (),
+        NEWS,
+    ),
+    Mutant(
+        "a flush is not told",
+        "KvBook.flush",
+        "self.news.flushed()",
+        "",
+        "requests go where nothing is cached any more",
+        (),
+        NEWS,
+    ),
+    Mutant(
+        "news for one gateway goes on for another",
+        "KvBook.report_to",
+        "self.flush()",
+        "",
+        "the new gateway never hears of what is cached already",
+        (),
+        NEWS,
+    ),
+)

@@ -1,0 +1,50 @@
+"""A worker tells its gateway with its heartbeats what it has cached."""
+
+from typing import Any
+
+from protocol.messages_gateway import CacheNews, Heartbeat, Register, ToGateway, Welcome
+from protocol.prefixes import packed, prefix_hashes
+from scheduler.kv_book import CacheKey, KvBook
+from tests.worker.test_loop import Bench, context
+
+__all__ = ["context"]
+IDS = packed([5] * 150)
+
+
+def cache(book: KvBook) -> None:
+    """A prompt was computed, and its request has ended."""
+    key = CacheKey(IDS, "salt")
+    held = book.admit(150, 150, 1, key=key)
+    assert held is not None
+    book.keep(held[0], key)
+    book.release(held[0])
+
+
+def test_news_comes_once_with_the_next_heartbeat_and_for_each_gateway_anew(context: Any) -> None:
+    told: list[tuple[int, CacheNews]] = []
+    gateways = [Welcome(1, b"one"), Welcome(1, b"one"), Welcome(2, b"two")]
+    num_beats = 0
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal num_beats
+        bench.clock.advance(0.05)
+        num_registers = sum(isinstance(message, Register) for message in arrived)
+        for beat in (message for message in arrived if isinstance(message, Heartbeat)):
+            num_beats += 1
+            if beat.cache != CacheNews():
+                told.append((num_beats, beat.cache))
+            if num_beats in (1, 3, 5) and gateways:
+                bench.send(gateways.pop(0))
+            if num_beats in (2, 4, 6):
+                cache(bench.core.book)
+        if num_registers:
+            bench.send(gateways.pop(0))
+        if num_beats == 8:
+            bench.stop()
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    bench.close()
+    one, two = (prefix_hashes(key, "salt", IDS) for key in (b"one", b"two"))
+    assert [sorted(news.added) for _, news in told] == [sorted(one), sorted(two)]
+    assert all(not news.dropped and not news.flushed for _, news in told)
