@@ -80,9 +80,9 @@ class Workload:
         if kind == 2:
             return _pressure(rng, num_requests)
         if kind == 4:
-            return _prefixes(rng, 2 * num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], failing)
+            return _prefixes(rng, 2 * num_requests, TOPOLOGIES[(1 - turn) % len(TOPOLOGIES)], failing)  # a pair first
         if kind == 5:
-            return _starved(rng, num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], failing)
+            return _starved(rng, num_requests, TOPOLOGIES[(1 - turn) % len(TOPOLOGIES)], failing)
         return _mixture(rng, num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], failing, forks=True)
 
     @staticmethod
