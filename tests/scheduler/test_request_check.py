@@ -93,7 +93,7 @@ def test_a_job_that_makes_no_sense(changes: dict[str, Any], says: str) -> None:
 
 
 def test_a_job_that_starts_within_a_page_fails_with_one_sentence() -> None:
-    cluster = make_cluster()
+    cluster = make_cluster(chunk_size=64)  # the next launch has room for another prompt
     (prefill,) = cluster.prefills.values()
     cluster.assign("fine", prompt_of("fine", 30), PARAMS, 2)
     drive_to(cluster, "fine", Phase.REQUESTED)
