@@ -1,13 +1,13 @@
 """Sabotages of the handoff: of what keeps a frame, a page, a credit or an attempt from the wrong hands. The simulation
-of the handoff must notice each within its first worlds."""
+of the handoff must notice each within its first worlds, where no unit test is named for it."""
 
 from tests.mutants.mutant import Mutant
 
 WORLDS = 50
 
 
-def _mutant(name: str, function: str, old: str, new: str, why: str) -> Mutant:
-    return Mutant(name, function, old, new, why, worlds=WORLDS)
+def _mutant(name: str, function: str, old: str, new: str, why: str, tests: tuple[str, ...] = ()) -> Mutant:
+    return Mutant(name, function, old, new, why, (), tests, worlds=0 if tests else WORLDS)
 
 
 HANDOFF = (
@@ -31,6 +31,7 @@ HANDOFF = (
         "self.planner.release(job.prompt, __is_read)",
         "self.planner.release(job.prompt)",
         "the KV of another prompt is sent",
+        ("tests/prefill/test_worker.py",),
     ),
     _mutant(
         "a frame lands twice",
@@ -45,6 +46,7 @@ HANDOFF = (
         "verify_checksum(...)",
         "",
         "damaged KV is decoded",
+        ("tests/transfer/landing/test_frame_receiver.py",),
     ),
     _mutant(
         "the last frame is enough",
@@ -108,6 +110,7 @@ HANDOFF = (
         "not self.going_on",
         "not self.in_flight",
         "what is lost is never returned",
+        ("tests/transfer/sending/test_transfer.py",),
     ),
     _mutant(
         "the frames of a transfer that has ended still count",
