@@ -265,4 +265,4 @@ def describe(hit: Hit) -> str:
 def _is_at_rest(row: Mapping[str, Any]) -> bool:
     pages = row["kv_pages"]
     held = [pages[name] for name in ("owned", "reserved", "quarantined")]
-    return pages["free"] == pages["total"] and not any(held) and row["running"] == row["waiting"] == 0
+    return pages["free"] + pages["cached"] == pages["total"] and not any(held) and row["running"] == row["waiting"] == 0

@@ -61,7 +61,10 @@ def test_chat(story: BatonProcess) -> None:
     assert parts[0].choices[0].delta.role == "assistant"
     assert "".join(part.choices[0].delta.content or "" for part in parts) == answer.content
     assert parts[-1].choices[0].finish_reason == "stop"
-    assert (last.choices, last.usage) == ([], whole.usage)
+    assert last.choices == [] and last.usage is not None and whole.usage is not None
+    assert last.usage.total_tokens == whole.usage.total_tokens
+    details = last.usage.prompt_tokens_details
+    assert details is not None and details.cached_tokens == 16, "a page of the prompt that was asked before"
 
 
 def test_choices_and_prompts(story: BatonProcess) -> None:

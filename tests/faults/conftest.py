@@ -34,6 +34,7 @@ class Lender:
             folder.mkdir()
             self._present = Deployment(folder, self._model, topology)
         self._is_lent = True
+        self._present.baton.http.post("/flush_cache").raise_for_status()  # the phases of a transfer need one
         return self._present
 
     def give_back(self) -> None:

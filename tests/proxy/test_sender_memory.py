@@ -26,7 +26,7 @@ pytestmark = pytest.mark.faults
 RUNNER = FakeRunner(num_layers=large_worker.NUM_LAYERS, head_dim=large_worker.HEAD_DIM)
 MIB = 1024 * 1024
 ALLOWANCE_BYTES = 16 * MIB  # for what libzmq, the allocator and one batch more take
-FLAGS = "--page-size 16 --chunked-prefill-size 512 --max-total-tokens 18000"
+FLAGS = "--page-size 16 --chunked-prefill-size 512 --max-total-tokens 18000 --disable-radix-cache"
 LARGE = [[(place + number) % RUNNER.vocab_size for place in range(3500)] for number in range(3)]  # 27 MiB of KV each
 COMPANY = [7, 8, 9]
 COMPANY_TOKENS = 200
