@@ -1,8 +1,8 @@
 """Paged attention on the CPU: chunks use torch's blocked attention, decodes use a kernel or batched products.
 
 Decodes of similar length form a group, so padding stays small and memory bounded. Query heads that share a kv head are
-rows of one product. Slots behind a context's end may hold NaN, which a mask does not stop (0 * NaN is NaN). So decodes
-overwrite the scores of these slots and zero their V. If queries are wider than the pages, K and V are widened.
+rows of one product. Slots that a decode does not see may hold NaN, which a mask does not stop (0 * NaN is NaN). So
+decodes overwrite the scores of these slots and zero their V. If queries are wider than the pages, K and V are widened.
 Shapes: T tokens, H query heads, K kv heads, G = H / K, D head_dim, S context, N requests of a group,
 C tokens of a chunk.
 """
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.cpu_kernels import CpuKernels
-from model.inputs import ModelInput
+from model.inputs import ModelInput, is_visible
 from model.paged_kv import TORCH_DTYPES
 from protocol.kv_layout import LayerLayout
 
@@ -49,8 +49,8 @@ class _Extend:
 class _DecodeGroup:
     rows_N: Tensor | slice  # into T
     pages: Tensor  # N * P, request by request
-    past_end_N1S: Tensor  # True in the slots behind a request's context
-    past_end_v_rows: Tensor  # the V of these slots, as indices into the gathered rows of K and V
+    unseen_N1S: Tensor  # True in the slots behind a request's context, and in those that a tree mask hides
+    unseen_v_rows: Tensor  # the V of these slots, as indices into the gathered rows of K and V
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class _PagedDecodes:
     start: int
     tables_DP: Tensor
     seq_lens_D: Tensor
+    tree_mask: tuple[Tensor, Tensor] | None  # starts and bits of a tree mask
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,12 @@ class CpuAttention:
 
         first = len(extends)
         if self.kernels is not None:
-            ends = (inp.page_table_BP[first:], inp.seq_lens_B[first:])
+            ends = (inp.page_table_BP[first:], inp.seq_lens_B[first:], inp.tree_mask)
             return CpuPlan(tuple(extends), (), _PagedDecodes(start, *ends) if inp.num_decodes else None)
 
         decode_lens = inp.seq_lens_B[first : first + inp.num_decodes].tolist()
-        tables_DP = inp.page_table_BP[first:]
         groups = [
-            _decode_group(members, start, decode_lens, tables_DP, layout)
+            _decode_group(members, start, decode_lens, inp, layout)
             for members in group_by_length(decode_lens, MAX_GROUP_BYTES // layout.token_bytes)
         ]
         return CpuPlan(tuple(extends), tuple(groups))
@@ -115,9 +115,9 @@ class CpuAttention:
         for group in plan.decodes:
             out_THD[group.rows_N] = self._decode(q_THD[group.rows_N], kv_layer, group)
         if plan.paged is not None and self.kernels is not None:
-            start = plan.paged.start
+            paged, start = plan.paged, plan.paged.start
             q_DHD, out_DHD = (q_THD[start:], out_THD[start:]) if start else (q_THD, out_THD)
-            self.kernels.attend(q_DHD, kv_layer, plan.paged.tables_DP, plan.paged.seq_lens_D, out_DHD)
+            self.kernels.attend(q_DHD, kv_layer, paged.tables_DP, paged.seq_lens_D, paged.tree_mask, out_DHD)
         return out_THD
 
     def _extend(self, q_THD: Tensor, kv_layer: Tensor, extend: _Extend, out_THD: Tensor) -> None:
@@ -148,7 +148,7 @@ class CpuAttention:
         count, num_heads, head_dim = q_NHD.shape
         page_size, num_kv_heads = kv_layer.shape[2:4]
         kv = kv_layer.index_select(0, group.pages)
-        kv.view(-1, num_kv_heads * head_dim).index_fill_(0, group.past_end_v_rows, 0.0)
+        kv.view(-1, num_kv_heads * head_dim).index_fill_(0, group.unseen_v_rows, 0.0)
 
         # Products of contiguous matrices. Strided ones take three times as long, even counting the copies.
         kv_2NKPSD = kv.view(count, -1, 2, page_size, num_kv_heads, head_dim).permute(2, 0, 4, 1, 3, 5)
@@ -156,31 +156,37 @@ class CpuAttention:
         q_MGD = (q_NHD * head_dim**-0.5).view(count * num_kv_heads, -1, head_dim)
 
         scores_NHS = torch.bmm(q_MGD, k_MSD.transpose(1, 2)).view(count, num_heads, -1)
-        scores_NHS.masked_fill_(group.past_end_N1S, float("-inf"))
+        scores_NHS.masked_fill_(group.unseen_N1S, float("-inf"))
         weights_NHS = torch.softmax(scores_NHS, dim=-1, dtype=torch.float32).to(q_NHD.dtype)
         return torch.bmm(weights_NHS.view(count * num_kv_heads, -1, weights_NHS.shape[-1]), v_MSD).view(q_NHD.shape)
 
 
 def _decode_group(
-    members: list[int], start: int, seq_lens: list[int], tables_DP: Tensor, layout: LayerLayout
+    members: list[int], start: int, seq_lens: list[int], inp: ModelInput, layout: LayerLayout
 ) -> _DecodeGroup:
     """The group of the decodes `members`, longest first. Decode i is token `start + i`.
 
     A group of all decodes keeps their order, so that queries and results need not be gathered.
     """
     longest = layout.num_pages(seq_lens[members[0]])
+    tables_DP = inp.page_table_BP[len(inp.extend_lens) :]
+    members_N: Tensor | slice
     rows_N: Tensor | slice
     if len(members) == len(seq_lens):
-        members, rows_N, tables_NP = list(range(len(members))), slice(start, start + len(members)), tables_DP
+        members, members_N, rows_N = list(range(len(members))), slice(None), slice(start, start + len(members))
     else:
         members_N = torch.tensor(members, dtype=torch.int64)
-        rows_N, tables_NP = start + members_N, tables_DP[members_N]
+        rows_N = start + members_N
 
+    slots_S = torch.arange(longest * layout.page_size)
     lens_N1 = torch.tensor([seq_lens[member] for member in members])[:, None]
-    past_end_NS = torch.arange(longest * layout.page_size) >= lens_N1
-    past_end = past_end_NS.flatten().nonzero()[:, 0]
-    v_rows = past_end + (past_end // layout.page_size + 1) * layout.page_size
-    return _DecodeGroup(rows_N, tables_NP[:, :longest].flatten(), past_end_NS[:, None], v_rows)
+    unseen_NS = slots_S >= lens_N1
+    if inp.tree_mask is not None:
+        starts_N1, bits_N1 = (each[members_N, None] for each in inp.tree_mask)
+        unseen_NS |= ~is_visible(slots_S, starts_N1, bits_N1)
+    unseen = unseen_NS.flatten().nonzero()[:, 0]
+    v_rows = unseen + (unseen // layout.page_size + 1) * layout.page_size
+    return _DecodeGroup(rows_N, tables_DP[members_N, :longest].flatten(), unseen_NS[:, None], v_rows)
 
 
 def group_by_length(seq_lens: list[int], max_tokens: int) -> Iterator[list[int]]:

@@ -21,14 +21,21 @@ def _attend_context(
     begin: tl.tensor,
     end: tl.tensor,
     scale: tl.tensor,
+    tree_start: tl.tensor,
+    tree_bits: tl.tensor,
     TOKEN_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    TREE: tl.constexpr,
 ) -> Any:
-    """Attends to tokens [begin, end). Returns each row's largest score, sum of weights, and weighted sum of V."""
+    """Attends to tokens [begin, end), but with TREE only to those that the tree mask shows. The others are not read.
+
+    Returns each row's largest score, sum of weights, and weighted sum of V. If no token is seen, the largest score is
+    -1e30: beside other splits these sums count for nothing.
+    """
     dim_D = tl.arange(0, PADDED_DIM)
     is_dim_D = dim_D < HEAD_DIM
     largest_M = tl.full((ROWS,), -1e30, tl.float32)
@@ -38,6 +45,10 @@ def _attend_context(
     for start in range(begin, end, STEP):
         token_N = start + tl.arange(0, STEP)
         is_token_N = token_N < end
+        if TREE:
+            behind_N = token_N - tree_start
+            bit_N = (tree_bits >> tl.minimum(tl.maximum(behind_N, 0), 63)) & 1
+            is_token_N = is_token_N & ((behind_N < 0) | ((behind_N < 64) & (bit_N == 1)))
         page_N = tl.load(pages_ptr + token_N // PAGE_SIZE, mask=is_token_N, other=0)
         k_offsets_N = (page_N * 2 * PAGE_SIZE + token_N % PAGE_SIZE) * TOKEN_SIZE + kv_head * HEAD_DIM
         kv_mask_ND = is_token_N[:, None] & is_dim_D[None, :]
@@ -97,8 +108,8 @@ def _attend_tile(
     pages_ptr = page_table_ptr + request * table_stride
     end = first_position + num_tokens  # the context of the tile's last token
     _largest_M, total_M, sum_MD = _attended(
-        q_MD, position_M, kv_ptr, pages_ptr, kv_head, 0, end, scale,
-        HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM,
+        q_MD, position_M, kv_ptr, pages_ptr, kv_head, 0, end, scale, 0, 0,
+        HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM, False,
     )  # fmt: skip
 
     # Every real row has token 0 in its context, so its total is at least one weight.
@@ -137,6 +148,8 @@ def _attend_splits(
     sums_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
+    tree_starts_ptr: tl.tensor,
+    tree_bits_ptr: tl.tensor,
     starts_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     page_table_ptr: tl.tensor,
@@ -153,8 +166,12 @@ def _attend_splits(
     SPLIT: tl.constexpr,
     STEP: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    TREE: tl.constexpr,
 ) -> None:
-    """Program (kv_head, p) attends to splits p, p + P, ... for one kv head. Every program computes a split alike."""
+    """Program (kv_head, p) attends to splits p, p + P, ... for one kv head. Every program computes a split alike.
+
+    Without TREE, `tree_starts_ptr` and `tree_bits_ptr` are not read.
+    """
     kv_head = tl.program_id(0)
     num_splits = tl.load(starts_ptr + num_decodes).to(tl.int32)
     row_M = tl.arange(0, ROWS)
@@ -168,14 +185,18 @@ def _attend_splits(
         context = tl.load(seq_lens_ptr + first_request + row)
         begin = (split - tl.load(starts_ptr + row)) * SPLIT
         end = tl.minimum(begin + SPLIT, context)
+        tree_start, tree_bits = context, context
+        if TREE:
+            tree_start = tl.load(tree_starts_ptr + first_request + row)
+            tree_bits = tl.load(tree_bits_ptr + first_request + row)
 
         q_offsets_MD = ((first_token + row) * HEADS + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
         q_MD = tl.load(q_ptr + q_offsets_MD, mask=mask_MD, other=0.0)
         position_M = tl.zeros((ROWS,), tl.int64) + context - 1
         pages_ptr = page_table_ptr + (first_request + row).to(tl.int64) * table_stride
         largest_M, total_M, sum_MD = _attended(
-            q_MD, position_M, kv_ptr, pages_ptr, kv_head, begin, end, scale,
-            HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM,
+            q_MD, position_M, kv_ptr, pages_ptr, kv_head, begin, end, scale, tree_start, tree_bits,
+            HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM, TREE,
         )  # fmt: skip
 
         heads_M = split * HEADS + head_M
@@ -225,11 +246,15 @@ def _combine_splits(
     tl.store(out_ptr + out_offsets_D, (sum_D / total).to(out_ptr.dtype.element_ty), mask=is_dim_D)
 
 
-# These numbers change while a worker serves. Without this, Triton would compile again for 1 and for multiples of 16,
-# which takes seconds.
+# These numbers and addresses change while a worker serves. Without this, Triton would compile again for 1 and for
+# multiples of 16, which takes seconds.
 tiles_kernel: Any = triton.jit(_attend_tile, do_not_specialize=["table_stride"])
-number_kernel: Any = triton.jit(_number_splits, do_not_specialize=["first_request"])
+number_kernel: Any = triton.jit(
+    _number_splits, do_not_specialize=["first_request"], do_not_specialize_on_alignment=["seq_lens_ptr"]
+)
 splits_kernel: Any = triton.jit(
-    _attend_splits, do_not_specialize=["num_decodes", "first_request", "first_token", "table_stride"]
+    _attend_splits,
+    do_not_specialize=["num_decodes", "first_request", "first_token", "table_stride"],
+    do_not_specialize_on_alignment=["seq_lens_ptr", "tree_starts_ptr", "tree_bits_ptr"],
 )
 combine_kernel: Any = triton.jit(_combine_splits, do_not_specialize=["first_token"])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 
@@ -57,6 +58,7 @@ class TritonPlan:
 
     page_table_BP: Tensor
     seq_lens_B: Tensor
+    tree_mask: tuple[Tensor, Tensor] | None  # starts and bits (B,); those of chunks are not read
     tiles: _Tiles | None
     decodes: tuple[_Decodes, ...]
 
@@ -103,7 +105,11 @@ class TritonAttention:
             for done in range(0, inp.num_decodes, at_once)
             for count in (min(at_once, inp.num_decodes - done),)
         )
-        return TritonPlan(inp.page_table_BP.contiguous(), inp.seq_lens_B, tiles, decodes)
+        tree_mask = inp.tree_mask
+        if tree_mask is not None and num_extends:
+            starts_D, bits_D = tree_mask
+            tree_mask = F.pad(starts_D, (num_extends, 0)), F.pad(bits_D, (num_extends, 0))
+        return TritonPlan(inp.page_table_BP.contiguous(), inp.seq_lens_B, tree_mask, tiles, decodes)
 
     def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: TritonPlan) -> Tensor:
         """(T, H, D): softmax(q k / sqrt(D)) v over each token's own context."""
@@ -141,12 +147,15 @@ class TritonAttention:
         num_decodes = decodes.starts_R.shape[0] - 1
         sizes = _sizes(q_THD)
         programs = min(self.num_programs, decodes.row_X.shape[0])
+        tree_starts_B, tree_bits_B = plan.tree_mask or (plan.seq_lens_B, plan.seq_lens_B)
         splits_kernel[(num_heads // self.groups, programs)](
             q_THD,
             kv_layer,
             self._sums_XHD,
             self._scales_XH2,
             plan.seq_lens_B,
+            tree_starts_B,
+            tree_bits_B,
             decodes.starts_R,
             decodes.row_X,
             plan.page_table_BP,
@@ -161,6 +170,7 @@ class TritonAttention:
             PAGE_SIZE=kv_layer.shape[2],
             ROWS=_rows(self.groups),
             SPLIT=SPLIT,
+            TREE=plan.tree_mask is not None,
             **sizes,
         )
 

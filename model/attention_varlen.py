@@ -1,6 +1,6 @@
 """Paged attention on a GPU by torch's own variable-length kernel, which reads block tables from torch 2.12 on.
 
-The kernel is used if its signature fits and one small call agrees with the CPU backend.
+The kernel is used if its signature fits and one small call agrees with the CPU backend. It has no tree mask.
 Shapes: T tokens, B requests, H query heads, K kv heads, D head_dim.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from model.attention_cpu import CpuAttention
 from model.inputs import ModelInput
 from model.paged_kv import TORCH_DTYPES
+from protocol.errors import ConfigError
 from protocol.kv_layout import LayerLayout
 
 NEEDED: Final = frozenset({"block_table", "seqused_k", "enable_gqa", "window_size"})
@@ -56,8 +57,12 @@ class VarlenAttention:
     def plan(self, inp: ModelInput, layout: LayerLayout) -> VarlenPlan:
         """Takes query lengths from the host and context lengths from the device. Reads nothing back.
 
-        A batch of decodes alone copies nothing from the host, so a graph can capture it.
+        A batch of decodes alone copies nothing from the host, so a graph can capture it. ConfigError if there is a tree
+        mask.
         """
+        if inp.tree_starts_D is not None:
+            why = "but it has no tree mask, which --speculative-eagle-topk above 1 needs"
+            raise ConfigError(f"--attention-backend: got 'varlen', {why}", param="attention-backend")
         del layout
         device = inp.seq_lens_B.device
         query_lens = inp.extend_lens + (1,) * inp.num_decodes

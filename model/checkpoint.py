@@ -28,6 +28,7 @@ CHECKED_VALUES: Final = 1 << 22  # at a time
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 SERVED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+INTEGER_DTYPES: Final = ("I64", "I32")
 MAX_HEADER_BYTES: Final = 100_000_000  # the package's own limit
 MAX_SAID_CHARS: Final = 200  # of the package's message
 _LENGTH_BYTES: Final = 8
@@ -149,6 +150,7 @@ class Checkpoint:
         self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {  # name -> (dtype as in the header, shape)
             name: file.entries[name] for name, file in files.items()
         }
+        self.taken: set[str] = set()  # names of the tensors that a model has
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -172,21 +174,29 @@ class Checkpoint:
 
         CheckpointError when it is missing, has another shape or dtype, or fails the check of its values.
         """
+        found = self._find(name, shape, tuple(SERVED_DTYPES))
+        if self._check_values and (num_bad := count_not_finite(found)):
+            raise CheckpointError(
+                f"{self._files[name].path}: {name}: {num_bad} of {found.numel()} values are NaN or infinite, expected"
+                " finite numbers"
+            )
+        return found.to(device=device, dtype=dtype)
+
+    def take_integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The integers of tensor `name`, int64 in host memory. CheckpointError as in `take`."""
+        return self._find(name, shape, INTEGER_DTYPES).long()
+
+    def _find(self, name: str, shape: tuple[int, ...], kinds: tuple[str, ...]) -> Tensor:
         file = self._files.get(name)
         if file is None:
             raise CheckpointError(f"{self.folder}: tensor {name} of shape {list(shape)} is missing from the checkpoint")
         kind, held = self.tensors[name]
         if held != shape:
             raise CheckpointError(f"{file.path}: {name}: got shape {list(held)}, config.json implies {list(shape)}")
-        if kind not in SERVED_DTYPES:
-            raise CheckpointError(f"{file.path}: {name}: got dtype {kind}, supported: {', '.join(SERVED_DTYPES)}")
-
-        found = file.tensor(name)
-        if self._check_values and (num_bad := count_not_finite(found)):
-            raise CheckpointError(
-                f"{file.path}: {name}: {num_bad} of {found.numel()} values are NaN or infinite, expected finite numbers"
-            )
-        return found.to(device=device, dtype=dtype)
+        if kind not in kinds:
+            raise CheckpointError(f"{file.path}: {name}: got dtype {kind}, supported: {', '.join(kinds)}")
+        self.taken.add(name)
+        return file.tensor(name)
 
 
 def count_not_finite(tensor: Tensor) -> int:
@@ -203,6 +213,8 @@ def open_checkpoint(folder: Path, check_values: bool = False) -> Checkpoint:
         return Checkpoint(folder, dict.fromkeys(file.entries, file), check_values)
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
     found = f"; found {', '.join(others[:3])}, but only safetensors weights are read" if others else ""
+    if any(name.endswith(".bin") for name in others):
+        found += "; convert it with safetensors.torch.save_file, as README.md says"
     raise CheckpointError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}{found}")
 
 

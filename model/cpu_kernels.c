@@ -146,19 +146,47 @@ void place(const act *q, int64_t q_stride, const act *k, int64_t k_stride, const
 #define CHUNK 32  // elements of V that are summed in registers
 _Static_assert(D % 2 == 0, "head halves are turned into one another");
 
-// What one step of attend_heads reads: slots that follow one another in a page.
+// The slots that a request's token sees: [0, tree_start), and tree_start + i where bit i is set, but none from `length`
+// on. Without a tree mask, tree_start is `length`.
+typedef struct {
+    int64_t length, tree_start;
+    uint64_t bits;
+} view;
+
+static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// The first slot from `slot` on that is seen; `length` if there is none.
+static inline int64_t next_seen(view seen, int64_t slot) {
+    int64_t behind = slot - seen.tree_start;
+    if (behind >= 0) {
+        uint64_t left = behind < 64 ? seen.bits >> behind : 0;
+        slot = left ? slot + __builtin_ctzll(left) : seen.length;
+    }
+    return lesser(slot, seen.length);
+}
+
+// The first slot behind `slot`, which is seen, that is not.
+static inline int64_t run_end(view seen, int64_t slot) {
+    int64_t from = slot < seen.tree_start ? seen.tree_start : slot;
+    uint64_t hidden = ~(seen.bits >> (from - seen.tree_start));
+    return lesser(from + (hidden ? __builtin_ctzll(hidden) : 64), seen.length);
+}
+
+// What one step of attend_heads reads: slots that follow one another in a page, all of them seen. `end` is behind them.
 typedef struct {
     const kv *k, *v;
-    int64_t count;
+    int64_t count, end;
 } block;
 
-static inline block block_at(const kv *pages, const int64_t *table, int64_t start, int64_t length, int64_t page_size,
+// The first one from `start` on. It has no slots if none is seen.
+static inline block block_at(const kv *pages, const int64_t *table, int64_t start, view seen, int64_t page_size,
                              int64_t token_stride) {
-    int64_t offset = start % page_size, count = page_size - offset;
-    count = count < length - start ? count : length - start;
-    count = count < BLOCK ? count : BLOCK;
+    start = next_seen(seen, start);
+    if (start == seen.length) return (block){0};
+    int64_t offset = start % page_size;
+    int64_t count = lesser(lesser(page_size - offset, run_end(seen, start) - start), BLOCK);
     const kv *k = pages + (table[start / page_size] * 2 * page_size + offset) * token_stride;
-    return (block){k, k + page_size * token_stride, count};
+    return (block){k, k + page_size * token_stride, count, start + count};
 }
 
 // Pages lie anywhere, and a head's part of a slot is short: the hardware does not guess what comes next.
@@ -171,21 +199,19 @@ static inline void fetch(block next, int64_t token_stride) {
     }
 }
 
-// Query heads of one kv head over the slots [0, length) of its pages: softmax(q k) v, in one pass, the sums rescaled
+// Query heads of one kv head over the slots of its pages that are seen: softmax(q k) v, in one pass, the sums rescaled
 // whenever a new maximum comes (Milakov and Gimelshein 2018). `query` is scaled already; `heads` is GROUP at most.
 static inline void attend_heads(const float (*query)[D], int64_t heads, const kv *pages, const int64_t *table,
-                                int64_t length, int64_t page_size, int64_t token_stride, float (*sum)[D]) {
+                                view seen, int64_t page_size, int64_t token_stride, float (*sum)[D]) {
     float best[GROUP], total[GROUP], score[GROUP][BLOCK];
     for (int64_t head = 0; head < heads; head++) {
         best[head] = -INFINITY;
         total[head] = 0.0f;
         for (int d = 0; d < D; d++) sum[head][d] = 0.0f;
     }
-    block now = block_at(pages, table, 0, length, page_size, token_stride);
-    for (int64_t start = 0; start < length;) {
-        start += now.count;
-        block next = {0};
-        if (start < length) next = block_at(pages, table, start, length, page_size, token_stride);
+    block now = block_at(pages, table, 0, seen, page_size, token_stride);
+    while (now.count) {
+        block next = block_at(pages, table, now.end, seen, page_size, token_stride);
         fetch(next, token_stride);
         for (int64_t slot = 0; slot < now.count; slot++) {
             float k[D];
@@ -227,9 +253,11 @@ static inline void attend_heads(const float (*query)[D], int64_t heads, const kv
 }
 
 // out (requests, num_heads, D): each request's one token over its own `lengths[request]` slots. `pages` is
-// (page, K or V, page_size, num_kv_heads, D), `tables` (requests, table_stride) page numbers.
+// (page, K or V, page_size, num_kv_heads, D), `tables` (requests, table_stride) page numbers. `tree_starts` and
+// `tree_bits` are NULL if every token sees all its slots.
 void attend(const act *q, const kv *pages, const int64_t *tables, int64_t table_stride, const int64_t *lengths,
-            act *out, int64_t requests, int64_t num_heads, int64_t num_kv_heads, int64_t page_size, int threads) {
+            const int64_t *tree_starts, const int64_t *tree_bits, act *out, int64_t requests, int64_t num_heads,
+            int64_t num_kv_heads, int64_t page_size, int threads) {
     int64_t shared_by = num_heads / num_kv_heads;
     float scale = 1.0f / sqrtf(D);
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
@@ -238,10 +266,12 @@ void attend(const act *q, const kv *pages, const int64_t *tables, int64_t table_
             for (int64_t first = 0; first < shared_by; first += GROUP) {
                 int64_t heads = shared_by - first < GROUP ? shared_by - first : GROUP;
                 int64_t at = (request * num_heads + kv_head * shared_by + first) * D;
+                view seen = {lengths[request], lengths[request], 0};
+                if (tree_starts) seen.tree_start = tree_starts[request], seen.bits = (uint64_t)tree_bits[request];
                 float query[GROUP][D], sum[GROUP][D];
                 for (int64_t i = 0; i < heads * D; i++) query[i / D][i % D] = READ(q[at + i]) * scale;
-                attend_heads(query, heads, pages + kv_head * D, tables + request * table_stride, lengths[request],
-                             page_size, num_kv_heads * D, sum);
+                attend_heads(query, heads, pages + kv_head * D, tables + request * table_stride, seen, page_size,
+                             num_kv_heads * D, sum);
                 for (int64_t i = 0; i < heads * D; i++) out[at + i] = WRITE(sum[i / D][i % D]);
             }
         }

@@ -43,7 +43,7 @@ _ARGUMENTS: Final = {
     "rms_norm": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT, _INT],
     "gated": [_POINTER] * 3 + [_LONG] * 3 + [_INT],
     "place": [_POINTER, _LONG] * 3 + [_POINTER, _FLOAT] + [_POINTER] * 6 + [_LONG] * 3 + [_INT],
-    "attend": [_POINTER] * 3 + [_LONG] + [_POINTER] * 2 + [_LONG] * 4 + [_INT],
+    "attend": [_POINTER] * 3 + [_LONG] + [_POINTER] * 4 + [_LONG] * 4 + [_INT],
 }
 
 
@@ -120,14 +120,25 @@ class CpuKernels:
         return [(at + start * item, stride) for start in accumulate((0, *sizes))]
 
     def attend(
-        self, q_BHD: Tensor, kv_layer: Tensor, page_table_BP: Tensor, seq_lens_B: Tensor, out_BHD: Tensor
+        self,
+        q_BHD: Tensor,
+        kv_layer: Tensor,
+        page_table_BP: Tensor,
+        seq_lens_B: Tensor,
+        tree_mask: tuple[Tensor, Tensor] | None,
+        out_BHD: Tensor,
     ) -> None:
-        """out = softmax(q k / sqrt(D)) v of each request's token over its context. Slots behind it are not read."""
+        """out = softmax(q k / sqrt(D)) v of each request's token over its context. Slots behind it are not read.
+
+        `tree_mask` are the starts and bits of a tree mask, see ModelInput. Slots that it hides are not read.
+        """
         assert q_BHD.is_contiguous() and out_BHD.is_contiguous() and page_table_BP.stride(1) == 1
+        starts, bits = (None, None) if tree_mask is None else (each.data_ptr() for each in tree_mask)
+        assert tree_mask is None or all(each.is_contiguous() for each in tree_mask)
         self.library.attend(
             q_BHD.data_ptr(), kv_layer.data_ptr(), page_table_BP.data_ptr(), page_table_BP.stride(0),
-            seq_lens_B.data_ptr(), out_BHD.data_ptr(), q_BHD.shape[0], self.num_heads, self.num_kv_heads,
-            kv_layer.shape[2], torch.get_num_threads(),
+            seq_lens_B.data_ptr(), starts, bits, out_BHD.data_ptr(), q_BHD.shape[0], self.num_heads,
+            self.num_kv_heads, kv_layer.shape[2], torch.get_num_threads(),
         )  # fmt: skip
 
 

@@ -2,26 +2,22 @@
 
 Each token writes numbers derived from (token, position, layer) into every layer's K and V. The next token is a hash of
 these numbers, read through the page table, over the whole context in every layer.
-Shapes: T tokens, L wanted rows, N tokens of all the contexts read, W = 2 * heads * head_dim numbers of a token.
+Shapes: T tokens, L wanted rows, N tokens of all the contexts read.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 import torch
 from torch import Tensor
 
+from model.fake_draft import FakeDraft
+from model.fake_hash import Contexts, contexts, hashed, logits_for, next_token, numbers, prints, write_numbers
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from model.sampler import mix, shift_right, signed
-from protocol.fingerprint import Fingerprint
-from protocol.kv_layout import KvLayout
+from protocol.fingerprint import Fingerprint, WeightsPrint
+from protocol.kv_layout import KvLayout, LayerGroup
 from runtime.model_config import ModelConfig, RopeConfig
-
-_WRAP: Final = (1 << 64) - 1
-_MULTIPLIERS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
-_VALUE_BITS: Final = 22  # float32 holds such integers exactly
 
 
 @dataclass(frozen=True)
@@ -35,6 +31,8 @@ class FakeRunner:
     context_length: int = 4096
     eos_token_ids: tuple[int, ...] = ()
     before_forward: Callable[[ModelInput], None] | None = None
+    draft_seed: int | None = None  # None: no draft; drafts of different seeds are different drafts
+    num_draft_layers: int = 1  # each drafts another token
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     dtype: str = "float32"
@@ -61,76 +59,58 @@ class FakeRunner:
             eos_token_ids=self.eos_token_ids,
         )
 
+    @property
+    def draft(self) -> FakeDraft | None:
+        """The fake draft, if there is a draft_seed."""
+        if self.draft_seed is None:
+            return None
+        group = LayerGroup(self.num_draft_layers, self.num_kv_heads, self.head_dim, lookahead=self.num_draft_layers)
+        return FakeDraft(self.draft_seed, self.vocab_size, self.num_layers, group)
+
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens). Always float32."""
-        return KvLayout.uniform(self.num_layers, self.num_kv_heads, self.head_dim, page_size, "float32")
+        target = LayerGroup(self.num_layers, self.num_kv_heads, self.head_dim)
+        return KvLayout((target, *([self.draft.group] if self.draft else [])), page_size, "float32")
 
     def fingerprint(self) -> Fingerprint:
-        """Equal for fakes of equal sizes."""
-        return Fingerprint(f"fake-{self.vocab_size}-{self.num_layers}-{self.num_kv_heads}-{self.head_dim}")
+        """Equal for fakes of equal sizes with equal drafts."""
+        config = f"fake-{self.vocab_size}-{self.num_layers}-{self.num_kv_heads}-{self.head_dim}"
+        facts = {"algorithm": "fake", "seed": f"{self.draft_seed}"}
+        return Fingerprint(config, draft=WeightsPrint(f"fake-{self.draft_seed}", facts=facts) if self.draft else None)
 
     @torch.no_grad()
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """Logits (L, V) float32: 100 at the hashed token, 0 elsewhere."""
+        _, running_N, where = self._read(inp, kv, on_layer)
+        return self._logits(inp, running_N, where)
+
+    @torch.no_grad()
+    def forward_with_features(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits as `forward` gives them, and the features that the fake draft needs."""
+        assert self.draft is not None
+        hash_N, running_N, where = self._read(inp, kv, on_layer)
+        return self._logits(inp, running_N, where), self.draft.features(hash_N, running_N, where)
+
+    def _read(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None
+    ) -> tuple[Tensor, Tensor, Contexts]:
+        """Writes the tokens' KV. Returns the hash of every token in a context, and of the context up to it."""
         if self.before_forward is not None:
             self.before_forward(inp)
 
-        contexts = _contexts(inp, kv.layout.page_size)
-        hash_L = torch.zeros(inp.logit_indices_L.shape[0], dtype=torch.int64, device=inp.positions_T.device)
+        where = contexts(inp, kv.layout.page_size)
+        hash_N = torch.zeros_like(where.positions_N)
         for layer in range(self.num_layers):
             kv_layer = kv.layer(layer)
-            self._write(kv_layer, inp, layer)
+            width = 2 * self.num_kv_heads * self.head_dim
+            write_numbers(kv_layer, inp.slots_T, numbers(prints(inp.input_ids_T, inp.positions_T, layer), width))
             if on_layer is not None:
                 on_layer(layer)
-            values_NW = kv_layer[contexts.pages_N, :, contexts.offsets_N].flatten(1)
-            hash_L.index_add_(0, contexts.rows_N, _token_hash(values_NW, contexts.positions_N, layer))
+            hash_N += hashed(where.read(kv_layer), where.positions_N, layer)
+        return hash_N, where.running(hash_N), where
 
-        tokens_L = shift_right(mix(hash_L), 1) % self.vocab_size
-        logits_LV = torch.zeros(hash_L.shape[0], self.vocab_size, device=hash_L.device)
-        return logits_LV.scatter_(1, tokens_L[:, None], 100.0)
-
-    def _write(self, kv_layer: Tensor, inp: ModelInput, layer: int) -> None:
-        page_size = kv_layer.shape[2]
-        prints_T = mix(mix(mix(inp.input_ids_T) ^ inp.positions_T) ^ layer)
-        multipliers_W = _multipliers(2 * self.num_kv_heads * self.head_dim, prints_T.device)
-        values_TW = shift_right(prints_T[:, None] * multipliers_W, 64 - _VALUE_BITS)
-        shape = (-1, 2, self.num_kv_heads, self.head_dim)
-        kv_layer[inp.slots_T // page_size, :, inp.slots_T % page_size] = values_TW.view(shape).to(kv_layer.dtype)
-
-
-@dataclass(frozen=True)
-class _Contexts:
-    """The contexts of all wanted rows, one after the other: the place of token n, and the row (of L) that reads it."""
-
-    rows_N: Tensor
-    positions_N: Tensor
-    pages_N: Tensor
-    offsets_N: Tensor
-
-
-def _contexts(inp: ModelInput, page_size: int) -> _Contexts:
-    device = inp.positions_T.device
-    num_extends = len(inp.extend_lens)
-    lens_B = torch.tensor(inp.extend_lens + (1,) * inp.num_decodes, dtype=torch.int64, device=device)
-    requests_T = torch.repeat_interleave(torch.arange(num_extends + inp.num_decodes, device=device), lens_B)
-    context_L = inp.positions_T[inp.logit_indices_L] + 1
-    rows_N = torch.repeat_interleave(torch.arange(context_L.shape[0], device=device), context_L)
-    starts_L = context_L.cumsum(0) - context_L
-    positions_N = torch.arange(rows_N.shape[0], device=device) - starts_L[rows_N]
-    requests_N = requests_T[inp.logit_indices_L][rows_N]
-    pages_N = inp.page_table_BP[requests_N, positions_N // page_size]
-    return _Contexts(rows_N, positions_N, pages_N, positions_N % page_size)
-
-
-def _token_hash(values_NW: Tensor, positions_N: Tensor, layer: int) -> Tensor:
-    """One hash per token read, from the values read and the position that was wanted."""
-    # NaN and fractions must not look like a written value.
-    exact_NW = torch.nan_to_num(values_NW.double() * 2**10).to(torch.int64)
-    whole_NW = torch.where(exact_NW & 1023 == 0, exact_NW >> 10, -1)
-    total_N = (whole_NW * _multipliers(values_NW.shape[1], values_NW.device)).sum(-1)
-    return mix(mix(total_N ^ positions_N) ^ layer)
-
-
-def _multipliers(count: int, device: torch.device) -> Tensor:
-    values = [signed((_MULTIPLIERS[index % 4] + 2 * index) & _WRAP) for index in range(count)]
-    return torch.tensor(values, dtype=torch.int64, device=device)
+    def _logits(self, inp: ModelInput, running_N: Tensor, where: Contexts) -> Tensor:
+        hash_L = running_N[where.token_T[inp.logit_indices_L]]
+        return logits_for(next_token(hash_L, self.vocab_size), self.vocab_size)

@@ -1,19 +1,24 @@
 """Decodes as CUDA graphs: a forward of a few hundred kernels becomes one call, for batches of a few sizes.
 
 A batch is copied into fixed buffers and padded to the next captured size. Padding lanes read and write page 0 only. The
-graphs of all sizes write their logits into one buffer. Chunks of prompts and larger batches run without graphs.
-Shapes: B lanes, P pages of the longest context, n <= B requests, L rows of logits, V vocabulary.
+graphs of all sizes write their results into the same buffers. Chunks of prompts and larger batches run without graphs.
+With a draft, the graphs of the target give features, too, and each of the draft's layers has graphs of its own.
+Graphs that read tree masks serve all decodes. Others serve decodes without one.
+Shapes: B lanes, P pages of the longest context, n <= B requests, T = n tokens, L rows of logits, V vocabulary,
+E hidden.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from model.inputs import ModelInput
+from model.loaded_draft import LoadedDraft
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from runtime.log import get_log
@@ -35,9 +40,14 @@ def bucket_sizes(max_batch: int) -> tuple[int, ...]:
 
 
 class Lanes:
-    """The inputs of `num_lanes` decodes, always in the same memory. A lane without a request is one token of page 0."""
+    """The inputs of `num_lanes` decodes, always in the same memory. A lane without a request is one token of page 0.
 
-    def __init__(self, num_lanes: int, num_pages: int, page_size: int, device: torch.device) -> None:
+    With `trees` they have a tree mask.
+    """
+
+    def __init__(
+        self, num_lanes: int, num_pages: int, page_size: int, device: torch.device, *, trees: bool = False
+    ) -> None:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
@@ -52,6 +62,8 @@ class Lanes:
             num_decodes=num_lanes,
             max_decode_seq_len=num_pages * page_size,
             logit_indices_L=torch.arange(num_lanes, device=device),
+            tree_starts_D=zeros(num_lanes) + 1 if trees else None,
+            tree_bits_D=zeros(num_lanes) if trees else None,
         )
 
     def first(self, count: int) -> ModelInput:
@@ -59,19 +71,25 @@ class Lanes:
         return replace(self.input.mapped(lambda lanes: lanes[:count]), num_decodes=count)
 
     def fill(self, decodes: ModelInput, count: int) -> None:
-        """Copies `decodes` into the first lanes and pads up to `count`.
+        """Copies `decodes` into the first lanes and pads up to `count`. Lanes without a tree mask take none.
 
         The page table keeps old values behind a context, where it is not read.
         """
         own, n, width = self.input, decodes.num_decodes, decodes.page_table_BP.shape[1]
         own.page_table_BP[:n, :width].copy_(decodes.page_table_BP)
         own.page_table_BP[n:count, :1].zero_()
-        for lane_B, value_n, padding in (
+        columns = [
             (own.input_ids_T, decodes.input_ids_T, 0),
             (own.positions_T, decodes.positions_T, 0),
             (own.slots_T, decodes.slots_T, 0),
             (own.seq_lens_B, decodes.seq_lens_B, 1),
-        ):
+        ]
+        if own.tree_mask is not None:
+            starts_B, bits_B = own.tree_mask
+            whole_nn = decodes.seq_lens_B, torch.zeros_like(decodes.seq_lens_B)  # every slot of a context
+            starts_n, bits_n = decodes.tree_mask or whole_nn
+            columns += [(starts_B, starts_n, 1), (bits_B, bits_n, 0)]
+        for lane_B, value_n, padding in columns:
             lane_B[:n].copy_(value_n)
             lane_B[n:count].fill_(padding)
 
@@ -92,6 +110,79 @@ class CudaCapture:
         return replay
 
 
+class Graphs:
+    """Graphs of one forward of decodes, for batches of a few sizes.
+
+    `compute(inp, kv, *states)` is the forward: it also reads `states` and returns tensors, each with a row per lane.
+    """
+
+    def __init__(self, compute: Callable[..., tuple[Tensor, ...]], make_graph: Capture) -> None:
+        self._compute, self._make_graph = compute, make_graph
+        self.num_replays = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets what was captured: `replay` returns None."""
+        self._kv: PagedKv | None = None
+        self._lanes: Lanes | None = None
+        self._states: tuple[Tensor, ...] = ()
+        self._results: tuple[Tensor, ...] = ()
+        self._graphs: dict[int, Run] = {}
+        self._sizes: tuple[int, ...] = ()
+
+    def capture(self, kv: PagedKv, lanes: Lanes, sizes: tuple[int, ...], *states: Tensor) -> None:
+        """Captures the forward for each of `sizes`, ascending. `states` have a row per lane, like `lanes`.
+
+        The largest size comes first, so that the others fit into its memory. RuntimeError if a graph does not give the
+        forward's result; errors of a driver, an allocator or a kernel pass through.
+        """
+        self._results = tuple(torch.empty_like(each) for each in self._compute(lanes.first(sizes[-1]), kv, *states))
+        for size in reversed(sizes):
+            own = [[each[:size] for each in tensors] for tensors in (states, self._results)]
+            self._graphs[size] = self._captured(lanes.first(size), kv, *own)
+        self._kv, self._lanes, self._states, self._sizes = kv, lanes, states, sizes
+
+    def _captured(self, inp: ModelInput, kv: PagedKv, states: list[Tensor], results: list[Tensor]) -> Run:
+        def run() -> None:
+            for result, found in zip(results, self._compute(inp, kv, *states), strict=True):
+                result.copy_(found)
+
+        run()
+        expected = [result.clone() for result in results]
+        replay = self._make_graph(run)
+        for result in results:
+            result.fill_(float("nan"))
+        replay()
+        for result, wanted in zip(results, expected, strict=True):
+            largest = max(1.0, float(wanted.abs().max()))
+            if not torch.allclose(result, wanted, rtol=0.0, atol=TOLERANCE * largest):
+                raise RuntimeError("a graph's result differs from that of the forward that it captured")
+        return replay
+
+    def replay(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None, *states: Tensor
+    ) -> tuple[Tensor, ...] | None:
+        """The forward's results by a graph; None if it has none for this forward.
+
+        Without requests it replays the smallest graph, whose lanes are then all padding.
+        """
+        num, lanes = inp.num_decodes, self._lanes
+        only_decodes = not inp.extend_lens and on_layer is None
+        if lanes is None or kv is not self._kv or not only_decodes or num > self._sizes[-1]:
+            return None
+        if inp.tree_mask is not None and lanes.input.tree_mask is None:
+            return None
+
+        size = self._sizes[bisect_left(self._sizes, num)]
+        lanes.fill(inp, size)
+        for own, given in zip(self._states, states, strict=True):
+            own[:num].copy_(given)
+            own[num:size].zero_()
+        self._graphs[size]()
+        self.num_replays += 1
+        return tuple(result[:num] for result in self._results)
+
+
 class GraphedRunner:
     """A runner that replays decodes from graphs, once `capture` has been called for its KV memory."""
 
@@ -101,59 +192,109 @@ class GraphedRunner:
         self.config, self.device, self.dtype = runner.config, runner.device, runner.dtype
         self.mapped_weight_bytes, self.private_weight_bytes = runner.mapped_weight_bytes, runner.private_weight_bytes
         self.kv_layout, self.fingerprint = runner.kv_layout, runner.fingerprint
-        self.num_replays = 0
 
-        self._make_graph = make_graph or CudaCapture()
-        self._kv: PagedKv | None = None
-        self._lanes: Lanes | None = None
-        self._logits_LV: Tensor | None = None
-        self._graphs: dict[int, Run] = {}
-        self._sizes: tuple[int, ...] = ()
+        make_graph = make_graph or CudaCapture()
+        self._graphs = Graphs(self._compute, make_graph)
+        self.draft = GraphedDraft(runner.draft, make_graph) if isinstance(runner.draft, LoadedDraft) else runner.draft
 
-    def capture(self, kv: PagedKv, max_batch: int, max_pages: int) -> None:
+    @property
+    def num_replays(self) -> int:
+        """How often a graph has replaced a forward of the target."""
+        return self._graphs.num_replays
+
+    def capture(self, kv: PagedKv, max_batch: int, max_pages: int, width: int = 1, *, trees: bool = False) -> None:
         """Captures decodes of up to `max_batch` requests with contexts of up to `max_pages` pages.
 
-        The largest size comes first, so that the others fit into its memory. Each graph must give the runner's result.
+        `width` is how many tokens of a request a speculative launch verifies. Without `trees`, decodes with a tree mask
+        run without graphs. Each graph must give the runner's result.
         If one differs or cannot be captured, a warning is logged and decodes run without graphs.
         """
-        sizes = bucket_sizes(max_batch)
-        lanes = Lanes(sizes[-1], max_pages, kv.layout.page_size, self.device)
-        graphs: dict[int, Run] = {}
+        drafts = [self.draft] if isinstance(self.draft, GraphedDraft) else []
+        few = bucket_sizes(max_batch)
+
+        def sizes(more: int) -> tuple[int, ...]:
+            """One token of each request, or all that are verified, and `more` of each."""
+            return tuple(sorted({size * (each + more) for size in few for each in (1, width)}))
+
+        ahead = max([draft.lookahead - 1 for draft in drafts], default=0)  # that several draft layers read again
+        lanes = Lanes(sizes(ahead)[-1], max_pages, kv.layout.page_size, self.device, trees=trees)
         try:
-            logits_LV = torch.empty((sizes[-1], self.config.vocab_size), dtype=torch.float32, device=self.device)
-            for size in reversed(sizes):
-                graphs[size] = self._captured(lanes.first(size), kv, logits_LV[:size])
+            self._graphs.capture(kv, lanes, sizes(0))
+            for draft in drafts:
+                draft.capture(kv, lanes, sizes(ahead))
         except Exception as error:  # noqa: BLE001 - a driver, an allocator or a kernel may raise anything
-            log.warning("decoding without graphs", why=str(error)[:200], captured=len(graphs))
+            log.warning("decoding without graphs", why=str(error)[:200])
+            for graphs in (self._graphs, *(each for draft in drafts for each in draft.graphs)):
+                graphs.forget()
             return
+        log.info("decode graphs", sizes=len(sizes(0)), largest=sizes(0)[-1])
 
-        self._kv, self._lanes, self._logits_LV, self._graphs, self._sizes = kv, lanes, logits_LV, graphs, sizes
-        log.info("decode graphs", sizes=len(sizes), largest=sizes[-1])
-
-    def _captured(self, inp: ModelInput, kv: PagedKv, logits_LV: Tensor) -> Run:
-        def run() -> None:
-            logits_LV.copy_(self.runner.forward(inp, kv))
-
-        run()
-        expected_LV = logits_LV.clone()
-        replay = self._make_graph(run)
-        logits_LV.fill_(float("nan"))
-        replay()
-        largest = max(1.0, float(expected_LV.abs().max()))
-        if not torch.allclose(logits_LV, expected_LV, rtol=0.0, atol=TOLERANCE * largest):
-            raise RuntimeError("a graph's result differs from that of the forward that it captured")
-        return replay
+    def _compute(self, inp: ModelInput, kv: PagedKv) -> tuple[Tensor, ...]:
+        if self.draft is None:
+            return (self.runner.forward(inp, kv),)
+        return self.runner.forward_with_features(inp, kv)
 
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
-        """See Runner.forward. Without requests it replays the smallest graph, whose lanes are then all padding."""
-        num = inp.num_decodes
-        lanes, logits_LV = self._lanes, self._logits_LV
-        only_decodes = not inp.extend_lens and on_layer is None
-        if lanes is None or logits_LV is None or kv is not self._kv or not only_decodes or num > self._sizes[-1]:
-            return self.runner.forward(inp, kv, on_layer)
+        """See Runner.forward."""
+        found = self._graphs.replay(inp, kv, on_layer)
+        return self.runner.forward(inp, kv, on_layer) if found is None else found[0]
 
-        size = self._sizes[bisect_left(self._sizes, num)]
-        lanes.fill(inp, size)
-        self._graphs[size]()
-        self.num_replays += 1
-        return logits_LV[:num]
+    def forward_with_features(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See Runner.forward_with_features."""
+        found = self._graphs.replay(inp, kv, on_layer)
+        return self.runner.forward_with_features(inp, kv, on_layer) if found is None else (found[0], found[1])
+
+
+class GraphedDraft:
+    """A draft whose layers are replayed from graphs. Its head runs without: which rows it reads varies."""
+
+    def __init__(self, draft: LoadedDraft, make_graph: Capture) -> None:
+        self.draft = draft
+        self.num_layers, self.group, self.lookahead = draft.num_layers, draft.group, draft.lookahead
+        self.hidden_size, self.hidden_dtype = draft.hidden_size, draft.hidden_dtype
+        self.feature_layers = draft.feature_layers
+        self.fuse, self.logits = draft.fuse, draft.logits
+        self.graphs = [Graphs(partial(self._compute, index), make_graph) for index in range(draft.num_layers)]
+        self.graphs.append(Graphs(self._write, make_graph))
+
+    def capture(self, kv: PagedKv, lanes: Lanes, sizes: tuple[int, ...]) -> None:
+        """Captures every layer, and `write`; see Graphs.capture."""
+        embedding_VE = self.draft.embedding_VE
+        hidden_TE = embedding_VE.new_zeros((sizes[-1], self.hidden_size))
+        for graphs in self.graphs:
+            graphs.capture(kv, lanes, sizes, hidden_TE)
+
+    def _compute(self, index: int, inp: ModelInput, kv: PagedKv, hidden_TE: Tensor) -> tuple[Tensor]:
+        return (self.draft.run_layer(index, inp, hidden_TE, kv),)
+
+    def _write(self, inp: ModelInput, kv: PagedKv, hidden_TE: Tensor) -> tuple[()]:
+        self.draft.write(inp, hidden_TE, kv)
+        return ()
+
+    def write(
+        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> None:
+        """See Draft.write."""
+        if self.graphs[-1].replay(inp, kv, on_layer, hidden_TE) is None:
+            self.draft.write(inp, hidden_TE, kv, on_layer)
+
+    def run_layer(
+        self,
+        index: int,
+        inp: ModelInput,
+        hidden_TE: Tensor,
+        kv: PagedKv,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """See LoadedDraft.run_layer."""
+        found = self.graphs[index].replay(inp, kv, on_layer, hidden_TE)
+        return self.draft.run_layer(index, inp, hidden_TE, kv, on_layer) if found is None else found[0]
+
+    def forward(
+        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See Draft.forward."""
+        wanted_LE = self.run_layer(0, inp, hidden_TE, kv, on_layer).index_select(0, inp.logit_indices_L)
+        return self.logits(wanted_LE), wanted_LE

@@ -1,15 +1,18 @@
 """The input of one forward. The scheduler builds it, runners read it.
 
-Shapes: T tokens, B requests, P pages of the longest context in the batch, L rows of wanted logits. Each may be 0.
+Shapes: T tokens, B requests, D decodes, P pages of the longest context in the batch, L rows of wanted logits. Each may
+be 0.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
+
+TREE_SLOTS: Final = 64  # slots that a tree mask has a bit for
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,10 @@ class ModelInput:
 
     The T tokens are flattened in that order. Tensors are int64 on the model's device. Tuples and integers are on the
     host, so nothing is read back from the device. A slot is page * page_size + offset.
+
+    Decodes may be nodes of trees. Such a decode does not see its whole context. It sees slot s if s is less than
+    `tree_starts_D`, or if bit s - start of `tree_bits_D` is set. It sees no slot from start + TREE_SLOTS on. Start is 1
+    at least, and bit 63 is the sign. K and V of a slot that it does not see may hold anything, also NaN.
     """
 
     input_ids_T: Tensor  # already resolved: never negative
@@ -30,6 +37,15 @@ class ModelInput:
     num_decodes: int
     max_decode_seq_len: int  # host upper bound of the decodes' seq_lens; 0 without decodes
     logit_indices_L: Tensor  # into T; entries may repeat
+    tree_starts_D: Tensor | None = None  # both, or neither if every decode sees its whole context
+    tree_bits_D: Tensor | None = None
+
+    @property
+    def tree_mask(self) -> tuple[Tensor, Tensor] | None:
+        """The tree mask, contiguous: starts and bits."""
+        if self.tree_starts_D is None or self.tree_bits_D is None:
+            return None
+        return self.tree_starts_D.contiguous(), self.tree_bits_D.contiguous()
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -40,6 +56,13 @@ class ModelInput:
         """The same input with `change` applied to every tensor."""
         changed: dict[str, Any] = {name: change(value) for name, value in self.tensors.items()}
         return replace(self, **changed)
+
+
+def is_visible(slots: Tensor, starts: Tensor, bits: Tensor) -> Tensor:
+    """Whether a decode with this tree mask sees `slots` of its context, bool. Shapes are broadcast."""
+    behind = slots - starts
+    has_bit = (bits >> behind.clamp(0, TREE_SLOTS - 1)) & 1 == 1
+    return (behind < 0) | ((behind < TREE_SLOTS) & has_bit)
 
 
 def int64_column(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:

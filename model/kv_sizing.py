@@ -7,6 +7,7 @@ worker gets no more pages than it can use.
 from dataclasses import dataclass
 from typing import Final
 
+from model.draft import Draft
 from protocol.errors import ConfigError
 from protocol.kv_layout import ITEM_BYTES, KvLayout
 from runtime.model_config import ModelConfig
@@ -94,6 +95,16 @@ def activation_bytes(config: ModelConfig, dtype: str, *, tokens_per_forward: int
     # Copies of the logits, and keys and digits of top-p, in 4 bytes; weights and places in 8.
     per_row = config.vocab_size * (7 * 4 + 3 * 8)
     return tokens_per_forward * _token_bytes(config, item_bytes) + gathered + mask + logit_rows * per_row
+
+
+def draft_bytes(draft: Draft, *, tokens_per_forward: int) -> int:
+    """An upper estimate of the bytes that a draft holds beside what the target's forward has left.
+
+    They are features, hidden states, embeddings and the norms of both, at most in float32. The draft's layer needs no
+    more than a layer of the target.
+    """
+    num_features = len(draft.feature_layers) or 1
+    return tokens_per_forward * draft.hidden_size * (num_features + 4) * 4
 
 
 def graph_bytes(config: ModelConfig, dtype: str, *, lanes: int) -> int:

@@ -74,6 +74,17 @@ class PagedKv:
         for group in self._groups:
             group.index_copy_(1, dst_N, group.index_select(1, src_N))
 
+    def move_tokens(self, group: int, from_N: Tensor, to_N: Tensor) -> None:
+        """Copies K and V of the token at slot from_N[i] to slot to_N[i] in every layer of the group, on the device.
+
+        All are read before any is written, so a slot may be in both. Slots of page 0 may come more than once in `to_N`,
+        others once.
+        """
+        layers = self._groups[group]
+        rows_LRW = layers.view(layers.shape[0], -1, layers.shape[-2] * layers.shape[-1])
+        from_2N, to_2N = (torch.cat(self.token_rows(slots_N)) for slots_N in (from_N, to_N))
+        rows_LRW.index_copy_(1, to_2N, rows_LRW.index_select(1, from_2N))
+
     def to_stage(self, pages: Sequence[int]) -> Sequence[int]:
         """Those of `pages` that must be copied between the device and host memory, because a transport reads or writes
         them there: none, without a twin."""

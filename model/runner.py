@@ -4,10 +4,10 @@ It decides dtype and device from the user's options and the checkpoint.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,17 +15,22 @@ from torch import Tensor
 from model.attention import AttentionBackend, choose_attention
 from model.checkpoint import SERVED_DTYPES, Checkpoint, full_digests, open_checkpoint, sampled_digests
 from model.cpu_kernels import CpuKernels, NoKernels, load_kernels
+from model.draft import Draft
+from model.eagle import load_eagle
 from model.host_memory import available_bytes
 from model.inputs import ModelInput
 from model.kv_sizing import PACKED_SHARE, WIDENED_SHARE, worth_packing
+from model.loaded_draft import LoadedDraft
+from model.mtp import load_mtp
 from model.paged_kv import TORCH_DTYPES, PagedKv
-from model.passes import TorchPasses
+from model.passes import Passes, TorchPasses
 from model.transformer import Decoder, has_fast_bfloat16, load_decoder
 from protocol.errors import ConfigError
-from protocol.fingerprint import Fingerprint, pack_weights
-from protocol.kv_layout import ITEM_BYTES, KvLayout
+from protocol.fingerprint import Fingerprint, pack_draft, pack_weights
+from protocol.kv_layout import ITEM_BYTES, KvLayout, LayerGroup, LayerLayout
+from runtime.draft_config import load_draft_config, load_mtp_config
 from runtime.log import get_log
-from runtime.model_config import ModelConfig, config_digest, config_facts, load_config, tokenizer_digest
+from runtime.model_config import ModelConfig, config_facts, facts_digest, load_config, tokenizer_digest
 
 log = get_log("model")
 
@@ -54,8 +59,13 @@ class Runner(Protocol):
         """Bytes of weights in this worker's own memory. Every other worker of the host takes as many."""
         ...
 
+    @property
+    def draft(self) -> Draft | None:
+        """The draft that was loaded with the model, for speculative decoding."""
+        ...
+
     def kv_layout(self, page_size: int) -> KvLayout:
-        """The shape of this model's KV at a page size (tokens)."""
+        """The shape of this model's KV at a page size (tokens). With a draft, its group comes behind the model's."""
         ...
 
     def fingerprint(self) -> Fingerprint:
@@ -72,6 +82,23 @@ class Runner(Protocol):
         """
         ...
 
+    def forward_with_features(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, and the features (T, F) of all tokens, from which `draft` proposes. Only with a draft.
+
+        The next forward may overwrite them, too.
+        """
+        ...
+
+
+class DraftSource(NamedTuple):
+    """Where a model's draft comes from."""
+
+    algorithm: str  # eagle | eagle3 | mtp
+    folder: Path  # the model's own for mtp
+    num_layers: int = 1  # of mtp: how many of its layers are used
+
 
 @dataclass(frozen=True)
 class ModelRunner:
@@ -86,6 +113,8 @@ class ModelRunner:
     packed: bool = False  # linears hold copies of the weights, laid out for oneDNN
     widened: bool = False  # bfloat16 is computed in float32, on a CPU without instructions for it
     check_weights: bool = False  # the fingerprint covers every byte of the weights
+    draft: LoadedDraft | None = None
+    draft_checkpoint: Checkpoint | None = None  # None: the draft's weights are in the model's own
 
     @classmethod
     def load(
@@ -100,6 +129,7 @@ class ModelRunner:
         workers_on_host: int = 1,
         check_weights: bool = False,
         cpu_kernels: bool = True,
+        draft: DraftSource | None = None,
     ) -> "ModelRunner":
         """Loads a Hugging Face folder.
 
@@ -107,7 +137,7 @@ class ModelRunner:
         output in tokens; None: the model's limit. `page_size`: the page size to try the attention backend with.
         `workers_on_host`: how many workers share the host's memory; it decides whether each packs its weights.
         `check_weights`: read every weight, refuse NaN and infinities, and let the fingerprint cover every byte.
-        `cpu_kernels`: on a CPU, use the kernels of cpu_kernels.py if they can be built.
+        `cpu_kernels`: on a CPU, use the kernels of cpu_kernels.py if they can be built. `draft`: load it, too.
         Raises CheckpointError or ConfigError, each with one sentence.
         """
         folder = Path(folder)
@@ -125,52 +155,79 @@ class ModelRunner:
         widened = widen and packed
         compute = torch.float32 if widened else TORCH_DTYPES[name]
 
-        kernels = _kernels(config, compute, name) if cpu_kernels and on.type == "cpu" else None
-        passes = kernels or TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
-        layout = _kv_layout(config, page_size, name)
-        backend = choose_attention(
-            attention, on, layout.group_layouts[0], config.num_heads, compute, config.context_length, kernels
-        )
+        def computing(of: ModelConfig) -> tuple[Passes, AttentionBackend]:
+            """The passes and the attention of a model with this configuration."""
+            kernels = _kernels(of, compute, name) if cpu_kernels and on.type == "cpu" else None
+            layer = LayerLayout(of.num_kv_heads, of.head_dim, page_size, name)
+            backend = choose_attention(attention, on, layer, of.num_heads, compute, of.context_length, kernels)
+            return kernels or TorchPasses(of.num_heads, of.head_dim, of.rms_norm_eps), backend
+
+        passes, backend = computing(config)
         decoder = load_decoder(checkpoint, config, passes, to_dtype=compute, to_device=on, packed=packed)
-        return cls(config, on, name, decoder, backend, checkpoint, packed, widened, check_weights)
+        runner = cls(config, on, name, decoder, backend, checkpoint, packed, widened, check_weights)
+        if draft is None:
+            return runner
+        if draft.algorithm == "mtp":
+            drafts = load_mtp_config(folder, config)
+            found = load_mtp(checkpoint, drafts, decoder, passes, backend, packed=packed)
+            return replace(runner, draft=found.first(draft.num_layers))
+        drafts = load_draft_config(draft.folder, draft.algorithm, config)
+        own = open_checkpoint(draft.folder, check_weights)
+        loaded = load_eagle(own, drafts, decoder, *computing(drafts.layer), packed=packed)
+        return replace(runner, draft=loaded, draft_checkpoint=own)
 
     def kv_layout(self, page_size: int) -> KvLayout:
-        """The shape of this model's KV at a page size (tokens)."""
-        return _kv_layout(self.config, page_size, self.dtype)
+        """The shape of this model's KV at a page size (tokens); see Runner."""
+        target = LayerGroup(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim)
+        return KvLayout((target, *([self.draft.group] if self.draft else [])), page_size, self.dtype)
 
     def fingerprint(self) -> Fingerprint:
         """The model's fingerprint. Reads samples of the weights, or all of them: cheap after the first forward."""
-        full = full_digests(self.checkpoint) if self.check_weights else None
-        tokenizer = tokenizer_digest(self.checkpoint.folder)
-        digest = config_digest(self.config, self.dtype)
-        packed = pack_weights(digest, sampled_digests(self.checkpoint), full, tokenizer)
-        return replace(packed, facts=config_facts(self.config))
+        facts, tokenizer = config_facts(self.config), tokenizer_digest(self.checkpoint.folder)
+        packed = pack_weights(facts_digest(facts, self.dtype), *self._digests(self.checkpoint), tokenizer, facts)
+        if self.draft is None:
+            return packed
+        facts = self.draft.config.facts
+        digests = self._digests(self.draft_checkpoint) if self.draft_checkpoint else ({}, None)
+        return replace(packed, draft=pack_draft(facts_digest(facts, self.dtype), *digests, facts))
+
+    def _digests(self, checkpoint: Checkpoint) -> tuple[dict[str, bytes], dict[str, bytes] | None]:
+        """By tensor: digests of samples, and of all bytes if weights are checked."""
+        return sampled_digests(checkpoint), full_digests(checkpoint) if self.check_weights else None
 
     @property
     def mapped_weight_bytes(self) -> int:
         """Bytes of weights in the mapped file: neither device, dtype nor packing needs a copy of them."""
         if self.device.type != "cpu" or self.packed:
             return 0
-        kept = (
-            (kind, shape) for kind, shape in self.checkpoint.tensors.values() if SERVED_DTYPES.get(kind) == self.dtype
-        )
+        kept = ((kind, shape) for kind, shape in self._tensors if SERVED_DTYPES.get(kind) == self.dtype)
         return sum(math.prod(shape) * ITEM_BYTES[self.dtype] for _, shape in kept)
 
     @property
     def private_weight_bytes(self) -> int:
         """Bytes of weights in this worker's memory: device, dtype or packing needs a copy of them."""
         item_bytes = 4 if self.widened else ITEM_BYTES[self.dtype]
-        total = sum(math.prod(shape) for _, shape in self.checkpoint.tensors.values()) * item_bytes
+        total = sum(math.prod(shape) for _, shape in self._tensors) * item_bytes
         return total - self.mapped_weight_bytes
+
+    @property
+    def _tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(dtype as in the header, shape) of every tensor of the model and its draft."""
+        for checkpoint in (self.checkpoint, self.draft_checkpoint):
+            yield from checkpoint.tensors.values() if checkpoint else ()
 
     @torch.no_grad()
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """Logits (L, V) float32; see Runner.forward."""
         return self.decoder.forward(inp, kv, self.attention, on_layer)
 
-
-def _kv_layout(config: ModelConfig, page_size: int, dtype: str) -> KvLayout:
-    return KvLayout.uniform(config.num_layers, config.num_kv_heads, config.head_dim, page_size, dtype)
+    @torch.no_grad()
+    def forward_with_features(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (L, V) float32 and features (T, F); see Runner."""
+        assert self.draft is not None
+        return self.decoder.forward_with_features(inp, kv, self.attention, on_layer, self.draft.feature_layers)
 
 
 def _kernels(config: ModelConfig, compute: torch.dtype, pages: str) -> CpuKernels | None:

@@ -7,7 +7,7 @@ Shapes: T tokens, H query heads, K kv heads, D head_dim, E hidden, L wanted rows
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from model.passes import Passes, inverse_frequencies
+from model.passes import Passes, Rotation, Rows, inverse_frequencies
 from runtime.model_config import ModelConfig
 
 _PACKED_FOR_ROWS: Final = 16  # a hint to oneDNN; other numbers of rows run as well
@@ -110,13 +110,63 @@ def parallel_linears(linears: Sequence[Linear], *, merge: bool, packed: bool = F
 class DecoderLayer:
     """Weights of one layer. `qk_norm_ND` is None in architectures without a q/k norm."""
 
-    input_norm_E: Tensor
+    input_norm_E: Tensor | None  # None: the layer of an EAGLE draft that has none
     qkv: ParallelLinears
     qk_norm_ND: Tensor | None  # N = H + K: the q norm for every query head, then the k norm for every kv head
     output: AnyLinear
     mlp_norm_E: Tensor
     gate_up: ParallelLinears
     down: AnyLinear
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """What the layers of one forward share. `first_layer` tells the group of KV layers that they belong to."""
+
+    passes: Passes
+    attention: AttentionBackend
+    kv: PagedKv
+    on_layer: Callable[[int], None] | None
+    rotation: Rotation
+    rows: Rows
+    plan: Any  # the attention backend's; None: the layers write K and V, and compute nothing else
+
+    @classmethod
+    def begin(
+        cls,
+        passes: Passes,
+        attention: AttentionBackend,
+        inp: ModelInput,
+        kv: PagedKv,
+        inv_freq_F: Tensor,
+        on_layer: Callable[[int], None] | None,
+        first_layer: int = 0,
+        *,
+        attends: bool = True,
+    ) -> "LayerPass":
+        """The pass of `inp` through layers of the group that `first_layer` is in."""
+        rotation = passes.rotation(inp.positions_T, inv_freq_F)
+        plan = attention.plan(inp, kv.layout.layer(first_layer)) if attends else None
+        return cls(passes, attention, kv, on_layer, rotation, kv.token_rows(inp.slots_T), plan)
+
+    def run(self, index: int, layer: DecoderLayer, x_TE: Tensor, inputs_TI: Tensor | None = None) -> Tensor:
+        """The output (T, E) of layer `index`, whose residual stream is `x_TE`; x_TE itself if it only writes K and V.
+
+        Attention reads `inputs_TI`; None: the input norm of x_TE, or x_TE itself if the layer has no such norm.
+        """
+        passes = self.passes
+        if inputs_TI is None:
+            inputs_TI = x_TE if layer.input_norm_E is None else passes.rms_norm(x_TE, layer.input_norm_E)
+        q_THD = passes.place(layer.qkv(inputs_TI), layer.qk_norm_ND, self.rotation, self.kv, index, self.rows)
+        if self.on_layer is not None:
+            self.on_layer(index)
+        if self.plan is None:
+            return x_TE
+
+        attended_THD = self.attention.attend(q_THD, self.kv.layer(index), self.plan)
+        x_TE = layer.output.added_to(x_TE, attended_THD.flatten(1))
+        gate_up = layer.gate_up(passes.rms_norm(x_TE, layer.mlp_norm_E))
+        return layer.down.added_to(x_TE, passes.gated(gate_up))
 
 
 @dataclass(frozen=True)
@@ -135,25 +185,43 @@ class Decoder:
         self, inp: ModelInput, kv: PagedKv, attention: AttentionBackend, on_layer: Callable[[int], None] | None
     ) -> Tensor:
         """Logits (L, V) float32. Writes K and V of all T tokens at their slots, layer by layer."""
-        passes = self.passes
-        rotation = passes.rotation(inp.positions_T, self.inv_freq_F)
-        plan = attention.plan(inp, kv.layout.layer(0))  # the model's own layers come first
-        rows = kv.token_rows(inp.slots_T)
+        x_TE, _ = self._layers(inp, kv, attention, on_layer, ())
+        return self.head(self.passes.rms_norm(x_TE.index_select(0, inp.logit_indices_L), self.final_norm_E)).float()
+
+    def forward_with_features(
+        self,
+        inp: ModelInput,
+        kv: PagedKv,
+        attention: AttentionBackend,
+        on_layer: Callable[[int], None] | None,
+        feature_layers: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, and the features (T, F): the inputs of `feature_layers`, side by side, (T, E) each.
+
+        Without such layers they are the output of the final norm.
+        """
+        x_TE, inputs = self._layers(inp, kv, attention, on_layer, feature_layers)
+        normed_TE = self.passes.rms_norm(x_TE, self.final_norm_E)
+        logits_LV = self.head(normed_TE.index_select(0, inp.logit_indices_L)).float()
+        return logits_LV, torch.cat(inputs, dim=-1) if inputs else normed_TE
+
+    def _layers(
+        self,
+        inp: ModelInput,
+        kv: PagedKv,
+        attention: AttentionBackend,
+        on_layer: Callable[[int], None] | None,
+        feature_layers: tuple[int, ...],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The output of the last layer, and the inputs of `feature_layers`, (T, E) each."""
+        through = LayerPass.begin(self.passes, attention, inp, kv, self.inv_freq_F, on_layer)
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
-
+        inputs = []
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv(passes.rms_norm(x_TE, layer.input_norm_E))
-            q_THD = passes.place(qkv, layer.qk_norm_ND, rotation, kv, index, rows)
-            if on_layer is not None:
-                on_layer(index)
-
-            attended_THD = attention.attend(q_THD, kv.layer(index), plan)
-            x_TE = layer.output.added_to(x_TE, attended_THD.flatten(1))
-            gate_up = layer.gate_up(passes.rms_norm(x_TE, layer.mlp_norm_E))
-            x_TE = layer.down.added_to(x_TE, passes.gated(gate_up))
-
-        wanted_LE = passes.rms_norm(x_TE.index_select(0, inp.logit_indices_L), self.final_norm_E)
-        return self.head(wanted_LE).float()
+            if index in feature_layers:
+                inputs.append(x_TE)
+            x_TE = through.run(index, layer, x_TE)
+        return x_TE, inputs
 
 
 def load_decoder(
@@ -169,7 +237,7 @@ def load_decoder(
 
     `packed` lays them out for oneDNN if it can. That is faster, but takes this worker's own memory.
     """
-    weights = _Weights(checkpoint, config, to_dtype, to_device, packed)
+    weights = Weights(checkpoint, config, to_dtype, to_device, packed)
     sizes = (config.vocab_size, config.hidden_size)
     embedding, head = "model.embed_tokens", "lm_head"
     if config.tie_word_embeddings:  # the tensor may have either name; if both exist, each is used, as in transformers
@@ -181,7 +249,7 @@ def load_decoder(
     return Decoder(
         config=config,
         embedding_VE=embedding_VE,
-        layers=tuple(weights.layer(index) for index in range(config.num_layers)),
+        layers=tuple(weights.layer(f"model.layers.{index}") for index in range(config.num_layers)),
         final_norm_E=weights.tensor("model.norm.weight", config.hidden_size),
         head=weights.finished(head_linear),
         inv_freq_F=inverse_frequencies(config.rope, config.head_dim).to(to_device),
@@ -190,8 +258,8 @@ def load_decoder(
 
 
 @dataclass(frozen=True)
-class _Weights:
-    """Takes tensors from a checkpoint by their names in transformers."""
+class Weights:
+    """Takes tensors from a checkpoint by their names in transformers. CheckpointError names one that does not fit."""
 
     checkpoint: Checkpoint
     config: ModelConfig
@@ -200,27 +268,38 @@ class _Weights:
     packed: bool
 
     def tensor(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name`."""
         return self.checkpoint.take(name, shape, self.dtype, self.device)
 
     def linear(self, name: str, outputs: int, inputs: int, *, bias: bool) -> Linear:
+        """The linear of `name`.weight and, with `bias`, `name`.bias."""
         weight_OI = self.tensor(f"{name}.weight", outputs, inputs)
         return Linear(weight_OI, self.tensor(f"{name}.bias", outputs) if bias else None)
 
-    def qk_norm(self, attention: str) -> Tensor:
+    def _qk_norm(self, attention: str) -> Tensor:
         q_D, k_D = (self.tensor(f"{attention}.{name}_norm.weight", self.config.head_dim) for name in ("q", "k"))
         return torch.cat((q_D.expand(self.config.num_heads, -1), k_D.expand(self.config.num_kv_heads, -1)))
 
     def finished(self, linear: Linear) -> AnyLinear:
+        """`linear`, packed if that is wanted and possible."""
         return pack(linear) if self.packed else linear
 
-    def layer(self, index: int) -> DecoderLayer:
-        c, prefix = self.config, f"model.layers.{index}"
+    def head(self, outputs: int) -> AnyLinear:
+        """The checkpoint's head, without a bias."""
+        return self.finished(self.linear("lm_head", outputs, self.config.hidden_size, bias=False))
+
+    def layer(self, prefix: str, *, num_inputs: int = 0, may_lack_norm: bool = False) -> DecoderLayer:
+        """The layer whose tensors begin with `prefix`. Attention reads `num_inputs` numbers, or hidden_size if 0.
+
+        With `may_lack_norm` it may have no norm of its input.
+        """
+        c, norm = self.config, f"{prefix}.input_layernorm.weight"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         merge = self.device.type != "cpu" or self.packed
 
         qkv = [
-            self.linear(f"{attention}.{name}_proj", size, c.hidden_size, bias=c.qkv_bias)
+            self.linear(f"{attention}.{name}_proj", size, num_inputs or c.hidden_size, bias=c.qkv_bias)
             for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size))
         ]
         gate_up = [
@@ -229,9 +308,9 @@ class _Weights:
         ]
 
         return DecoderLayer(
-            input_norm_E=self.tensor(f"{prefix}.input_layernorm.weight", c.hidden_size),
+            input_norm_E=None if may_lack_norm and norm not in self.checkpoint else self.tensor(norm, c.hidden_size),
             qkv=parallel_linears(qkv, merge=merge, packed=self.packed),
-            qk_norm_ND=self.qk_norm(attention) if c.qk_norm else None,
+            qk_norm_ND=self._qk_norm(attention) if c.qk_norm else None,
             output=self.finished(self.linear(f"{attention}.o_proj", c.hidden_size, q_size, bias=c.output_bias)),
             mlp_norm_E=self.tensor(f"{prefix}.post_attention_layernorm.weight", c.hidden_size),
             gate_up=parallel_linears(gate_up, merge=merge, packed=self.packed),

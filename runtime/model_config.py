@@ -22,7 +22,7 @@ SUPPORTED_ROPE: Final = "'default', 'linear' or 'llama3'"
 
 
 @dataclass(frozen=True)
-class _Family:
+class Family:
     """The differences of one architecture, and the defaults of fields that its configs may omit."""
 
     name: str
@@ -36,11 +36,12 @@ class _Family:
     qk_norm: bool = False
 
 
-FAMILIES: Final[Mapping[str, _Family]] = {
-    "LlamaForCausalLM": _Family("llama", default_eos=(2,), qkv_bias=None, output_bias=None, mlp_bias=None),
-    "MistralForCausalLM": _Family("mistral", default_kv_heads=8, default_sliding_window=4096, default_eos=(2,)),
-    "Qwen2ForCausalLM": _Family("qwen2", default_kv_heads=32, qkv_bias=True),
-    "Qwen3ForCausalLM": _Family(
+FAMILIES: Final[Mapping[str, Family]] = {
+    "LlamaForCausalLM": Family("llama", default_eos=(2,), qkv_bias=None, output_bias=None, mlp_bias=None),
+    "MistralForCausalLM": Family("mistral", default_kv_heads=8, default_sliding_window=4096, default_eos=(2,)),
+    "Qwen2ForCausalLM": Family("qwen2", default_kv_heads=32, qkv_bias=True),
+    "MiMoForCausalLM": Family("mimo", default_kv_heads=32, qkv_bias=True),  # Qwen2 with draft layers
+    "Qwen3ForCausalLM": Family(
         "qwen3", default_kv_heads=32, default_head_dim=128, qkv_bias=None, output_bias=None, qk_norm=True
     ),
 }
@@ -119,24 +120,25 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
     for `context_length`) names file, field, value and what is supported.
     """
     config = read_fields(folder / "config.json")
-    family = _family(config)
+    family = find_family(config)
+    served = served_context(context_length, config.integer("max_position_embeddings", minimum=2))
+    eos_token_ids = _eos_token_ids(folder, config)
+    return read_config(config, family, served, family.default_eos if eos_token_ids is None else eos_token_ids)
+
+
+def read_config(config: JsonFields, family: Family, served: int, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+    """The model that a config.json describes, for contexts of `served` tokens. CheckpointError as in load_config."""
     for name, what in UNSUPPORTED.items():
         if config.has(name):
             raise config.refuse(name, f"none ({what} not supported)")
     if config.text("hidden_act", "silu") != "silu":
         raise config.refuse("hidden_act", "'silu'")
-
-    max_position_embeddings = config.integer("max_position_embeddings", minimum=2)
-    served = served_context(context_length, max_position_embeddings)
     _refuse_sliding_window(config, family, served)
 
+    max_position_embeddings = config.integer("max_position_embeddings", minimum=2)
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
     num_heads, num_kv_heads, head_dim = _heads(config, family, hidden_size)
     attention_bias = config.boolean("attention_bias", False)
-    eos_token_ids = _eos_token_ids(folder, config)
-    if eos_token_ids is None:
-        eos_token_ids = family.default_eos
-
     return ModelConfig(
         architecture=family.name,
         vocab_size=vocab_size,
@@ -170,9 +172,9 @@ def config_facts(config: ModelConfig) -> dict[str, str]:
     return {name: text if len(text) <= MAX_FACT_CHARS else _digest(text) for name, text in texts.items()}
 
 
-def config_digest(config: ModelConfig, dtype: str) -> str:
-    """Hexadecimal digest of configuration and serving dtype, without the served context length."""
-    return _digest(json.dumps(config_facts(config) | {"dtype": dtype}, sort_keys=True))
+def facts_digest(facts: Mapping[str, str], dtype: str) -> str:
+    """Hexadecimal digest of a model's facts and its serving dtype."""
+    return _digest(json.dumps({**facts, "dtype": dtype}, sort_keys=True))
 
 
 def tokenizer_digest(folder: Path) -> str:
@@ -193,7 +195,8 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _family(config: JsonFields) -> _Family:
+def find_family(config: JsonFields) -> Family:
+    """The family that config.json names. CheckpointError if it is not a supported one."""
     architectures = config.text_list("architectures")
     supported = f"one of {', '.join(FAMILIES)}"
     if architectures:
@@ -218,14 +221,14 @@ def served_context(context_length: int | None, max_position_embeddings: int) -> 
     return longest
 
 
-def _refuse_sliding_window(config: JsonFields, family: _Family, served: int) -> None:
+def _refuse_sliding_window(config: JsonFields, family: Family, served: int) -> None:
     """CheckpointError if a served request can be longer than the model's sliding window."""
     layer_types = config.text_list("layer_types")
     if any(kind not in ("full_attention", "sliding_attention") for kind in layer_types):
         raise config.refuse("layer_types", "full_attention in every layer")
 
     window = None
-    if family.name.startswith("qwen"):
+    if family.name.startswith(("qwen", "mimo")):
         if config.boolean("use_sliding_window", False):
             window = config.integer("sliding_window", 4096)
             first_sliding = config.integer("max_window_layers", 28, minimum=0)
@@ -274,7 +277,7 @@ def _read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     return RopeConfig(theta, kind, fields.positive_number("factor"), low, high, original)
 
 
-def _heads(config: JsonFields, family: _Family, hidden_size: int) -> tuple[int, int, int]:
+def _heads(config: JsonFields, family: Family, hidden_size: int) -> tuple[int, int, int]:
     """(num_heads, num_kv_heads, head_dim), checked against each other."""
     num_heads = config.integer("num_attention_heads")
     written = "num_key_value_heads" in config.values

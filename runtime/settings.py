@@ -26,6 +26,7 @@ AttentionName = Literal["auto", "triton", "varlen", "cpu"]
 TransferBackend = Literal["auto", "shm", "zmq", "cuda_ipc", "ray", "nixl"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 RetractTo = Literal["prefill", "host", "auto"]
+SpeculativeAlgorithm = Literal["eagle", "eagle3", "mtp"]
 Pairing = Literal["prefix_aware", "least_loaded", "round_robin"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 WebOrigin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s\p{C}]+)$")]
@@ -33,6 +34,7 @@ Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 MAX_PER_MACHINE = 1024
+MAX_DRAFT_STEPS = 16
 PerMachine = Annotated[int, Field(ge=1, le=MAX_PER_MACHINE)]  # threads, or workers
 Seconds = Annotated[float, Field(gt=0)]
 S = TypeVar("S", bound="Settings")
@@ -46,6 +48,7 @@ class Group(StrEnum):
     ADDRESS = "addresses"
     TRUST = "who may connect"
     MEMORY = "memory and batches"
+    DRAFT = "speculative decoding"
     HANDOVER = "from prefill to decode"
     LOSS = "when a worker is lost"
     LIMITS = "what clients may ask"
@@ -124,6 +127,7 @@ class WorkerSettings(ProcessSettings):
     _alone: ClassVar = partial(Flag, commands=("worker",))
     _flag: ClassVar = partial(Flag, commands=("serve", "worker"))
     _memory: ClassVar = partial(_flag, group=Group.MEMORY)
+    _draft: ClassVar = partial(Flag, commands=COMPUTE, group=Group.DRAFT)
 
     # fmt: off
     role: Annotated[Role, _alone("what this worker does",
@@ -184,6 +188,26 @@ class WorkerSettings(ProcessSettings):
         metavar="NAME")] = "auto"
     disable_cpu_kernels: Annotated[bool, _memory(
         "compute on a CPU with torch's operations alone, as where there is no C compiler")] = False
+    speculative_algorithm: Annotated[SpeculativeAlgorithm | None, _draft(
+        "a draft model proposes tokens, and the model verifies several at once; answers stay the same; mtp: the"
+        " draft layers in the model's own folder; one of",
+        metavar="KIND", synonyms={"EAGLE": "eagle", "EAGLE3": "eagle3", "MTP": "mtp", "NEXTN": "mtp"},
+        unset="none: each step gives one token")] = None
+    speculative_draft_model_path: Annotated[str | None, _draft("folder with config.json and weights of the draft",
+        metavar="DIR", aliases=("speculative-draft-model", "speculative-model"),
+        unset="the bundled model's own")] = None
+    speculative_num_steps: Annotated[int, Field(ge=1, le=MAX_DRAFT_STEPS), _draft(
+        "tokens that the draft proposes in each step, at most", metavar="N", aliases=("num-speculative-tokens",))] = 4
+    speculative_adaptive: Annotated[bool, _draft(
+        "propose fewer tokens where more cost time: in large batches, or if few are right; costs are measured at the"
+        " start", commands=("serve", "worker"))] = True
+    speculative_eagle_topk: Annotated[Positive, _draft(
+        "tokens that the draft proposes after each token; 1: a chain, more: a tree", metavar="N")] = 1
+    speculative_num_draft_tokens: Annotated[Positive | None, _draft(
+        "tokens that the model verifies in each step", metavar="N", unset="1 + steps * top-k, at most 64")] = None
+    speculative_pair_without_draft: Annotated[bool, _draft(
+        "a decode worker pairs with a prefill worker that has no draft, or another one; those requests decode without"
+        " a draft")] = False
     transfer_backend: Annotated[TransferBackend, _flag(
         "how KV travels; auto takes what each pair can of cuda_ipc (from device to device, on one host), shm (written"
         " in place, on one host) and zmq (over TCP); nixl goes by RDMA, ray through the Ray cluster that the host is a"

@@ -1,0 +1,99 @@
+"""The interface of a draft: a small model that proposes tokens from the features of the target, which then checks them.
+
+h_i is the target's feature at position i. Slot i of the draft's KV belongs to the pair (token x_{i+1}, h_i). The
+forward of that slot gives a hidden state that stands for h_{i+1}, and logits of the token x_{i+2}.
+Method: Li et al. 2024 (EAGLE), 2025 (EAGLE-3).
+
+With J layers each drafts another token; `forward` runs the first one. Slot i of layer j (from 0) belongs to the pair
+(token x_{i+1+j}, what layer j - 1 gave at slot i), and its logits are of x_{i+j+2}. So with m committed tokens every
+layer proposes at slot m - 1: layer 0 reads the last known token, layer j the proposal of layer j - 1. KV of layer j is
+final up to slot m - 1 - j. The slots behind it depend on proposals. They are written again when their tokens are known,
+from the target's features at the last J - 1 committed positions.
+Shapes: T tokens, L wanted rows, F numbers of a target's feature, E of the draft's hidden state, V the target's
+vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model.inputs import ModelInput
+from model.paged_kv import PagedKv
+from protocol.kv_layout import LayerGroup
+
+
+def begins_with(draft: "Draft | None") -> int:
+    """Numbers of the hidden states that a draft begins with: those of one position for each token that it looks ahead.
+    0 without a draft."""
+    return 0 if draft is None else draft.hidden_size * draft.group.lookahead
+
+
+class Draft(Protocol):
+    """A draft that belongs to one target. Its layers of KV come behind the target's, in a group of their own."""
+
+    @property
+    def num_layers(self) -> int:
+        """The layers of its group."""
+        ...
+
+    @property
+    def group(self) -> LayerGroup:
+        """The shape of its KV. Its lookahead: how many of its layers each draft another token ahead, so that slot i of
+        the j-th depends on tokens up to i + j."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """E."""
+        ...
+
+    @property
+    def hidden_dtype(self) -> torch.dtype:
+        """The dtype of hidden states."""
+        ...
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The target's layers whose inputs, side by side, are its feature. Empty: the output of its final norm."""
+        ...
+
+    def fuse(self, features_TF: Tensor) -> Tensor:
+        """Hidden states (T, E) from features of the target."""
+        ...
+
+    def forward(
+        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (L, V) float32 and hidden states (L, E) of the wanted rows. Writes K and V of all T slots.
+
+        `inp` names slots and positions as for the target; its input ids are the tokens after these positions. The
+        logits are -inf at tokens that the draft does not know. on_layer is as in Runner.forward.
+        """
+        ...
+
+    def run_layer(
+        self,
+        index: int,
+        inp: ModelInput,
+        hidden_TE: Tensor,
+        kv: PagedKv,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """Hidden states (T, E) of all T slots from layer `index` alone. Writes its K and V of these slots.
+
+        `inp` is as in `forward`; its input ids are the tokens `index` + 1 behind these positions. `hidden_TE` is what
+        the layer before gave.
+        """
+        ...
+
+    def logits(self, hidden_LE: Tensor) -> Tensor:
+        """Logits (L, V) float32, as `forward` gives them, from hidden states that any layer gave."""
+        ...
+
+    def write(
+        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> None:
+        """Writes K and V of all T slots as `forward` does, and computes nothing else."""
+        ...

@@ -1,0 +1,109 @@
+"""What drafts with weights have in common: they embed tokens, run one decoder layer at a time, and propose by a head.
+
+Shapes: T tokens, L wanted rows, E hidden, V the target's vocabulary, F numbers of a target's feature.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.attention import AttentionBackend
+from model.inputs import ModelInput
+from model.paged_kv import PagedKv
+from model.passes import Passes
+from model.transformer import AnyLinear, DecoderLayer, LayerPass
+from protocol.kv_layout import LayerGroup
+from runtime.draft_config import DraftConfig
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """See Draft in model/draft.py. Subclasses tell what a layer reads (`_run`)."""
+
+    config: DraftConfig
+    first_layer: int  # of KV: the number of the target's layers
+    passes: Passes
+    attention: AttentionBackend
+    inv_freq_F: Tensor
+    embedding_VE: Tensor
+    layers: tuple[DecoderLayer, ...]
+    head: AnyLinear
+
+    @property
+    def num_layers(self) -> int:
+        """See Draft."""
+        return len(self.layers)
+
+    @property
+    def lookahead(self) -> int:
+        """See Draft. Each layer drafts one token further."""
+        return len(self.layers)
+
+    @property
+    def group(self) -> LayerGroup:
+        """The shape of its KV."""
+        layer = self.config.layer
+        return LayerGroup(self.num_layers, layer.num_kv_heads, layer.head_dim, self.lookahead)
+
+    @property
+    def hidden_size(self) -> int:
+        """E."""
+        return self.config.layer.hidden_size
+
+    @property
+    def hidden_dtype(self) -> torch.dtype:
+        """See Draft."""
+        return self.embedding_VE.dtype
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """See Draft."""
+        return self.config.feature_layers
+
+    def fuse(self, features_TF: Tensor) -> Tensor:
+        """Hidden states (T, E) from features of the target: the same."""
+        return features_TF
+
+    def forward(
+        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (L, V) float32 and hidden states (L, E); see Draft.forward."""
+        wanted_LE = self.run_layer(0, inp, hidden_TE, kv, on_layer).index_select(0, inp.logit_indices_L)
+        return self.logits(wanted_LE), wanted_LE
+
+    def write(
+        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> None:
+        """Writes K and V of all T slots; see Draft.write."""
+        self.run_layer(0, inp, hidden_TE, kv, on_layer, attends=False)
+
+    @torch.no_grad()
+    def run_layer(
+        self,
+        index: int,
+        inp: ModelInput,
+        hidden_TE: Tensor,
+        kv: PagedKv,
+        on_layer: Callable[[int], None] | None = None,
+        *,
+        attends: bool = True,
+    ) -> Tensor:
+        """Hidden states (T, E) of all slots from layer `index` alone; model/draft.py says what several layers read.
+
+        Without `attends` they are of no use: the layer only writes K and V.
+        """
+        at = self.first_layer + index
+        own = (self.passes, self.attention, inp, kv, self.inv_freq_F, on_layer, at)
+        through = LayerPass.begin(*own, attends=attends)
+        return self._run(index, through, F.embedding(inp.input_ids_T, self.embedding_VE), hidden_TE)
+
+    @torch.no_grad()
+    def logits(self, hidden_LE: Tensor) -> Tensor:
+        """Logits (L, V) float32 of the token that hidden states of any layer propose."""
+        return self.head(hidden_LE).float()
+
+    def _run(self, index: int, through: LayerPass, embedded_TE: Tensor, hidden_TE: Tensor) -> Tensor:
+        raise NotImplementedError

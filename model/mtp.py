@@ -1,0 +1,93 @@
+"""Several draft layers in the target's own folder, as MiMo has them: the i-th drafts the i-th next token.
+
+Multi-token prediction: DeepSeek-AI 2024 (DeepSeek-V3, section 2.2), with MiMo's names of tensors (Xiaomi 2025). A layer
+joins the norms of a hidden state and of a token's embedding by one product and is an ordinary decoder layer from there
+on. Its output, normed, is the hidden state for the next layer, and the target's head proposes from it.
+Shapes: T tokens, E hidden.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from model.attention import AttentionBackend
+from model.checkpoint import Checkpoint
+from model.loaded_draft import LoadedDraft
+from model.passes import Passes
+from model.transformer import AnyLinear, Decoder, LayerPass, Weights
+from protocol.errors import CheckpointError, brief_name
+from runtime.draft_config import DraftConfig
+
+PREFIX: Final = "model.mtp_layers"
+
+
+@dataclass(frozen=True)
+class Joint:
+    """The weights around one decoder layer."""
+
+    token_norm_E: Tensor
+    hidden_norm_E: Tensor
+    project: AnyLinear
+    final_norm_E: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtpDraft(LoadedDraft):
+    """See Draft in model/draft.py. `forward` runs the first layer; `run_layer` runs any."""
+
+    joints: tuple[Joint, ...]
+
+    def first(self, count: int) -> "MtpDraft":
+        """The draft with its first `count` layers, or all if it has fewer. The others take no KV."""
+        return replace(self, layers=self.layers[:count], joints=self.joints[:count])
+
+    def _run(self, index: int, through: LayerPass, embedded_TE: Tensor, hidden_TE: Tensor) -> Tensor:
+        joint, norm = self.joints[index], self.passes.rms_norm
+        both = (norm(hidden_TE, joint.hidden_norm_E), norm(embedded_TE, joint.token_norm_E))
+        x_TE = joint.project(torch.cat(both, dim=-1))
+        x_TE = through.run(self.first_layer + index, self.layers[index], x_TE)
+        return norm(x_TE, joint.final_norm_E)
+
+
+def load_mtp(
+    checkpoint: Checkpoint,
+    config: DraftConfig,
+    target: Decoder,
+    passes: Passes,
+    attention: AttentionBackend,
+    *,
+    packed: bool = False,
+) -> MtpDraft:
+    """Loads the draft layers of `target` from its checkpoint. CheckpointError if there are more or fewer of them, or
+    one does not fit."""
+    size, like = config.layer.hidden_size, target.embedding_VE
+    weights = Weights(checkpoint, config.layer, like.dtype, like.device, packed)
+    prefixes = [f"{PREFIX}.{index}" for index in range(config.layer.num_layers)]
+    draft = MtpDraft(
+        config=config,
+        first_layer=target.config.num_layers,
+        passes=passes,
+        attention=attention,
+        inv_freq_F=target.inv_freq_F,
+        embedding_VE=like,
+        layers=tuple(weights.layer(prefix) for prefix in prefixes),
+        head=target.head,
+        joints=tuple(
+            Joint(
+                token_norm_E=weights.tensor(f"{prefix}.token_layernorm.weight", size),
+                hidden_norm_E=weights.tensor(f"{prefix}.hidden_layernorm.weight", size),
+                project=weights.finished(weights.linear(f"{prefix}.input_proj", size, 2 * size, bias=False)),
+                final_norm_E=weights.tensor(f"{prefix}.final_layernorm.weight", size),
+            )
+            for prefix in prefixes
+        ),
+    )
+    unknown = sorted(name for name in set(checkpoint) - checkpoint.taken if name.startswith(f"{PREFIX}."))
+    if unknown:
+        raise CheckpointError(
+            f"{checkpoint.folder}: got tensor {brief_name(unknown[0])}, expected none but those that"
+            f" {len(prefixes)} draft layers (num_nextn_predict_layers of config.json) have"
+        )
+    return draft
