@@ -7,55 +7,106 @@ first message of a worker.
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from protocol.errors import CheckpointError
 from protocol.message import Blob, Message, Text
 
 DIGEST_BYTES = 8
 MAX_TENSORS = 2048
-MAX_PACKED_BYTES = 48 * 1024  # of one fingerprint; the whole Register stays below MAX_STRANGER_BYTES
+MAX_PACKED_BYTES = 44 * 1024  # of a model; with its draft the whole Register stays below MAX_STRANGER_BYTES
+MAX_DRAFT_BYTES = 4 * 1024  # of a draft
 MAX_NAMES_BYTES = 1024 * 1024  # of the list of names when it is unpacked
 
 
 @dataclass(frozen=True)
-class Fingerprint(Message):
-    """The model of one worker. `sampled` and `full` hold DIGEST_BYTES for each tensor, in the order of `names`."""
+class WeightsPrint(Message):
+    """One model's configuration and weights. `sampled` and `full` hold DIGEST_BYTES for each tensor, as `names` lists
+    them."""
 
     config: Text  # digest of the model configuration and the serving dtype
     names: Blob = b""  # the sorted tensor names, joined by line feeds, compressed with zlib
     sampled: Blob = b""  # digest of each tensor's dtype, shape and sampled blocks
     full: Blob = b""  # digest of each tensor's dtype, shape and all bytes; empty without --check-weights
-    tokenizer: Text = ""  # digest of the folder's tokenizer.json; "" where there is none
     facts: dict[Text, Text] = field(default_factory=dict)  # of the model configuration: each field as JSON
 
 
+@dataclass(frozen=True)
+class Fingerprint(WeightsPrint):
+    """The model of one worker, and its draft if it has one."""
+
+    tokenizer: Text = ""  # digest of the folder's tokenizer.json; "" where there is none
+    draft: WeightsPrint | None = None
+
+
 def pack_weights(
-    config: str, sampled: Mapping[str, bytes], full: Mapping[str, bytes] | None = None, tokenizer: str = ""
+    config: str,
+    sampled: Mapping[str, bytes],
+    full: Mapping[str, bytes] | None = None,
+    tokenizer: str = "",
+    facts: Mapping[str, str] | None = None,
 ) -> Fingerprint:
     """The fingerprint of a model. `sampled` and `full` hold DIGEST_BYTES for each tensor name.
 
     CheckpointError when the tensors are too many, or their names too long, for one message.
     """
+    return Fingerprint(**_packed(config, sampled, full, facts, MAX_PACKED_BYTES), tokenizer=tokenizer)
+
+
+def pack_draft(
+    config: str, sampled: Mapping[str, bytes], full: Mapping[str, bytes] | None, facts: Mapping[str, str]
+) -> WeightsPrint:
+    """The part of a fingerprint that tells the draft. Arguments and errors are those of pack_weights."""
+    return WeightsPrint(**_packed(config, sampled, full, facts, MAX_DRAFT_BYTES))
+
+
+def _packed(
+    config: str,
+    sampled: Mapping[str, bytes],
+    full: Mapping[str, bytes] | None,
+    facts: Mapping[str, str] | None,
+    most: int,
+) -> dict[str, Any]:
+    """The fields of a WeightsPrint."""
     names = sorted(sampled)
     listed = "\n".join(names).encode()
     packed = zlib.compress(listed, 9)
 
     num_bytes = len(packed) + 2 * DIGEST_BYTES * len(names)
-    if len(names) > MAX_TENSORS or len(listed) > MAX_NAMES_BYTES or num_bytes > MAX_PACKED_BYTES:
+    if len(names) > MAX_TENSORS or len(listed) > MAX_NAMES_BYTES or num_bytes > most:
         raise CheckpointError(
             f"got {len(names)} tensors with {len(listed)} bytes of names, expected at most {MAX_TENSORS} tensors whose"
-            f" digests and compressed names take at most {MAX_PACKED_BYTES} bytes"
+            f" digests and compressed names take at most {most} bytes"
         )
 
-    every = b"".join(full[name] for name in names) if full is not None else b""
-    return Fingerprint(config, packed, b"".join(sampled[name] for name in names), every, tokenizer)
+    return {
+        "config": config,
+        "names": packed,
+        "sampled": b"".join(sampled[name] for name in names),
+        "full": b"".join(full[name] for name in names) if full is not None else b"",
+        "facts": dict(facts or {}),
+    }
 
 
 def difference(one: Fingerprint, other: Fingerprint, one_id: str, other_id: str) -> str | None:
-    """One sentence with the first difference between two workers' models and both values, or None.
+    """One sentence with the first difference between two workers' models, or their drafts, and both values, or None.
 
     Digests of all bytes are compared only when both workers have them. Tokenizers are not compared.
     """
+    found = _unequal(one, other, one_id, other_id)
+    if found is not None or (one.draft is None and other.draft is None):
+        return found
+    if (ours := _algorithm(one)) != (theirs := _algorithm(other)) or one.draft is None or other.draft is None:
+        return f"--speculative-algorithm is {ours} on {one_id}, {theirs} on {other_id}"
+    found = _unequal(one.draft, other.draft, one_id, other_id)
+    return found and f"draft: {found}"
+
+
+def _algorithm(fingerprint: Fingerprint) -> str:
+    return "none" if fingerprint.draft is None else fingerprint.draft.facts.get("algorithm", "unknown").strip('"')[:200]
+
+
+def _unequal(one: WeightsPrint, other: WeightsPrint, one_id: str, other_id: str) -> str | None:
     if one.config != other.config:
         unequal = unequal_fact(one.facts, other.facts, one_id, other_id)
         return unequal or f"model fingerprint is {one.config} on {one_id}, {other.config} on {other_id}"
@@ -94,7 +145,7 @@ def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[tuple[s
     return [each for each in both if each[1] != each[2]]
 
 
-def _table(fingerprint: Fingerprint, use_full: bool) -> dict[str, str] | None:
+def _table(fingerprint: WeightsPrint, use_full: bool) -> dict[str, str] | None:
     """Digests in hexadecimal by tensor name, or None if the number of names and digests differ."""
     unpacker = zlib.decompressobj()
     try:

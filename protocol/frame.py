@@ -18,7 +18,7 @@ from typing import NamedTuple
 import xxhash
 
 from protocol.errors import WireError
-from protocol.message import Boundary, Count, Instance, Ints, Message
+from protocol.message import Blob, Boundary, Count, Instance, Ints, Message
 from protocol.messages_gateway import Stamps
 
 MAGIC = 0x4E544142  # "BATN"
@@ -61,13 +61,18 @@ class FrameHeader(NamedTuple):
 
 @dataclass(frozen=True)
 class LastMessage(Message):
-    """Payload of the last frame: the first tokens, and the totals that the decode worker checks the KV against."""
+    """Payload of the last frame: the first tokens, what a draft begins with, and the totals that the decode worker
+    checks the KV against.
+
+    The KV of a draft that depends on the first tokens is computed by decode: each choice has another one.
+    """
 
     first_tokens: Ints  # by choice
     num_frames: Count  # KV frames of the plan
     digest: Instance  # extend_digest of the KV frames, from 0
     stamps: Stamps = ()
     num_cached: Count = 0  # prompt tokens whose KV prefill had
+    hidden: Blob = b""  # see Join; empty without a draft
 
 
 LAST_MESSAGE: Boundary[LastMessage] = Boundary("last frame", (LastMessage,))

@@ -5,13 +5,13 @@ layers are numbered through all groups; in a pool, groups lie one after the othe
 page p of the i-th layer of a group lies at byte (i * num_pages + p) * page_bytes from the beginning of its group
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Final
 
 from pydantic import Field
 
-from protocol.message import Message, Positive, Text
+from protocol.message import Count, Message, Positive, Text
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GROUP_ALIGNMENT: Final = 256  # bytes: a group begins at a multiple of it, so that every device takes words from there
@@ -19,11 +19,13 @@ GROUP_ALIGNMENT: Final = 256  # bytes: a group begins at a multiple of it, so th
 
 @dataclass(frozen=True)
 class LayerGroup(Message):
-    """Layers whose pages have one shape: those of one model."""
+    """Layers whose pages have one shape: those of one model. `lookahead`: the KV of token t depends on the tokens up to
+    t + lookahead; it is 0 for a model, and more for a draft."""
 
     num_layers: Positive
     num_kv_heads: Positive
     head_dim: Positive
+    lookahead: Count = 0
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,19 @@ class KvLayout(Message):
         return cls((LayerGroup(num_layers, num_kv_heads, head_dim),), page_size, dtype)
 
     @property
+    def without_draft(self) -> "KvLayout":
+        """The layout of the first group alone, which is the model's."""
+        return replace(self, groups=self.groups[:1])
+
+    @property
     def num_layers(self) -> int:
         """The layers of all groups."""
         return sum(group.num_layers for group in self.groups)
+
+    @property
+    def lookahead(self) -> int:
+        """The largest of all groups."""
+        return max(group.lookahead for group in self.groups)
 
     @cached_property
     def group_layouts(self) -> tuple[LayerLayout, ...]:
@@ -162,19 +174,25 @@ def touched(start: int, end: int, page_size: int) -> slice:
     return slice(start // page_size, pages_for(end, page_size))
 
 
-def pages_for_choices(prompt_len: int, num_tokens: int, num_choices: int, page_size: int) -> int:
-    """Distinct pages for `num_choices` contexts of `num_tokens` tokens each, which share the prompt's full pages."""
+def settled_pages(num_tokens: int, page_size: int, lookahead: int = 0) -> int:
+    """Pages whose KV depends on the first `num_tokens` tokens only, whatever follows them. For `lookahead` see
+    LayerGroup."""
+    return full_pages(max(num_tokens - lookahead, 0), page_size)
+
+
+def pages_for_choices(prompt_len: int, num_tokens: int, num_choices: int, page_size: int, lookahead: int = 0) -> int:
+    """Distinct pages for `num_choices` contexts of `num_tokens` tokens each, which share the prompt's settled pages."""
     total = pages_for(num_tokens, page_size)
-    shared = min(full_pages(prompt_len, page_size), total)
+    shared = min(settled_pages(prompt_len, page_size, lookahead), total)
     return total + (num_choices - 1) * (total - shared)
 
 
-def longest_choices(prompt_len: int, num_choices: int, num_pages: int, page_size: int) -> int:
+def longest_choices(prompt_len: int, num_choices: int, num_pages: int, page_size: int, lookahead: int = 0) -> int:
     """The largest `num_tokens` for which pages_for_choices is at most `num_pages`.
 
     It is less than `prompt_len` if the prompt alone does not fit.
     """
-    shared = full_pages(prompt_len, page_size)
+    shared = settled_pages(prompt_len, page_size, lookahead)
     return (shared + (num_pages - shared) // num_choices) * page_size
 
 
@@ -184,12 +202,15 @@ def mismatch(ours: KvLayout, theirs: KvLayout, our_id: str, their_id: str) -> st
     Page sizes may differ.
     """
     if len(ours.groups) != len(theirs.groups):
-        return f"the number of layer groups is {len(ours.groups)} on {our_id}, {len(theirs.groups)} on {their_id}"
+        return (
+            f"the number of layer groups (a model's and its draft's) is {len(ours.groups)} on {our_id},"
+            f" {len(theirs.groups)} on {their_id}"
+        )
 
     pairs: list[tuple[str, int | str, int | str]] = []
     for index, (mine, other) in enumerate(zip(ours.groups, theirs.groups, strict=True)):
         where = "" if len(ours.groups) == 1 else f" of layer group {index}"
-        names = ("num_layers", "num_kv_heads", "head_dim")
+        names = ("num_layers", "num_kv_heads", "head_dim", "lookahead")
         pairs += [(name + where, getattr(mine, name), getattr(other, name)) for name in names]
     for name, one, two in (*pairs, ("dtype", ours.dtype, theirs.dtype)):
         if one != two:

@@ -112,6 +112,15 @@ class KvPages(Message):
     quarantined: Count = 0
 
 
+@dataclass(frozen=True)
+class DraftInfo(Message):
+    """The draft that a worker has, as its settings name it."""
+
+    algorithm: Text
+    folder: Text
+    num_steps: Positive  # tokens that it proposes at most
+
+
 # upper edges, inclusive, of the buckets of TimeSpread, in seconds
 TIME_EDGES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 BucketCounts = Annotated[tuple[Count, ...], Field(min_length=len(TIME_EDGES_S) + 1, max_length=len(TIME_EDGES_S) + 1)]
@@ -194,6 +203,8 @@ class Register(Message):
     encrypts_data: Flag = False  # whether it encrypts KV over TCP
     device: Text = ""  # where it computes: "cpu", or "cuda:1" by the numbers of its host
     margin: Count = 0  # tokens that each context may grow while another one is admitted
+    may_lack_draft: Flag = False  # of a decode worker: see Hello
+    draft: DraftInfo | None = None
 
 
 @dataclass(frozen=True)

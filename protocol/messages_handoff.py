@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.message import Blob, Boundary, Count, Instance, Int, Ints, Message, Text
+from protocol.message import Blob, Boundary, Count, Flag, Instance, Int, Ints, Message, Text
 from protocol.messages_gateway import Assign, Stamps, WorkerAddress
 
 # ---- decode to prefill ----
@@ -17,13 +17,15 @@ from protocol.messages_gateway import Assign, Stamps, WorkerAddress
 @dataclass(frozen=True)
 class Hello(Message):
     """The first message of a session; it ends the session before. Prefill compares layout and fingerprint and answers
-    HelloAccepted or HelloRefused. Only transfer/ reads `offer`."""
+    HelloAccepted or HelloRefused. Only transfer/ reads `offer`. `may_lack_draft`: if prefill has no draft, or another
+    one, decode takes KV without the draft's."""
 
     address: WorkerAddress
     layout: KvLayout
     fingerprint: Fingerprint
     offer: Blob = b""  # how KV may reach decode; see transfer/offers.py
     to: Instance | None = None  # the prefill worker meant; another process that got its port ignores the Hello
+    may_lack_draft: Flag = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class DataCredit(Message):
 
 @dataclass(frozen=True)
 class HelloAccepted(Message):
-    """Decode may send jobs. It refuses the pair if it cannot take KV in pages of `layout`."""
+    """Decode may send jobs. It refuses the pair if it cannot take KV in pages of `layout`, which lacks the draft's
+    layers if these do not come."""
 
     address: WorkerAddress
     job_tokens: Count  # queued prompt tokens that decode may reach; a job may be sent while fewer are queued

@@ -102,7 +102,7 @@ ReceiverEvent = FirstFrame | Delivered | TransferFailed | LastInDoubt | CreditRe
 
 class ReceiveTransfer:
     """One reservation: its pages, what has landed in them, and what the sender announced. Frames use the sender's pages
-    (layout `sent`), whose size may differ from ours."""
+    (layout `sent`), whose size may differ from ours. The layers of `sent` are the first of ours, or all."""
 
     def __init__(
         self,
@@ -140,7 +140,9 @@ class ReceiveTransfer:
         self._num_tokens = num_tokens
         self._first_page = full_pages(start, self._sent.page_size)  # of the sender's pages that are to arrive
         self._num_pages = self._sent.num_pages(num_tokens - start)  # of the same, in each layer
-        self._claimed = bytearray(layout.num_layers * self._num_pages)  # 1 if (layer, page) has landed or is landing
+        self._claimed = bytearray(
+            self._sent.num_layers * self._num_pages
+        )  # 1 if (layer, page) has landed or is landing
         self._num_pages_landed = 0  # over all layers
         self._num_frames = 0  # KV frames landed
         self._digest = 0

@@ -54,6 +54,7 @@ class FrameSender:
         self._pools = pools or Pools()
 
         self._layouts: dict[int, KvLayout] = {}  # of decode workers that have greeted
+        self._sent: dict[int, KvLayout] = {}  # what they get
         self._peers: dict[int, PeerQueue] = {}
         self._transfers: dict[Target, SendTransfer] = {}  # transfers that have not ended
         self._reading: dict[Target, list[Reading]] = {}
@@ -69,15 +70,17 @@ class FrameSender:
         }
         return {**self._totals, **now}
 
-    def attach(self, instance: int, layout: KvLayout, offer: bytes) -> bytes:
+    def attach(self, instance: int, layout: KvLayout, offer: bytes, sent: KvLayout | None = None) -> bytes:
         """The decode worker `instance` has greeted, maybe again. Everything about it is dropped, as by drop_peer().
 
-        Returns the answer to the offer of its pages, of `layout`. WireError if they cannot be written but must.
+        Returns the answer to the offer of its pages, of `layout`. WireError if they cannot be written but must. It gets
+        the layers of `sent`, the first ones of our layout; None: all.
         """
         self.drop_peer(instance)
         in_place = self._pools.attach(instance, layout, OFFER.decode(offer) if offer else None)
         on_device = isinstance(self._pools.get(instance), DevicePool)
         self._layouts[instance] = layout
+        self._sent[instance] = sent or self._layout
         return ANSWER.encode(Answer(in_place, os.getpid() if on_device else 0, self._export))
 
     def reads_host(self, target: Target) -> bool:
@@ -105,7 +108,8 @@ class FrameSender:
 
         frame_bytes = DEVICE_FRAME_BYTES if on_device else FRAME_BYTES if pool is None else IN_PLACE_FRAME_BYTES
         place = None if pool is None else pool.layout
-        transfer = SendTransfer(target, self._layout, source_pages, num_tokens, place, frame_bytes)
+        layout = self._sent.get(instance, self._layout)
+        transfer = SendTransfer(target, layout, source_pages, num_tokens, place, frame_bytes)
         self._transfers[target] = transfer
         return transfer
 
@@ -113,20 +117,26 @@ class FrameSender:
         """K and V of tokens [0, num_tokens) of `layer` are final, also in host memory if it reads_host().
 
         Whole pages leave at once, as credit allows. The partial last page leaves only when `num_tokens` is the total.
+        A layer that the peer does not get is ignored.
         """
         transfer = self._transfers.get(target)
-        if transfer is not None:
+        if transfer is not None and layer < transfer.num_layers:
             for frame in transfer.layer_ready(layer, num_tokens):
                 self._peers[target.peer.instance].push(transfer, frame)
             self._pump(target.peer.instance)
 
     def finish(
-        self, target: Target, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...] = (), num_cached: int = 0
+        self,
+        target: Target,
+        first_tokens: tuple[int, ...],
+        stamps: tuple[Stamp, ...] = (),
+        num_cached: int = 0,
+        hidden: bytes = b"",
     ) -> None:
-        """Every layer is ready in full. The last frame follows the KV frames, if there are any."""
+        """Every layer is ready in full. The last frame follows the KV frames, if there are any. See LastMessage."""
         transfer = self._transfers.get(target)
         if transfer is not None:
-            self._peers[target.peer.instance].push(transfer, transfer.finish(first_tokens, stamps, num_cached))
+            self._peers[target.peer.instance].push(transfer, transfer.finish(first_tokens, stamps, num_cached, hidden))
             self._pump(target.peer.instance)
 
     def cancel(self, target: Target) -> None:
@@ -154,6 +164,7 @@ class FrameSender:
             self._wire.disconnect(instance)
         self._pools.drop(instance)
         self._layouts.pop(instance, None)
+        self._sent.pop(instance, None)
 
     def broken(self) -> list[Target]:
         """Transfers whose frames may have been lost with a connection since the last call. Only the caller can act."""

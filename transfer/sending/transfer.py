@@ -40,6 +40,7 @@ class LastFrame:
     first_tokens: tuple[int, ...]
     stamps: tuple[Stamp, ...]
     num_cached: int
+    hidden: bytes
 
 
 Frame = KvFrame | LastFrame
@@ -66,6 +67,7 @@ class SendTransfer:
         self.state = TransferState.REQUESTED
         self.num_sent = 0  # frames of any kind
 
+        self.num_layers = layout.num_layers
         self._layout = layout
         self._place = place
         self._frame_bytes = frame_bytes
@@ -85,12 +87,14 @@ class SendTransfer:
         self._ready_pages[layer] = end
         return frames_of(self._layout, layer, start, end, self._num_tokens, self._frame_bytes)
 
-    def finish(self, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...], num_cached: int) -> LastFrame:
+    def finish(
+        self, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...], num_cached: int, hidden: bytes = b""
+    ) -> LastFrame:
         """The last frame. Every layer must be ready in full."""
         total = len(self.source_pages)
         assert all(ready == total for ready in self._ready_pages), (self._ready_pages, total)
         self.move(TransferState.SENDING)
-        return LastFrame(first_tokens, stamps, num_cached)
+        return LastFrame(first_tokens, stamps, num_cached, hidden)
 
     def move(self, state: TransferState) -> None:
         """Advances the state machine."""
@@ -152,7 +156,9 @@ class SendTransfer:
 
     def last_payload(self, frame: LastFrame) -> bytes:
         """Payload of the last frame, once every KV frame has been sent."""
-        told = LastMessage(frame.first_tokens, self.num_sent, self._digest, frame.stamps, frame.num_cached)
+        told = LastMessage(
+            frame.first_tokens, self.num_sent, self._digest, frame.stamps, frame.num_cached, frame.hidden
+        )
         return LAST_MESSAGE.encode(told)
 
     def sent(self, header: FrameHeader) -> None:
