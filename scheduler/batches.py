@@ -1,4 +1,4 @@
-"""The rows that decode together (ScheduleBatch), how they are sampled, and the inputs of one launch (ForwardBatch).
+"""The rows that decode together (ScheduleBatch), and the inputs of one launch (ForwardBatch).
 
 The tensors of a ScheduleBatch are kept from step to step. `seq_lens_B` on the device and `seq_lens_cpu` on the host are
 always equal: every method changes both or neither. Methods replace tensors and never write into them, because a launch
@@ -11,93 +11,20 @@ memory and the FutureMap. It never touches the ScheduleBatch, which may have cha
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from model.inputs import ModelInput, int64_column
-from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, signed
+from model.sampler import SamplingInput
 from protocol.kv_layout import pages_for
+from scheduler.future_rows import DraftInput, owners_of
+from scheduler.page_table import IntArray, PageTable
 from scheduler.plan import Chunk, Draw, Join, Owner, Plan
-from scheduler.row_tables import IntArray, PageTable, owners_of
-
-_NO_ID = -1  # bans nothing
-_MAX_ID = 2**31  # no vocabulary is larger
-
-
-@dataclass(frozen=True)
-class SamplingColumns:
-    """The parameters of B rows, which are `draws`. Tensors are replaced, never written in place."""
-
-    draws: Sequence[Draw]
-    params: ParamColumns
-    endings: Sequence[Tensor | None]  # by row, on the host: what it may not draw before min_tokens; None: it draws all
-
-    @staticmethod
-    def of(draws: Sequence[Draw], device: torch.device) -> "SamplingColumns":
-        """Columns for `draws`, in their order."""
-        sampling = [draw.sampling for draw in draws]
-
-        def column(values: list[float]) -> Tensor:
-            return torch.from_numpy(np.array(values, dtype=np.float32)).to(device, non_blocking=True)
-
-        params = ParamColumns(
-            temperature_L=column([each.temperature for each in sampling]),
-            top_k_L=int64_column([each.top_k for each in sampling], device),
-            top_p_L=column([each.top_p for each in sampling]),
-            min_p_L=column([each.min_p for each in sampling]),
-            seed_L=int64_column([signed(each.seed) for each in sampling], device),
-            choice_L=int64_column([draw.choice for draw in draws], device),
-        )
-        return SamplingColumns(draws, params, _endings_of(draws))
-
-    @cached_property
-    def asking(self) -> AskingRows:
-        """The indices of the rows that use each mask. Made when a launch first needs them."""
-        params, device = [draw.sampling for draw in self.draws], self.params.seed_L.device
-
-        def rows(asks: list[bool]) -> Tensor | None:
-            return int64_column([row for row, is_asking in enumerate(asks) if is_asking], device) if any(asks) else None
-
-        return AskingRows(
-            rows([p.top_k > 0 for p in params]),
-            rows([p.top_p < 1 for p in params]),
-            rows([p.min_p > 0 for p in params]),
-            all_greedy=all(p.temperature == 0 for p in params),
-        )
-
-    @cached_property
-    def bans(self) -> tuple[Banned | None, Sequence[tuple[int, int]]]:
-        """The bans of endings, and (row, until) of each: a context of fewer than `until` tokens may not end."""
-        found = {row: ids for row, ids in enumerate(self.endings) if ids is not None}
-        if not found:
-            return None, ()
-        device, until = self.params.seed_L.device, [(row, self.draws[row].until) for row in found]
-        ids_NE = pad_sequence(list(found.values()), batch_first=True, padding_value=_NO_ID)
-        rows_N, until_N = int64_column(until, device).unbind(1)
-        return Banned(rows_N, ids_NE.to(device, non_blocking=True), until_N), until
-
-    def take(self, keep: Sequence[int]) -> "SamplingColumns":
-        """The rows `keep`."""
-        keep_N = int64_column(keep, self.params.seed_L.device)
-        params = ParamColumns(*(column.index_select(0, keep_N) for column in self.params))
-        return SamplingColumns([self.draws[row] for row in keep], params, [self.endings[row] for row in keep])
-
-    def concat(self, other: "SamplingColumns") -> "SamplingColumns":
-        """These rows, then the other's."""
-        params = ParamColumns(*map(torch.cat, zip(self.params, other.params, strict=True)))
-        return SamplingColumns([*self.draws, *other.draws], params, [*self.endings, *other.endings])
-
-    def input(self, seq_lens_B: Tensor, seq_lens: IntArray) -> SamplingInput:
-        """The sampler's input to draw the token after contexts of these lengths, on the device and on the host."""
-        banned, until = self.bans
-        is_bound = any(seq_lens[row] < length for row, length in until)
-        return SamplingInput(self.params, self.asking, seq_lens_B, banned if is_bound else None)
+from scheduler.sampling_columns import SamplingColumns
 
 
 @dataclass(frozen=True)
@@ -107,6 +34,8 @@ class Members:
     owners: tuple[Owner, ...]
     owners_B: Tensor  # from owners_of
     rows_cpu: IntArray
+    limits_cpu: IntArray  # tokens of KV at most
+    limits_B: Tensor
     indices_B: Tensor  # 0, 1, ...
     sentinels_B: Tensor  # minus the rows
 
@@ -128,17 +57,20 @@ class ScheduleBatch:
     longest: int  # the greatest of seq_lens; 0 without rows
     input_ids_B: Tensor
     sampling: SamplingColumns
+    spec_info: DraftInput | None = None  # None: without speculation
     _members: Members | None = None
     _pages: tuple[Tensor, int] | None = None  # (B, P) of the page table, and its num_growths when it was copied
+    _repeated: dict[int, SamplingColumns] | None = None  # its columns, each row so many times
 
     @staticmethod
-    def of(joins: Sequence[Join], device: torch.device) -> "ScheduleBatch":
+    def of(joins: Sequence[Join], device: torch.device, *, speculates: bool = False) -> "ScheduleBatch":
         """A batch of the rows that join."""
         draws, seq_lens = [join.draw for join in joins], [join.seq_len for join in joins]
         input_ids = [-join.draw.row if join.input_id is None else join.input_id for join in joins]
         seq_lens_B, seq_lens_cpu = int64_column(seq_lens, device), np.array(seq_lens, dtype=np.int64)
+        rows_B = int64_column([draw.row for draw in draws], device)
         return ScheduleBatch(
-            rows_B=int64_column([draw.row for draw in draws], device),
+            rows_B=rows_B,
             seq_lens_B=seq_lens_B,
             seq_lens_cpu=seq_lens_cpu,
             positions_B=seq_lens_B,
@@ -146,6 +78,7 @@ class ScheduleBatch:
             longest=max(seq_lens, default=0),
             input_ids_B=int64_column(input_ids, device),
             sampling=SamplingColumns.of(draws, device),
+            spec_info=DraftInput.joining(joins, rows_B) if speculates else None,
         )
 
     @property
@@ -162,31 +95,56 @@ class ScheduleBatch:
             leaving = set(leaves)
             self.filter([index for index, draw in enumerate(self.draws) if draw.row not in leaving])
         if joins:
-            self.merge(ScheduleBatch.of(joins, self.rows_B.device))
+            self.merge(ScheduleBatch.of(joins, self.rows_B.device, speculates=self.spec_info is not None))
 
     def advance(self) -> None:
-        """Counts one more token per row. The launch being built writes its KV."""
+        """Counts one more token per row. The launch being built writes its KV.
+
+        With speculation the host may not know yet that a row has drawn its last token. Its length stays.
+        """
         self.positions_B, self.positions_cpu = self.seq_lens_B, self.seq_lens_cpu
         self.seq_lens_B = self.seq_lens_B + 1
         self.seq_lens_cpu = self.seq_lens_cpu + 1
         self.longest += bool(self.draws)
+        if self.spec_info is not None and self.draws:
+            members = self.members
+            self.seq_lens_B = torch.minimum(self.seq_lens_B, members.limits_B)
+            self.seq_lens_cpu = np.minimum(self.seq_lens_cpu, members.limits_cpu)
+            self.longest = max(self.seq_lens_cpu.tolist())
 
     def set_input_ids_sentinel(self) -> None:
         """Makes the sentinels the next inputs: the launch that was just enqueued stashes the tokens."""
-        self.input_ids_B = self.members.sentinels_B
+        if self.draws:
+            self.input_ids_B = self.members.sentinels_B
+
+    def set_seq_lens(self, seq_lens_B: Tensor, seq_lens: list[int]) -> None:
+        """Replaces the lengths: the same ones, on the device and on the host."""
+        self.seq_lens_B, self.seq_lens_cpu = seq_lens_B, np.array(seq_lens, dtype=np.int64)
+        self.longest = max(seq_lens, default=0)
 
     @property
     def members(self) -> Members:
         """Its Members, made when they are first asked for."""
         if self._members is None:
+            limits_cpu = np.array([draw.limit for draw in self.draws], dtype=np.int64)
             self._members = Members(
                 owners=tuple([(draw.row, draw.generation) for draw in self.draws]),
                 owners_B=owners_of(self.draws, self.rows_B.device),
                 rows_cpu=np.array([draw.row for draw in self.draws], dtype=np.int64),
+                limits_cpu=limits_cpu,
+                limits_B=torch.from_numpy(limits_cpu).to(self.rows_B.device, non_blocking=True),
                 indices_B=torch.arange(len(self.draws), device=self.rows_B.device),
                 sentinels_B=-self.rows_B,
             )
         return self._members
+
+    def repeated(self, times: int) -> SamplingColumns:
+        """Its columns, each row `times` times in a row."""
+        if self._repeated is None:
+            self._repeated = {}
+        if times not in self._repeated:
+            self._repeated[times] = self.sampling.take([row for row in range(len(self)) for _ in range(times)])
+        return self._repeated[times]
 
     def page_table(self, table: PageTable, num_pages: int) -> Tensor:
         """(B, P) page numbers of its rows: P is at least `num_pages`, and no page added since is missing."""
@@ -198,29 +156,37 @@ class ScheduleBatch:
     def filter(self, keep: Sequence[int]) -> None:
         """Keeps the rows at the indices `keep`, in that order."""
         keep_N = int64_column(keep, self.rows_B.device)
-        self._members = self._pages = None
+        self._members = self._pages = self._repeated = None
         self.rows_B = self.rows_B.index_select(0, keep_N)
         self.seq_lens_B = self.seq_lens_B.index_select(0, keep_N)
         self.seq_lens_cpu = self.seq_lens_cpu[np.asarray(keep, dtype=np.int64)]
         self.longest = max(self.seq_lens_cpu.tolist(), default=0)  # numpy's own maximum takes ten times as long
         self.input_ids_B = self.input_ids_B.index_select(0, keep_N)
         self.sampling = self.sampling.take(keep)
+        if self.spec_info is not None:
+            self.spec_info = self.spec_info.take(keep, keep_N)
 
     def merge(self, other: "ScheduleBatch") -> None:
         """Appends the rows of `other`, which is not used afterwards."""
-        self._members = self._pages = None
+        self._members = self._pages = self._repeated = None
         self.rows_B = torch.cat((self.rows_B, other.rows_B))
         self.seq_lens_B = torch.cat((self.seq_lens_B, other.seq_lens_B))
         self.seq_lens_cpu = np.concatenate((self.seq_lens_cpu, other.seq_lens_cpu))
         self.longest = max(self.longest, other.longest)
         self.input_ids_B = torch.cat((self.input_ids_B, other.input_ids_B))
         self.sampling = self.sampling.concat(other.sampling)
+        if self.spec_info is not None and other.spec_info is not None:
+            self.spec_info = self.spec_info.concat(other.spec_info)
 
     def check_mirrors(self) -> None:
         """Asserts that device and host agree. It reads the device, so it is only for tests and debug mode."""
         assert len(self.draws) == len(self.rows_B) == len(self.seq_lens_B) == len(self.input_ids_B)
         assert self.seq_lens_B.tolist() == self.seq_lens_cpu.tolist()
         assert self.rows_B.tolist() == [draw.row for draw in self.draws]
+        assert self.longest == max(self.seq_lens_cpu.tolist(), default=0)
+        if self.spec_info is not None:
+            assert self.spec_info.future_indices_B.tolist() == self.rows_B.tolist()
+            assert len(self.spec_info.pending) == len(self)
 
 
 class Relay(NamedTuple):
@@ -228,19 +194,23 @@ class Relay(NamedTuple):
 
     rows_L: Tensor
     owners_L: Tensor  # see owners_of
+    seq_lens_L: Tensor  # tokens of KV with the prompts of this launch, but without what it decodes
 
     @staticmethod
     def of(plan: Plan, running: ScheduleBatch) -> "Relay":
         """The rows of the choices that the plan draws: those of its chunks, then those that decode."""
         device = running.rows_B.device
         if not plan.relay:  # only the first of the choices may hold a row
-            return Relay(int64_column([], device), int64_column([], device))
+            nothing = int64_column([], device)
+            return Relay(nothing, nothing, nothing)
         if not plan.chunks:
-            return Relay(running.rows_B, running.members.owners_B)
+            return Relay(running.rows_B, running.members.owners_B, running.seq_lens_B)
         draws = draws_of(plan.chunks)
-        firsts_N = int64_column([draw.row for draw in draws], device)
+        ends = [chunk.end for chunk in plan.chunks for _ in chunk.draws]
         return Relay(
-            torch.cat((firsts_N, running.rows_B)), torch.cat((owners_of(draws, device), running.members.owners_B))
+            torch.cat((int64_column([draw.row for draw in draws], device), running.rows_B)),
+            torch.cat((owners_of(draws, device), running.members.owners_B)),
+            torch.cat((int64_column(ends, device), running.seq_lens_B)),
         )
 
 
@@ -263,24 +233,14 @@ class ForwardBatch:
         device = running.rows_B.device
         inputs: list[ModelInput] = []
         if chunks or not len(running):
-            inputs.append(_extend_input(chunks, table, page_size, device))
+            inputs.append(extend_input(chunks, table, page_size, device))
         if len(running):
             inputs.append(_decode_input(running, table, page_size))
         return ForwardBatch(
-            input=inputs[0] if len(inputs) == 1 else _joined(*inputs),
-            sampling=_sampling(chunks, running),
+            input=inputs[0] if len(inputs) == 1 else joined(*inputs),
+            sampling=sampling_of(chunks, running.sampling, running.seq_lens_B, running.seq_lens_cpu),
             decode_owners_D=running.members.owners_B,
         )
-
-
-def _endings_of(draws: Sequence[Draw]) -> list[Tensor | None]:
-    """The endings of the rows with min_tokens. Choices that share their parameters share one list."""
-    lists: dict[int, Tensor] = {}
-    for params in (draw.sampling for draw in draws):
-        if params.min_tokens and params.ending_ids and id(params) not in lists:
-            ids = [token for token in params.ending_ids if 0 <= token < _MAX_ID]
-            lists[id(params)] = torch.tensor(ids, dtype=torch.int64)
-    return [lists.get(id(draw.sampling)) for draw in draws]
 
 
 def draws_of(chunks: Sequence[Chunk]) -> list[Draw]:
@@ -288,7 +248,8 @@ def draws_of(chunks: Sequence[Chunk]) -> list[Draw]:
     return [draw for chunk in chunks for draw in chunk.draws]
 
 
-def _extend_input(chunks: Sequence[Chunk], table: PageTable, page_size: int, device: torch.device) -> ModelInput:
+def extend_input(chunks: Sequence[Chunk], table: PageTable, page_size: int, device: torch.device) -> ModelInput:
+    """Chunks of prompts, one after the other."""
     ids: list[int] = []
     positions: list[IntArray] = []
     slots: list[IntArray] = []
@@ -326,10 +287,16 @@ def _extend_input(chunks: Sequence[Chunk], table: PageTable, page_size: int, dev
 def _decode_input(running: ScheduleBatch, table: PageTable, page_size: int) -> ModelInput:
     """One token for each row: the last of its context, whose KV this launch writes.
 
-    Slots are computed on the host, which knows lengths and pages.
+    Slots are computed on the host, which knows lengths and pages. A row that is at its end (see advance) writes page 0.
     """
-    page, offset = np.divmod(running.positions_cpu, page_size)
+    positions, is_over = running.positions_cpu, None
+    if running.spec_info is not None:
+        limits = running.members.limits_cpu
+        positions, is_over = np.minimum(positions, limits - 1), positions >= limits
+    page, offset = np.divmod(positions, page_size)
     slots = table.req_to_page_cpu[running.members.rows_cpu, page] * page_size + offset
+    if is_over is not None:
+        slots[is_over] = 0
     return ModelInput(
         input_ids_T=running.input_ids_B,
         positions_T=running.positions_B,
@@ -344,7 +311,7 @@ def _decode_input(running: ScheduleBatch, table: PageTable, page_size: int) -> M
     )
 
 
-def _joined(extends: ModelInput, decodes: ModelInput) -> ModelInput:
+def joined(extends: ModelInput, decodes: ModelInput) -> ModelInput:
     """Joins prompt chunks and decodes into one forward. The narrower page table is padded with page 0."""
     tables = extends.page_table_BP, decodes.page_table_BP
     width = max(table.shape[1] for table in tables)
@@ -359,17 +326,21 @@ def _joined(extends: ModelInput, decodes: ModelInput) -> ModelInput:
         num_decodes=decodes.num_decodes,
         max_decode_seq_len=decodes.max_decode_seq_len,
         logit_indices_L=torch.cat((extends.logit_indices_L, decodes.logit_indices_L + len(extends.input_ids_T))),
+        tree_starts_D=decodes.tree_starts_D,
+        tree_bits_D=decodes.tree_bits_D,
     )
 
 
-def _sampling(chunks: Sequence[Chunk], running: ScheduleBatch) -> SamplingInput:
+def sampling_of(
+    chunks: Sequence[Chunk], columns: SamplingColumns, seq_lens_B: Tensor, seq_lens: IntArray
+) -> SamplingInput:
     """Sampling parameters of the first tokens, then of the rows that decode, by the lengths of their contexts."""
     firsts = draws_of(chunks)
     if not firsts:
-        return running.sampling.input(running.seq_lens_B, running.seq_lens_cpu)
+        return columns.input(seq_lens_B, seq_lens)
 
-    device = running.rows_B.device
-    columns = SamplingColumns.of(firsts, device).concat(running.sampling)
+    device = seq_lens_B.device
     ends = [chunk.end for chunk in chunks for _ in chunk.draws]
-    seq_lens_L = torch.cat((int64_column(ends, device), running.seq_lens_B))
-    return columns.input(seq_lens_L, np.concatenate((np.array(ends, dtype=np.int64), running.seq_lens_cpu)))
+    seq_lens_L = torch.cat((int64_column(ends, device), seq_lens_B))
+    columns = SamplingColumns.of(firsts, device).concat(columns)
+    return columns.input(seq_lens_L, np.concatenate((np.array(ends, dtype=np.int64), seq_lens)))

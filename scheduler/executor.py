@@ -3,57 +3,53 @@
     submit -> (forward stream) -> completed -> poll
 
 It knows rows and pages, no requests. The planner decides what runs.
+
+A launch is one sequence of segments. With a draft it is two: the host prepares the next launch while the second runs.
+
+    resolve, compute, sample
+    propose, verify | extend
+
+The lengths that the next launch needs are known after `verify`. Until then its plan waits in `submitted`. A launch
+that proposes nothing is one sequence again, and the host knows the lengths.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from model.host_copies import HostCopies
-from model.inputs import ModelInput, int64_column
+from model.inputs import int64_column
 from model.paged_kv import PagedKv
 from model.runner import Runner
-from model.sampler import NOT_A_TOKEN, sample
-from protocol.errors import as_baton_error
+from model.sampler import sample
 from protocol.kv_layout import touched
 from runtime.clock import Clock
 from scheduler.batches import ForwardBatch, Relay, ScheduleBatch, draws_of
-from scheduler.plan import CopyPages, Done, Fill, LayerWritten, Operation, Outcome, Owner, Plan, Spill, StepResult
-from scheduler.row_tables import FutureMap, PageTable
+from scheduler.draft_batch import DraftBatch
+from scheduler.draft_segments import extend, propose, verify
+from scheduler.future_map import FutureMap
+from scheduler.future_rows import DraftInput
+from scheduler.launch import Launch, failures_of
+from scheduler.page_table import PageTable
+from scheduler.plan import (
+    CopyPages,
+    Done,
+    Fill,
+    LayerWritten,
+    Operation,
+    Outcome,
+    Plan,
+    Spill,
+    StageIn,
+    WriteDraft,
+)
 from scheduler.streams import Event, Stream
+from scheduler.unwritten import Unwritten
 from scheduler.warm_up import warm_up
-
-
-@dataclass(eq=False)
-class Launch:
-    """A forward in flight. Once `copy_done` is done, `tokens_L` or `error` is set. It has no `batch` if none could be
-    built; then `error` is set from the start."""
-
-    ticket: int
-    owners: tuple[Owner, ...]  # of the rows that it draws tokens for
-    relay: Relay
-    ships: bool
-    batch: ForwardBatch | None = None
-    written_pages_N: Tensor | None = None  # pages to stage to the host, layer by layer
-    copy_done: Event | None = None
-    tokens_L: Tensor | None = None  # on the host
-    error: Exception | None = None
-    computed_at: float | None = None  # when all layers were computed; None: the host cannot tell
-    layers: deque[tuple[int, Event]] = field(default_factory=deque)  # (layer, its KV is written), filled while it runs
-    input: ModelInput | None = None  # passed between segments, as are the logits
-    logits_LV: Tensor | None = None
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that its forward reads. They were made on the schedule stream."""
-        batch = () if self.batch is None else self.batch.tensors
-        written = () if self.written_pages_N is None else (self.written_pages_N,)
-        return (*self.relay, *batch, *written)
 
 
 class Executor:
@@ -78,10 +74,11 @@ class Executor:
         forward_clock: Clock | None = None,
         debug: bool = False,
     ) -> None:
+        assert runner.draft is None or kv.layout.lookahead, "a draft's KV depends on tokens after its own"
         self.runner = runner
         self.kv = kv
         self.page_table = PageTable(num_rows, max_pages, kv.device)
-        self.running = ScheduleBatch.of((), kv.device)
+        self.running = ScheduleBatch.of((), kv.device, speculates=runner.draft is not None)
         self.future_map = FutureMap(num_rows, kv.device, debug)
         self._forward = forward
         self._schedule = schedule
@@ -89,29 +86,52 @@ class Executor:
         self.host = host
         self._forward_clock = forward_clock
         self._debug = debug
+        self._unwritten = Unwritten()
 
+        self.submitted: deque[Operation] = deque()  # a plan whose lengths are not known yet, and what follows it
+        self._applied: Plan | None = None  # its changes are made
+        self._publishes = True  # the newest launch; if not, the host knows all lengths
+        self._unread: dict[int, int] = {}  # see DraftBatch.init_new
         self.launches: deque[Launch] = deque()  # in flight
         self._copies: deque[tuple[int, Event, list[Tensor]]] = deque()  # (ticket, it is done, what it reads)
         self._copy_error: Exception | None = None
 
-    def warm_up(self) -> None:
+    def warm_up(self, width: int = 1, *, trees: bool = False) -> None:
         """Compiles, loads and captures what forwards need. Called before the first launch. InternalError on failure.
 
-        It writes into page 0, and blocks.
+        It writes into page 0, and blocks. A launch verifies `width` tokens of a request, as a tree with `trees`.
         """
         self._forward.wait(self._schedule.record())  # the schedule stream has filled weights and KV memory
         num_rows, max_pages = self.page_table.req_to_page.shape
-        sizes = {"max_requests": num_rows - 1, "max_pages": max_pages}
-        warm_up(self.runner, self.kv, self._forward, **sizes, host=self.host)
+        sizes = {"max_requests": num_rows - 1, "max_pages": max_pages, "width": width}
+        warm_up(self.runner, self.kv, self._forward, **sizes, host=self.host, trees=trees)
 
     def submit(self, operation: Operation) -> None:
-        """Enqueues an operation."""
-        if isinstance(operation, Plan):
-            self._launch(operation)
-            return
+        """Enqueues an operation. Operations run in this order."""
+        self.submitted.append(operation)
+        self._enqueue_submitted()
 
+    def _enqueue_submitted(self) -> None:
+        """Enqueues all that was submitted, up to a plan whose lengths are not known yet. That one is only applied."""
+        while self.submitted:
+            operation = self.submitted[0]
+            if not isinstance(operation, Plan):
+                self._copy_operation(operation)
+            else:
+                if operation is not self._applied:
+                    self._applied = operation
+                    self._apply(operation)
+                if not self.future_map.is_ready(self.running):
+                    return
+                self._launch(operation)
+            self.submitted.popleft()
+
+    def _copy_operation(self, operation: CopyPages | StageIn | Spill | Fill | WriteDraft) -> None:
         if isinstance(operation, Spill | Fill):
             self._copy_to_host(operation)
+            return
+        if isinstance(operation, WriteDraft):
+            self._enqueue(self._forward, operation.ticket, self._write_draft)
             return
 
         sources_N, targets_N = (int64_column(pages, self.kv.device) for pages in (operation.sources, operation.targets))
@@ -126,6 +146,7 @@ class Executor:
         failed."""
         if self._copy_error is not None:
             raise RuntimeError("a copy of KV pages has failed") from self._copy_error
+        self._enqueue_submitted()
         outcomes: list[Outcome] = []
         while self._copies and self._copies[0][1].done():
             outcomes.append(Done(self._copies.popleft()[0]))
@@ -137,7 +158,7 @@ class Executor:
                 outcomes.append(LayerWritten(launch.ticket, launch.layers.popleft()[0]))
         if oldest is not None and is_over and not oldest.layers:  # a launch that is over adds no more layers
             self.launches.popleft()
-            outcomes.append(self._result(oldest))
+            outcomes.append(oldest.result(self._forward))
         return outcomes
 
     def close(self) -> None:
@@ -152,6 +173,11 @@ class Executor:
     def _stage_in(self, staged_N: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:
         self.kv.stage_in(staged_N)
         self.kv.copy_pages(sources_N, targets_N)
+
+    def _write_draft(self) -> None:
+        if self.runner.draft is not None:
+            with torch.inference_mode():
+                self._unwritten.write(self.runner.draft, self.kv)
 
     def _copy_to_host(self, operation: Spill | Fill) -> None:
         """Enqueues a copy of pages to host memory or back."""
@@ -181,33 +207,74 @@ class Executor:
 
     # ---- launches ----
 
-    def _launch(self, plan: Plan) -> None:
-        """Applies the changes of a plan and enqueues its forward. If no inputs can be built, the launch fails."""
-        running, page_size = self.running, self.kv.layout.page_size
+    def _apply(self, plan: Plan) -> None:
+        """Makes the changes of a plan."""
+        running = self.running
         for grant in plan.grants:
             self.page_table.write(grant)
         running.change(plan.leaves, plan.joins)
         assert len(running) == plan.num_decodes, f"{len(running)} rows decode, the planner has {plan.num_decodes}"
+        if running.spec_info is None:
+            return
+        self._unread |= {join.draw.row: join.draw.generation for join in plan.joins if join.begins}
+        if self._publishes:
+            self.future_map.seed_seq_lens(plan.joins, self._schedule)
+        else:
+            running.spec_info = running.spec_info.resolved()
 
-        running.advance()
+    def _launch(self, plan: Plan) -> None:
+        """Enqueues the forward of a plan, which is applied. If no inputs can be built, the launch fails."""
+        running, page_size = self.running, self.kv.layout.page_size
+        speculates = running.spec_info is not None
+        if not speculates:
+            running.advance()
+        elif self._publishes:
+            self.future_map.resolve_seq_lens_cpu(running, self._schedule)
         owners = running.members.owners
         if plan.chunks:
             owners = (*((draw.row, draw.generation) for draw in draws_of(plan.chunks)), *owners)
-        launch = Launch(plan.ticket, owners, Relay.of(plan, running), plan.ships)
+        launch = Launch(plan.ticket, owners, Relay.of(plan, running), plan.ships, publishes=plan.num_steps > 0)
         try:
             if self._debug:
                 running.check_mirrors()
-            launch.batch = ForwardBatch.init_new(plan.chunks, running, self.page_table, page_size)
+            if speculates:
+                known = running, self.page_table, page_size, self._unread
+                launch.batch, launch.draft = DraftBatch.init_new(plan, *known, self.kv.layout.lookahead)
+            else:
+                launch.batch = ForwardBatch.init_new(plan.chunks, running, self.page_table, page_size)
             if plan.ships and (written := self._pages_to_host(plan)):
                 launch.written_pages_N = int64_column(written, self.kv.device)
         except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails only its own rows
-            launch.batch, launch.error = None, error
+            launch.batch, launch.draft, launch.error = None, None, error
 
-        self._forward.wait(self._schedule.record())
-        self._forward.launch([self._resolve, self._compute, self._sample], launch)
-        launch.copy_done = self._forward.record()
+        if not speculates:
+            launch.copy_done = self._forwarded(launch, self._resolve, self._compute, self._sample)
+        elif plan.num_steps:
+            self.future_map.expect(self._forwarded(launch, self._propose, self._verify))
+            launch.copy_done = self._forwarded(launch, self._extend)
+            self._launched(running, proposes=True)
+        else:
+            launch.copy_done = self._forwarded(launch, self._propose, self._verify, self._extend)
+            self._launched(running, proposes=False)
         running.set_input_ids_sentinel()
         self.launches.append(launch)
+
+    def _launched(self, running: ScheduleBatch, *, proposes: bool) -> None:
+        """Notes what a launch with a draft leaves behind: which lengths are known, and whose last token is unread."""
+        assert running.spec_info is not None
+        self._publishes, owners = proposes, dict(running.members.owners)
+        if proposes:
+            running.spec_info = DraftInput.launched(running.rows_B)
+            self._unread = {row: owner for row, owner in self._unread.items() if owners.get(row) != owner}
+        else:
+            running.spec_info = running.spec_info.resolved()
+            self._unread |= owners
+
+    def _forwarded(self, launch: Launch, *segments: Callable[[Launch], None]) -> Event:
+        """Enqueues segments of a launch. Returns an event that is done when they are."""
+        self._forward.wait(self._schedule.record())
+        self._forward.launch(segments, launch)
+        return self._forward.record()
 
     def _pages_to_host(self, plan: Plan) -> Sequence[int]:
         """The pages that must be copied to the host once the launch has written its own."""
@@ -218,25 +285,12 @@ class Executor:
                 pages += self.page_table.req_to_page_cpu[chunk.row, where].tolist()
         return self.kv.to_stage(pages)
 
-    def _result(self, launch: Launch) -> StepResult:
-        """The result of a launch that is over."""
-        if launch.error is not None:
-            return StepResult(launch.ticket, (), (), error=as_baton_error(launch.error).message)
-        assert launch.tokens_L is not None
-        tokens = self._forward.read_host(launch.tokens_L)
-        runs: tuple[tuple[int, ...], ...] = tuple(zip(tokens, strict=True))
-        not_finite: tuple[Owner, ...] = ()
-        if NOT_A_TOKEN in tokens:
-            not_finite = tuple(each for each, token in zip(launch.owners, tokens, strict=True) if token == NOT_A_TOKEN)
-            runs = tuple(() if run == (NOT_A_TOKEN,) else run for run in runs)
-        return StepResult(launch.ticket, launch.owners, runs, not_finite, computed_at=launch.computed_at)
-
     # ---- segments: on the forward stream ----
 
     def _resolve(self, launch: Launch) -> None:
         if launch.batch is None:
             return
-        with _failures_of(launch):
+        with failures_of(launch):
             inp = launch.batch.input
             resolved_T = self.future_map.resolve_future(inp.input_ids_T, launch.batch.decode_owners_D)
             launch.input = replace(inp, input_ids_T=resolved_T)
@@ -244,16 +298,15 @@ class Executor:
     def _compute(self, launch: Launch) -> None:
         if launch.input is None:
             return
-        with _failures_of(launch):
-            on_layer = partial(self._layer_written, launch) if launch.ships else None
-            launch.logits_LV = self.runner.forward(launch.input, self.kv, on_layer)
+        with failures_of(launch):
+            launch.logits_LV = self.runner.forward(launch.input, self.kv, self._on_layer(launch))
             if self._forward_clock is not None:
                 launch.computed_at = self._forward_clock.now()
 
     def _sample(self, launch: Launch) -> None:
-        (rows_L, owners_L), logits_LV = launch.relay, launch.logits_LV
+        (rows_L, owners_L, _), logits_LV = launch.relay, launch.logits_LV
         if logits_LV is not None and launch.batch is not None:
-            with _failures_of(launch):
+            with failures_of(launch):
                 tokens_L = sample(logits_LV, launch.batch.sampling)
                 # The next launch is enqueued already and must not read NOT_A_TOKEN.
                 self.future_map.stash(rows_L, tokens_L.clamp(min=0), owners_L)
@@ -264,6 +317,51 @@ class Executor:
             # rows hold no token. Tokens drawn from the zeros are ignored.
             self.future_map.stash(rows_L, torch.zeros_like(rows_L), owners_L)
 
+    def _propose(self, launch: Launch) -> None:
+        """A launch that proposes first writes what waits, even if it could not be built: the planner counts on that."""
+        draft, own = self.runner.draft, launch.draft
+        assert draft is not None
+        with failures_of(launch):
+            if launch.publishes:
+                self._unwritten.write(draft, self.kv)
+            if own is not None:
+                launch.proposed = propose(draft, self.kv, self.future_map, own, self._unwritten)
+
+    def _verify(self, launch: Launch) -> None:
+        """Publishes the lengths behind a launch that proposes. The next launch waits for them, so one that has failed
+        publishes those that it was given."""
+        relay, seq_lens_L = launch.relay, launch.relay.seq_lens_L
+        if launch.proposed is not None and launch.batch is not None and launch.draft is not None:
+            with failures_of(launch):
+                own, on_layer = launch.draft, self._on_layer(launch)
+                launch.verified = verify(self.runner, self.kv, launch.batch, own, launch.proposed, on_layer)
+                launch.tokens_L = self._forward.to_host(launch.verified.tokens_L)
+                if launch.verified.shipped is not None:
+                    launch.shipped = self._forward.to_host(launch.verified.shipped)
+                if relay.rows_L.numel() and launch.verified.kept is not None:
+                    seq_lens_L = torch.cat((seq_lens_L[: own.num_draws], launch.verified.kept.seq_lens_B))
+            if self._forward_clock is not None:
+                launch.computed_at = self._forward_clock.now()
+        launch.proposed = None
+        if launch.publishes:
+            self.future_map.publish(relay.rows_L, seq_lens_L, relay.owners_L)
+
+    def _extend(self, launch: Launch) -> None:
+        """Stashes what the next launch reads: after a failure a token that is ignored, and no proposal."""
+        rows_L, owners_L, _ = launch.relay
+        tokens_L, extras = torch.zeros_like(rows_L), None
+        if launch.verified is not None and launch.batch is not None and launch.draft is not None:
+            with failures_of(launch):
+                draft, on_layer = self.runner.draft, self._on_layer(launch)
+                assert draft is not None
+                own = launch.draft, launch.verified, self._unwritten
+                tokens_L, extras = extend(draft, self.kv, launch.batch, *own, on_layer)
+        launch.verified = None
+        self.future_map.stash(rows_L, tokens_L, owners_L, extras)
+
+    def _on_layer(self, launch: Launch) -> Callable[[int], None] | None:
+        return partial(self._layer_written, launch) if launch.ships else None
+
     def _layer_written(self, launch: Launch, layer: int) -> None:
         written, pages_N = self._forward.mark(), launch.written_pages_N
         if pages_N is not None:
@@ -271,13 +369,3 @@ class Executor:
             self._staging.launch([partial(self._copy, partial(self.kv.stage_out, layer))], pages_N)
             written = self._staging.record()
         launch.layers.append((layer, written))
-
-
-@contextmanager
-def _failures_of(launch: Launch) -> Iterator[None]:
-    """Stores a failure in its launch; the stream goes on."""
-    try:
-        with torch.inference_mode():
-            yield
-    except Exception as error:  # noqa: BLE001 - the top of the forward loop: fails this launch's rows and goes on
-        launch.error = error

@@ -5,12 +5,14 @@
                                                   short: sits out until pages are free, or it gives way
 
 A choice that decodes writes one token a launch. So the launch in which its pages run out is known when it gets them,
-and no other launch looks at it.
+and no other launch looks at it. With a draft a launch writes several tokens, and the host does not know how many of
+them the launch in flight keeps. So a choice needs pages for two launches, and is watched for the soonest shortage.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from protocol.kv_layout import pages_for
 from scheduler.kv_book import KvBook
 from scheduler.req import Req
 
@@ -18,17 +20,20 @@ GROWTH_TOKENS: Final = 16  # taken at a time where pages are smaller; else every
 
 
 class Growth:
-    """Watches the choices that decode."""
+    """Watches the choices that decode. A launch writes at most `width` tokens of each; 0: there is no draft."""
 
-    def __init__(self, book: KvBook) -> None:
+    def __init__(self, book: KvBook, width: int = 0) -> None:
         self.short: list[Req] = []  # those without a page for their next token, the longest waiting first
         self._book = book
+        self._step, self._ahead = max(width, 1), max(2 * width, 1)
         self._num_launches = 0
         self._due: dict[int, list[Req]] = {}  # by the launch whose token does not fit
 
     def watch(self, req: Req) -> None:
         """It decodes in the next launch, if it has a page for that."""
-        self._due.setdefault(self._num_launches + self._room(req), []).append(req)
+        room = self._room(req)
+        if room is not None:
+            self._due.setdefault(self._num_launches + room, []).append(req)
 
     def launched(self) -> None:
         """Everybody who decodes has written one more token."""
@@ -47,7 +52,7 @@ class Growth:
         for req in waiting:
             if req.holding is None or req.slots or req.finish is not None or req.num_left <= 0:
                 continue
-            if self._room(req) > 0:  # a launch has drawn nothing for it
+            if self._room(req) != 0:  # launches have drawn fewer tokens than they might
                 self.watch(req)
             elif self._grow(req):
                 self.watch(req)
@@ -66,16 +71,26 @@ class Growth:
         holders = {req: None for req in known if req.holding and not req.slots and req.finish is None}
         candidates = [req for req in holders if req.num_left > 0]
         ending = [page for req in holders if req.num_left <= 0 for page in req.held.pages]
-        missing = len(self.short) - self._book.num_coming - self._book.pages.num_own(ending)
+        missing = sum(self._num_missing(req) for req in self.short if req in holders)
+        missing -= self._book.num_coming + self._book.pages.num_own(ending)
         return give_way(candidates, missing, self._book.pages.num_own, self._book.margin)
 
-    def _room(self, req: Req) -> int:
-        """Tokens that still fit into its pages."""
-        return len(req.held.pages) * self._book.page_size - req.num_written
+    def _num_missing(self, req: Req) -> int:
+        """The pages without which it cannot decode."""
+        num_tokens = min(req.num_written + self._ahead, req.longest)
+        return pages_for(num_tokens, self._book.page_size) - len(req.held.pages)
+
+    def _room(self, req: Req) -> int | None:
+        """Launches for which it has pages; None: for all that it may have."""
+        num_tokens = len(req.held.pages) * self._book.page_size
+        if num_tokens >= req.longest:
+            return None
+        return max(0, (num_tokens - req.num_written - self._ahead) // self._step + 1)
 
     def _grow(self, req: Req) -> bool:
         """Takes a few pages at once, if there are as many."""
-        tokens = (min(req.num_written + GROWTH_TOKENS, req.longest), req.num_written + 1)
+        sizes = (max(GROWTH_TOKENS, self._ahead), self._ahead)
+        tokens = [min(req.num_written + size, req.longest) for size in sizes]
         return any(self._book.grow(req.held, num_tokens) is not None for num_tokens in tokens)
 
 

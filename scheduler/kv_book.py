@@ -9,7 +9,7 @@ and reports which are over. Row 0 and page 0 are padding and are never handed ou
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from protocol.kv_layout import full_pages, pages_for, pages_for_choices
+from protocol.kv_layout import full_pages, pages_for, pages_for_choices, settled_pages
 from protocol.messages_gateway import KvPages
 from protocol.prefixes import ID_BYTES
 from scheduler.kv_pages import PageAllocator, PageState, allocate_choices
@@ -30,6 +30,7 @@ class Holding:
     num_cached: int = 0  # tokens whose KV was in the cache
     flushes: int = 0  # of the cache, before it was admitted
     num_granted: int = 0  # pages that the executor was told of; the planner's
+    has_begun: bool = False  # a draft has read its choice's first output; the planner's
 
     @property
     def owner(self) -> tuple[int, int]:
@@ -67,8 +68,9 @@ class KvBook:
     """Rows for `max_requests` choices of up to `max_context` tokens, over `num_pages` pages of `page_size` tokens.
 
     `num_pages` counts page 0. `margin`: for so many more tokens of each context there is room when another is admitted;
-    it is counted, not set aside. `caches`: KV stays for prompts that begin the same way,
-    until somebody needs its pages. `num_slots`: pages of KV that fit into host memory; it counts slot 0.
+    it is counted, not set aside. `caches`: KV stays for prompts that begin the same way, until somebody needs its
+    pages. `num_slots`: pages of KV that fit into host memory; it counts slot 0. `lookahead`: the layout's; pages whose
+    KV depends on tokens to come are neither cached nor shared.
     """
 
     def __init__(
@@ -81,8 +83,10 @@ class KvBook:
         margin: int = 0,
         caches: bool = False,
         num_slots: int = 0,
+        lookahead: int = 0,
     ) -> None:
         self.page_size = page_size
+        self.lookahead = lookahead
         self.margin = margin
         self.max_requests = max_requests
         self.max_pages = pages_for(max_context, page_size)  # of one context
@@ -90,7 +94,7 @@ class KvBook:
         self.slots = PageAllocator(num_slots) if num_slots else None
         self.rows = RowPool(max_requests + 1)
         self.retired: list[Retired] = []  # oldest first
-        self._cache = PrefixCache(page_size, self.pages.is_idle) if caches else None
+        self._cache = PrefixCache(page_size, self.pages.is_idle, lookahead) if caches else None
         self.news = PrefixNews(page_size)
         self._flushes = 0
         self._claimed = 0  # pages of the margins of all holdings
@@ -100,7 +104,8 @@ class KvBook:
 
     def never_fits(self, prompt_len: int, num_tokens: int, num_choices: int) -> str | None:
         """Why `num_choices` contexts of `num_tokens` tokens do not fit even on an idle worker, or None."""
-        needed, total = pages_for_choices(prompt_len, num_tokens, num_choices, self.page_size), self.pages.num_pages - 1
+        needed = pages_for_choices(prompt_len, num_tokens, num_choices, self.page_size, self.lookahead)
+        total = self.pages.num_pages - 1
         longest = self.max_pages * self.page_size
         if num_tokens > longest:
             return f"the request needs a context of {num_tokens} tokens, this worker takes at most {longest}"
@@ -122,7 +127,7 @@ class KvBook:
 
         A context may grow to `max_tokens` tokens. Unless nobody holds anything, the margins of all must fit too.
 
-        The choices share the prompt's full pages, the first of which hold KV already if the cache has them. What is
+        The choices share the prompt's settled pages, the first of which hold KV already if the cache has them. What is
         taken from the cache is a multiple of `unit` tokens; for a prompt that is computed here, that is 0, at least one
         token is left.
         """
@@ -130,13 +135,14 @@ class KvBook:
             return None
         cached = self._find(key, prompt_len, unit)
         self.pages.share(cached)  # before others are dropped
-        needed = pages_for_choices(prompt_len, num_tokens, num_choices, self.page_size) - len(cached)
+        sizes = prompt_len, num_tokens, num_choices, self.page_size, self.lookahead
+        needed = pages_for_choices(*sizes) - len(cached)
         max_pages = pages_for(max(num_tokens, max_tokens), self.page_size)
         margins = num_choices * self._claim(pages_for(num_tokens, self.page_size), max_pages)
         choices = None
         if not self._held or needed + margins + self._claimed <= self.pages.num_free + self.pages.num_cached:
             self._drop(needed)
-            choices = allocate_choices(self.pages, cached, prompt_len, num_tokens, num_choices, self.page_size, state)
+            choices = allocate_choices(self.pages, cached, *sizes, state)
         if choices is None:
             self.pages.retire(cached)
             self.pages.reuse(cached)
@@ -173,7 +179,7 @@ class KvBook:
             self.news.dropped(evicted)
 
     def keep(self, holding: Holding, key: CacheKey) -> None:
-        """Adds the full pages of `key` to the cache: the KV of all its tokens is written and right.
+        """Adds the settled pages of `key` to the cache: their KV is written and right.
 
         What was admitted before the newest flush adds nothing. Nor does a context whose first tokens the cache has in
         other pages.
@@ -185,8 +191,9 @@ class KvBook:
         if known != holding.pages[: len(known)]:
             return  # it does not hold the pages that its own would follow in the cache, so they could leave before
         self._cache.insert(key.ids, holding.pages, key.salt)
-        self.pages.keep(holding.pages[len(known) : full_pages(len(key.ids) // ID_BYTES, self.page_size)])
-        self.news.added(key.ids, key.salt, holding.pages, len(known))
+        num_kept = settled_pages(len(key.ids) // ID_BYTES, self.page_size, self.lookahead)
+        self.pages.keep(holding.pages[len(known) : num_kept])
+        self.news.added(key.ids[: num_kept * self.page_size * ID_BYTES], key.salt, holding.pages, len(known))
 
     def report_to(self, hash_key: bytes) -> None:
         """Tells a gateway what is cached from now on. Forgets what was cached under another gateway."""

@@ -9,14 +9,16 @@
 Page 0 is padding and is never handed out. The retire queue decides when a quarantined page may be reused.
 Pages of the n choices of one prompt:
 
-    choice 0   [full prompt pages][partial page][output pages]
-    choice c   [same, shared     ][a copy of it ][own output pages]
+    choice 0   [settled prompt pages][rest of the prompt][output pages]
+    choice c   [same, shared        ][a copy of it      ][own output pages]
+
+A prompt's settled pages are the full ones, without those whose KV depends on the tokens that a choice draws.
 """
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
-from protocol.kv_layout import full_pages, pages_for, pages_for_choices
+from protocol.kv_layout import pages_for, pages_for_choices, settled_pages
 from protocol.messages_gateway import KvPages
 
 
@@ -158,6 +160,7 @@ def allocate_choices(
     num_tokens: int,
     num_choices: int,
     page_size: int,
+    lookahead: int,
     state: PageState,
 ) -> list[list[int]] | None:
     """Each choice's pages in order, or None when too few are free. A choice holds each of its pages once.
@@ -165,8 +168,9 @@ def allocate_choices(
     The first pages are `cached`, which the caller shares with the first choice.
     """
     total = pages_for(num_tokens, page_size)
-    shared = min(full_pages(prompt_len, page_size), total)
-    fresh = pages.allocate(pages_for_choices(prompt_len, num_tokens, num_choices, page_size) - len(cached), state)
+    shared = min(settled_pages(prompt_len, page_size, lookahead), total)
+    needed = pages_for_choices(prompt_len, num_tokens, num_choices, page_size, lookahead)
+    fresh = pages.allocate(needed - len(cached), state)
     if fresh is None:
         return None
 
@@ -180,11 +184,9 @@ def allocate_choices(
     return choices
 
 
-def partial_page_copies(
-    first: Sequence[int], others: Sequence[Sequence[int]], prompt_len: int, page_size: int
+def prompt_copies(
+    first: Sequence[int], others: Sequence[Sequence[int]], prompt_len: int, page_size: int, lookahead: int
 ) -> tuple[list[int], list[int]]:
-    """(sources, targets): the page copies that give each of `others` its own partial prompt page."""
-    index = full_pages(prompt_len, page_size)
-    if index == pages_for(prompt_len, page_size):
-        return [], []
-    return [first[index]] * len(others), [pages[index] for pages in others]
+    """(sources, targets): the page copies that give each of `others` the prompt's pages that choices do not share."""
+    own = slice(settled_pages(prompt_len, page_size, lookahead), pages_for(prompt_len, page_size))
+    return list(first[own]) * len(others), [page for pages in others for page in pages[own]]

@@ -84,10 +84,19 @@ class OverlapLoop:
 
         if self._failures.count:
             self._failures = LaunchFailures()
-        if result.not_finite:
-            bad = [req for req, _ in self._planner.drawn(result.not_finite, ((),) * len(result.not_finite))]
-            self._role.failed(bad, InternalError("the model's scores for the next token are not finite"))
+        drawn = self._planner.drawn(result.rows, result.tokens)
+        self._planner.count_kept(launched, drawn)
+        if not result.not_finite:
+            self._role.process(launched, drawn)
+            return
+        bad = [req for req, _ in self._planner.drawn(result.not_finite, ((),) * len(result.not_finite))]
+        self._fail_not_finite([req for req, run in drawn if not run and req in bad])
         self._role.process(launched, self._planner.drawn(result.rows, result.tokens))
+        self._fail_not_finite([req for req in bad if req.finish is None])  # others have ended before
+
+    def _fail_not_finite(self, reqs: Sequence[Req]) -> None:
+        if reqs:
+            self._role.failed(reqs, InternalError("the model's scores for the next token are not finite"))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Plans and their results: all that passes between a planner and an executor. Plain data, so it may cross processes.
 
-    planner --Plan, CopyPages, StageIn, Spill, Fill--> executor --LayerWritten, StepResult, Done--> planner
+    planner --Plan, CopyPages, StageIn, Spill, Fill, WriteDraft--> executor --LayerWritten, StepResult, Done--> planner
 
 Operations are numbered by one sequence of tickets. A plan names changes only: the executor keeps the rows that decode.
 To apply a plan: write the grants, remove the rows that leave, append the rows that join.
@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import FailFast
 
-from protocol.message import Boundary, Count, Flag, Int, Ints, Message, Number, Seconds, Text
+from protocol.message import Blob, Boundary, Count, Flag, Int, Ints, Message, Number, Seconds, Text
 from protocol.messages_gateway import SamplingParams
 
 Owner = tuple[Count, Count]  # (row, generation): a row as it was handed out once
@@ -32,25 +32,37 @@ class Grant(Message):
 
 @dataclass(frozen=True)
 class Draw(Message):
-    """A choice whose tokens are drawn, and how. Shorter contexts than `until` tokens may not end (min_tokens)."""
+    """A choice whose tokens are drawn, and how. Shorter contexts than `until` tokens may not end (min_tokens).
+
+    Its context has `limit` tokens of KV at most; a speculative launch must know it. Without KV of a draft, as `drafts`
+    says, nothing is proposed for it.
+    """
 
     row: Count
     generation: Count
     choice: Count
     sampling: SamplingParams
     until: Int
+    limit: Count = 0
+    drafts: Flag = True
 
 
 @dataclass(frozen=True)
 class Join(Message):
     """A row that decodes from this launch on; earlier operations write the KV of its first `seq_len` tokens.
 
-    `input_id` is the token after them. None: an earlier launch draws it, and the FutureMap relays it.
+    `input_id` is the token after them. None: an earlier launch draws it, and the FutureMap relays it. `begins`: it has
+    not decoded yet, so a draft has not read its first output. If the prompt was computed elsewhere, `hidden` are the
+    hidden states, in float32, with which the draft begins: those of the last tokens before `input_id`, one for each of
+    its layers that drafts another token. `before` are these tokens but the first.
     """
 
     draw: Draw
     seq_len: Count
     input_id: Count | None
+    begins: Flag = False
+    hidden: Blob = b""
+    before: Ints = ()
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,8 @@ class Chunk(Message):
     """Prompt tokens [start, start + len(ids)) of a row. `draws` are the choices whose first token follows them.
 
     A middle chunk has no draws; the last chunk of a prompt with n choices has n. From token
-    `host_from` on, a transport reads the KV in host memory.
+    `host_from` on, a transport reads the KV in host memory. `ahead` are the prompt tokens behind the chunk that a
+    draft reads with it.
     """
 
     row: Count
@@ -66,6 +79,7 @@ class Chunk(Message):
     ids: Ints
     draws: Annotated[tuple[Draw, ...], FailFast()] = ()
     host_from: Count | None = None
+    ahead: Ints = ()
 
     @property
     def end(self) -> int:
@@ -75,7 +89,11 @@ class Chunk(Message):
 
 @dataclass(frozen=True)
 class Plan(Message):
-    """One launch: its chunks, and one token for each row that decodes. A plan without rows is legal.
+    """One launch: its chunks, and each row that decodes. A plan without rows is legal.
+
+    With a draft it proposes `num_steps` tokens for each row, and the target verifies them. Without, a row draws one.
+    If the draft proposes `topk` tokens after a token, they are trees of `num_steps` levels, of which the target
+    verifies `num_nodes` nodes, the last known token included.
 
     `relay`: sampled tokens are stashed for the next launch, because their choices go on decoding on this executor.
     `ships`: the executor reports each layer as soon as its KV is written, because this worker sends KV.
@@ -89,6 +107,9 @@ class Plan(Message):
     chunks: Annotated[tuple[Chunk, ...], FailFast()] = ()
     relay: Flag = True
     ships: Flag = False
+    num_steps: Count = 0
+    topk: Count = 1
+    num_nodes: Count = 0
 
 
 @dataclass(frozen=True)
@@ -137,8 +158,15 @@ class Fill(Message):
     pages: Ints
 
 
-Operation = Plan | CopyPages | StageIn | Spill | Fill
-OPERATIONS: Boundary[Operation] = Boundary("operation", (Plan, CopyPages, StageIn, Spill, Fill))
+@dataclass(frozen=True)
+class WriteDraft(Message):
+    """Writes the KV of the draft that launches without proposals have left, before others read or own its pages."""
+
+    ticket: Count
+
+
+Operation = Plan | CopyPages | StageIn | Spill | Fill | WriteDraft
+OPERATIONS: Boundary[Operation] = Boundary("operation", (Plan, CopyPages, StageIn, Spill, Fill, WriteDraft))
 
 
 # ---- executor to planner ----
@@ -157,14 +185,16 @@ class StepResult(Message):
     """The end of a plan: rows[i] has drawn tokens[i], none or several. The draws of chunks come first.
 
     A result may be late: the planner drops what belongs to an owner that has given its row away. What only the next
-    launch reads, such as a draft's inputs, stays on the device and is no part of it.
+    launch reads, such as a draft's inputs, stays on the device and is no part of it. `hidden`: of a plan that ships,
+    the draft's hidden states (float32) at the end of each prompt whose first tokens are drawn; see Join.
     """
 
     ticket: Count
     rows: Annotated[tuple[Owner, ...], FailFast()]
     tokens: Annotated[tuple[Ints, ...], FailFast()]
-    not_finite: Annotated[tuple[Owner, ...], FailFast()] = ()  # these have drawn none, for their logits were not finite
+    not_finite: Annotated[tuple[Owner, ...], FailFast()] = ()  # the logits behind their tokens were not finite
     error: Text = ""  # why the launch failed; "" if it did not
+    hidden: Annotated[tuple[Blob, ...], FailFast()] = ()
     computed_at: Seconds | None = None  # when all layers were computed, by the executor's clock, if it can tell
     logprobs: tuple[tuple[Number, ...], ...] = ()  # of the tokens; empty: nobody has asked for them
 

@@ -12,14 +12,13 @@ from typing import Protocol
 
 from protocol.kv_layout import KvLayout
 from protocol.prefixes import packed
+from scheduler.chunks import ExtendChunk, chunk_of
 from scheduler.growth import Growth
 from scheduler.kv_book import CacheKey, Holding, IsRead, KvBook
-from scheduler.kv_pages import PageState, partial_page_copies
+from scheduler.kv_pages import PageState, prompt_copies
 from scheduler.plan import (
-    Chunk,
     CopyPages,
     Done,
-    Draw,
     Grant,
     Join,
     LayerWritten,
@@ -29,8 +28,10 @@ from scheduler.plan import (
     Plan,
     StageIn,
     StepResult,
+    WriteDraft,
 )
-from scheduler.req import Req
+from scheduler.req import Req, join_of
+from scheduler.speculation import Speculation
 from scheduler.spills import Costs, Spills
 
 
@@ -46,20 +47,6 @@ class Executes(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ExtendChunk:
-    """Prompt tokens [start, end) of `req`. `samples` are the choices whose first token is drawn at its end.
-
-    `to_host`: its KV is needed in host memory, to be sent from there.
-    """
-
-    req: Req
-    start: int
-    end: int
-    samples: tuple[Req, ...] = ()
-    to_host: bool = False
-
-
 @dataclass(eq=False)
 class Launched:
     """A launch, as the planner remembers it."""
@@ -67,8 +54,10 @@ class Launched:
     ticket: int
     chunks: tuple[ExtendChunk, ...]
     decodes: tuple[Req, ...]
+    num_steps: int = 0  # see Plan
     layers: deque[int] = field(default_factory=deque)  # written, and not yet taken by the role
     computed_at: float | None = None  # see StepResult
+    hidden: tuple[bytes, ...] = ()  # see StepResult
 
     @property
     def reqs(self) -> list[Req]:
@@ -78,7 +67,7 @@ class Launched:
 
 class Planner:
     """`book` keeps rows and pages of the executor's memory. `has_twin`: that memory has a twin on the host.
-    `costs`: see Spills."""
+    `costs`: see Spills. `speculation`: the executor has a draft."""
 
     def __init__(
         self,
@@ -89,6 +78,7 @@ class Planner:
         *,
         has_twin: bool = False,
         costs: Costs | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.book = book
         self.layout = layout
@@ -104,10 +94,12 @@ class Planner:
         self._decoding: tuple[Req, ...] = ()  # as the executor has them since the last plan, in its order
         self._rows: dict[Req, int] = {}  # of those that decode
         self._leaving: list[int] = []  # rows that the executor still decodes, until the next plan; not in _decoding
-        self._growth = Growth(book)
+        self._speculation = speculation
+        self._growth = Growth(book, speculation.width if speculation else 0)
         self._joining: list[Req] = []  # they decode from the next plan on
         self._grants: list[Grant] = []  # for the next plan
         self._copies: set[int] = set()  # tickets
+        self._has_unwritten = False  # launches may have left KV of the draft unwritten; see WriteDraft
         self.spills = Spills(book, self._copy, self.is_over, costs)
 
     # ---- memory ----
@@ -153,8 +145,10 @@ class Planner:
 
     def keep(self, req: Req, salt: str) -> None:
         """Adds a choice's context to the cache, if it has decoded here. The launches that wrote it have succeeded."""
-        if self.book.caches and len(req.outputs) > req.num_replayed + 1:  # the first one may be prefill's
-            outputs = req.outputs[req.num_replayed : -1]  # no launch has read the last one
+        if self.book.caches and req.has_draft and len(req.outputs) > req.num_replayed + 1:  # one may be prefill's
+            self._write_draft()
+            unread = 0 if self.book.lookahead else 1  # no launch has read the last one; a draft's KV depends on it
+            outputs = req.outputs[req.num_replayed : max(req.num_replayed, len(req.outputs) - unread)]
             self.book.keep(req.held, CacheKey(packed((*req.prompt_ids, *outputs)), salt))
 
     def release(self, req: Req, is_read: IsRead | None = None) -> None:
@@ -164,6 +158,7 @@ class Planner:
             self._unseat(req, is_read)
 
     def _unseat(self, req: Req, is_read: IsRead | None = None) -> None:
+        self._write_draft()
         del self._holders[req.held.owner]
         self._drawing = (), []
         self.book.release(req.held, is_read)
@@ -171,7 +166,10 @@ class Planner:
 
     def spill(self, req: Req) -> bool:
         """Moves the KV of a choice that decodes to host memory, if that is possible and worth it. It goes on when there
-        is room again."""
+        is room again. With a draft it must have begun: what the draft reads first is not kept."""
+        if self._speculation and not req.held.has_begun:
+            return False
+        self._write_draft()
         if not self.spills.begin(req):
             return False
         self._unseat(req)
@@ -181,15 +179,20 @@ class Planner:
         self._joining = [each for each in self._joining if each is not req]
         return True
 
+    def _write_draft(self) -> None:
+        """The draft writes what it has still to write, before others read these pages or own them."""
+        if self._has_unwritten:
+            self._copy(WriteDraft)
+            self._has_unwritten = False
+
     def fork(self, first: Req, others: Sequence[Req], in_twin: Sequence[int] = ()) -> int:
-        """Gives each of `others` its own copy of the partial prompt page of `first`.
+        """Gives each of `others` its own copy of the prompt pages of `first` that they do not share.
 
         `in_twin` are pages whose KV is in host memory; they are copied to the device before. Returns the ticket that
         must be over before these choices decode; 0 if they may decode in the next launch.
         """
-        sources, targets = partial_page_copies(
-            first.held.pages, [req.held.pages for req in others], first.prompt_len, self.book.page_size
-        )
+        own, sizes = [req.held.pages for req in others], (first.prompt_len, self.book.page_size, self.book.lookahead)
+        sources, targets = prompt_copies(first.held.pages, own, *sizes)
         if in_twin and self._has_twin:
             return self._copy(lambda ticket: StageIn(ticket, tuple(in_twin), tuple(sources), tuple(targets)))
         if sources:
@@ -243,6 +246,7 @@ class Planner:
                 self._joining.append(req)
         if not self._growth.short:
             for req, holding in self.spills.fill():
+                holding.has_begun = True
                 self._seat(req, holding)
             return []
         launched = [req for each in self.in_flight for req in each.decodes]
@@ -292,15 +296,19 @@ class Planner:
             self._joining = list(resting)
         for chunk in chunks:
             self._grant(chunk.req.held)
+        own = self._speculation
         plan = Plan(
             ticket=self.book.next_ticket(),
             num_decodes=len(decodes),
             grants=tuple(self._grants),
             leaves=leaves,
             joins=joins,
-            chunks=tuple(map(_chunk, chunks)),
+            chunks=tuple([chunk_of(chunk, self.layout.lookahead) for chunk in chunks]),
             relay=relay,
             ships=ships,
+            num_steps=own.next_steps(len(decodes)) if own else 0,
+            topk=own.topk if own else 1,
+            num_nodes=own.num_nodes if own else 0,
         )
 
         self._grants.clear()
@@ -313,8 +321,10 @@ class Planner:
         if decodes:
             self._growth.launched()
 
+        if self.layout.lookahead == 1:  # several draft layers do not wait
+            self._has_unwritten = not plan.num_steps and (self._has_unwritten or bool(decodes))
         self.num_launches += 1
-        launched = Launched(plan.ticket, tuple(chunks), decodes)
+        launched = Launched(plan.ticket, tuple(chunks), decodes, plan.num_steps)
         self.in_flight.append(launched)
         self._executor.submit(plan)
         return launched
@@ -333,7 +343,7 @@ class Planner:
             self._rows[req] = req.held.row
         self._joining.clear()
         self._decoding = decodes
-        return leaves, tuple(map(_join, joining))
+        return leaves, tuple([join_of(req, self.layout.lookahead) for req in joining])
 
     def poll(self) -> list[tuple[Launched, StepResult]]:
         """Takes what the executor reports. Returns the launches that are over, and their results."""
@@ -346,10 +356,20 @@ class Planner:
             else:
                 launched = self.in_flight.popleft()
                 assert launched.ticket == outcome.ticket, (launched.ticket, outcome.ticket)
-                launched.computed_at = outcome.computed_at
+                launched.computed_at, launched.hidden = outcome.computed_at, outcome.hidden
                 over.append((launched, outcome))
         self.join(self.spills.filled())
         return over
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of the hidden states that a draft begins with; 0 without a draft."""
+        return self._speculation.hidden_size if self._speculation else 0
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """For WorkerStats."""
+        return {**self.spills.counters, **(self._speculation.counters if self._speculation else {})}
 
     def drawn(self, owners: Sequence[Owner], runs: Sequence[tuple[int, ...]]) -> list[tuple[Req, tuple[int, ...]]]:
         """The choices that hold these rows, each with its run of tokens. Leaves out rows that were given away since."""
@@ -357,43 +377,9 @@ class Planner:
             self._drawing = owners, list(map(self._holders.get, owners))
         return [(req, run) for req, run in zip(self._drawing[1], runs, strict=True) if req is not None]
 
-
-def _draw(req: Req, held: Holding) -> Draw:
-    until = req.prompt_len - req.num_replayed + req.sampling.min_tokens
-    return Draw(held.row, held.generation, req.choice, req.sampling, until)
-
-
-def _join(req: Req) -> Join:
-    is_known = req.num_sampled == len(req.outputs)
-    return Join(_draw(req, req.held), req.num_written, req.outputs[-1] if is_known else None)
-
-
-def _chunk(chunk: ExtendChunk) -> Chunk:
-    """Choices that hold no row of their own are drawn at the prompt's."""
-    held, ids = chunk.req.held, chunk.req.prompt_ids[chunk.start : chunk.end]
-    draws = tuple(_draw(req, req.holding or held) for req in chunk.samples)
-    host_from = None
-    if chunk.to_host:
-        host_from = 0 if chunk.start == held.num_cached else chunk.start  # KV that was cached need not be there yet
-    return Chunk(held.row, chunk.start, ids, draws, host_from)
-
-
-def plan_chunks(remaining: Sequence[int], chunk_size: int, taken: int = 0, max_tokens: int | None = None) -> list[int]:
-    """How many tokens of each prompt to compute. `remaining[i]` tokens are left of prompt i; prompts are oldest first.
-
-    `chunk_size` bounds the tokens of one prompt; 0 means whole prompts. `max_tokens` bounds those of one launch, and
-    decodes take `taken` of them; without it, `chunk_size` does, or one whole prompt is taken. A launch computes at
-    least one token of the oldest prompt. No prompt passes an older one.
-    """
-    budget = max((max_tokens or chunk_size or 1) - taken, 1)
-    planned = [0] * len(remaining)
-    for place, left in enumerate(remaining):
-        if chunk_size:
-            take = min(left, chunk_size, budget)
-        else:
-            take = left if left <= budget or place == 0 else 0
-        planned[place] = take
-        budget -= take
-        if budget <= 0 or take == 0:
-            break
-    return planned
+    def count_kept(self, launched: Launched, drawn: Sequence[tuple[Req, tuple[int, ...]]]) -> None:
+        """Counts the proposals of a launch for the choices that still use them. `drawn`: what `drawn` has returned."""
+        if self._speculation and launched.decodes:
+            decoding = set(launched.decodes)
+            runs = [run for req, run in drawn if req in decoding and req.has_draft]
+            self._speculation.count(launched.num_steps, runs)

@@ -1,10 +1,13 @@
-"""Which pages hold the KV of which tokens: a radix tree over full pages, one for each salt.
+"""Which pages hold the KV of which tokens: a radix tree over settled pages, one for each salt.
 
     root -- "the first 3 pages of many prompts" --+-- "2 pages more"
                                                   +-- "1 page more"
 
 An edge is a run of pages and the packed ids of their tokens. Look-ups compare tokens, never hashes alone. Pages leave
 from the leaves on, those first whose edge was used longest ago.
+
+KV of a draft depends on tokens after its own (LayerGroup.lookahead). So an edge also has the ids of the tokens that
+follow its last page, and only prompts that have them too find that page. The next edge begins with the same ids.
 """
 
 from array import array
@@ -12,11 +15,13 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
+from protocol.kv_layout import settled_pages
 from protocol.prefixes import ID_BYTES
 
 
 class _Node:
-    """The end of an edge. `ids` are the tokens of its pages; `used` is the time of the last look-up that passed it."""
+    """The end of an edge. `ids` are the tokens of its pages and those they look ahead to. `used` is the time of the
+    last look-up that passed it."""
 
     __slots__ = ("children", "ids", "is_queued", "pages", "parent", "salt", "used")
 
@@ -26,26 +31,29 @@ class _Node:
         self.pages = pages
         self.used = used
         self.salt = salt
-        self.children: dict[bytes, _Node] | None = None  # by the ids of their first page; None: a leaf
+        self.children: dict[bytes, _Node] | None = None  # by _key; None: a leaf
         self.is_queued = False  # for eviction
 
 
 class PrefixCache:
     """`is_idle` tells whether nobody reads a page, so that it may leave the tree.
 
-    Whoever reads a page of the tree reads all pages before it too.
+    Whoever reads a page of the tree reads all pages before it too. `lookahead`: the tokens after a page that a prompt
+    must have in common with it.
     """
 
-    def __init__(self, page_size: int, is_idle: Callable[[int], bool]) -> None:
+    def __init__(self, page_size: int, is_idle: Callable[[int], bool], lookahead: int = 0) -> None:
         self.num_pages = 0
         self._page_bytes = page_size * ID_BYTES
+        self._ahead_bytes = lookahead * ID_BYTES
+        self._key_bytes = self._page_bytes + self._ahead_bytes
         self._is_idle = is_idle
         self._roots: dict[str, _Node] = {}  # by salt
         self._times = count(1)
         self._leaves: list[tuple[int, int, _Node]] = []  # heap of (time of use as it was then, tie break, leaf)
 
     def match(self, ids: bytes, salt: str = "") -> list[int]:
-        """The pages of the longest run of full pages at the start of `ids` that is in the tree."""
+        """The pages of the longest run of settled pages at the start of `ids` that is in the tree."""
         if (root := self._roots.get(salt)) is None:
             return []
         return _path(self._descend(root, ids)[0])
@@ -54,18 +62,18 @@ class PrefixCache:
         """How many pages `match` would return. Does not count as a use of them."""
         node, found = self._roots.get(salt), 0
         while node is not None:
-            node = (node.children or {}).get(ids[found : found + self._page_bytes])
+            node = (node.children or {}).get(ids[found : found + self._key_bytes])
             if node is not None and not ids.startswith(node.ids, found):
                 return found // self._page_bytes + self._num_same(node.ids, ids, found)
-            found += 0 if node is None else len(node.ids)
+            found += 0 if node is None else len(node.ids) - self._ahead_bytes
         return found // self._page_bytes
 
     def insert(self, ids: bytes, pages: Sequence[int], salt: str = "") -> list[int]:
-        """Adds the full pages of `ids`: pages[i] holds page i. Returns the pages that the tree held before.
+        """Adds the settled pages of `ids`: pages[i] holds page i. Returns the pages that the tree held before.
 
         The tree keeps its own page where it has one, and takes the others: pages[len(returned):].
         """
-        num_full = len(ids) // self._page_bytes
+        num_full = settled_pages(len(ids), self._page_bytes, self._ahead_bytes)
         if not num_full:
             return []  # without a root for its salt: clients may send any number of salts
         root = self._roots.get(salt)
@@ -76,7 +84,7 @@ class PrefixCache:
 
         assert num_full <= len(pages), (num_full, len(pages))
         if num_full > len(known):
-            rest = ids[found : num_full * self._page_bytes]
+            rest = ids[found : num_full * self._page_bytes + self._ahead_bytes]
             self._add(node, _Node(node, rest, array("q", pages[len(known) : num_full]), next(self._times), salt))
             self.num_pages += num_full - len(known)
         return known
@@ -122,7 +130,7 @@ class PrefixCache:
         now, found = next(self._times), 0
         while True:
             node.used = now
-            child = (node.children or {}).get(ids[found : found + self._page_bytes])
+            child = (node.children or {}).get(ids[found : found + self._key_bytes])
             if child is None:
                 return node, found
             if not ids.startswith(child.ids, found):
@@ -130,14 +138,14 @@ class PrefixCache:
                 node = self._split(child, num_same)
                 node.used = now
                 return node, found + num_same * self._page_bytes
-            node, found = child, found + len(child.ids)
+            node, found = child, found + len(child.ids) - self._ahead_bytes
 
     def _num_same(self, edge: bytes, ids: bytes, start: int) -> int:
         """How many pages of an edge equal those of `ids` from `start` on: at least one, not all."""
-        low, high = 1, len(edge) // self._page_bytes
+        low, high = 1, (len(edge) - self._ahead_bytes) // self._page_bytes
         while high - low > 1:
             middle = (low + high) // 2
-            if ids.startswith(edge[: middle * self._page_bytes], start):
+            if ids.startswith(edge[: middle * self._page_bytes + self._ahead_bytes], start):
                 low = middle
             else:
                 high = middle
@@ -147,7 +155,7 @@ class PrefixCache:
         """Puts a node after the first `num_pages` pages of the edge to `node`, and returns it."""
         assert node.parent is not None and node.parent.children is not None
         at = num_pages * self._page_bytes
-        head = _Node(node.parent, node.ids[:at], node.pages[:num_pages], node.used, node.salt)
+        head = _Node(node.parent, node.ids[: at + self._ahead_bytes], node.pages[:num_pages], node.used, node.salt)
         node.parent.children[self._key(head)] = head
         node.parent, node.ids, node.pages = head, node.ids[at:], node.pages[num_pages:]
         head.children = {self._key(node): node}
@@ -160,7 +168,8 @@ class PrefixCache:
         self._queue(leaf)
 
     def _key(self, node: _Node) -> bytes:
-        return node.ids[: self._page_bytes]
+        """The ids of its first page, and those that page looks ahead to."""
+        return node.ids[: self._key_bytes]
 
     def _queue(self, leaf: _Node) -> None:
         if not leaf.is_queued:
@@ -171,8 +180,9 @@ class PrefixCache:
         """Moves idle pages from the end of an edge to `evicted`, until that has `num`."""
         while leaf.pages and len(evicted) < num and self._is_idle(leaf.pages[-1]):
             evicted.append(leaf.pages.pop())
-        if len(leaf.ids) > len(leaf.pages) * self._page_bytes and leaf.pages:
-            leaf.ids = leaf.ids[: len(leaf.pages) * self._page_bytes]
+        num_bytes = len(leaf.pages) * self._page_bytes + self._ahead_bytes
+        if len(leaf.ids) > num_bytes and leaf.pages:
+            leaf.ids = leaf.ids[:num_bytes]
 
     def _remove(self, leaf: _Node) -> None:
         """Takes an edge without pages out of the tree, and a root without edges."""

@@ -3,6 +3,7 @@
 The gateway uses it to choose workers only. So news may be bounded and may be lost; a wrong belief costs time.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import lcm
@@ -22,6 +23,7 @@ class PrefixNews:
         self._page_size = page_size
         self._unit = lcm(STRIDE, page_size)  # a prefix is told if it ends with a hash and with a page
         self._held: dict[int, bytes] = {}  # hash of the told prefix that ends with a page, by that page
+        self._num_pages: Counter[bytes] = Counter()  # by hash; several if pages look ahead to different tokens
         self._waiting: dict[bytes, bool] = {}  # by hash: whether it came or went; the oldest first
         self._is_flushed = False
 
@@ -36,17 +38,23 @@ class PrefixNews:
         num_hashes = self._unit // STRIDE  # in a unit
         for number, found in enumerate(hashes[num_hashes - 1 :: num_hashes], known + 1):
             self._held[pages[number * num_pages - 1]] = found
-            self._note(found, True)
+            self._num_pages[found] += 1
+            if self._num_pages[found] == 1:
+                self._note(found, True)
 
     def dropped(self, pages: Iterable[int]) -> None:
         """The cache holds these pages no longer."""
         for page in pages:
             if (found := self._held.pop(page, None)) is not None:
-                self._note(found, False)
+                self._num_pages[found] -= 1
+                if not self._num_pages[found]:
+                    del self._num_pages[found]
+                    self._note(found, False)
 
     def flushed(self) -> None:
         """The cache holds nothing."""
         self._held.clear()
+        self._num_pages.clear()
         self._waiting.clear()
         self._is_flushed = True
 

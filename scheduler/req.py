@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 from scheduler.kv_book import Holding
+from scheduler.plan import Draw, Join
 
 MAX_ATTEMPT = 2**32 - 1  # the largest that a frame's header holds, as for MAX_RESERVATION
 MAX_RESERVATION = 2**64 - 1
@@ -34,6 +35,8 @@ class Req:
 
     holding: Holding | None = None  # set at admission, cleared at release
     slots: tuple[int, ...] = ()  # of host memory, while its KV is there: see spills.py
+    hidden: bytes = b""  # see Join; until it joins
+    has_draft: bool = True  # its pages hold KV of the draft, if there is a draft
     num_resumed: int = 0  # outputs with which it last began to decode, if not with none
 
     # progress, counting all launches enqueued so far
@@ -42,6 +45,7 @@ class Req:
 
     # results that the host knows
     outputs: list[int] = field(default_factory=list)
+    num_again: int = 0  # of the last ones, those that launches draw once more: see spills.py
     finish: FinishReason | None = None
 
     def __post_init__(self) -> None:
@@ -76,11 +80,20 @@ class Req:
         return self.prompt_len + self.num_sampled - self.num_replayed - 1
 
     def append(self, run: tuple[int, ...]) -> tuple[int, ...]:
-        """Adds the outputs that one launch has drawn, up to the one that ends the choice. Returns those taken.
+        """Adds the outputs that one launch has drawn, up to the one that ends the choice. Returns those taken: not
+        those that were drawn before.
 
         Sets `finish` if the choice ends. The launch was counted as one output.
         """
         assert self.finish is None, "a finished choice takes no token"
+        if self.num_again:
+            again = min(self.num_again, len(run))
+            self.num_again -= again
+            self.num_sampled += again
+            run = run[again:]
+            if not run:
+                self.num_sampled -= 1
+                return ()
         if len(run) == 1:  # almost always, and the loop below takes half as long again
             self.outputs += run
             self.finish = finish_reason(self.sampling, len(self.outputs), run[0])
@@ -95,6 +108,24 @@ class Req:
         taken = run[: len(self.outputs) - start]
         self.num_sampled += len(taken) - 1
         return taken
+
+
+def draw_of(req: Req, held: Holding) -> Draw:
+    """How a plan names a choice at a row."""
+    until = req.prompt_len - req.num_replayed + req.sampling.min_tokens
+    return Draw(held.row, held.generation, req.choice, req.sampling, until, req.longest, req.has_draft)
+
+
+def join_of(req: Req, lookahead: int) -> Join:
+    """How a plan names a choice that decodes from now on. `lookahead`: the layout's."""
+    held, is_known = req.held, req.num_sampled == len(req.outputs) - req.num_again
+    begins, held.has_begun = req.has_draft and not held.has_begun, True
+    hidden, req.hidden = req.hidden, b""
+    count = lookahead - 1 if hidden else 0
+    last = req.prompt_ids[max(req.prompt_len - count, 0) :]
+    before = (*(0,) * (count - len(last)), *last)
+    input_id = req.outputs[req.num_sampled - 1] if is_known else None
+    return Join(draw_of(req, held), req.num_written, input_id, begins, hidden, before)
 
 
 def request_fault(
@@ -150,4 +181,15 @@ def first_tokens_fault(first_tokens: Sequence[int], num_choices: int, vocab_size
     wrong = [token for token in first_tokens if not 0 <= token < vocab_size]
     if wrong:
         return f"prefill sent the first token {wrong[0]}, expected ids in [0, {vocab_size})"
+    return None
+
+
+def hidden_fault(hidden: bytes, hidden_size: int) -> str | None:
+    """Why these cannot be the hidden states that a draft begins with, `hidden_size` float32 numbers, or None.
+
+    A draft cannot begin with nothing, and without a draft nothing is expected. Numbers that are not finite cost
+    proposals, but no token: the model verifies each.
+    """
+    if len(hidden) != 4 * hidden_size:
+        return f"prefill sent a hidden state of {len(hidden)} bytes, expected {4 * hidden_size}"
     return None

@@ -5,6 +5,9 @@
 
 No message leaves the worker meanwhile. What a launch in flight draws for the choice is dropped, and drawn again. A
 choice that ends on its way is forgotten here; the book keeps its slots, row and pages until its copy is over.
+
+KV of a draft's last slots may depend on proposals (LayerGroup.lookahead). What the draft needs to write them again is
+not kept. So with a draft of J layers the last J - 1 known outputs are drawn once more, and no message repeats them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -84,10 +87,11 @@ class Spills:
     def begin(self, req: Req) -> bool:
         """Copies the KV of a choice that decodes to host memory. The caller takes its row and pages back.
 
-        False: it has to begin again. Host memory is full or the dearer way, or the host knows no token that was drawn
-        here.
+        False: it has to begin again. Host memory is full or the dearer way, or the host knows too few tokens that were
+        drawn here.
         """
-        num_new = len(req.outputs) - req.num_replayed
+        again = max(self._book.lookahead - 1, 0)
+        num_new = len(req.outputs) - req.num_replayed - again
         num_tokens = req.prompt_len + num_new - 1  # no launch that is over has read the last one
         if num_new < 1 or (self._costs is not None and not is_cheaper_on_host(num_tokens, self._costs)):
             return False
@@ -96,7 +100,8 @@ class Spills:
             return False
 
         self._num_begun += 1
-        req.num_sampled = len(req.outputs)
+        req.num_again = again
+        req.num_sampled = len(req.outputs) - again
         req.slots = tuple(slots)
         self._all.append(_Spilled(req, req.held.flushes, self._copy(_spill(req.held.pages, req.slots))))
         return True
@@ -126,7 +131,7 @@ class Spills:
             self._all.remove(each)
             self._book.give_slots(each.req.slots)
             each.req.slots = ()
-            each.req.num_resumed = len(each.req.outputs)
+            each.req.num_resumed = each.req.num_sampled
         return [each.req for each in over]
 
     def forget(self, req: Req) -> None:

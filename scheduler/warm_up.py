@@ -24,10 +24,13 @@ def warm_up(
     max_requests: int,
     max_pages: int,
     host: HostCopies | None = None,
+    width: int = 1,
+    trees: bool = False,
 ) -> None:
     """Runs one chunk of a prompt and one decode on the forward stream, and copies a page to host memory and back.
 
-    A runner with graphs then captures decodes of up to `max_requests` requests with `max_pages` pages each.
+    A draft runs behind each. A runner with graphs then captures decodes of up to `max_requests` requests with
+    `max_pages` pages each. A speculative launch verifies `width` tokens of a request, as a tree with `trees`.
     Blocks until all is done. InternalError when a forward fails. Page 0 holds zeros afterwards.
     """
     errors: list[Exception] = []
@@ -37,8 +40,13 @@ def warm_up(
             with torch.inference_mode():
                 decode = Lanes(1, 1, kv.layout.page_size, runner.device).input
                 chunk = replace(decode, extend_lens=(1,), extend_seq_lens=(1,), num_decodes=0, max_decode_seq_len=0)
-                for inp in (chunk, decode):
-                    runner.forward(inp, kv)
+                node = Lanes(1, 1, kv.layout.page_size, runner.device, trees=True).input
+                for inp in (chunk, decode, node) if trees else (chunk, decode):
+                    if runner.draft is None:
+                        runner.forward(inp, kv)
+                    else:
+                        _, features_TF = runner.forward_with_features(inp, kv)
+                        runner.draft.forward(inp, runner.draft.fuse(features_TF), kv)
                 padding_N = torch.zeros(1, dtype=torch.int64, device=kv.device)
                 for layer in range(kv.layout.num_layers):
                     kv.stage_out(layer, padding_N)
@@ -47,7 +55,7 @@ def warm_up(
                     host.spill(padding_N, padding_N)
                     host.fill(padding_N, padding_N)
                 if isinstance(runner, GraphedRunner):
-                    runner.capture(kv, max_requests, max_pages)
+                    runner.capture(kv, max_requests, max_pages, width, trees=trees)
                 for layer in range(kv.layout.num_layers):
                     kv.layer(layer)[0].zero_()
         except Exception as error:  # noqa: BLE001 - segments must not raise; the caller's thread raises it again
