@@ -37,6 +37,7 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         started.clock,
         overlap=not settings.disable_overlap_schedule,
         policies=started.policies,
+        may_lack_draft=settings.speculative_pair_without_draft,
         reservations_from=secrets.randbits(62),  # nobody may guess the number, which lets a frame in
     )
     link = PrefillLink(

@@ -34,7 +34,7 @@ class PrefillPeer:
     granted: int = 0
     queued: dict[int, int] = field(default_factory=dict)
     tokens_queued: int = 0  # the sum of `queued`
-    layout: KvLayout | None = None  # of its pages, once it has accepted
+    layout: KvLayout | None = None  # of the KV that it sends, once it has accepted
     agreed: Agreed | None = None  # how its KV comes, from then on
 
     @property
@@ -67,6 +67,7 @@ class PrefillPeers:
     receiver: FrameReceiver
     outbox: Outbox
     clock: Clock
+    may_lack_draft: bool = False  # see Hello
 
     def __post_init__(self) -> None:
         self.by_instance: dict[int, PrefillPeer] = {}
@@ -88,6 +89,7 @@ class PrefillPeers:
             fingerprint=self.fingerprint,
             offer=self.receiver.offer(address.instance),
             to=address.instance,
+            may_lack_draft=self.may_lack_draft,
         )
         self.outbox.prefill.append((address, hello))
 
@@ -97,7 +99,9 @@ class PrefillPeers:
             peer.refusal = answer.reason
         elif answer.address.instance == peer.address.instance and not (peer.accepted or peer.refusal):
             # Otherwise another process has taken its port, and the gateway will report the peer as lost.
-            peer.refusal = mismatch(answer.layout, self.layout, peer.address.worker_id, self.address.worker_id) or ""
+            lacks_draft = self.may_lack_draft and len(answer.layout.groups) == 1
+            ours = self.layout.without_draft if lacks_draft else self.layout
+            peer.refusal = mismatch(answer.layout, ours, peer.address.worker_id, self.address.worker_id) or ""
             if not peer.refusal:
                 self._accept(peer, answer)
         return peer.refusal

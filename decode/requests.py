@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count
 
 from decode.prefill_peers import PrefillPeers
+from protocol.frame import LastMessage
 from protocol.kv_layout import full_pages, pages_for
 from protocol.messages_gateway import Assign, WorkerAddress
 from protocol.messages_handoff import PrefillJob
@@ -172,6 +173,8 @@ class Requests:
             if not planner.admit(request.reqs, request.prompt_len, state, key, grows=True, unit=unit):
                 return False
             request.start = request.prompt.held.num_cached
+            for req in request.reqs:
+                req.has_draft = peer.layout is None or len(peer.layout.groups) == len(planner.layout.groups)
         request.reservation = next(self._numbers)  # prefill takes jobs in this order only
         if request.moves_kv:
             pages, page_size = request.prompt.held.pages, planner.layout.page_size
@@ -226,7 +229,7 @@ class Requests:
 
     # ---- delivered, and the end ----
 
-    def deliver(self, request: DecodeRequest, first_tokens: tuple[int, ...], on_device: bool) -> None:
+    def deliver(self, request: DecodeRequest, last: LastMessage, on_device: bool) -> None:
         """Its KV is whole: owns its pages, and starts the copies to the choices and to the device."""
         self.close(request)
         self._planner.book.own(req.held for req in request.reqs)
@@ -236,7 +239,9 @@ class Requests:
         landed = first.held.pages[full_pages(request.start, page_size) : pages_for(request.prompt_len, page_size)]
         in_twin = () if on_device else landed
         request.landing = self._planner.fork(first, [req for req in others if req.finish is None], in_twin)
-        request.first_tokens = first_tokens
+        request.first_tokens = last.first_tokens
+        for req in request.reqs:
+            req.hidden = last.hidden
         self._staged.append(request)
 
     @property
@@ -251,7 +256,7 @@ class Requests:
             (whole if self._planner.is_over(each.landing) else self._staged).append(each)
         whole = [each for each in whole if each.state is DecodeState.WAITING]
         for each in whole:
-            for req in [req for req in each.reqs if req.holding is not None][:1]:
+            for req in [req for req in each.reqs if req.holding is not None and req.has_draft][:1]:
                 self._planner.book.keep(req.held, each.cache_key)
         return whole
 

@@ -36,7 +36,7 @@ from protocol.messages_handoff import (
 from runtime.clock import Clock
 from scheduler.overlap_loop import OverlapLoop
 from scheduler.planner import Launched, Planner
-from scheduler.req import Req, first_tokens_fault
+from scheduler.req import Req, first_tokens_fault, hidden_fault
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import CreditReturned, Delivered, FirstFrame, FrameRejected, LastInDoubt, TransferFailed
 from worker.policies import DEFAULTS, Policies
@@ -57,15 +57,16 @@ class DecodeWorker:
         overlap: bool,
         reservations_from: int,
         policies: Policies = DEFAULTS,
+        may_lack_draft: bool = False,
     ) -> None:
-        """Reservations are numbered from `reservations_from` on."""
+        """Reservations are numbered from `reservations_from` on. `may_lack_draft`: see Hello."""
         self.outbox = Outbox()
         self._phases = PhaseTimes(clock, address.worker_id)
         self.planner = planner
         self._receiver = receiver
         self._clock = clock
         self.loop = OverlapLoop(planner, self, overlap)
-        self._peers = PrefillPeers(address, planner.layout, fingerprint, receiver, self.outbox, clock)
+        self._peers = PrefillPeers(address, planner.layout, fingerprint, receiver, self.outbox, clock, may_lack_draft)
         self._policies = policies
         self._requests = Requests(planner, receiver, self._peers, reservations_from, policies)
         self._tokens = TokenStream(planner, self._requests.by_key, self._phases, ("", "first decode"))
@@ -143,7 +144,7 @@ class DecodeWorker:
             waiting=len(waiting) + self.planner.spills.num_now,
             queued_prompt_tokens=sum(request.prompt_len for request in waiting),
             num_launches=self.planner.num_launches,
-            counters={**self._receiver.counters, **self.planner.spills.counters},
+            counters={**self._receiver.counters, **self.planner.counters},
             times=self._phases.spreads,
             transfer=self._peers.backends,
         )
@@ -235,12 +236,15 @@ class DecodeWorker:
             self._requests.doubt(request, self._clock.now())
         elif self._expects(request, event.last):
             self._phases.stamp(request, "KV delivered")
-            self._requests.deliver(request, event.last.first_tokens, event.on_device)
+            self._requests.deliver(request, event.last, event.on_device)
             self.outbox.prefill.append((request.prefill, KvDelivered(request.reservation)))
 
     def _expects(self, request: DecodeRequest, told: LastMessage | JobFinishedEarly) -> bool:
-        """Takes prefill's stamps. False if its first tokens cannot be those of the request, which then fails."""
+        """Takes prefill's stamps. False if what the request begins with makes no sense; then the request fails."""
         fault = first_tokens_fault(told.first_tokens, len(request.reqs), self.planner.vocab_size)
+        if isinstance(told, LastMessage):
+            hidden_size = self.planner.hidden_size if request.prompt.has_draft else 0
+            fault = fault or hidden_fault(told.hidden, hidden_size)
         if fault is not None:
             self._fail(request, InternalError(fault))
             return False

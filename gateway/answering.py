@@ -1,11 +1,12 @@
 """Writes a generation as an HTTP response, and ends it early when the client leaves.
 
-The response is one JSON body, or a stream with one chunk for each token. The status line waits for the first token, so
+The response is one JSON body, or a stream with one chunk for each step of a choice: one token, or with a draft the
+tokens that one launch has kept. The status line waits for the first token, so
 that a request that fails before it gets the right status. The part of a chunk that never changes is encoded once.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,7 @@ class ResponseHead:
         return {"id": self.response_id, "object": kind, "created": self.created, "model": self.model}
 
     def choice(
-        self, index: int, text: dict[str, Any], finish_reason: str | None, token_ids: list[int]
+        self, index: int, text: dict[str, Any], finish_reason: str | None, token_ids: Sequence[int]
     ) -> dict[str, Any]:
         """One choice. `text` is the field that holds its text."""
         choice = {"index": index, **text, "logprobs": None, "finish_reason": finish_reason}
@@ -59,7 +60,7 @@ class ResponseHead:
         """One choice of a body, of all its pieces."""
         content = "".join(piece.text for piece in pieces)
         text = {"message": {"role": "assistant", "content": content}} if self.is_chat else {"text": content}
-        token_ids = [piece.token_id for piece in pieces if piece.token_id is not None]
+        token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
         return self.choice(index, text, pieces[-1].finish_reason, token_ids)
 
 
@@ -75,24 +76,23 @@ class ChunkWriter:
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: the bytes around the text of a plain chunk
 
     def chunk(self, index: int, piece: Piece, usage: Fields | None = None, timeline: Timeline | None = None) -> bytes:
-        """The chunk of one token of the choice `index`. `usage` counts the tokens up to this one, if the client asked
-        for continuous usage."""
-        text, token_id, finish_reason = piece
+        """The chunk of one piece of the choice `index`. `usage` counts the tokens up to its last one, if the client
+        asked for continuous usage."""
+        text, token_ids, finish_reason = piece
 
         frame = self._frames.get(index)
         if frame is not None and finish_reason is None and timeline is None and usage is None:
             before, after = frame
             if self._head.with_token_ids:
-                return b'%b%b%b,"token_ids":[%b]}%b' % (
-                    before, orjson.dumps(text), after, b"" if token_id is None else b"%d" % token_id, self._end
-                )  # fmt: skip
+                ids = orjson.dumps(token_ids)
+                return b'%b%b%b,"token_ids":%b}%b' % (before, orjson.dumps(text), after, ids, self._end)
             return before + orjson.dumps(text) + after
 
         role = {}
         if frame is None:  # the first chunk of a choice in a chat has its role
             role, self._frames[index] = {"role": "assistant"}, self._frame(index)
         content = {"delta": role | {"content": text}} if self._head.is_chat else {"text": text}
-        choice = self._head.choice(index, content, finish_reason, [] if token_id is None else [token_id])
+        choice = self._head.choice(index, content, finish_reason, token_ids)
         return self._start + orjson.dumps(choice) + self._rest(usage, timeline)
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
@@ -154,8 +154,8 @@ class StreamedAnswer(Response):
         """Runs until every choice has finished, one has failed, or the client has left."""
         backlog = backlog_of(scope)
         if backlog is not None:
-            max_pieces, cut = backlog
-            self._generation.bound_backlog(max_pieces, lambda: cut(BACKLOG))
+            max_tokens, cut = backlog
+            self._generation.bound_backlog(max_tokens, lambda: cut(BACKLOG))
 
         batches = self._generation.batches()
         with _watched(self._generation, receive):
@@ -189,7 +189,7 @@ class StreamedAnswer(Response):
         lines: list[bytes] = []
         for place, (index, piece) in enumerate(batch, start=1):
             timeline = generation.timeline() if is_last and place == len(batch) else None
-            self._num_sent += piece.token_id is not None
+            self._num_sent += len(piece.token_ids)
             usage = generation.usage_at(self._num_sent) if writer.continuous else None
             lines.append(writer.chunk(index, piece, usage, timeline))
 

@@ -1,4 +1,4 @@
-"""Turns the tokens of one choice into text: detokenizer first, then stop strings. One piece for each token. Pure.
+"""Turns the tokens of one choice into text: detokenizer first, then stop strings. One piece for each delivery. Pure.
 
 A character is shown once its last byte has arrived, never in part. What may begin a stop string is held back, and the
 text is cut before the first match. The stop string that is complete first wins; of several that end at one character,
@@ -289,10 +289,11 @@ class StopStrings:
 
 
 class Piece(NamedTuple):
-    """What one token adds. `text` is empty while a character is incomplete or may begin a stop string."""
+    """What the tokens of one delivery add. Text is held back while a character is incomplete or may begin a stop
+    string."""
 
     text: str
-    token_id: int | None  # None: no token, only a finish reason
+    token_ids: tuple[int, ...]  # empty: only a finish reason
     finish_reason: str | None
 
 
@@ -312,36 +313,28 @@ class ChoiceText:
         """Whether a stop string cut the text. The worker must then be told to stop."""
         return self._stops.has_matched
 
-    def feed(self, token_ids: Sequence[int], finish: FinishReason | None) -> list[Piece]:
-        """The pieces of `token_ids`, up to a stop string. The stop token that ended the choice has no text."""
+    def feed(self, token_ids: tuple[int, ...], finish: FinishReason | None) -> Piece:
+        """The piece of `token_ids`, up to a stop string. The stop token that ended the choice has no text."""
         if finish is None and len(token_ids) == 1 and not self._has_stops:  # nearly every call
             self.num_tokens += 1
-            return [Piece(self._detokenizer.feed(token_ids[0]), token_ids[0], None)]
+            return Piece(self._detokenizer.feed(token_ids[0]), token_ids, None)
 
-        if not token_ids and finish is not None:
-            return [self._piece(self._detokenizer.flush(), None, finish)]
-
-        pieces: list[Piece] = []
-        last = len(token_ids) - 1
-
-        for place, token_id in enumerate(token_ids):
-            ends = finish if place == last else None
+        text, num_used, last = "", 0, len(token_ids) - 1
+        while num_used <= last and not self.hit_stop_string:
             self.num_tokens += 1
-            text = "" if ends is FinishReason.STOP else self._detokenizer.feed(token_id)
-            if ends is not None:
-                text += self._detokenizer.flush()
-            pieces.append(self._piece(text, token_id, ends))
-            if self.finish_reason is not None:
-                break
+            is_stop_token = finish is FinishReason.STOP and num_used == last
+            text += self._without_stops("" if is_stop_token else self._detokenizer.feed(token_ids[num_used]))
+            num_used += 1
 
-        return pieces
-
-    def _piece(self, text: str, token_id: int | None, ends: FinishReason | None) -> Piece:
-        if self.num_tokens >= self._min_tokens:
-            text = self._stops.feed(text)
+        if finish is not None and not self.hit_stop_string:
+            text += self._without_stops(self._detokenizer.flush())
         if self.hit_stop_string:
             self.finish_reason = "stop"
-        elif ends is not None:
-            self.finish_reason = str(ends)
+        elif finish is not None:
+            self.finish_reason = str(finish)
             text += self._stops.flush()
-        return Piece(text, token_id, self.finish_reason)
+        return Piece(text, token_ids[:num_used], self.finish_reason)
+
+    def _without_stops(self, text: str) -> str:
+        """The text that may be shown now; all of it before `min_tokens`."""
+        return self._stops.feed(text) if self.num_tokens >= self._min_tokens else text

@@ -145,6 +145,7 @@ class Generation:
 
         self._records: list[RequestRecord] = []  # one for each prompt that is assigned
         self._pieces: Batch = []
+        self._num_waiting = 0  # tokens of these pieces
         self._max_backlog = 0
         self._on_full: Callable[[], None] | None = None
         self.is_held = False  # the connection accepts nothing now: new pieces wait
@@ -193,17 +194,17 @@ class Generation:
                 return
 
             if self._pieces:
-                batch, self._pieces = self._pieces, []
+                batch, self._pieces, self._num_waiting = self._pieces, [], 0
                 yield batch
 
             if not self._pieces and (self.error is not None or self._num_open == 0):
                 self._end("ok" if self.error is None else self.error.code)
                 return
 
-    def bound_backlog(self, max_pieces: int, on_full: Callable[[], None]) -> None:
-        """While `is_held`, at most `max_pieces` wait. Beyond that the generation ends as if the client had left, and
+    def bound_backlog(self, max_tokens: int, on_full: Callable[[], None]) -> None:
+        """While `is_held`, at most `max_tokens` wait. Beyond that the generation ends as if the client had left, and
         `on_full` is called."""
-        self._max_backlog, self._on_full = max_pieces, on_full
+        self._max_backlog, self._on_full = max_tokens, on_full
 
     @property
     def is_complete(self) -> bool:
@@ -259,19 +260,18 @@ class Generation:
             self._cancel_all()
             self._news.set()
 
-    def _take(self, index: int, token_ids: Sequence[int], finish: FinishReason | None) -> None:
+    def _take(self, index: int, token_ids: tuple[int, ...], finish: FinishReason | None) -> None:
         text = self._texts[index]
         if text.finish_reason is not None or self.error is not None:
             return
 
         num_before = text.num_tokens
-        pieces = text.feed(token_ids, finish)
+        piece = text.feed(token_ids, finish)
         self.times.tokens(index, text.num_tokens - num_before)
+        self._pieces.append((index, piece))
+        self._num_waiting += len(piece.token_ids)
 
-        for piece in pieces:
-            self._pieces.append((index, piece))
-
-        if pieces and pieces[-1].finish_reason is not None:
+        if piece.finish_reason is not None:
             if text.hit_stop_string:
                 record = self._records[index // self._prompts[0].num_choices]
                 self._dispatch.cancel(record.request_id, index - record.first_choice)
@@ -282,8 +282,8 @@ class Generation:
 
         self._news.set()
 
-        if self.is_held and self._on_full is not None and len(self._pieces) > self._max_backlog:
-            self._pieces.clear()
+        if self.is_held and self._on_full is not None and self._num_waiting > self._max_backlog:
+            self._pieces, self._num_waiting = [], 0
             self._leave()
             self._on_full()
 

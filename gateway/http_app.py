@@ -173,6 +173,7 @@ def worker_row(member: Member, now: float) -> dict[str, Any]:
         "queued_prompt_tokens": stats.queued_prompt_tokens,
         "page_size": registered.layout.page_size,
         "transfer": stats.transfer,
+        "draft": None if registered.draft is None else asdict(registered.draft),
         "max_running_requests": registered.max_running_requests,
         "max_total_tokens": registered.max_total_tokens,
         "context_length": registered.context_length,
@@ -196,6 +197,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 def _server_info(service: Service) -> dict[str, Any]:
     """Sums over decode and unified workers, since each request occupies one of them."""
     decodes = [each.registered for each in service.control.membership.members if each.role is not Role.PREFILL]
+    draft = next((each.draft for each in decodes if each.draft is not None), None)
     return {
         "model_id": service.names.first,
         "served_model_name": service.names.first,
@@ -207,6 +209,9 @@ def _server_info(service: Service) -> dict[str, Any]:
         "max_total_num_tokens": sum(each.max_total_tokens for each in decodes),
         "context_length": service.control.limits.context_length,
         "page_size": service.control.limits.page_size,
+        "speculative_algorithm": draft and draft.algorithm,
+        "speculative_draft_model_path": draft and draft.folder,
+        "speculative_num_steps": draft and draft.num_steps,
         "tp_size": 1,
         "dp_size": 1,
         "disaggregation_mode": "null",  # to a router this is a plain server: the gateway pairs the workers

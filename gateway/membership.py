@@ -12,8 +12,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from gateway.prefixes import KnownPrefixes
-from protocol.fingerprint import difference, unequal_fact
-from protocol.kv_layout import mismatch
+from protocol.fingerprint import unequal_fact
 from protocol.messages_gateway import (
     Heartbeat,
     Leaving,
@@ -27,6 +26,7 @@ from protocol.messages_gateway import (
     WorkerAddress,
     WorkerStats,
 )
+from protocol.pairs import Serves, pair_fault
 from runtime.settings import GatewaySettings
 
 MOST_LOSSES = 10_000  # losses that are remembered; without a bound, a worker that joins and leaves would fill memory
@@ -248,9 +248,10 @@ class Membership:
                 continue
 
             theirs, other_id = other.registered, other.key.worker_id
-            layout = mismatch(message.layout, theirs.layout, worker_id, other_id)
-            model = layout or difference(message.fingerprint, theirs.fingerprint, worker_id, other_id)
-            if model is not None:
+            ours, others = (Serves(each.address.worker_id, each.layout, each.fingerprint) for each in (message, theirs))
+            if not _needs_draft(message, theirs):
+                ours, others = ours.without_draft, others.without_draft
+            if (model := pair_fault(ours, others)) is not None:
                 return model
 
             pairs: list[tuple[str, object, object]] = [("vocabulary size", message.vocab_size, theirs.vocab_size)]
@@ -263,3 +264,9 @@ class Membership:
                 if got != expected:
                     return f"{what} is {got} on {worker_id}, {expected} on {other_id}"
         return None
+
+
+def _needs_draft(one: Register, other: Register) -> bool:
+    """Whether the two may become a pair, which needs one draft unless decode goes without."""
+    are_pair = {one.role, other.role} == {Role.PREFILL, Role.DECODE}
+    return are_pair and not (one if one.role is Role.DECODE else other).may_lack_draft

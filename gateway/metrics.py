@@ -130,6 +130,13 @@ TIMES = {  # see worker/requests.py
 # By the beginning of the counter's name; the rest is the label's value: (beginning, name, label, help).
 BY_REST = (
     ("rejected_", "kv_transfer_rejected_frames", "reason", "Frames that a decode worker refused, by reason."),
+    ("spec_proposed_", "spec_proposed_tokens", "position", "Tokens that a draft proposed and a launch verified."),
+    (
+        "spec_accepted_",
+        "spec_accepted_tokens",
+        "position",
+        "Tokens that a draft proposed and a launch kept, by position.",
+    ),
     ("transfers_", "kv_transfers_ended", "outcome", "Prompts whose KV a prefill worker sent, by outcome."),
     ("reservations_", "reservations_ended", "outcome", "Reservations of a decode worker that ended, by outcome."),
 )

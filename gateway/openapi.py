@@ -90,7 +90,7 @@ def errors(more: dict[int, str] | None = None) -> Responses:
 def generation_responses() -> Responses:
     """The answers of completions and chat completions."""
     content = {**_content(Answer)["content"], "text/event-stream": {"schema": _reference(Event)}}
-    answer = {"description": "the whole answer, or with `stream` an event for each token", "content": content}
+    answer = {"description": "the whole answer, or with `stream` an event for each step", "content": content}
     return {200: answer, **errors(OF_GENERATION)}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gateway.membership import Member, WorkerKey
-from protocol.kv_layout import full_pages, pages_for, pages_for_choices
+from protocol.kv_layout import full_pages, pages_for_choices
 from protocol.messages_gateway import Role
 from runtime.settings import Pairing
 
@@ -25,19 +25,20 @@ class Need:
     max_tokens: int  # of each choice
     prefixes: Sequence[bytes] = ()  # the hashes of its prompt's prefixes, if they matter
 
-    def total_pages(self, page_size: int) -> int:
-        """Pages at the end: the full prompt pages once, then for each choice the rest of the prompt and its outputs.
-        The KV of the last output is never read, so it needs none."""
+    def total_pages(self, page_size: int, lookahead: int = 0) -> int:
+        """Pages at the end: the prompt's settled pages once, then for each choice the rest of the prompt and its
+        outputs. The KV of the last output is never read, so it needs none."""
         num_tokens = self.prompt_tokens + self.max_tokens - 1
-        return pages_for_choices(self.prompt_tokens, num_tokens, self.num_choices, page_size)
+        return pages_for_choices(self.prompt_tokens, num_tokens, self.num_choices, page_size, lookahead)
 
     def fits(self, member: Member) -> bool:
         """Whether `member` could hold this request if it were empty."""
-        page_size = member.registered.layout.page_size
-        pool = full_pages(member.registered.max_total_tokens, page_size)
+        worker, layout = member.registered, member.registered.layout
+        pool = full_pages(worker.max_total_tokens, layout.page_size)
         if member.role is Role.PREFILL:
-            return pages_for(self.prompt_tokens, page_size) <= pool
-        return self.total_pages(page_size) <= pool and self.num_choices <= member.registered.max_running_requests
+            return layout.num_pages(self.prompt_tokens) <= pool
+        needed = self.total_pages(layout.page_size, layout.lookahead)
+        return needed <= pool and self.num_choices <= worker.max_running_requests
 
     def num_cached(self, member: Member) -> int:
         """Prompt tokens that `member` is thought to have cached. At least one is always computed."""

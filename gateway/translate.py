@@ -43,6 +43,7 @@ class Limits:
     pool_tokens: int | None = None  # of the largest decode worker
     prefill_pool_tokens: int | None = None  # of the largest prefill worker
     page_size: int = 1
+    lookahead: int = 0  # of its layout
     prefill_page_size: int | None = None  # of the largest prefill worker, if it differs
     max_choices: int | None = None  # rows of the largest decode worker
 
@@ -62,7 +63,7 @@ class Limits:
         if self.pool_tokens is None:
             return None
         num_pages = full_pages(self.pool_tokens, self.page_size)
-        longest = longest_choices(num_prompt, num_choices, num_pages, self.page_size)
+        longest = longest_choices(num_prompt, num_choices, num_pages, self.page_size, self.lookahead)
         return longest - num_prompt + 1  # nobody reads the KV of the last output
 
 
@@ -88,6 +89,7 @@ def limits_of(members: tuple[Member, ...], model: Limits) -> Limits:
         pool_tokens=decode.max_total_tokens if decodes else None,
         prefill_pool_tokens=prefill.max_total_tokens if prefills else None,
         page_size=decode.layout.page_size,
+        lookahead=decode.layout.lookahead,
         prefill_page_size=prefill.layout.page_size,
         max_choices=max((each.max_running_requests for each in decodes), default=None),
     )

@@ -4,10 +4,11 @@ from collections import deque
 from dataclasses import dataclass
 
 from protocol.errors import LayoutMismatch, WireError
-from protocol.fingerprint import Fingerprint, difference
-from protocol.kv_layout import KvLayout, mismatch
+from protocol.fingerprint import Fingerprint
+from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from protocol.messages_handoff import Hello, HelloAccepted, HelloRefused
+from protocol.pairs import Serves, moves, pair_fault
 from transfer.sending.frame_sender import FrameSender
 
 JOB_TOKENS = 16_384  # queued prompt tokens granted to each decode worker
@@ -19,6 +20,7 @@ class DecodePeer:
     """A decode worker that has said hello."""
 
     address: WorkerAddress
+    has_draft: bool = True  # KV of our draft is of use to it
     newest: int = -1  # the last job's reservation; reservations ascend
 
 
@@ -38,28 +40,33 @@ class DecodePeers:
     def answer(self, instance: int, hello: Hello) -> HelloAccepted | HelloRefused:
         """Takes a new peer, or one that was forgotten, if KV can move between the two."""
         try:
-            self._check(instance, hello)
-            offer = self.sender.attach(instance, hello.layout, hello.offer)
+            layout = self._check(instance, hello)
+            offer = self.sender.attach(instance, hello.layout, hello.offer, layout)
         except WireError as error:
             return HelloRefused(error.message)
 
-        self.by_instance[instance] = DecodePeer(hello.address)
-        return HelloAccepted(address=self.address, job_tokens=JOB_TOKENS, layout=self.layout, offer=offer)
+        self.by_instance[instance] = DecodePeer(hello.address, has_draft=layout == self.layout)
+        return HelloAccepted(address=self.address, job_tokens=JOB_TOKENS, layout=layout, offer=offer)
 
-    def _check(self, instance: int, hello: Hello) -> None:
-        """LayoutMismatch, naming both values, if KV cannot move to this decode worker.
+    def _check(self, instance: int, hello: Hello) -> KvLayout:
+        """The layout of the KV that moves. LayoutMismatch, naming both values, if none can move to this decode worker.
 
         WireError if it was lost: the gateway will not report it again.
         """
         if instance in self._lost:
             raise WireError(f"worker {hello.address.worker_id!r} was declared lost; this instance may not return")
-        here, there = self.address.worker_id, hello.address.worker_id
-        reason = mismatch(self.layout, hello.layout, here, there)
         if hello.address.instance != instance:  # jobs are kept by the connection's instance, transfers by the address's
             reason = f"address.instance: got {hello.address.instance}, expected {instance}, as the connection says"
-        reason = reason or difference(self.fingerprint, hello.fingerprint, here, there)
-        if reason is not None:
             raise LayoutMismatch(reason)
+        ours = Serves(self.address.worker_id, self.layout, self.fingerprint)
+        theirs = Serves(hello.address.worker_id, hello.layout, hello.fingerprint)
+        if (layout := moves(ours, theirs, may_lack_draft=hello.may_lack_draft)) is None:
+            raise LayoutMismatch(pair_fault(ours, theirs) or "")
+        return layout
+
+    def has_draft(self, instance: int) -> bool:
+        """Whether a peer has the same draft."""
+        return instance in self.by_instance and self.by_instance[instance].has_draft
 
     def forget(self, instance: int) -> None:
         """Drops a peer and every transfer to it. It may greet again."""

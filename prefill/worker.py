@@ -42,6 +42,7 @@ class Job(Assigned):
     """The choices are drawn from the prompt's last logits. Only the first one holds memory."""
 
     target: Target
+    hidden: bytes = b""  # see LastMessage
     transfers: tuple[SendTransfer, ...] = ()  # one for each rank, once it is admitted; none if decode needs no KV
 
     @property
@@ -176,7 +177,12 @@ class PrefillWorker:
     def launch(self) -> bool:
         """Launches chunks of the prompts that were admitted first, up to the chunk size and the budget of a launch."""
         jobs = [job for job in self._computing if job.prompt_left]
-        chunks = next_chunks(jobs, self._chunk_size, max_tokens=self._policies.max_prefill_tokens)
+        chunks = next_chunks(
+            jobs,
+            self._chunk_size,
+            max_tokens=self._policies.max_prefill_tokens,
+            lookahead=self.planner.book.lookahead,
+        )
         if not chunks:
             return False
         self.planner.launch(chunks, relay=False, ships=True)
@@ -189,6 +195,11 @@ class PrefillWorker:
     def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:
         """Ships the last layers, sends first tokens to the gateway, and finishes transfers of computed prompts."""
         self._ship_layers(launched)
+        if launched.hidden:
+            ended = [chunk.req for chunk in launched.chunks if chunk.samples]
+            for req, hidden in zip(ended, launched.hidden, strict=True):
+                if (job := self._job_of.get(req)) is not None and self._peers.has_draft(job.target.peer.instance):
+                    job.hidden = hidden
         firsts: dict[Job, list[int]] = {}
         for req, run in drawn:
             if (job := self._job_of.get(req)) is not None:
@@ -285,7 +296,7 @@ class PrefillWorker:
             self._end(job)
         else:
             self.outbox.decode.append((job.target.peer.instance, JobCredit(job.target.reservation)))
-            self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps), job.num_cached)
+            self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps), job.num_cached, job.hidden)
             self._late.set(job, self._clock.now() + DELIVERY_DEADLINE_S)
 
     def _fail_broken(self) -> None:

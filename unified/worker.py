@@ -82,7 +82,7 @@ class UnifiedWorker:
             waiting=len(queued) + self.planner.spills.num_now,
             queued_prompt_tokens=sum(request.prompt_left for request in queued),
             num_launches=self.planner.num_launches,
-            counters=self.planner.spills.counters,
+            counters=self.planner.counters,
             times=self._phases.spreads,
         )
 
@@ -98,7 +98,13 @@ class UnifiedWorker:
                 del self._requests[req.request_id, req.attempt]
         decodes = self.planner.decodes()
         num_mixed = len(decodes) if self._policies.enable_mixed_chunk else 0
-        chunks = next_chunks(self._computing, self._chunk_size, num_mixed, self._policies.max_prefill_tokens)
+        chunks = next_chunks(
+            self._computing,
+            self._chunk_size,
+            num_mixed,
+            self._policies.max_prefill_tokens,
+            lookahead=self.planner.book.lookahead,
+        )
         if not chunks and not decodes:
             return False
 

@@ -10,23 +10,24 @@ import random
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 import zmq
 
+from model.draft import begins_with
 from model.fake import FakeRunner
-from model.graphs import GraphedRunner, bucket_sizes
+from model.graphs import GraphedRunner
 from model.host_copies import HostCopies
-from model.host_memory import available_bytes, device_share
-from model.kv_sizing import KvBudget, activation_bytes, choose_kv_size, graph_bytes, host_copy_bytes, token_flops
+from model.kv_sizing import choose_kv_size, token_flops
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
-from model.runner import ModelRunner, Runner
+from model.runner import DraftSource, ModelRunner, Runner
 from protocol.errors import BatonError, ConfigError
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import RankEndpoint, Register, Role, WorkerAddress
+from protocol.messages_gateway import DraftInfo, RankEndpoint, Register, Role, WorkerAddress
 from runtime.address import is_loopback, refuse_exposed
 from runtime.bus import Dealer, Wake
 from runtime.clock import MonotonicClock
@@ -39,10 +40,13 @@ from runtime.settings import WorkerSettings, read_arguments
 from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
 from scheduler.planner import Planner
+from scheduler.speculation import Speculation
 from scheduler.spills import Costs
+from scheduler.step_costs import measure_step_costs
 from scheduler.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream
 from scheduler.streams_cuda import CudaStream
 from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop
+from worker.memory import bytes_for_spills, has_twin, memory_budgets, sharers, verified_width
 from worker.policies import Policies
 
 HOST_DEMAND_TOKENS = 262_144  # KV in host memory without --max-total-tokens; all of it is touched at the start
@@ -117,11 +121,19 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     status.loading("KV memory")
     executor, book = build_executor(runner, settings, wake.set)
     status.loading("warming up")
-    executor.warm_up()
+    executor.warm_up(verified_width(runner, settings), trees=settings.speculative_eagle_topk > 1)
     is_mirrored = has_twin(runner.device, settings)
     layout = executor.kv.layout
     costs = costs_of(runner, layout, settings)
-    planner = Planner(book, executor, layout, runner.config.vocab_size, has_twin=is_mirrored, costs=costs)
+    planner = Planner(
+        book,
+        executor,
+        layout,
+        runner.config.vocab_size,
+        has_twin=is_mirrored,
+        costs=costs,
+        speculation=speculation_of(runner, executor, settings),
+    )
 
     instance = random.SystemRandom().getrandbits(62)
     identity = f"{settings.worker_id}#{instance}".encode()
@@ -152,6 +164,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
             kv_pages=executor.kv.num_pages - 1,
             threads=settings.threads,
             device=str(runner.device),
+            **(asdict(draft) if (draft := draft_info(settings)) else {}),
         )
         status.ready(kv_pages=executor.kv.num_pages - 1)
 
@@ -204,7 +217,15 @@ def registration(started: Started, runner: Runner, core: Core, address: WorkerAd
         device=str(runner.device),
         encrypts_data=settings.encrypt_data,
         margin=core.planner.book.margin,
+        may_lack_draft=settings.speculative_pair_without_draft,
+        draft=draft_info(settings),
     )
+
+
+def draft_info(settings: WorkerSettings) -> DraftInfo | None:
+    """What the log and the gateway say of the draft, if there is one."""
+    algorithm, folder = settings.speculative_algorithm, settings.speculative_draft_model_path
+    return DraftInfo(algorithm, folder or "", settings.speculative_num_steps) if algorithm else None
 
 
 def why_refused(keys: Keys | None) -> dict[str, str]:
@@ -241,7 +262,10 @@ def read_trust(settings: WorkerSettings) -> Keys | None:
 def load_runner(settings: WorkerSettings) -> Runner:
     """Loads the model that the settings name. CheckpointError or ConfigError if it cannot be served."""
     if settings.fake_model:
-        return FakeRunner(context_length=settings.context_length or 4096)
+        algorithm, context_length = settings.speculative_algorithm, settings.context_length or 4096
+        num_layers = settings.speculative_num_steps if algorithm == "mtp" else 1
+        draft_seed = None if algorithm is None else 1
+        return FakeRunner(context_length=context_length, draft_seed=draft_seed, num_draft_layers=num_layers)
     runner = ModelRunner.load(
         settings.model,
         device=settings.device,
@@ -252,9 +276,21 @@ def load_runner(settings: WorkerSettings) -> Runner:
         check_weights=settings.check_weights,
         attention=settings.attention_backend,
         cpu_kernels=not settings.disable_cpu_kernels,
+        draft=draft_source(settings),
     )
     wants_graphs = settings.role is not Role.PREFILL and not settings.disable_cuda_graph
     return GraphedRunner(runner) if wants_graphs and runner.device.type == "cuda" else runner
+
+
+def draft_source(settings: WorkerSettings) -> DraftSource | None:
+    """Where the draft comes from, if there is to be one. ConfigError if its folder is not named."""
+    algorithm, folder = settings.speculative_algorithm, settings.speculative_draft_model_path
+    if algorithm is None:
+        return None
+    if folder is None:
+        message = f"speculative_draft_model_path: got none, expected the folder of the draft for {algorithm}"
+        raise ConfigError(message, param="speculative-draft-model-path")
+    return DraftSource(algorithm, Path(folder), settings.speculative_num_steps)
 
 
 def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> tuple[Executor, KvBook]:
@@ -296,6 +332,7 @@ def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], 
         margin=min(settings.num_reserved_decode_tokens, layout.pool_tokens(size.num_pages) // 16),
         caches=not settings.disable_radix_cache,
         num_slots=num_slots,
+        lookahead=layout.lookahead,
     )
     executor = Executor(
         runner,
@@ -311,13 +348,23 @@ def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], 
     return executor, book
 
 
-def bytes_for_spills(layout: KvLayout, settings: WorkerSettings, longest: int) -> int:
-    """Bytes of host memory for KV of choices that give way. 0: they begin again, or nobody decodes here."""
-    if settings.retract_to == "prefill" or settings.role is Role.PREFILL:
-        return 0
-    most_tokens = longest * settings.max_running_requests
-    budget = KvBudget(available_bytes(torch.device("cpu")), settings.workers_on_host, 0, 0)
-    return host_copy_bytes(layout, settings.retract_host_gib, most_tokens, budget)
+def speculation_of(runner: Runner, executor: Executor, settings: WorkerSettings) -> Speculation | None:
+    """How the planner uses the draft, if there is one. Its costs are measured. ConfigError if it cannot be used so."""
+    if runner.draft is None:
+        return None
+    topk, vocab_size, costs = settings.speculative_eagle_topk, runner.config.vocab_size, None
+    if topk > vocab_size:
+        expected = f"expected at most {vocab_size}, the tokens of the model's vocabulary"
+        raise ConfigError(f"--speculative-eagle-topk: got {topk}, {expected}", param="speculative-eagle-topk")
+    num_layers, num_steps = runner.draft.group.lookahead, settings.speculative_num_steps
+    if 1 < num_layers < num_steps:
+        expected = f"expected at most {num_layers}, the layers of the draft"
+        raise ConfigError(f"--speculative-num-steps: got {num_steps}, {expected}", param="speculative-num-steps")
+    if settings.speculative_adaptive and settings.role is not Role.PREFILL:
+        most = settings.max_running_requests, num_steps
+        costs = measure_step_costs(executor, *most, MonotonicClock())
+    num_nodes = (settings.speculative_num_draft_tokens or 0) if topk > 1 else 0
+    return Speculation(num_steps, begins_with(runner.draft), costs, topk, num_nodes)
 
 
 def costs_of(runner: Runner, layout: KvLayout, settings: WorkerSettings) -> Costs | None:
@@ -326,47 +373,6 @@ def costs_of(runner: Runner, layout: KvLayout, settings: WorkerSettings) -> Cost
         return None
     token_bytes, moves = layout.all_page_bytes / layout.page_size, settings.role is Role.DECODE
     return Costs.on(runner.device.type, token_bytes, token_flops(runner.config), moves=moves)
-
-
-def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int, host_bytes: int = 0) -> list[KvBudget]:
-    """The memories that each page takes bytes of: the device's, and the host's if KV has a twin there.
-
-    Only a device's own workers share its memory. `longest` is the longest context of a request, in tokens. `host_bytes`
-    of host memory are taken already.
-    """
-    device, config = runner.device, runner.config
-    workers, on_host = sharers(device, settings), settings.workers_on_host
-    activations = activation_bytes(
-        config,
-        runner.dtype,
-        tokens_per_forward=max(
-            settings.max_prefill_tokens or settings.chunked_prefill_size,
-            0 if settings.chunked_prefill_size else longest,
-        ),
-        logit_rows=settings.max_running_requests,
-    )
-    if isinstance(runner, GraphedRunner):
-        activations += graph_bytes(config, runner.dtype, lanes=bucket_sizes(settings.max_running_requests)[-1])
-    if device.type == "cpu":
-        weights = runner.mapped_weight_bytes + (workers - 1) * runner.private_weight_bytes
-        return [KvBudget(available_bytes(device), workers, weights, activations + host_bytes)]
-
-    place = str(device) if workers == 1 else f"{device}, of which this worker has 1/{workers}"
-    budget = KvBudget(device_share(device, workers), 1, 0, activations, place)
-    if not has_twin(device, settings):
-        return [budget]
-    return [budget, KvBudget(available_bytes(torch.device("cpu")), on_host, 0, host_bytes)]
-
-
-def sharers(device: torch.device, settings: WorkerSettings) -> int:
-    """How many workers share the memory of the device, this one included."""
-    return settings.workers_on_host if device.type == "cpu" else settings.workers_on_gpu
-
-
-def has_twin(device: torch.device, settings: WorkerSettings) -> bool:
-    """Whether KV has a twin in host memory: on a device, unless KV stays there or goes to another device directly."""
-    leaves_by_host = settings.role is not Role.UNIFIED and settings.transfer_backend != "cuda_ipc"
-    return device.type != "cpu" and leaves_by_host
 
 
 def open_streams(device: torch.device, wake: Callable[[], None]) -> tuple[Stream, Stream]:

@@ -26,8 +26,9 @@ from protocol.messages_gateway import (
 from protocol.messages_handoff import ToDecode, ToPrefill
 from protocol.prefixes import ID_BYTES, packed
 from runtime.clock import Clock
+from scheduler.chunks import ExtendChunk, plan_chunks
 from scheduler.kv_book import CacheKey
-from scheduler.planner import ExtendChunk, Planner, plan_chunks
+from scheduler.planner import Planner
 from scheduler.req import Req, replay_fault, request_fault, transfer_fault
 
 
@@ -101,16 +102,23 @@ class Assigned:
 
 
 def next_chunks(
-    requests: Sequence[Assigned], chunk_size: int, num_decodes: int = 0, max_tokens: int | None = None
+    requests: Sequence[Assigned],
+    chunk_size: int,
+    num_decodes: int = 0,
+    max_tokens: int | None = None,
+    *,
+    lookahead: int = 0,
 ) -> tuple[ExtendChunk, ...]:
     """The prompt chunks of the next launch, which decodes `num_decodes` tokens too. The oldest request comes first.
 
-    For the bounds see plan_chunks.
+    For the bounds see plan_chunks. `lookahead`: the layout's. A draft begins with the target's features of so many
+    tokens at a prompt's end, so one launch computes them all.
     """
     if not requests:
         return ()
     chunks: list[ExtendChunk] = []
-    sizes = plan_chunks([request.prompt_left for request in requests], chunk_size, num_decodes, max_tokens)
+    left = [request.prompt_left for request in requests]
+    sizes = plan_chunks(left, chunk_size, num_decodes, max_tokens, max(lookahead, 1))
     for request, size in zip(requests, sizes, strict=True):
         prompt, end = request.prompt, request.prompt.num_computed + size
         samples = [req for req in request.reqs if req.finish is None] if end == prompt.prompt_len else []
@@ -135,8 +143,9 @@ def is_too_early(
 
     key, num_cached = request.cache_key, planner.book.num_cached(request.cache_key)
     end = num_cached + max(planner.book.page_size, (request.prompt_len - num_cached) // 4)
-    start = key.ids[: end * ID_BYTES]
-    return end < request.prompt_len and any(
+    ahead = planner.book.lookahead
+    start = key.ids[: (end + ahead) * ID_BYTES]
+    return end + max(ahead, 1) <= request.prompt_len and any(
         each.cache_key.salt == key.salt and each.cache_key.ids.startswith(start) for each in computing
     )
 
