@@ -10,9 +10,13 @@ FROM   ?= 0
 STRATEGIES ?=
 DETECT ?=
 STEP   ?=
+SPEC   ?=
 OUT    ?= gpu-figures
 DEVICE ?= cuda
 MINUTES ?= 25
+
+# SPEC=1, or the name of an algorithm: serve and demo with a draft.
+DRAFT := $(if $(SPEC),--speculative-algorithm $(if $(filter 1,$(SPEC)),eagle,$(SPEC)))
 
 # The package that pip installs as torch. Empty: the CPU build, from pip's configured index, else from pytorch.org.
 # On a machine with a GPU: make TORCH=torch==2.13.0 ...
@@ -39,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-gateway bench-memory bench-overlap \
-  bench-transfer soak check test test-full test-faults explore \
+  bench-spec bench-transfer soak check test test-full test-faults explore \
   explore-handoff mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
@@ -52,10 +56,10 @@ help: ## print this list
 # ---- run it ----
 
 serve: $(SERVING) ## set up, then serve on this machine (the bundled model, unless ARGS='--model DIR')
-	@$(PY) -m deploy serve $(ARGS)
+	@$(PY) -m deploy serve $(DRAFT) $(ARGS)
 
-demo: $(SERVING) ## set up, stream one answer, show the request's time line across the processes, stop
-	@$(PY) -m deploy demo $(ARGS)
+demo: $(SERVING) ## set up, stream one answer, show the request's time line across the processes, stop; SPEC=1, eagle3 or mtp: with a draft
+	@$(PY) -m deploy demo $(DRAFT) $(ARGS)
 
 bench: $(READY) ## measure Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm), or one deployment beside another
 	@$(PY) -m loadtest $(ARGS)
@@ -68,6 +72,9 @@ bench-memory: $(READY) ## measure growth and caches: hit rate and TTFT beside vL
 
 bench-overlap: $(READY) ## measure a decode step (forward alone, with overlap, without) and the cost of scheduling
 	@$(PY) -m bench.overlap $(ARGS)
+
+bench-spec: $(READY) ## measure what a speculative launch costs beside a decode step, and the speed that follows
+	@$(PY) -m bench.spec $(ARGS)
 
 bench-transfer: $(READY) ## measure how fast KV moves between two processes, beside the limits of memory and sockets
 	@$(PY) -m bench.transfer $(ARGS)
@@ -111,7 +118,7 @@ explore: $(READY) ## random schedules of the overlap scheduler under every strat
 explore-handoff: $(READY) ## random faults in a simulated gateway, prefill and decode; for a night: SEEDS=100000
 	@OMP_NUM_THREADS=1 $(PY) -m tests.explore_handoff --seeds $(SEEDS) --from $(FROM)
 
-mutants: $(READY) ## break scheduler and hand-over in one place at a time; a test must notice each; under 10 minutes
+mutants: $(READY) ## break scheduler and hand-over in one place at a time; a test must notice each; a quarter of an hour
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)
 
 gpu: $(READY) ## on a GPU machine, 25 minutes: tests, parity, speeds beside limits, service, trace (STEP= OUT= DEVICE=cpu)

@@ -2,12 +2,13 @@
 
 The request runs in its own thread, and the main thread watches the processes. The time line is a table: what happened,
 where, when, and a bar for the time that this took. The bars' scale ends at the first decode step. The later steps take
-many times as long, so one row tells them in words.
+many times as long, so one row tells them in words. With a draft, the tokens that it has proposed are in colour.
 """
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,13 +19,14 @@ from urllib.parse import urlsplit
 from rich.console import Console as RichConsole
 from rich.table import Table
 from rich.text import Text
+from tokenizers import Tokenizer
 
 from deploy.console import Console
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import GATEWAY, serve_plan
 from deploy.machine import count_cores, count_gpus, read_gpus
 from deploy.model_folder import find_model, has_tokenizer, model_name
-from deploy.sentences import TOKEN_IDS, count_roles, describe_end
+from deploy.sentences import TOKEN_IDS, count_roles, describe_draft, describe_end
 from deploy.serve import check_lengths, find_texts, start_plan
 from protocol.errors import BatonError, ConfigError, brief
 from runtime.clock import Clock, MonotonicClock
@@ -32,6 +34,9 @@ from runtime.keys import read_api_keys
 from runtime.layered_config import Config, Origin
 from runtime.process_life import StopSignal
 
+Decode = Callable[[Sequence[int]], str]
+PROPOSED = "bold green"
+SEED = 1  # the same story each time, with a draft and without
 _TIMEOUT_S = 120.0
 MAX_WIDTH = 120
 FIRST_DECODE = "first decode"
@@ -64,13 +69,15 @@ class Answer:
     num_tokens: int
     moments: tuple[Moment, ...]
     seconds: float
+    num_proposed: int | None = None  # tokens that a draft has proposed; None: there is no draft
 
 
 def demo(config: Config, console: Console) -> int:
     """Runs the demonstration; returns the exit status."""
     model = find_model(config["model"])
     check_lengths(config, model, console)
-    asked = prompt_fields(config, find_texts(config, model))
+    texts = find_texts(config, model)
+    asked = prompt_fields(config, texts)
     name = model_name(model)
     gpus = read_gpus(config["gpus"], config["device"], count_gpus(config["device"]))
     plan = serve_plan(config, model, name, count_cores(), gpus=gpus)
@@ -84,9 +91,11 @@ def demo(config: Config, console: Console) -> int:
         try:
             url = str(start_plan(launcher, plan)[GATEWAY]["http"])
             roles = [settings.role.value for settings in plan.worker_settings]
-            console.serving([f"{name} on {count_roles(roles)}, up in {clock.now() - began:.1f} s", ""])
-            body = {"model": name, "max_tokens": config["max-tokens"], **asked}
-            answer = _watched(requests.submit(stream_answer, url, body, clock, api_key), launcher, stop)
+            workers = count_roles(roles) + describe_draft(plan.worker_settings[0])
+            console.serving([f"{name} on {workers}, up in {clock.now() - began:.1f} s", ""])
+            body = {"model": name, "max_tokens": config["max-tokens"], "seed": SEED, **asked}
+            decode = proposed_text(config, texts)
+            answer = _watched(requests.submit(stream_answer, url, body, clock, api_key, decode), launcher, stop)
         except (StartFailed, DemoFailed) as error:
             console.close()
             launcher.stop()  # first, so that the reason is the last line
@@ -96,7 +105,7 @@ def demo(config: Config, console: Console) -> int:
             console.close()
             return 0
 
-        _show(answer)
+        show(answer)
         launcher.stop(quietly=True)
     return 0
 
@@ -126,23 +135,45 @@ def _watched(request: "Future[Answer]", launcher: Launcher, stop: StopSignal) ->
     return request.result()
 
 
-def _show(answer: Answer) -> None:
+def show(answer: Answer) -> None:
+    """Prints what comes below the answer: its speed, what a draft proposed of it, and the time line."""
     out = RichConsole(highlight=False)
     rate = answer.num_tokens / answer.seconds if answer.seconds > 0 else 0.0
     took = f"{answer.num_tokens} tokens in {answer.seconds * 1000:.0f} ms, {rate:.0f} per second"
     out.print(f"\n\n[dim]{took}, by the client's clock[/dim]\n")
+    if answer.num_proposed is not None:
+        steps = f"{answer.num_tokens} tokens in {answer.num_tokens - answer.num_proposed} steps"
+        out.print(f"[{PROPOSED}]{answer.num_proposed} tokens[/] [dim]were proposed by the draft: {steps}[/dim]\n")
     if answer.moments:
         out.print(timeline_table(answer.moments, answer.num_tokens, out.width))
         out.print(f"\n[dim]{NOTE}[/dim]")
 
 
-def stream_answer(url: str, body: dict[str, Any], clock: Clock, api_key: str = "") -> Answer:
-    """Streams one completion to stdout. Raises DemoFailed if it is not answered."""
+def proposed_text(config: Config, texts: Path) -> Decode | None:
+    """Makes text of token ids, to know which part of the answer a draft has proposed; None without a draft."""
+    if config["speculative-algorithm"] is None:
+        return None
+    if not has_tokenizer(texts):
+        return spelled
+    tokenizer = Tokenizer.from_file(str(texts / "tokenizer.json"))
+    return lambda ids: str(tokenizer.decode(ids))
+
+
+def stream_answer(
+    url: str, body: dict[str, Any], clock: Clock, api_key: str = "", decode: Decode | None = None
+) -> Answer:
+    """Streams one completion to stdout. With `decode`, tokens that a draft has proposed are in colour: all of a chunk
+    but the last, since a chunk has what one launch kept. The prompt's launch, whose token is the first, has no
+    proposals. Raises DemoFailed if the request is not answered."""
     began = clock.now()
-    RichConsole(highlight=False, soft_wrap=True).print(Text(str(body["prompt"]), style="dim"), end="")
+    shows_ids = body.get("return_token_ids", False)
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}, "timeline": True}
+    if decode is not None:
+        asked["return_token_ids"] = True
+    out = RichConsole(highlight=False, soft_wrap=True)
+    out.print(Text(str(body["prompt"]), style="dim"), end="")
     moments: tuple[Moment, ...] = ()
-    num_tokens = 0
+    num_tokens = num_proposed = num_shown = 0
 
     try:
         for chunk in completion_chunks(url, asked, api_key):
@@ -152,15 +183,35 @@ def stream_answer(url: str, body: dict[str, Any], clock: Clock, api_key: str = "
             num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
             for choice in chunk.get("choices", ()):
                 ids = choice.get("token_ids")  # present if the request asked for token ids
-                text = choice.get("text", "") if ids is None else "".join(f" {each}" for each in ids)
-                print(printable(text), end="", flush=True)
+                text = spelled(ids or ()) if shows_ids else choice.get("text", "")
+                kept = ""
+                if decode is not None and ids:
+                    num_proposed += max(0, len(ids) - (1 if num_shown else 2))
+                    kept = proposed_part(text, ids, decode) if num_shown else ""
+                num_shown += len(ids or ())
+                out.print(Text.assemble((printable(kept), PROPOSED), printable(text.removeprefix(kept))), end="")
+                sys.stdout.flush()
     except (DemoFailed, OSError, http.client.HTTPException, ValueError) as error:
         print(flush=True)  # the error goes on its own line, below the prompt
         if isinstance(error, DemoFailed):
             raise
         raise DemoFailed(f"the request to {url} failed: {error}") from error
 
-    return Answer(num_tokens, moments, clock.now() - began)
+    return Answer(num_tokens, moments, clock.now() - began, None if decode is None else num_proposed)
+
+
+def proposed_part(text: str, ids: Sequence[int], decode: Decode) -> str:
+    """The beginning of a step's text that its tokens but the last make; all of it where the two do not fit. Some
+    tokenizers leave out a text's first space."""
+    if len(ids) < 2:
+        return ""
+    proposed = decode(ids[:-1])
+    return next((each for each in (proposed, f" {proposed}") if text.startswith(each)), text)
+
+
+def spelled(ids: Sequence[int]) -> str:
+    """Token ids as text."""
+    return "".join(f" {each}" for each in ids)
 
 
 def printable(text: str) -> str:

@@ -40,6 +40,10 @@ _ONE_DEVICE = "a worker computes on one device; start more workers with --prefil
 _HOSTS = "start one `baton gateway`, and on each host a `baton worker` for each worker"
 _AS_PAIRS = "prefill and decode are workers of one command: `baton serve --prefill 1 --decode 1`"
 
+_LOSSLESS = "a proposal is kept only if it is what the model draws, so that answers are those without a draft"
+_DRAFT_ATTENTION = "a draft computes attention as its model does; see --attention-backend"
+_NO_QUANTISED_DRAFT = "Baton serves no quantised weights yet; a draft computes in the type of its model"
+
 FOREIGN: tuple[ForeignFlag, ...] = (
     # what to start
     _flag("--disaggregation-mode", f"{_AS_PAIRS}; to start one worker alone, `baton worker --role prefill`"),
@@ -55,7 +59,12 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--node-rank", _HOSTS, "0"),
     _flag("--dist-init-addr", _HOSTS),
     # model
-    _flag("--load-format", "weights are read from safetensors files only", "auto", "safetensors"),
+    _flag(
+        "--load-format --speculative-draft-load-format",
+        "weights are read from safetensors files only",
+        "auto",
+        "safetensors",
+    ),
     _flag(
         "--download-dir --revision",
         "Baton serves a folder of this machine and downloads nothing; download it first, and name it with --model",
@@ -91,11 +100,28 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _taken("--enable-chunked-prefill", "prompts are cut into chunks unless --chunked-prefill-size is 0"),
     _flag("--no-enable-chunked-prefill", "`--chunked-prefill-size 0` takes whole prompts"),
     _taken("--enable-prefix-caching", "prefixes are cached unless --disable-radix-cache is given"),
+    # a draft
     _flag(
-        "--speculative-config --speculative-algorithm --speculative-draft-model-path --speculative-num-steps"
-        " --speculative-eagle-topk --speculative-num-draft-tokens",
-        "Baton has no speculative decoding yet",
+        "--speculative-config",
+        "flags say it: its method is --speculative-algorithm, its model --speculative-draft-model-path, its"
+        " num_speculative_tokens --speculative-num-steps",
     ),
+    _flag(
+        "--speculative-draft-model-revision",
+        "a draft is a folder of this machine; download it first, and name it with --speculative-draft-model-path",
+    ),
+    _flag("--speculative-draft-tensor-parallel-size -spec-draft-tp", "a draft computes where its model does", "1"),
+    _flag("--speculative-model-quantization --speculative-draft-model-quantization", _NO_QUANTISED_DRAFT),
+    _flag("--speculative-max-model-len", "a draft has the context of its model; see --context-length"),
+    _flag(
+        "--speculative-disable-by-batch-size",
+        "by --speculative-adaptive a draft proposes fewer tokens in large batches, as far as measured costs say so",
+    ),
+    _flag("--speculative-draft-attention-backend --speculative-attention-mode", _DRAFT_ATTENTION),
+    _flag("--speculative-token-map", "the tokens that a draft knows are in its folder (d2t)"),
+    _flag("--speculative-accept-threshold-single --speculative-accept-threshold-acc", _LOSSLESS, "1", "1.0"),
+    _flag("--spec-decoding-acceptance-method", _LOSSLESS, "rejection_sampler"),
+    _flag("--ngram-prompt-lookup-max --ngram-prompt-lookup-min", "a draft proposes; see --speculative-algorithm"),
     # kernels
     _flag(
         "--enforce-eager",
@@ -116,7 +142,7 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--root-path", "a proxy in front can add a path"),
     _flag("--h11-max-incomplete-event-size", "--max-header-bytes limits the headers, --max-body-bytes the body"),
     _flag("--load-balance-method --policy", "--pairing says how workers are chosen for a request"),
-    _flag("--stream-interval", "a stream has a chunk for each token", "1"),
+    _flag("--stream-interval", "a stream has a chunk for each step of a choice", "1"),
     _flag("--response-role", "answers have the role assistant", "assistant"),
     _flag("--chat-template-content-format", "a template gets the content of a message as one string", "auto", "string"),
     _flag("--return-tokens-as-token-ids", "a request asks for token ids with the field `return_token_ids`"),

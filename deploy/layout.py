@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from deploy.drafts import check_unused, draft_settings
 from deploy.machine import is_named, share_cpus, share_gpus
+from deploy.model_folder import longest_context
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.address import is_loopback
@@ -63,6 +65,7 @@ def serve_plan(
 ) -> Plan:
     """Gateway and workers of `baton serve`. Workers share `cpus`, if they are pinned, and `gpus`; `cores` bounds their
     threads."""
+    check_unused(config, "speculative-pair-without-draft")  # a worker alone may meet one that has a draft
     counts = {role: config[role] for role in ("prefill", "decode", "unified")}
     num_workers = sum(counts.values())
     names = [(Role(role), f"{role}-{index}") for role, count in counts.items() for index in range(count)]
@@ -200,4 +203,5 @@ def _worker_settings(
         host=host,
         workers_on_host=workers,
         threads=config["threads"] or min(threads, MAX_PER_MACHINE),
+        **draft_settings(config, model, config["context-length"] or longest_context(model)),
     )

@@ -11,7 +11,12 @@ from runtime.model_config import read_basics, served_context
 
 PROJECT = Path(__file__).resolve().parent.parent
 BUNDLED = "story"
-_NEEDED = {"model": "config.json", "tokenizer": "tokenizer.json"}  # what the folder of an option must hold
+DRAFT_OPTION = "speculative-draft-model-path"
+_NEEDED = {  # what the folder of an option must hold, and what such a folder is called
+    "model": ("config.json", "a model folder"),
+    "tokenizer": ("tokenizer.json", "a tokenizer folder"),
+    DRAFT_OPTION: ("config.json", "the folder of a draft"),
+}
 
 
 def find_model(wanted: str | None) -> Path:
@@ -30,6 +35,11 @@ def is_checkpoint(name: str) -> bool:
 def find_tokenizer(wanted: str | None) -> Path | None:
     """The folder of `--tokenizer`; None for the model's own. Raises ConfigError if it holds no tokenizer."""
     return None if wanted is None else _found("tokenizer", wanted)
+
+
+def find_draft(wanted: str) -> Path:
+    """The folder of `--speculative-draft-model-path`. Raises ConfigError if it holds no draft."""
+    return _found(DRAFT_OPTION, wanted)
 
 
 def find_template(wanted: str | None) -> Path | None:
@@ -52,20 +62,29 @@ def _found(option: str, wanted: str) -> Path:
 
 
 def _why_not(path: Path, option: str, wanted: str) -> str | None:
-    needed, shown = _NEEDED.get(option), brief(wanted)
+    (needed, kind), shown = _NEEDED.get(option, ("", "")), brief(wanted)
     if not path.exists():
         looks_remote = needed and wanted.count("/") == 1 and not wanted.startswith((".", "/", "~"))
         hint = "; Baton serves local folders, so download a checkpoint from a hub first" if looks_remote else ""
         return f"{'folder' if needed else 'file'} {shown} does not exist{hint}"
-    if needed is None:
+    if not needed:
         return None if path.is_file() else f"{shown} is a folder, expected a file with a Jinja template"
     if not path.is_dir():
         return f"{shown} is a file, expected a folder with {needed}"
-    return None if (path / needed).is_file() else f"folder {shown} has no {needed}, expected a {option} folder"
+    return None if (path / needed).is_file() else f"folder {shown} has no {needed}, expected {kind}"
+
+
+def bundled_draft(algorithm: str) -> Path | None:
+    """The folder of the bundled model's draft of a kind, if there is one."""
+    return next((place for place in _places(f"{BUNDLED}-{algorithm}") if (place / "config.json").is_file()), None)
+
+
+def _places(name: str) -> list[Path]:
+    return [PROJECT / "models" / name, Path(sysconfig.get_path("data"), "share", "baton", "models", name)]
 
 
 def _bundled() -> Path:
-    places = [PROJECT / "models" / BUNDLED, Path(sysconfig.get_path("data"), "share", "baton", "models", BUNDLED)]
+    places = _places(BUNDLED)
     for place in places:
         if (place / "config.json").is_file():
             return place
@@ -89,14 +108,14 @@ def has_tokenizer(folder: Path) -> bool:
 def check_context_length(folder: Path, wanted: int | None) -> None:
     """Raises ConfigError if `wanted` is more than config.json allows, or less than 2 tokens. A config.json that cannot
     be read passes: the workers report it."""
-    if (longest := _longest_context(folder)) is not None:
+    if (longest := longest_context(folder)) is not None:
         served_context(wanted, longest)
 
 
 def check_capacity(folder: Path, context_length: int | None, max_total_tokens: int | None) -> str | None:
     """A remark if `max_total_tokens` of KV are less than the model's context, else None. Raises ConfigError if they are
     less than `context_length`."""
-    longest = _longest_context(folder) if context_length is None else context_length
+    longest = longest_context(folder) if context_length is None else context_length
     if max_total_tokens is None or longest is None or max_total_tokens >= longest:
         return None
     if context_length is not None:
@@ -110,7 +129,8 @@ def check_capacity(folder: Path, context_length: int | None, max_total_tokens: i
     )
 
 
-def _longest_context(folder: Path) -> int | None:
+def longest_context(folder: Path) -> int | None:
+    """The longest context that config.json allows; None if it cannot be read."""
     try:
         return read_basics(folder).context_length
     except CheckpointError:

@@ -93,7 +93,7 @@ class LoneWorkerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """What `baton demo` asks for, and how little it logs."""
+    """What `baton demo` asks for, how little it logs, and that its draft always proposes, so that one can see it."""
 
     _flag: ClassVar = partial(Flag, commands=("demo",))
 
@@ -103,6 +103,7 @@ class DemoSettings:
     prompt: Annotated[str, Field(min_length=0), _flag("text to continue",
         group=Group.DEMO, metavar="TEXT", expected="text in UTF-8")] = "Once upon a time"
     max_tokens: Annotated[Positive, _flag("longest answer", group=Group.DEMO)] = 160
+    speculative_adaptive: Annotated[bool, _flag("propose fewer tokens where more cost time", group=Group.DRAFT)] = False
     # fmt: on
 
 

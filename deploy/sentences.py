@@ -13,6 +13,7 @@ from pathlib import Path
 
 from deploy.console import log_level_of
 from deploy.layout import gpu_of
+from deploy.model_folder import model_name
 from deploy.options import options_for
 from runtime.layered_config import Config, Origin
 from runtime.options import Kind
@@ -32,14 +33,17 @@ def serve_lines(
     *,
     with_text: bool,
     api_key_file: str | None = None,
+    draft: str = "",
 ) -> list[str]:
-    """The ready line of `baton serve` and a curl command. `workers` are the workers' roles."""
+    """The ready line of `baton serve` and a curl command. `workers` are the workers' roles, `draft` is from
+    describe_draft."""
     url = local_url(http)
     body: dict[str, object] = {"model": served_model_name, "prompt": PROMPT, "max_tokens": 64, "stream": True}
     if not with_text:
         body |= TOKEN_IDS
     return [
-        f"Ready: {served_model_name} at {url} with {count_roles(workers)}, in {seconds:.1f} s. Ctrl-C ends it. Try:",
+        f"Ready: {served_model_name} at {url} with {count_roles(workers)}{draft}, in {seconds:.1f} s. Ctrl-C ends it."
+        " Try:",
         curl(url, body, api_key_file),
     ]
 
@@ -65,6 +69,14 @@ def count_roles(workers: Sequence[str]) -> str:
     """`2 prefill workers + 1 decode worker`."""
     counts = {role: workers.count(role) for role in dict.fromkeys(workers)}
     return " + ".join(f"{count} {role} worker{'' if count == 1 else 's'}" for role, count in counts.items())
+
+
+def describe_draft(settings: WorkerSettings) -> str:
+    """`, eagle draft story-eagle with up to 4 steps`; empty without a draft."""
+    if settings.speculative_algorithm is None:
+        return ""
+    name = model_name(Path(settings.speculative_draft_model_path or ""))
+    return f", {settings.speculative_algorithm} draft {name} with up to {settings.speculative_num_steps} steps"
 
 
 def curl(url: str, body: dict[str, object], api_key_file: str | None = None) -> str:

@@ -47,6 +47,7 @@ from deploy.model_folder import (
 )
 from deploy.options import Rules
 from deploy.sentences import (
+    describe_draft,
     describe_loss,
     gateway_lines,
     gpu_flags,
@@ -182,6 +183,7 @@ def run_plan(
             seconds,
             with_text=with_text,
             api_key_file=api_key_file,
+            draft=describe_draft(plan.worker_settings[0]),
         )
         workers = [as_large(spec, int(ready[spec.name]["kv_pages"])) for spec in plan.workers(control)]
         return [at_addresses(plan.gateway, http, control), *workers], lines
