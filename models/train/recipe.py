@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from models.train.special import END_OF_TEXT, SPECIAL_TOKENS, TURN_END
 
+SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.9}
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -79,9 +81,7 @@ def generation_config_json() -> dict[str, object]:
     """generation_config.json: both ends of text, and gentle sampling."""
     return {
         "do_sample": True,
-        "temperature": 0.7,
-        "top_k": 40,
-        "top_p": 0.9,
+        **SAMPLING,
         "eos_token_id": [SPECIAL_TOKENS.index(TURN_END), SPECIAL_TOKENS.index(END_OF_TEXT)],
         "pad_token_id": SPECIAL_TOKENS.index(END_OF_TEXT),
     }

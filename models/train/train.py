@@ -11,7 +11,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -96,42 +96,43 @@ def train(
     recipe: Recipe, tokenizer: Tokenizer, num_steps: int, on_step: Callable[[int, float], object]
 ) -> tuple[Qwen3ForCausalLM, list[float]]:
     """The model after the first `num_steps` of the recipe, in float32, and the loss of every step."""
-    _keep_freed_memory()
-    torch.set_num_threads(recipe.num_threads)
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(recipe.seed)
+    prepare(recipe)
     model = Qwen3ForCausalLM(Qwen3Config(**config_json(recipe.shape) | {"torch_dtype": "float32"}))
     model.train()
-    optimizers = _optimizers(model, recipe)
-    base_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+    optimizers = make_optimizers(model, recipe)
     losses: list[float] = []
     batches = _batches(recipe, tokenizer)
     for step in range(num_steps):
-        for optimizer, lrs in zip(optimizers, base_lrs, strict=True):
-            for group, lr in zip(optimizer.param_groups, lrs, strict=True):
-                group["lr"] = lr * recipe.lr_factor(step)
         inputs_RT, targets_RT = next(batches)
         logits_RTV = model(input_ids=inputs_RT, use_cache=False).logits
         loss = nn.functional.cross_entropy(logits_RTV.flatten(0, 1), targets_RT.flatten(), ignore_index=IGNORED)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        advance(model, optimizers, recipe, step)
         losses.append(loss.item())
         on_step(step, losses[-1])
     return model, losses
 
 
-def _optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+def make_optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for embeddings, heads and norms."""
     named = dict(model.named_parameters())
-    matrices = [p for name, p in named.items() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in named.items() if p.ndim != 2 or "embed" in name]
+    inside = {name for name, p in named.items() if p.ndim == 2 and "embed" not in name and "head" not in name}
+    matrices = [p for name, p in named.items() if name in inside]
+    others = [p for name, p in named.items() if name not in inside]
     return [
         torch.optim.Muon(matrices, lr=recipe.matrix_lr, weight_decay=recipe.weight_decay),
         torch.optim.AdamW(others, lr=recipe.embedding_lr, betas=(0.9, 0.98), weight_decay=0.0),
     ]
+
+
+def advance(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], recipe: Recipe, step: int) -> None:
+    """One step of every optimiser with the gradients at hand, which are cleared."""
+    nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * recipe.lr_factor(step)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _batches(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[tuple[Tensor, Tensor]]:
@@ -149,8 +150,13 @@ def write_model(model: nn.Module, tokenizer: Tokenizer, recipe: Recipe, folder: 
     write_tokenizer(tokenizer, folder, recipe.shape.max_position_embeddings)
     for name, value in (("config", config_json(recipe.shape)), ("generation_config", generation_config_json())):
         (folder / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    save_weights(model, folder)
+
+
+def save_weights(model: nn.Module, folder: Path, beside: Mapping[str, Tensor] | None = None) -> None:
+    """model.safetensors in `folder`, bfloat16, with the weights `beside`."""
     weights = folder / "model.safetensors"
-    save_file(_stored_weights(model), weights, metadata={"format": "pt"})
+    save_file({**(beside or {}), **_stored_weights(model)}, weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # readable by whoever serves it
 
 
@@ -164,15 +170,19 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def _stored_weights(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: p.detach().to(torch.bfloat16).contiguous()
-        for name, p in model.named_parameters()
-        if "lm_head" not in name
-    }
+    """Parameters in bfloat16, a tied one once, and buffers of integers."""
+    weights = {name: p.detach().to(torch.bfloat16).contiguous() for name, p in model.named_parameters()}
+    return weights | {name: each for name, each in model.state_dict().items() if not each.is_floating_point()}
 
 
-def _keep_freed_memory() -> None:
-    """Ask glibc to keep freed blocks: else each step returns and refaults all activations, a third of its time."""
+def prepare(recipe: Recipe) -> None:
+    """Makes this process repeat itself: threads, kernels, seed.
+
+    Asks glibc to keep freed blocks: else each step returns and refaults all activations, a third of its time.
+    """
+    torch.set_num_threads(recipe.num_threads)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(recipe.seed)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         for parameter, value in ((-4, 0), (-1, (1 << 31) - 1)):  # M_MMAP_MAX, M_TRIM_THRESHOLD
