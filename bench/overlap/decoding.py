@@ -20,6 +20,7 @@ from runtime.clock import Clock
 from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
 from scheduler.planner import Planner
+from scheduler.speculation import Speculation
 from scheduler.streams import FORWARD_NICENESS, HostStream, InlineStream, Segment, Stream
 from unified.worker import UnifiedWorker
 
@@ -198,12 +199,18 @@ def executor_on(
     )
 
 
-def planner_of(executor: Executor) -> Planner:
+def planner_of(executor: Executor, speculation: Speculation | None = None) -> Planner:
     """A planner that feeds the executor."""
     kv, (num_rows, max_pages) = executor.kv, executor.page_table.req_to_page.shape
     layout = kv.layout
-    book = KvBook(kv.num_pages, layout.page_size, max_requests=num_rows - 1, max_context=max_pages * layout.page_size)
-    return Planner(book, executor, layout, executor.runner.config.vocab_size)
+    book = KvBook(
+        kv.num_pages,
+        layout.page_size,
+        max_requests=num_rows - 1,
+        max_context=max_pages * layout.page_size,
+        lookahead=layout.lookahead,
+    )
+    return Planner(book, executor, layout, executor.runner.config.vocab_size, speculation=speculation)
 
 
 def pin(cores: set[int]) -> None:

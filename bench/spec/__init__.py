@@ -1,0 +1,1 @@
+"""`make bench-spec`: what speculative decoding costs and saves."""
