@@ -1,14 +1,17 @@
 """A whole deployment in one process: the real cores and state machines on an in-process network.
 
-There is no gateway process. The cluster does the gateway's work: it assigns requests, collects tokens by
-(attempt, seq), and cancels. It has no sockets, no HTTP and no text.
+There is no gateway process: the cluster assigns requests, collects tokens by (attempt, seq), and cancels. It has no
+sockets, no HTTP and no text.
 """
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from decode.worker import DecodeWorker
+from model.draft import begins_with
 from model.host_copies import HostCopies
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
@@ -32,10 +35,11 @@ from runtime.clock import Clock, MonotonicClock
 from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
 from scheduler.planner import Executes, Planner
+from scheduler.speculation import Speculation
 from scheduler.spills import Costs
 from scheduler.streams import Stream
 from tests.doubles.backend_inproc import InprocNetwork
-from tests.doubles.page_ledger import check_pages
+from tests.doubles.page_ledger import check_pages, is_at_rest
 from unified.worker import UnifiedWorker
 from worker.boot import open_streams
 from worker.policies import DEFAULTS, Policies
@@ -94,6 +98,10 @@ class Cluster:
         num_slots: int = 0,
         costs: Costs | None = None,
         staging: Callable[[], Stream] | None = None,
+        num_steps: int = 3,  # with a draft
+        tree: tuple[int, int] = (1, 0),  # top-k and nodes
+        prefill_runner: Runner | None = None,
+        may_lack_draft: bool = False,
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -109,17 +117,17 @@ class Cluster:
         self.cancelled: defaultdict[str, set[int]] = defaultdict(set)  # choices
         self.num_retracted = 0
         self.on_message: Callable[[ToGateway], None] = lambda message: None
-        self._next = 0
-        self._clock = clock or MonotonicClock()
+        self._next, self._clock = 0, clock or MonotonicClock()
         self._overlap, self._chunk_size, self._policies = overlap, chunk_size, policies
         self._decode_page_size = decode_page_size or page_size
-        self._fingerprint = runner.fingerprint()
+        self._prefill_runner, self._may_lack_draft = prefill_runner or runner, may_lack_draft
+        self._woken, self._has_threads = threading.Event(), streams is None  # set when a stream has reached an event
         counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
 
-        def planner(page_size: int = page_size, caches: bool = caches) -> Planner:
+        def planner(page_size: int = page_size, caches: bool = caches, runner: Runner = runner) -> Planner:
             layout, device = runner.kv_layout(page_size), runner.device
-            forward, schedule = open_streams(device, wake=lambda: None) if streams is None else streams()
-            stage = open_streams(device, wake=lambda: None)[0] if mirrored and streams is None else None
+            forward, schedule = open_streams(device, wake=self._woken.set) if streams is None else streams()
+            stage = open_streams(device, wake=self._woken.set)[0] if mirrored and streams is None else None
             longest = max_context or runner.config.context_length
             book = KvBook(
                 num_pages,
@@ -129,6 +137,7 @@ class Cluster:
                 margin=margin,
                 caches=caches,
                 num_slots=num_slots,
+                lookahead=layout.lookahead,
             )
             kv = (MirroredKv if mirrored else PagedKv)(layout, num_pages, device)
             executor = Executor(
@@ -142,7 +151,9 @@ class Cluster:
                 host=HostCopies(kv, num_slots) if num_slots else None,
                 debug=debug,
             )
-            made = Planner(book, wrap(executor), layout, runner.config.vocab_size, has_twin=mirrored, costs=costs)
+            speculation = Speculation(num_steps, begins_with(runner.draft), None, *tree) if runner.draft else None
+            options: dict[str, Any] = {"has_twin": mirrored, "costs": costs, "speculation": speculation}
+            made = Planner(book, wrap(executor), layout, runner.config.vocab_size, **options)
             self._executors[made] = executor
             return made
 
@@ -155,16 +166,17 @@ class Cluster:
         for index in range(counts.get("U", 0)):
             self.add_unified(f"unified-{index}", 300 + index)
 
-    def add_prefill(self, worker_id: str, instance: int) -> PrefillWorker:
-        """One more worker."""
-        planner = self._planner()
+    def add_prefill(self, worker_id: str, instance: int, runner: Runner | None = None) -> PrefillWorker:
+        """One more worker, maybe with another model or draft."""
+        runner = runner or self._prefill_runner
+        planner = self._planner(runner=runner)
         address = WorkerAddress(worker_id, instance, peer=f"inproc-{instance}")
         sender = self.network.sender(self._executors[planner].kv, instance)
         worker = PrefillWorker(
             planner,
             sender,
             address,
-            self._fingerprint,
+            runner.fingerprint(),
             self._clock,
             overlap=self._overlap,
             policies=self._policies,
@@ -183,11 +195,12 @@ class Cluster:
             planner,
             receiver,
             address,
-            self._fingerprint,
+            self.runner.fingerprint(),
             self._clock,
             overlap=self._overlap,
             policies=self._policies,
             reservations_from=(instance << 32) + 1,
+            may_lack_draft=self._may_lack_draft,
         )
         self.addresses[instance] = address
         self.decodes[instance] = worker
@@ -317,11 +330,14 @@ class Cluster:
         done = until or self.at_rest
         idle = 0
         while not done():
+            self._woken.clear()
             if self.step():
                 idle = 0
                 continue
             idle += 1
             assert idle < max_idle, "the cluster hangs"
+            if self._has_threads:
+                self._woken.wait(0.001)  # or the threads would hardly get the interpreter
             for worker in self.workers:
                 if (launches := self.executor(worker).launches) and (event := launches[0].copy_done) is not None:
                     event.synchronize()
@@ -329,14 +345,7 @@ class Cluster:
 
     def at_rest(self) -> bool:
         """Nothing queued, in flight or owned anywhere, neither in host memory."""
-        return all(
-            (pages := worker.planner.book.pages.counts()).free + pages.cached == pages.total
-            and not worker.planner.in_flight
-            and worker.planner.book.rows.num_free == worker.planner.book.rows.num_rows - 1
-            and worker.stats().waiting == 0
-            and (slots := worker.planner.book.slot_counts()).free == slots.total
-            for worker in self.workers
-        )
+        return all(is_at_rest(worker.planner) and worker.stats().waiting == 0 for worker in self.workers)
 
     def check(self) -> None:
         """The ledger of every worker adds up."""

@@ -19,7 +19,11 @@ def test_a_process_starts_with_a_number_that_nobody_can_guess(monkeypatch: pytes
     monkeypatch.setattr(process, "PrefillLink", lambda *_parts: None)
     parts: Any = SimpleNamespace(
         settings=SimpleNamespace(
-            transfer_backend="zmq", host="127.0.0.1", worker_id="d", disable_overlap_schedule=False
+            transfer_backend="zmq",
+            host="127.0.0.1",
+            worker_id="d",
+            disable_overlap_schedule=False,
+            speculative_pair_without_draft=False,
         ),
         planner=None,
         kv=SimpleNamespace(device=SimpleNamespace(type="cpu")),

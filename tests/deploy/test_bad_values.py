@@ -18,6 +18,9 @@ from runtime.settings import GatewaySettings, WorkerSettings, read_arguments
 pytestmark = pytest.mark.slow
 
 LONG = "9" * 5000
+EAGLE = "serve --speculative-algorithm eagle"
+UNIFIED = f"{EAGLE} --prefill 0 --decode 0 --unified 1"
+TREE = f"{UNIFIED} --speculative-eagle-topk 2"
 INTEGER = "expected an integer"
 
 
@@ -93,6 +96,24 @@ FLAGS = [
     ("serve --log-level loud", "--log-level: got 'loud', expected one of debug"),
     ("serve --transfer-backend pigeon", "--transfer-backend: got 'pigeon', expected one of auto, shm, zmq"),
     ("serve --attention-backend flash", "--attention-backend: got 'flash', expected one of auto, triton, varlen, cpu"),
+    ("serve --speculative-algorithm medusa", "got 'medusa', expected one of eagle, eagle3, mtp"),
+    ("serve --speculative-algorithm mtp --speculative-draft-model-path /etc", "mtp takes layers of the model's own"),
+    ("serve --speculative-algorithm mtp --speculative-num-steps 3", "got 3, expected at most 2, the draft layers of"),
+    ("serve --speculative-num-steps 17", "--speculative-num-steps: got 17, expected an integer from 1 to 16"),
+    ("serve --speculative-num-steps 3", "got 3, but there is no --speculative-algorithm, so nothing is proposed"),
+    (f"{UNIFIED} --speculative-num-draft-tokens 4", "expected 5, one more than --speculative-num-steps, which is 4"),
+    ("serve --speculative-adaptive false", "-adaptive: got false, but there is no --speculative-algorithm"),
+    ("serve --speculative-pair-without-draft", "-draft: got true, but there is no --speculative-algorithm, so nothing"),
+    (f"{UNIFIED} --speculative-eagle-topk 22", "got 22, expected at most 21, for which a tree of --speculative-num"),
+    (f"{TREE} --speculative-num-draft-tokens 16", "got 16, expected 2 to 15, the most that a tree of --speculative-"),
+    (f"{TREE} --speculative-num-draft-tokens 1", "and --speculative-eagle-topk 2 can have"),
+    (f"{TREE} --speculative-num-steps 16 --speculative-num-draft-tokens 65", "got 65, expected 2 to 63, the most that"),
+    (f"{TREE} --speculative-adaptive", "got true, expected false: with --speculative-eagle-topk 2 all trees"),
+    (f"{TREE} --attention-backend varlen", "topk: got 2, expected 1: --attention-backend varlen has no tree mask"),
+    (f"{TREE.replace('eagle', 'mtp', 1)}", "got 2, expected 1: with --speculative-algorithm mtp proposals are chains"),
+    (f"{UNIFIED} --context-length 4", "--speculative-num-steps: got 4, expected at most 2, for which a context of 4"),
+    (f"{UNIFIED} --speculative-draft-model-path /nowhere", "folder '/nowhere' does not exist"),
+    (f"{UNIFIED} --speculative-draft-model-path /etc", "'/etc' has no config.json, expected the folder of a draft"),
     ("serve --disable-overlap-schedule=maybe", "--disable-overlap-schedule: got 'maybe', expected true or false"),
     ("worker --role unifed", "got 'unifed', expected one of prefill, decode, unified (did you mean 'unified'?)"),
     # names, addresses, folders

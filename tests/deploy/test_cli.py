@@ -102,6 +102,8 @@ def test_the_demo_is_one_pair_on_a_free_port_whatever_is_configured() -> None:
     assert [config[name] for name in ("prefill", "decode", "unified", "port")] == [1, 1, 0, 0]
     assert config["log-level"] == "warning"
     assert config["prompt"] == "Once upon a time"
+    assert config["speculative-adaptive"] is False, "a demonstration shows proposals also where they do not pay"
+    assert find_config(CommandLine("serve", {}), {})["speculative-adaptive"] is True
 
 
 def test_a_gpu_is_cuda() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from deploy.cli import parse
+from deploy.cli import find_config, parse
 from deploy.options import COMMANDS, options_for
 from protocol.errors import ConfigError
 
@@ -32,6 +32,14 @@ def test_aliases_mean_the_option() -> None:
         "disable-overlap-schedule": "true",
         "max-headers": "6",
     }
+    typed = "--speculative-model /d --num-speculative-tokens 3 --speculative-algorithm NEXTN"
+    line = parse(["serve", *typed.split()], "1")
+    assert line.flags == {
+        "speculative-draft-model-path": "/d",
+        "speculative-num-steps": "3",
+        "speculative-algorithm": "NEXTN",
+    }
+    assert find_config(line, {})["speculative-algorithm"] == "mtp"
 
 
 @pytest.mark.parametrize("command", ["serve", "gateway", "worker", "demo", "config"])
@@ -74,6 +82,11 @@ def test_config_takes_the_flags_of_every_server_and_json() -> None:
         ("serve -tp 2", "-tp: got '2', expected 1: a worker computes on one device"),
         ("serve -tp2", "-tp: got '2', expected 1: a worker computes on one device"),
         ("serve -tp=2", "-tp: got '2', expected 1: a worker computes on one device"),
+        ("serve --speculative-config {}", "flags say it: its method is --speculative-algorithm, its model"),
+        (
+            "serve --speculative-accept-threshold-acc 0.9",
+            "got '0.9', expected 1 or 1.0: a proposal is kept only if it is",
+        ),
         ("serve -O 3", "-O is not a flag of this command: Baton compiles no graph"),
         ("serve -O3", "-O is not a flag of this command: Baton compiles no graph"),
         ("--prefill 2", "a command comes before the flags: `baton serve --prefill 2`; commands are serve, gateway"),

@@ -1,7 +1,8 @@
 import json
+import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,17 @@ from typing import Any
 import pytest
 
 from deploy.cli import CommandLine, find_config
-from deploy.demo import Answer, DemoFailed, Moment, printable, prompt_fields, stream_answer
+from deploy.demo import (
+    Answer,
+    DemoFailed,
+    Moment,
+    printable,
+    prompt_fields,
+    proposed_part,
+    show,
+    spelled,
+    stream_answer,
+)
 from protocol.errors import ConfigError
 from tests.doubles.clock import VirtualClock
 
@@ -26,7 +37,12 @@ IDS: list[dict[str, Any]] = [
     {"choices": [{"index": 0, "text": "", "token_ids": [7]}]},
     {"choices": [{"index": 0, "text": "", "token_ids": [12, 9]}]},
 ]
+LATE = [{"choices": [{"text": " a fox a ran", "token_ids": [7, 12, 7, 9]}]}]  # prefill's token came with decode's
 ERROR = {"error": {"message": "worker lost", "type": "unavailable"}}
+RUNS = [
+    {"choices": [{"text": " a", "token_ids": [7]}]},
+    {"choices": [{"text": " fox a ran", "token_ids": [12, 7, 9]}]},
+]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -42,7 +58,8 @@ class Handler(BaseHTTPRequestHandler):
         if refused:
             self.wfile.write(json.dumps({"error": {"message": "no such model"}}).encode())
             return
-        chunks = [CHUNKS[0], ERROR] if asked["model"] == "breaks" else IDS if asked["model"] == "ids" else CHUNKS
+        chunks = {"breaks": [CHUNKS[0], ERROR], "ids": IDS, "runs": RUNS, "late": LATE}.get(asked["model"], CHUNKS)
+        assert asked.get("return_token_ids", False) == any("token_ids" in str(chunk) for chunk in chunks)
         for chunk in chunks:
             self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
         if asked["model"] != "breaks":
@@ -87,8 +104,68 @@ def test_a_failure_is_told_below_the_prompt(
 
 
 def test_token_ids_are_shown_where_there_is_no_text(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ask(url, "ids")
-    assert capsys.readouterr().out == "Once 7 12 9"
+    stream_answer(url, {"model": "ids", "prompt": [1, 2], "return_token_ids": True}, VirtualClock())
+    assert capsys.readouterr().out == "[1, 2] 7 12 9"
+
+
+@pytest.fixture
+def coloured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that shows colours."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+
+
+def words(ids: Sequence[int]) -> str:
+    return "".join({7: " a", 12: " fox", 9: " ran"}[each] for each in ids)
+
+
+@pytest.mark.usefixtures("coloured")
+def test_proposed_tokens_are_in_colour_and_counted(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = stream_answer(url, {"model": "runs", "prompt": "Once"}, VirtualClock(), decode=words)
+    assert capsys.readouterr().out == "\x1b[2mOnce\x1b[0m a\x1b[1;32m fox a\x1b[0m ran"
+    assert answer.num_proposed == 2
+
+
+@pytest.mark.usefixtures("coloured")
+def test_without_a_tokenizer_proposed_ids_are_in_colour(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"model": "ids", "prompt": [1], "return_token_ids": True}
+    assert stream_answer(url, body, VirtualClock(), decode=spelled).num_proposed == 1
+    assert capsys.readouterr().out == "\x1b[2m[1]\x1b[0m 7\x1b[1;32m 12\x1b[0m 9"
+
+
+@pytest.mark.usefixtures("coloured")
+def test_prefills_token_was_not_proposed_also_if_it_comes_late(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = stream_answer(url, {"model": "late", "prompt": "Once"}, VirtualClock(), decode=words)
+    assert capsys.readouterr().out == "\x1b[2mOnce\x1b[0m a fox a ran"
+    assert answer.num_proposed == 2
+
+
+@pytest.mark.usefixtures("coloured")
+def test_no_color_is_respected(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream_answer(url, {"model": "runs", "prompt": "Once"}, VirtualClock(), decode=words)
+    shown = capsys.readouterr().out
+    assert re.sub(r"\x1b\[[0-9]*m", "", shown) == "Once a fox a ran" and "32m" not in shown
+
+
+@pytest.mark.parametrize(
+    ("num_proposed", "told"),
+    [(None, ""), (0, "0 tokens were proposed"), (3, "3 tokens were proposed by the draft: 8 ")],
+)
+def test_what_a_draft_has_proposed_is_told(
+    num_proposed: int | None, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(Answer(8, (), 1.0, num_proposed))
+    shown = capsys.readouterr().out
+    assert told in shown and ("proposed" in shown) is (num_proposed is not None)
+
+
+def test_where_ids_and_text_do_not_fit_the_whole_step_is_in_colour() -> None:
+    assert proposed_part("ab", [1, 2], lambda ids: "a") == "a"
+    assert proposed_part(" ab c", [1, 2], lambda ids: "ab") == " ab", "SentencePiece leaves out the first space"
+    assert proposed_part("ab", [1, 2], lambda ids: "\ufffd") == "ab"
+    assert proposed_part("ab", [1], lambda ids: "x") == ""
 
 
 def test_a_model_without_tokenizer_gets_token_ids_and_no_text(tmp_path: Path) -> None:

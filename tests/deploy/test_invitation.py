@@ -1,10 +1,22 @@
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from deploy.model_folder import PROJECT
-from deploy.sentences import count_roles, curl, dialable, gateway_lines, local_url, serve_lines, worker_lines
+from deploy.sentences import (
+    count_roles,
+    curl,
+    describe_draft,
+    dialable,
+    gateway_lines,
+    local_url,
+    serve_lines,
+    worker_lines,
+)
+from protocol.messages_gateway import Role
+from runtime.settings import WorkerSettings
 
 
 def test_the_ready_line_and_a_curl_to_paste() -> None:
@@ -13,6 +25,20 @@ def test_the_ready_line_and_a_curl_to_paste() -> None:
     words = shlex.split(command)
     assert words[:4] == ["curl", "-N", "-s", "http://127.0.0.1:8000/v1/completions"]
     assert json.loads(words[-1]) == {"model": "story", "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
+
+
+def test_the_ready_line_names_the_draft() -> None:
+    plain = WorkerSettings(worker_id="u", role=Role.UNIFIED, gateway="tcp://127.0.0.1:1", model="/m/story")
+    draft = "/m/story-eagle"
+    settings = replace(
+        plain, speculative_algorithm="eagle", speculative_draft_model_path=draft, speculative_num_steps=3
+    )
+    told = describe_draft(settings)
+    ready, _ = serve_lines("http://h:1", "story", ["unified"], 1.0, with_text=True, draft=told)
+    assert " with 1 unified worker, eagle draft story-eagle with up to 3 steps, in 1.0 s. Ctrl-C" in ready
+    assert describe_draft(plain) == ""
+    cached = replace(settings, speculative_draft_model_path="/hub/models--lab--eagle/snapshots/3f2a")
+    assert describe_draft(cached) == ", eagle draft lab/eagle with up to 3 steps"
 
 
 def test_the_readme_shows_what_is_printed() -> None:

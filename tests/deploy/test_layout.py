@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy import drafts
 from deploy.layout import (
     ProcessSpec,
     as_large,
@@ -18,6 +19,7 @@ from deploy.layout import (
 )
 from deploy.options import OPTIONS, options_for
 from deploy.serve import check_exposed, check_keys, first_name
+from model import inputs
 from model.kv_sizing import KvBudget, KvSize, choose_kv_size
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
@@ -49,6 +51,80 @@ def test_the_file_of_keys_is_read_before_anything_starts(tmp_path: Path) -> None
     check_keys(config("gateway"), for_gateway=True)
     with pytest.raises(ConfigError, match=r"--api-key-file .*No such file"):
         check_keys(config("gateway", api_key_file=str(tmp_path / "none")), for_gateway=True)
+
+
+def test_both_workers_of_a_pair_have_the_draft(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    flags = {"speculative_algorithm": "eagle", "speculative_draft_model_path": str(tmp_path)}
+    plan = serve_plan(config("serve", **flags), MODEL, "story", cores=2)
+    drafts = [(each.speculative_algorithm, each.speculative_draft_model_path) for each in plan.worker_settings]
+    assert drafts == [("eagle", str(tmp_path))] * 2
+
+
+@pytest.mark.parametrize(
+    "flags, wanted",
+    [
+        ({}, (2, 9, False)),
+        ({"speculative_num_steps": "1"}, (2, 3, False)),
+        ({"speculative_eagle_topk": "8", "speculative_num_steps": "9"}, (8, 64, False)),
+        ({"speculative_num_draft_tokens": "15", "speculative_adaptive": "false"}, (2, 15, False)),
+        ({"speculative_eagle_topk": "1"}, (1, None, True)),
+    ],
+)
+def test_a_tree_has_a_size_unless_one_is_asked_for(
+    flags: dict[str, str], wanted: tuple[int, int | None, bool], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    flags = {"speculative_algorithm": "eagle", "speculative_draft_model_path": str(tmp_path)} | (
+        {"speculative_eagle_topk": "2"} | flags
+    )
+    for each in serve_plan(config("serve", **flags), MODEL, "story", cores=2).worker_settings:
+        found = each.speculative_eagle_topk, each.speculative_num_draft_tokens, each.speculative_adaptive
+        assert found == wanted
+
+
+def test_a_tree_may_be_as_large_as_a_mask() -> None:
+    assert drafts.TREE_SLOTS == inputs.TREE_SLOTS
+
+
+def test_one_proposal_fits_every_context(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    flags = {"speculative_algorithm": "eagle", "speculative_draft_model_path": str(tmp_path)}
+    plan = serve_plan(config("serve", context_length="2", speculative_num_steps="1", **flags), MODEL, "story", cores=2)
+    assert {each.speculative_num_steps for each in plan.worker_settings} == {1}
+
+
+@pytest.mark.parametrize(
+    "num_layers,given,expected",
+    [
+        (1, {}, 4),
+        (1, {"speculative_num_steps": "7"}, 7),
+        (3, {}, 3),
+        (3, {"speculative_num_steps": "2"}, 2),
+        (6, {}, 4),
+    ],
+)
+def test_several_draft_layers_propose_a_token_each(
+    tmp_path: Path, num_layers: int, given: dict[str, str], expected: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_nextn_predict_layers": num_layers}))
+    flags = {"speculative_algorithm": "mtp", "context_length": "64"} | given
+    plan = serve_plan(config("serve", **flags), tmp_path, "mimo", cores=2)
+    assert {each.speculative_num_steps for each in plan.worker_settings} == {expected}
+
+
+def test_more_proposals_than_draft_layers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_nextn_predict_layers": 2}))
+    flags = {"speculative_algorithm": "mtp", "context_length": "64", "speculative_num_steps": "3"}
+    with pytest.raises(ConfigError, match=r"--speculative-num-steps: got 3, expected at most 2, the draft layers of"):
+        serve_plan(config("serve", **flags), tmp_path, "mimo", cores=2)
+
+
+def test_a_model_without_draft_layers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    flags = {"speculative_algorithm": "mtp", "context_length": "64"}
+    with pytest.raises(ConfigError, match=r"^--speculative-algorithm: .* this model has no draft layers \(num_nextn"):
+        serve_plan(config("serve", **flags), tmp_path, "mimo", cores=2)
 
 
 def test_one_prefill_and_one_decode_by_default() -> None:

@@ -136,3 +136,25 @@ def test_the_demo_streams_an_answer_and_shows_its_time_line(model: Path) -> None
     for worker in ("gateway", "prefill-0", "decode-0"):
         assert f"  {worker} " in ended.stdout
     assert "first token" in ended.stdout
+
+
+def test_the_demo_with_a_draft_shows_its_tokens_in_colour() -> None:
+    ended = subprocess.run(
+        baton("demo", "--max-tokens", "40", "--speculative-algorithm", "eagle"),
+        env=environment(COLUMNS="120", FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR=""),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    told = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout)
+    found = re.search(r"^(\d+) tokens were proposed by the draft: (\d+) tokens in (\d+) steps$", told, re.MULTILINE)
+    assert found is not None, told
+    num_proposed, num_tokens, num_steps = map(int, found.groups())
+    assert num_proposed > 10 and num_tokens == 40 == num_proposed + num_steps
+
+    answer = ended.stdout.partition("Once upon a time")[2].partition("\n\n")[0]
+    runs = re.findall(r"\x1b\[1;32m(.+?)\x1b\[0m", answer, re.DOTALL)
+    assert 5 < len(runs) < num_steps, "the runs of tokens that launches have kept"
+    assert sum(map(len, runs)) > 10

@@ -23,6 +23,7 @@ from protocol.messages_gateway import (
     CacheFlushed,
     CancelRequest,
     ChoiceTokens,
+    DraftInfo,
     FirstToken,
     FlushCache,
     Heartbeat,
@@ -93,6 +94,7 @@ class FakeWorker:
     fingerprint: Fingerprint = MODEL
     layout: KvLayout = LAYOUT
     stats: WorkerStats = STATS  # of the registration and the next heartbeats
+    draft: DraftInfo | None = None
     instance: int = field(default_factory=lambda: next(_instances))
     on_assign: Callable[[Assign], None] = lambda assign: None
 
@@ -140,6 +142,7 @@ class FakeWorker:
             self.max_total_tokens,
             self.stats,
             "" if self.role is Role.UNIFIED else "zmq",
+            draft=self.draft,
         )
 
     async def start(self) -> "FakeWorker":

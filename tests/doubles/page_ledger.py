@@ -1,6 +1,7 @@
-"""What must hold of a PageAllocator at any time."""
+"""What must hold of a PageAllocator at any time, and of a planner at rest."""
 
 from scheduler.kv_pages import PageAllocator, PageState
+from scheduler.planner import Planner
 
 
 def check_pages(pages: PageAllocator) -> None:
@@ -13,3 +14,11 @@ def check_pages(pages: PageAllocator) -> None:
         assert is_held or (pages._retired[page] > 0) == (state is PageState.QUARANTINED), page
         assert is_kept or state is not PageState.CACHED, page
         assert not is_kept or state not in (PageState.FREE, PageState.RESERVED), page
+
+
+def is_at_rest(planner: Planner) -> bool:
+    """Whether nothing is in flight, and no row, page or slot has an owner."""
+    book = planner.book
+    pages, slots = book.pages.counts(), book.slot_counts()
+    are_free = pages.free + pages.cached == pages.total and slots.free == slots.total
+    return are_free and book.rows.num_free == book.rows.num_rows - 1 and not planner.in_flight

@@ -5,27 +5,31 @@
 
 A CPU runs in order, and a GPU almost always does. So a missing wait, a reused row or a changed tensor shows on neither;
 here it changes tokens every time. A launch holds its tensors weakly: a tensor that nobody else keeps is gone when the
-launch runs. Work of the schedule stream counts as done only when a stream waits for it. Until then a launch reads
-poison.
+launch runs. What the host computes counts as done on the device only when a stream waits for the schedule stream. Until
+then a launch reads poison. What a forward has written reaches the schedule stream only when that waits for the forward
+stream (stale_view.py).
 """
 
 import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from scheduler.streams import Event, Segment, tensors_of
 from tests.doubles.race_detector import SCHEDULER, Clock, RaceDetector
+from tests.doubles.stale_view import Snapshot, StaleView
 from tests.doubles.strategies import Decisions, Strategy, decisions_of
 
 POISON_INT = -(2**62)
+POISONS = {torch.int64: POISON_INT, torch.int32: 0x7FC0DEAD}  # as a float32 the last one is a NaN
 TRACE_LINES = 60  # of the newest, kept for a failing schedule
 
 
@@ -42,6 +46,7 @@ class SimulatedEvent:
     position: int = 0
     reached: bool = False
     clock: Clock = field(default_factory=dict)  # for the race detector: what is known where it stands
+    snapshots: dict[StaleView, Snapshot] = field(default_factory=dict)  # of what schedule streams read
 
     def done(self) -> bool:
         """Whether the point has been reached; asking lets time pass."""
@@ -103,15 +108,19 @@ _Item = _Segment | _Reach | _Copy | _Wait
 
 @dataclass(eq=False)
 class SimulatedStream:
-    """One queue. The schedule stream (`is_schedule`) has no queue: its work is done by the host at once, but counts as
-    done on the device only when a stream waits for it."""
+    """One queue. Tensor operations of the host outside of segments belong to its schedule stream (`is_schedule`).
+
+    They happen at once, so that they must not touch what a queued segment of that stream touches, but count as done on
+    the device only when a stream waits for them.
+    """
 
     simulation: "Simulation"
     name: str
     is_schedule: bool = False
     items: deque[_Item] = field(default_factory=deque)
     seen: int = 0  # how far this stream knows the schedule stream
-    actor: int = SCHEDULER  # for the race detector
+    actor: int = SCHEDULER  # for the race detector; the schedule stream is one of its own from its first segment on
+    views: list[StaleView] = field(default_factory=list)  # of what this schedule stream reads and others write
     _inserted: list[_Item] = field(default_factory=list)  # by the segment that runs now
     _num_launches: int = 0
 
@@ -119,19 +128,26 @@ class SimulatedStream:
         """Queues the segments."""
         self._num_launches += 1
         self.simulation.position += 1
-        detector = self.simulation.detector
-        clock = {} if detector is None else detector.at_launch()
+        clock: Clock = {}
+        if (detector := self.simulation.detector) is not None:
+            if self.is_schedule and self.actor == SCHEDULER:
+                self.actor = detector.actor(self.name)
+            clock = detector.clock(SCHEDULER) if self.is_schedule else detector.at_launch()
+        made_at = self.simulation.made_at  # nobody writes what an earlier launch has used
+        position = max((made_at.setdefault(each, self.simulation.position) for each in used), default=0)
         for segment in segments:
             name = f"{self.name} launch {self._num_launches} {_name(segment)}"
             held = tuple(_Weak.of(each) for each in used)
-            self.items.append(_Segment(name, segment, held, self.simulation.position, clock))
+            self.items.append(_Segment(name, segment, held, position, clock))
         self.simulation.note(f"host queues {self.name} launch {self._num_launches}")
         self.simulation.point()
 
     def record(self) -> Event:
         """An event behind what is queued now."""
         event = SimulatedEvent(self.simulation, f"{self.name} event", self.simulation.position + 1)
-        if self.is_schedule:
+        if self.is_schedule and (detector := self.simulation.detector) is not None:
+            event.clock = detector.clock(SCHEDULER)
+        if self.is_schedule and not self.items:
             self._reach(event)
         else:
             self.items.append(_Reach(event))
@@ -145,8 +161,7 @@ class SimulatedStream:
 
     def synchronize(self) -> None:
         """Runs everything that is queued."""
-        if not self.is_schedule:
-            self.record().synchronize()
+        self.record().synchronize()
 
     def mark(self) -> Event:
         """Within a segment: seen by the host when the strategy lets it."""
@@ -156,7 +171,7 @@ class SimulatedStream:
 
     def to_host(self, source: Tensor) -> Tensor:
         """Within a segment: poison until the copy runs."""
-        target = torch.full_like(source, POISON_INT)
+        target = torch.full_like(source, POISONS[source.dtype])
         self._inserted.append(_Copy(source, target))
         return target
 
@@ -166,13 +181,18 @@ class SimulatedStream:
             detector.touch([tensor], "read_host")
             self.simulation.check_races()
         values: list[int] = tensor.tolist()
-        if POISON_INT in values:
+        if POISONS[tensor.dtype] in values:
             raise self.simulation.violation("the host reads results before their copy has run")
         return values
 
     def close(self) -> None:
         """Runs everything that is queued."""
         self.synchronize()
+
+    def share(self, tensor: Tensor) -> None:
+        """Segments of this schedule stream read `tensor`, others write it. Called before anybody has written it."""
+        self.views.append(StaleView(tensor))
+        self.simulation.views.append(self.views[-1])
 
     # ---- for the simulation ----
 
@@ -201,6 +221,9 @@ class SimulatedStream:
         elif isinstance(item, _Wait):
             self.seen = max(self.seen, getattr(item.event, "position", 0))
             self._learn(getattr(item.event, "clock", {}))
+            for view, snapshot in getattr(item.event, "snapshots", {}).items():
+                if view in self.views:
+                    view.learn(snapshot)
         else:
             self._run_segment(item)
 
@@ -209,11 +232,16 @@ class SimulatedStream:
             used = [weak.get(item.name) for weak in item.used]
         except ScheduleViolation as gone:
             raise self.simulation.violation(str(gone)) from None
-        is_ready = self.seen >= item.made_at or self.simulation.is_schedule_eager
+        is_eager = self.simulation.is_schedule_eager
+        is_ready = self.is_schedule or self.seen >= item.made_at or is_eager
         self.simulation.note(f"runs {item.name}" + ("" if is_ready else ", whose inputs are not there yet"))
         self._learn(item.clock)
-        poison = nullcontext() if is_ready else _poisoned(tensors_of(used))
-        with poison, self._acting(item.name):
+        with ExitStack() as stack:
+            if not is_ready:
+                stack.enter_context(_poisoned(tensors_of(used)))
+            for view in () if is_eager else self.views:
+                stack.enter_context(view.shown())
+            stack.enter_context(self._acting(item.name))
             item.call(*used)
         self.items.extendleft(reversed(self._inserted))
         self._inserted.clear()
@@ -221,7 +249,10 @@ class SimulatedStream:
     def _reach(self, event: SimulatedEvent) -> None:
         event.reached = True
         if (detector := self.simulation.detector) is not None:
-            event.clock = detector.clock(self.actor)
+            for actor, known in detector.clock(self.actor).items():
+                event.clock[actor] = max(event.clock.get(actor, 0), known)
+        if not self.is_schedule:
+            event.snapshots = {view: view.snapshot() for view in self.simulation.views}
 
     def _learn(self, clock: Clock) -> None:
         if (detector := self.simulation.detector) is not None:
@@ -245,10 +276,14 @@ class Simulation:
         self.strategy, self.seed = strategy, seed
         self.detector = detector
         self.position = 0  # of the schedule stream's work
+        self.made_at: WeakIdKeyDictionary = (
+            WeakIdKeyDictionary()
+        )  # by what launches have used: the position at the first
         self.num_run = 0
         self._rng = random.Random(seed)
         self._decisions = decisions or decisions_of(strategy, self._rng)
         self._streams: list[SimulatedStream] = []
+        self.views: list[StaleView] = []
         self._trace: deque[str] = deque(maxlen=TRACE_LINES)
         self._is_inside = False  # a segment that polls must not start another
 
@@ -260,8 +295,8 @@ class Simulation:
     def stream(self, name: str, *, is_schedule: bool = False) -> SimulatedStream:
         """A new stream."""
         stream = SimulatedStream(self, name, is_schedule)
+        self._streams.append(stream)
         if not is_schedule:
-            self._streams.append(stream)
             stream.actor = SCHEDULER if self.detector is None else self.detector.actor(name)
         return stream
 

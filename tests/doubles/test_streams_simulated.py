@@ -75,6 +75,20 @@ def test_a_launch_that_does_not_wait_for_the_schedule_stream_reads_nonsense(stra
     assert tensor.tolist() == [7, 8]  # the host's own view is never disturbed
 
 
+@pytest.mark.parametrize("strategy", [*EAGER, Strategy.LATE, Strategy.RANDOM])
+def test_one_wait_covers_two_launches_of_the_same_inputs(strategy: Strategy) -> None:
+    """A speculative launch is two, with an event between them."""
+    forward, schedule, _ = streams(strategy)
+    seen: list[list[int]] = []
+    tensor, other = torch.tensor([7]), torch.tensor([8])
+    forward.wait(schedule.record())
+    for _ in range(2):
+        forward.launch([lambda each: seen.append(each.tolist())], tensor)
+    forward.launch([lambda *each: seen.append([one.item() for one in each])], tensor, other)  # waits for no record
+    forward.synchronize()
+    assert seen == [[7], [7], [0, 0]]
+
+
 def test_what_nobody_keeps_alive_is_gone() -> None:
     forward, _, _ = streams(Strategy.LATE)
 

@@ -15,7 +15,7 @@ FAKE_CONTEXT = 4096
 def fake_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the gateway needs to know of the model of hashes."""
     folder = tmp_path_factory.mktemp("fake")
-    config = {"max_position_embeddings": FAKE_CONTEXT, "vocab_size": 997}
+    config = {"max_position_embeddings": FAKE_CONTEXT, "vocab_size": 997, "num_nextn_predict_layers": 3}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

@@ -2,10 +2,12 @@
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from decode.worker import DecodeWorker
 from model.inputs import ModelInput
 from scheduler.executor import Executor
+from scheduler.future_map import DraftExtras, FutureMap
 from tests.cluster import Cluster
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
 from tests.doubles.race_detector import SCHEDULER, Clock, RaceDetector
@@ -25,7 +27,7 @@ def observe(detector: RaceDetector, cluster: Cluster) -> None:
 
 
 def _name(detector: RaceDetector, executor: Executor, who: str, is_landing: bool) -> None:
-    detector.name(executor.future_map.output_tokens_buf, f"{who} output_tokens_buf")
+    _name_buffers(detector, executor.future_map, who)
     detector.name(executor.page_table.req_to_page, f"{who} req_to_page")
     detector.name(executor.kv.layer(0), f"{who} KV")
     if executor.host is not None:
@@ -46,6 +48,22 @@ def _name(detector: RaceDetector, executor: Executor, who: str, is_landing: bool
 
     vars(executor.kv)["page_bytes_view"] = seen
     vars(executor.kv)["window"] = seen_through
+
+
+def _name_buffers(detector: RaceDetector, future_map: FutureMap, who: str) -> None:
+    """Those of draft inputs when the first payload makes them."""
+    detector.name(future_map.output_tokens_buf, f"{who} output_tokens_buf")
+    detector.name(future_map.new_seq_lens_buf, f"{who} new_seq_lens_buf")
+    stash_extras = future_map.stash_extras
+
+    def named(rows_N: Tensor, extras: DraftExtras, owners_N: Tensor) -> None:
+        known = set(future_map._extras)
+        stash_extras(rows_N, extras, owners_N)
+        for name in future_map._extras.keys() - known:
+            detector.name(future_map._extras[name].values, f"{who} {name} buffer")
+            detector.name(future_map._extras[name].owners, f"{who} owners of the {name} buffer")
+
+    vars(future_map)["stash_extras"] = named
 
 
 def _observe_network(detector: RaceDetector, network: InprocNetwork) -> None:

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from model.inputs import ModelInput
 from protocol.errors import PrefillQueueFull, QueueFull
-from scheduler.executor import Executor, Launch
+from scheduler.executor import Executor
+from scheduler.launch import Launch
 from scheduler.plan import Plan
 from scheduler.streams import Stream
 from tests.decode.driving import VOCAB, expect_rest, make_cluster
@@ -22,10 +23,11 @@ from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from tests.doubles.race_detector import RaceDetector
 from tests.doubles.strategies import Decisions, Strategy
-from tests.doubles.streams_simulated import ScheduleViolation, Simulation
+from tests.doubles.streams_simulated import ScheduleViolation, SimulatedStream, Simulation
 from tests.explore.encoded import Encoded
 from tests.explore.expected import expected
 from tests.explore.invariants import check_invariants
+from tests.explore.proposals import Proposals
 from tests.explore.races import observe, read_inputs
 from tests.explore.workload import CONTEXT, NEVER, Arrival, Workload
 
@@ -70,6 +72,7 @@ class Run:
     arrived: list[Arrival] = field(default_factory=list)
     left: set[str] = field(default_factory=set)
     executors: list[Encoded] = field(default_factory=list)
+    proposals: list[Proposals] = field(default_factory=list)  # with a draft
     _computing: set[str] = field(default_factory=set)  # requests of the launch that is being computed
     _detector: RaceDetector | None = None
     _clock: VirtualClock = field(default_factory=VirtualClock)  # the host's would make schedules of its own
@@ -100,7 +103,14 @@ class Run:
             self.schedule = self.simulation = Simulation(self.strategy, self.seed, self.decisions, self._detector)
         self._rng = random.Random(f"failures {self.seed}")
         load = self.workload
-        runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=self._maybe_fail)
+        draft_seed = None if load.num_steps is None else 1
+        runner = FakeRunner(
+            vocab_size=VOCAB,
+            context_length=256,
+            before_forward=self._maybe_fail,
+            draft_seed=draft_seed,
+            num_draft_layers=load.num_layers,
+        )
         self.cluster = make_cluster(
             load.topology,
             runner,
@@ -119,9 +129,21 @@ class Run:
             num_slots=load.num_slots,
             costs=load.costs,
             staging=self._staging() if load.num_slots else None,
+            num_steps=load.num_steps or 0,
+            tree=load.tree,
         )
+        if load.num_steps:
+            self.proposals = [Proposals(worker.planner, runner, load.varied_steps) for worker in self.cluster.workers]
+        if isinstance(self.schedule, Simulation):
+            self._share()
         if self._detector is not None:
             observe(self._detector, self.cluster)
+
+    def _share(self) -> None:
+        """Schedule streams see the lengths that forwards publish behind the events that they have waited for."""
+        for executor in map(self.cluster.executor, self.cluster.workers):
+            assert isinstance(executor._schedule, SimulatedStream)
+            executor._schedule.share(executor.future_map.new_seq_lens_buf)
 
     def _staging(self) -> Callable[[], Stream] | None:
         """A third stream for each worker, in a simulation."""
@@ -223,13 +245,14 @@ class Run:
             assert launched.ticket == plan.ticket
             members[plan.ticket] = {req.request_id for req in launched.reqs}
 
-        compute = executor._compute
+        name = "_compute" if executor.runner.draft is None else "_verify"  # runs the forward that may fail
+        segment = getattr(executor, name)
 
         def noted(launch: Launch) -> None:
             self._computing = members.pop(launch.ticket)
-            compute(launch)
+            segment(launch)
 
-        vars(executor)["_compute"] = noted
+        vars(executor)[name] = noted
         self.executors.append(Encoded(executor, submitting))
         return self.executors[-1]
 

@@ -32,6 +32,9 @@ class AnyLoad(RuleBasedStateMachine):
         chunk_size=st.sampled_from((5, 9, 64)),
         spare=st.floats(0, 2),
         max_requests=st.integers(3, 6),
+        num_steps=st.sampled_from((None, 0, 1, 3)),
+        tree=st.sampled_from(((1, 0), (2, 3), (3, 4))),
+        num_layers=st.integers(1, 3),
         seed=st.integers(0, 2**32),
     )
     def deployment(
@@ -42,11 +45,18 @@ class AnyLoad(RuleBasedStateMachine):
         chunk_size: int,
         spare: float,
         max_requests: int,
+        num_steps: int | None,
+        tree: tuple[int, int],
+        num_layers: int,
         seed: int,
     ) -> None:
         """One request must fit: CONTEXT tokens, and again what its other choices have of their own."""
         num_pages = 1 + int((2 + spare) * CONTEXT / page_size)
         workload = Workload(topology, page_size, chunk_size, num_pages, max_requests, overlap=True, arrivals=())
+        if num_layers > 1 and tree[0] == 1 and num_steps:
+            workload = replace(workload, num_layers=num_layers)
+            num_steps = min(num_steps, num_layers)
+        workload = replace(workload, num_steps=num_steps, tree=tree)
         self.run = Run(workload, strategy, seed)
         self.run.start()
 

@@ -23,7 +23,10 @@ def test_recorded_operations_give_the_same_tokens_again(seed: int) -> None:
     for encoded in run.executors:
         if any(encoded.executor is run.cluster.executor(worker) for worker in run.cluster.decodes.values()):
             continue
-        again = replayed(encoded.sent, FakeRunner(vocab_size=VOCAB, context_length=256), encoded.executor)
+        draft_seed = None if workload.num_steps is None else 1
+        layers = workload.num_layers
+        runner = FakeRunner(vocab_size=VOCAB, context_length=256, draft_seed=draft_seed, num_draft_layers=layers)
+        again = replayed(encoded.sent, runner, encoded.executor)
         assert again == encoded.results
         num_tokens += sum(len(tokens) for result in again for tokens in result.tokens)
         num_plans = sum(isinstance(OPERATIONS.decode(raw), Plan) for raw in encoded.sent)

@@ -18,6 +18,10 @@ TOPOLOGIES = ("1U", "1P1D", "2P1D", "1P2D")
 CONTEXT = 48
 HOT = 20.0  # the fake's likeliest token has a score of 100, all others 0: at this temperature it is drawn 2 times in 5
 NEVER = -1
+WITH_DRAFT = (3, 6)  # of the seeds on which sabotages are tried; most sabotages need none
+FIRST_WITH_DRAFT = 16
+FIRST_WITH_TREES = 24
+FIRST_WITH_LAYERS = 32
 UP_TO_30_TOKENS = Costs(copy_s=1, again_s=1, restart_s=30)  # go to host memory
 
 
@@ -39,10 +43,10 @@ class Arrival:
     cache_salt: str = ""
     priority: int = 0
 
-    def num_pages(self, page_size: int = 1) -> int:
+    def num_pages(self, page_size: int = 1, lookahead: int = 0) -> int:
         """An upper bound of what it needs."""
         most = len(self.prompt) + self.params.max_tokens
-        return pages_for_choices(len(self.prompt), most, self.num_choices, page_size)
+        return pages_for_choices(len(self.prompt), most, self.num_choices, page_size, lookahead)
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,17 @@ class Workload:
     policies: Policies = DEFAULTS
     num_slots: int = 0  # of host memory, for KV of choices that give way
     costs: Costs | None = None  # None: they all go there
+    num_steps: int | None = None  # that a draft proposes; None: there is no draft
+    varied_steps: int | None = None  # the seed with which launches propose fewer; None: they all propose as many
+    tree: tuple[int, int] = (1, 0)  # top-k and nodes, if the draft proposes trees
+    num_layers: int = 1  # of the draft; if there are several, each proposes a token
 
     @staticmethod
     def random(seed: int, num_requests: int = 7) -> "Workload":
         """A small one: a few requests, about a hundred steps. Six kinds take turns."""
-        return _scheduled(random.Random(f"policies {seed}"), Workload._of_kind(seed, num_requests))
+        workload = _scheduled(random.Random(f"policies {seed}"), Workload._of_kind(seed, num_requests))
+        has_draft = random.Random(f"draft {seed}").random() < 0.4 if seed >= FIRST_WITH_DRAFT else seed in WITH_DRAFT
+        return workload.with_draft(seed) if has_draft else workload
 
     @staticmethod
     def _of_kind(seed: int, num_requests: int) -> "Workload":
@@ -99,9 +109,40 @@ class Workload:
         num_pages, num_slots = 1 + largest + rng.randint(0, 2), 1 + 20 * CONTEXT // workload.page_size
         return replace(workload, arrivals=tuple(arrivals), num_pages=num_pages, num_slots=num_slots, costs=None)
 
+    def with_draft(self, seed: int) -> "Workload":
+        """The same with a draft. Half of the requests may run to their limits."""
+        rng = random.Random(f"steps {seed}")
+        arrivals = tuple(
+            replace(each, params=replace(each.params, eos_token_ids=())) if rng.random() < 0.5 else each
+            for each in self.arrivals
+        )
+        num_steps = rng.choice((0, 1, 2, 3, 3, 5))
+        varied_steps = seed if rng.random() < 0.4 else None
+        tree = random_tree(seed, num_steps) if seed >= FIRST_WITH_TREES else (1, 0)
+        num_layers = random_layers(seed) if seed >= FIRST_WITH_LAYERS and tree[0] == 1 else 1
+        if num_layers > 1:
+            num_steps = min(num_steps, num_layers)
+        largest = max(each.num_pages(self.page_size, num_layers) for each in arrivals)
+        changed = replace(self, arrivals=arrivals, num_pages=max(self.num_pages, 1 + largest), num_layers=num_layers)
+        return replace(changed, num_steps=num_steps, varied_steps=varied_steps, tree=tree)
+
     def without_overlap(self) -> "Workload":
         """The same, in the serial twin."""
         return replace(self, overlap=False)
+
+
+def random_tree(seed: int, num_steps: int) -> tuple[int, int]:
+    """Top-k and nodes; every second draft with steps proposes trees."""
+    rng = random.Random(f"tree {seed}")
+    if rng.random() < 0.5 or not num_steps:
+        return 1, 0
+    topk = rng.choice((2, 2, 3, 5))
+    return topk, rng.randint(2, min(64, 1 + topk + (num_steps - 1) * topk * topk))
+
+
+def random_layers(seed: int) -> int:
+    """Draft layers; every second draft has several."""
+    return random.Random(f"layers {seed}").choice((1, 1, 2, 3))
 
 
 def _scheduled(rng: random.Random, workload: Workload) -> Workload:

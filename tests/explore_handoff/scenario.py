@@ -12,12 +12,15 @@ from protocol.messages_gateway import Role, SamplingParams
 from runtime.settings import Pairing
 from scheduler.spills import Costs
 from tests.decode.driving import VOCAB
-from tests.explore.workload import random_policies
+from tests.explore.workload import random_layers, random_policies, random_tree
 from tests.explore_handoff.data_plane import FrameFate
 from worker.policies import DEFAULTS, Policies
 
 CONTEXT = 40
 HOT = 20.0  # as in tests/explore/workload.py, and so are these
+FIRST_WITH_TREES = 54
+FIRST_WITH_LAYERS = 60
+FIRST_WITH_DRAFT = 50  # sabotages are tried on the worlds before; those of drafts name tests of their own
 UP_TO_30_TOKENS = Costs(copy_s=1, again_s=1, restart_s=30)
 FIRST_S = 0.6  # by then everybody has joined
 KINDS = ("calm", "frames", "connections", "processes", "aborts", "everything", "cuts")
@@ -85,6 +88,10 @@ class Scenario:
     faults: tuple[Fault, ...]
     flushes: tuple[float, ...] = ()  # when POST /flush_cache comes
     policies: Policies = DEFAULTS
+    num_steps: int = 0  # tokens that the fake draft proposes; 0: there is no draft
+    varied_steps: int | None = None  # the seed with which launches propose fewer; None: they all propose as many
+    tree: tuple[int, int] = (1, 0)  # top-k and nodes, if the draft proposes trees
+    num_layers: int = 1  # of the draft; if there are several, each proposes a token
 
     @property
     def over_at(self) -> float:
@@ -108,6 +115,11 @@ class Scenario:
     def random(seed: int) -> "Scenario":
         """The world of a seed. Kinds take turns."""
         rng = random.Random(f"handoff {seed}")
+        num_steps = random.Random(f"draft {seed}").choice((0, 1, 3)) if seed >= FIRST_WITH_DRAFT else 0
+        tree = random_tree(seed, num_steps) if seed >= FIRST_WITH_TREES else (1, 0)
+        num_layers = random_layers(seed) if seed >= FIRST_WITH_LAYERS and tree[0] == 1 and num_steps else 1
+        if num_layers > 1:
+            num_steps = min(num_steps, num_layers)
         kind = KINDS[seed % len(KINDS)]
         page_size = rng.choice((1, 4))
         page_bytes = page_size * 32
@@ -141,6 +153,10 @@ class Scenario:
             fate=_fate(rng, kind),
             arrivals=arrivals,
             faults=_faults(rng, kind),
+            num_steps=num_steps,
+            varied_steps=seed if random.Random(f"varied {seed}").random() < 0.4 else None,
+            tree=tree,
+            num_layers=num_layers,
         )
         return _scheduled(random.Random(f"policies {seed}"), _remembering(random.Random(f"memory {seed}"), scenario))
 
@@ -181,7 +197,8 @@ def _remembering(rng: random.Random, world: Scenario) -> Scenario:
     decode_tokens = world.decode_tokens
     if memory in ("starved", "both"):
         arrivals = tuple(_long(rng, each) for each in arrivals)
-        largest = max(_num_pages(each, world.decode_page_size) for each in arrivals)
+        lookahead = world.num_layers if world.num_steps else 0
+        largest = max(_num_pages(each, world.decode_page_size, lookahead) for each in arrivals)
         decode_tokens = largest * world.decode_page_size + rng.randint(0, 12)
 
     roles = (Role.PREFILL, Role.DECODE)
@@ -235,9 +252,9 @@ def _long(rng: random.Random, arrival: Arrival) -> Arrival:
     return replace(arrival, params=params, prompt=prompt, at=at, leaves_at=leaves_at)
 
 
-def _num_pages(arrival: Arrival, page_size: int) -> int:
+def _num_pages(arrival: Arrival, page_size: int, lookahead: int) -> int:
     most = len(arrival.prompt) + arrival.params.max_tokens
-    return pages_for_choices(len(arrival.prompt), most, arrival.num_choices, page_size)
+    return pages_for_choices(len(arrival.prompt), most, arrival.num_choices, page_size, lookahead)
 
 
 def _fate(rng: random.Random, kind: str) -> FrameFate:

@@ -1,16 +1,20 @@
 """Whatever happens between gateway, prefill and decode: no wrong token, no page lost, nobody waits for ever."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 
 from protocol.messages_gateway import Role
 from scheduler.batches import ScheduleBatch
+from scheduler.draft_batch import Seeds
 from scheduler.overlap_loop import TOO_MANY
+from scheduler.plan import Join
 from tests.explore_handoff.exploring import explore_seed
 from tests.explore_handoff.faults import KINDS
-from tests.explore_handoff.scenario import Fault, Scenario
+from tests.explore_handoff.scenario import FIRST_WITH_DRAFT, Fault, Scenario
 from tests.explore_handoff.world import Violation, World
 
 SLICES = 2  # of the slow test, so that they run side by side
@@ -27,6 +31,24 @@ def test_a_world_of_each_kind(seed: int) -> None:
     explored = explore_seed(seed)
     assert not explored.broken
     assert explored.outcomes["done"] > 0
+
+
+@pytest.mark.parametrize("seed", range(FIRST_WITH_DRAFT, FIRST_WITH_DRAFT + 4))
+def test_a_world_with_a_draft(seed: int) -> None:
+    explored = explore_seed(seed)
+    assert not explored.broken
+
+
+def test_a_world_notices_what_a_draft_should_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Seeds.of
+
+    def spoilt(joins: Sequence[Join], device: torch.device) -> Seeds | None:
+        seeds = real(joins, device)
+        return None if seeds is None else replace(seeds, hidden_NE=torch.zeros_like(seeds.hidden_NE))
+
+    monkeypatch.setattr(Seeds, "of", staticmethod(spoilt))
+    broken = explore_seed(next(seed for seed in range(FIRST_WITH_DRAFT, 99) if Scenario.random(seed).num_steps)).broken
+    assert "keeps 0 proposals behind" in broken
 
 
 def test_its_engines_check_what_debug_mode_checks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from decode.prefill_link import PrefillLink
 from decode.worker import DecodeWorker
+from model.draft import begins_with
 from model.host_copies import HostCopies
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
@@ -28,9 +29,11 @@ from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
 from scheduler.overlap_loop import TOO_MANY
 from scheduler.planner import Planner
+from scheduler.speculation import Speculation
 from scheduler.streams import InlineStream
 from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner
+from tests.explore.proposals import Proposals
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.compute import TimedStream
 from tests.explore_handoff.data_plane import DataPlane, SimulatedArrivals, SimulatedWire
@@ -106,7 +109,13 @@ class WorkerProcess:
         self._on_turn, self._on_end = on_turn, on_end
         self._turn_at = float("inf")
         scenario = world.scenario
-        self.runner = FakeRunner(vocab_size=VOCAB, context_length=CONTEXT, before_forward=self._maybe_fail)
+        self.runner = FakeRunner(
+            vocab_size=VOCAB,
+            context_length=CONTEXT,
+            before_forward=self._maybe_fail,
+            draft_seed=1 if scenario.num_steps else None,
+            num_draft_layers=scenario.num_layers,
+        )
         page_size = scenario.page_size if role is Role.PREFILL else scenario.decode_page_size
         self.forward = TimedStream(world.agenda, world.story, self, world.rng, scenario.pace_s)
         num_tokens = scenario.num_tokens if role is Role.PREFILL else scenario.decode_tokens
@@ -121,6 +130,7 @@ class WorkerProcess:
             margin=scenario.margin,
             caches=role in scenario.caches,
             num_slots=num_slots,
+            lookahead=layout.lookahead,
         )
         kv = PagedKv(layout, num_pages)
         self.executor = Executor(
@@ -133,7 +143,11 @@ class WorkerProcess:
             host=HostCopies(kv, num_slots) if num_slots else None,
             debug=True,
         )
-        self.planner = Planner(book, self.executor, layout, VOCAB, costs=scenario.costs)
+        draft, steps = self.runner.draft, scenario.num_steps
+        speculation = None if draft is None else Speculation(steps, begins_with(draft), None, *scenario.tree)
+        self.planner = Planner(book, self.executor, layout, VOCAB, costs=scenario.costs, speculation=speculation)
+        if speculation is not None:
+            Proposals(self.planner, self.runner, scenario.varied_steps)
         world.vintages.watch(self.planner, instance, is_prefill=role is Role.PREFILL)
         gateway = Dealer(cast(Any, self.context), GATEWAY_ENDPOINT, self.name.encode())
         self.sender: FrameSender | None = None

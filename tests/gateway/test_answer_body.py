@@ -11,7 +11,9 @@ USAGE = usage_of(3, 4, 2)
 TEXTS = ["first", 'say "hi"\n', "", "\u2028é\x00", "last"]
 
 
-def chunks(is_chat: bool, with_ids: bool, include_usage: bool, continuous: bool, plain_id: int | None) -> list[bytes]:
+def chunks(
+    is_chat: bool, with_ids: bool, include_usage: bool, continuous: bool, token_ids: tuple[int, ...]
+) -> list[bytes]:
     """Two choices in turn; the last piece of each has its finish."""
     head = ResponseHead("r-1", 7, "m", is_chat, with_ids)
     writer = ChunkWriter(head, include_usage, continuous)
@@ -19,19 +21,19 @@ def chunks(is_chat: bool, with_ids: bool, include_usage: bool, continuous: bool,
     for text in TEXTS:
         finish = "stop" if text == TEXTS[-1] else None
         found += [
-            writer.chunk(index, Piece(text, plain_id, finish), USAGE if continuous else None) for index in (0, 11)
+            writer.chunk(index, Piece(text, token_ids, finish), USAGE if continuous else None) for index in (0, 11)
         ]
     return found
 
 
 @pytest.mark.parametrize("include_usage, continuous", [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("plain_id", [5, None])
+@pytest.mark.parametrize("token_ids", [(5,), (5, 60, 7), ()])
 @pytest.mark.parametrize("with_ids", [False, True])
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_every_chunk_is_what_clients_expect(
-    is_chat: bool, with_ids: bool, plain_id: int | None, include_usage: bool, continuous: bool
+    is_chat: bool, with_ids: bool, token_ids: tuple[int, ...], include_usage: bool, continuous: bool
 ) -> None:
-    found = iter(chunks(is_chat, with_ids, include_usage, continuous, plain_id))
+    found = iter(chunks(is_chat, with_ids, include_usage, continuous, token_ids))
     for place, text in enumerate(TEXTS):
         for index in (0, 11):
             choice: dict[str, object] = {"index": index}
@@ -41,7 +43,7 @@ def test_every_chunk_is_what_clients_expect(
                 choice["text"] = text
             choice |= {"logprobs": None, "finish_reason": "stop" if text == TEXTS[-1] else None}
             if with_ids:
-                choice["token_ids"] = [] if plain_id is None else [plain_id]
+                choice["token_ids"] = list(token_ids)
             expected: dict[str, object] = {
                 "id": "r-1",
                 "object": "chat.completion.chunk" if is_chat else "text_completion",

@@ -67,7 +67,7 @@ def texts_of_stream(content: str) -> list[str]:
     for line in lines[:-1]:
         chunk = json.loads(line.removeprefix("data: "))
         [choice] = chunk["choices"]
-        assert len(choice["token_ids"]) == 1
+        assert len(choice["text"]) == len(choice["token_ids"]) > 0
         texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
     return [texts[index] for index in sorted(texts)]
 
@@ -156,16 +156,6 @@ async def test_chat_stream(setting: Setting) -> None:
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 4 + ["stop"]
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert chunks[0]["usage"]["prompt_tokens"] == 20
-
-
-async def test_continuous_usage_counts_up_within_a_burst(setting: Setting) -> None:
-    await setting.add_pair(Behaviour(burst=4))
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    response = await setting.complete("xy", max_tokens=9, n=2, stream=True, stream_options=options)
-    *chunks, last, done = events(response.text)
-    assert done is None and [chunk["usage"]["completion_tokens"] for chunk in chunks] == list(range(1, 19))
-    assert {chunk["usage"]["prompt_tokens"] for chunk in [*chunks, last]} == {2}
-    assert last["usage"]["completion_tokens"] == 18
 
 
 async def test_a_request_that_is_too_long_has_the_code_that_clients_know(setting: Setting) -> None:

@@ -16,7 +16,7 @@ from gateway.translate import (
 )
 from protocol.errors import BadRequest
 from protocol.fingerprint import Fingerprint
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import KvLayout, LayerGroup
 from protocol.messages_gateway import KvPages, Register, Role, WorkerAddress, WorkerStats
 
 LIMITS = Limits(context_length=100, vocab_size=50, pool_tokens=160, prefill_pool_tokens=160, page_size=16)
@@ -56,23 +56,27 @@ def test_more_than_the_pool() -> None:
         max_tokens(60, None, 16, 1, "prompt", Limits(pool_tokens=320, prefill_pool_tokens=32, page_size=16))
 
 
-@given(st.integers(1, 200), st.integers(1, 5), st.sampled_from([1, 4, 16]), st.integers(1, 40))
-def test_room_is_exactly_what_the_pages_hold(num_prompt: int, num_choices: int, page_size: int, pages: int) -> None:
-    room = Limits(pool_tokens=pages * page_size, page_size=page_size).room(num_prompt, num_choices)
+@given(st.integers(1, 200), st.integers(1, 5), st.sampled_from([1, 4, 16]), st.integers(1, 40), st.integers(0, 2))
+def test_room_is_exactly_what_the_pages_hold(
+    num_prompt: int, num_choices: int, page_size: int, pages: int, lookahead: int
+) -> None:
+    limits = Limits(pool_tokens=pages * page_size, page_size=page_size, lookahead=lookahead)
+    room, sizes = limits.room(num_prompt, num_choices), (page_size, lookahead)
     assert room is not None
     if room >= 1:
-        assert Need(num_prompt, num_choices, room).total_pages(page_size) <= pages
-    assert Need(num_prompt, num_choices, max(1, room + 1)).total_pages(page_size) > pages or room == 0
+        assert Need(num_prompt, num_choices, room).total_pages(*sizes) <= pages
+    assert Need(num_prompt, num_choices, max(1, room + 1)).total_pages(*sizes) > pages or room == 0
 
 
 WORKERS = st.lists(st.tuples(st.sampled_from([1, 3, 4, 16]), st.integers(1, 60)), min_size=1, max_size=3)
 
 
-@given(st.integers(1, 100), st.integers(1, 5), WORKERS, WORKERS)
+@given(st.integers(1, 100), st.integers(1, 5), WORKERS, WORKERS, st.integers(0, 2))
 def test_what_there_is_room_for_fits_a_worker_whatever_its_page_size(
-    num_prompt: int, num_choices: int, decodes: list[tuple[int, int]], prefills: list[tuple[int, int]]
+    num_prompt: int, num_choices: int, decodes: list[tuple[int, int]], prefills: list[tuple[int, int]], lookahead: int
 ) -> None:
-    members = [member(Role.DECODE, *each) for each in decodes] + [member(Role.PREFILL, *each) for each in prefills]
+    members = [member(Role.DECODE, *each, lookahead) for each in decodes]
+    members += [member(Role.PREFILL, *each, lookahead) for each in prefills]
     room = limits_of(tuple(members), Limits()).room(num_prompt, num_choices)
     assert room is not None
     if room >= 1:
@@ -80,8 +84,8 @@ def test_what_there_is_room_for_fits_a_worker_whatever_its_page_size(
         assert {each.role for each in members if need.fits(each)} == {Role.DECODE, Role.PREFILL}
 
 
-def member(role: Role, page_size: int, num_pages: int) -> Member:
-    layout = KvLayout.uniform(1, 1, 4, page_size, "float32")
+def member(role: Role, page_size: int, num_pages: int, lookahead: int = 0) -> Member:
+    layout = KvLayout((LayerGroup(1, 1, 4, lookahead),), page_size, "float32")
     pool = num_pages * page_size
     pages = WorkerStats(KvPages(num_pages, num_pages), 0, 0)
     address = WorkerAddress(f"{role}-{page_size}-{num_pages}", 1)

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from gateway.membership import MOST_LOSSES, Change, Membership, WorkerKey
-from protocol.fingerprint import Fingerprint, pack_weights
-from protocol.kv_layout import KvLayout
+from protocol.fingerprint import Fingerprint, WeightsPrint, pack_weights
+from protocol.kv_layout import KvLayout, LayerGroup
 from protocol.messages_gateway import (
     Heartbeat,
     KvPages,
@@ -80,6 +80,42 @@ def test_refuses_who_differs_and_names_both_values(table: Membership, fields: di
     table.register(register("p", 1, Role.PREFILL), 0.0)
     assert messages(table.register(register("d", 2, **fields), 0.0)) == [Refused(reason)]
     assert len(table.members) == 1
+
+
+WITH_DRAFT: dict[str, Any] = {
+    "layout": replace(LAYOUT, groups=(*LAYOUT.groups, LayerGroup(1, 1, 4, lookahead=1))),
+    "fingerprint": replace(MODEL, draft=WeightsPrint("e", facts={"algorithm": "eagle"})),
+}
+
+
+@pytest.mark.parametrize("ids", [("p", "d"), ("d", "p")])
+def test_a_pair_has_one_draft_unless_decode_goes_without(table: Membership, ids: tuple[str, str]) -> None:
+    workers = {"p": register("p", 1, Role.PREFILL), "d": register("d", 2, **WITH_DRAFT)}
+    drafts = {"p": "none", "d": "eagle"}
+    first, second = ids
+    table.register(workers[first], 0.0)
+    reason = f"--speculative-algorithm is {drafts[second]} on {second}, {drafts[first]} on {first}"
+    assert messages(table.register(workers[second], 0.0)) == [Refused(reason)]
+
+    careless = Membership(77)  # prefill's word is not enough: decode would refuse its KV
+    careless.register(replace(workers["p"], may_lack_draft=True), 0.0)
+    assert messages(careless.register(workers["d"], 0.0)) == [
+        Refused("--speculative-algorithm is eagle on d, none on p")
+    ]
+
+    workers["d"] = replace(workers["d"], may_lack_draft=True)
+    other = Membership(77)
+    assert [messages(other.register(workers[each], 0.0)) for each in ids] == [[Welcome(77)]] * 2
+
+
+def test_workers_that_make_no_pair_may_have_different_drafts(table: Membership) -> None:
+    for each in (
+        register("p", 1, Role.PREFILL),
+        register("u", 2, Role.UNIFIED, backend="", **WITH_DRAFT),
+        register("v", 3, Role.UNIFIED, backend=""),
+        register("d", 4),
+    ):
+        assert messages(table.register(each, 0.0)) == [Welcome(77)]
 
 
 @pytest.mark.parametrize(

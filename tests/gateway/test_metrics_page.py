@@ -29,6 +29,8 @@ COUNTERS = {
     "rejected_checksum": 1.0,
     "spills": 1.0,
     "spilled_now": 1.0,
+    "spec_proposed_0": 5.0,
+    "spec_accepted_0": 4.0,
     "refused_messages": 3.0,
     "refused_connections_key": 1.0,
     "refused_connections_handshake": 2.0,

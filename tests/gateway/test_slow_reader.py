@@ -23,7 +23,7 @@ from tests.gateway.folders import byte_tokenizer, write_folder
 pytestmark = pytest.mark.slow
 
 STALL_S = 1.0  # who reads is not taken for one who does not, even where this process waits for a core now and then
-LONG = 50_000  # tokens: 10 MB of chunks, more than a connection buffers
+LONG = 50_000  # tokens: 10 MB of chunks with one each, more than a connection buffers
 PATIENT = HttpLimits(slow_reader_timeout_s=600, max_stream_backlog=10**9)
 
 
@@ -157,7 +157,7 @@ async def test_memory_stays_bounded_while_clients_do_not_read(folder: Path) -> N
     write_folder(folder, byte_tokenizer(), config={"max_position_embeddings": 10**6})
     limits = HttpLimits(slow_reader_timeout_s=600, max_stream_backlog=1000)
     async with gateway_process(str(folder), limits) as (url, control, _):
-        behaviour = Behaviour(burst=100)
+        behaviour = Behaviour(burst=1)
         opened = ExitStack()
         worker = FakeWorker(
             Role.UNIFIED, control, "u", behaviour=behaviour, context_length=10**6, max_total_tokens=10**7

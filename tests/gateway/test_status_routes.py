@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from gateway.http_app import build_app
-from protocol.messages_gateway import Role
+from protocol.messages_gateway import DraftInfo, Role
 from runtime.installation import baton_version
 from tests.gateway.conftest import Setting, running
 from tests.gateway.folders import byte_tokenizer, write_folder
@@ -111,3 +111,15 @@ async def test_every_name_is_served_and_the_first_is_told(folder: Path, asked: s
             assert one["id"] == (asked if asked in ("tale", "fable") else "tale")
         refused = await setting.complete([1], model="story")
         assert refused.status_code == 404 and "'tale' or 'fable'" in refused.json()["error"]["message"]
+
+
+async def test_the_draft_is_named(setting: Setting) -> None:
+    names = ("speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps")
+    await setting.add(Role.PREFILL)
+    found = await facts(setting, "/server_info", "/get_server_info")
+    assert [found[name] for name in names] == [None, None, None]
+    await setting.add(Role.UNIFIED, draft=DraftInfo("eagle3", "/m/story-eagle3", 4))
+    found = await facts(setting, "/server_info", "/get_server_info")
+    assert [found[name] for name in names] == ["eagle3", "/m/story-eagle3", 4]
+    drafts = [row["draft"] for row in (await setting.client.get("/workers")).json()]
+    assert None in drafts and {"algorithm": "eagle3", "folder": "/m/story-eagle3", "num_steps": 4} in drafts

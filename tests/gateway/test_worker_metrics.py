@@ -30,7 +30,7 @@ def member(worker_id: str, role: Role, counters: dict[str, float]) -> Member:
 
 
 def test_numbers_have_a_subject_a_unit_and_the_right_type() -> None:
-    landed = LANDED | {"spills": 3, "spilled_now": 2}
+    landed = LANDED | {"spills": 3, "spilled_now": 2, "spec_proposed_0": 9, "spec_accepted_0": 6, "spec_accepted_1": 4}
     lines = page(member("p", Role.PREFILL, SENT | {"transfers_cancelled": 3}), member("d", Role.DECODE, landed))
     for line in (
         "# TYPE baton_kv_transfer_frames_total counter",
@@ -50,6 +50,9 @@ def test_numbers_have_a_subject_a_unit_and_the_right_type() -> None:
         'baton_kv_transfer_rejected_frames_total{reason="size",role="decode",worker="d"} 2.0',
         'baton_kv_spills_total{role="decode",worker="d"} 3.0',
         'baton_spilled_requests{role="decode",worker="d"} 2.0',
+        'baton_spec_proposed_tokens_total{position="0",role="decode",worker="d"} 9.0',
+        'baton_spec_accepted_tokens_total{position="0",role="decode",worker="d"} 6.0',
+        'baton_spec_accepted_tokens_total{position="1",role="decode",worker="d"} 4.0',
         'baton_running_requests{role="decode",worker="d"} 3.0',
         'baton_kv_usage_ratio{role="decode",worker="d"} 0.5',
         'baton_kv_pages{role="decode",state="cached",worker="d"} 1.0',

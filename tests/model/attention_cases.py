@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.inputs import ModelInput
+from model.inputs import TREE_SLOTS, ModelInput
 from model.paged_kv import PagedKv
+from model.sampler import signed
 from protocol.kv_layout import KvLayout, LayerLayout
 
 
@@ -29,8 +30,12 @@ def make_case(
     head_dim: int = 16,
     dtype: str = "float32",
     seed: int = 0,
+    trees: Sequence[tuple[int, int]] = (),
 ) -> Case:
-    """`extends` are (chunk, context with it), `decodes` contexts. Slots that nobody wrote, page 0 too, hold NaN."""
+    """`extends` are (chunk, context with it), `decodes` contexts. Slots that nobody wrote, page 0 too, hold NaN.
+
+    `trees` are (start, bits) of each decode, the bits unsigned. The slots that such a mask hides hold NaN as well.
+    """
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads = heads
     layout = LayerLayout(num_kv_heads, head_dim, page_size, dtype)
@@ -48,12 +53,14 @@ def make_case(
         own, pages = pages[: counts[request]], pages[counts[request] :]
         table[request, : len(own)] = torch.tensor(own)
         k, v = torch.randn((2, context, num_kv_heads, head_dim), generator=generator).to(kv_layer.dtype).unbind(0)
-        for position in range(context):
+        tree = trees[request - len(extends)] if trees and request >= len(extends) else (context, 0)
+        seen = [slot for slot in range(context) if _is_seen(slot, *tree)]
+        for position in seen:
             page, offset = own[position // page_size], position % page_size
             kv_layer[page, 0, offset], kv_layer[page, 1, offset] = k[position], v[position]
         q = torch.randn((chunk, num_heads, head_dim), generator=generator).to(kv_layer.dtype)
         queries.append(q)
-        expected.append(plain_attention(q.double(), k.double(), v.double()))
+        expected.append(plain_attention(q.double(), k[seen].double(), v[seen].double()))
         span = range(context - chunk, context)
         positions += span
         slots += [own[p // page_size] * page_size + p % page_size for p in span]
@@ -68,8 +75,15 @@ def make_case(
         num_decodes=len(decodes),
         max_decode_seq_len=max(decodes, default=0),
         logit_indices_L=torch.zeros(0, dtype=torch.int64),
+        tree_starts_D=torch.tensor([start for start, _ in trees], dtype=torch.int64) if trees else None,
+        tree_bits_D=torch.tensor([signed(bits) for _, bits in trees], dtype=torch.int64) if trees else None,
     )
     return Case(inp, layout, torch.cat(queries), kv_layer, torch.cat(expected))
+
+
+def _is_seen(slot: int, start: int, bits: int) -> bool:
+    """As ModelInput says, with whole numbers of Python."""
+    return slot < start or (slot < start + TREE_SLOTS and bool(bits >> (slot - start) & 1))
 
 
 def plain_attention(q_CHD: Tensor, k_SKD: Tensor, v_SKD: Tensor) -> Tensor:

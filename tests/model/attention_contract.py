@@ -1,9 +1,11 @@
 """What every attention backend must do, whatever computes it: the same cases, against attention in float64.
 
 A backend's own test file calls `check_case` for each of CASES, and `check_alone_or_together` if the backend says that a
-request's result does not depend on its neighbours.
+request's result does not depend on its neighbours. One with tree masks is called for TREE_CASES, too, and
+`check_a_mask_that_hides_nothing`.
 """
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +27,7 @@ TOLERANCE = {"float32": 1e-4, "float16": 0.005, "bfloat16": 0.03}
 @dataclass(frozen=True)
 class ContractCase:
     """`extends` are (chunk, context with it), `decodes` contexts. `padding`: lanes of a graph that nobody has.
-    `wider`: pages by which the page table is wider than the longest context."""
+    `wider`: pages by which the page table is wider than the longest context. `trees`: (start, bits) of each decode."""
 
     name: str
     extends: tuple[tuple[int, int], ...] = ()
@@ -34,6 +36,7 @@ class ContractCase:
     head_dim: int = 16
     padding: int = 0
     wider: int = 0
+    trees: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -58,13 +61,49 @@ CASES = (
 )
 
 
+def _random_masks(contexts: tuple[int, ...], seed: int) -> tuple[tuple[int, int], ...]:
+    chance = random.Random(seed)
+    return tuple((chance.randint(max(1, context - 80), context), chance.getrandbits(64)) for context in contexts)
+
+
+ALL_BITS = 2**64 - 1
+_LENGTHS = (1, 5, 16, 17, 33, 70, 90, 130, 300)
+
+TREE_CASES = (
+    *(ContractCase(f"random trees {seed}", (), _LENGTHS, trees=_random_masks(_LENGTHS, seed)) for seed in range(4)),
+    ContractCase("nodes of one tree", (), (21, 22, 23, 24), trees=((20, 1), (20, 0b11), (20, 0b101), (20, 0b1011))),
+    ContractCase("starts about the end of a page", (), (40,) * 5, trees=tuple((at, 1 << 5) for at in range(14, 19))),
+    ContractCase("the first slot alone", (), (40, 1, 400), trees=((1, 0),) * 3),
+    ContractCase("the first bit and the last", (), (90, 90, 90), trees=((26, 1), (26, 1 << 63), (26, 1 | 1 << 63))),
+    ContractCase("slots behind the last bit", (), (75, 76, 400), trees=((11, ALL_BITS),) * 3),
+    ContractCase("splits that nobody sees", (), (900, 900, 600), trees=((200, 6), (500, 1 << 40), (1, 1 << 20))),
+    ContractCase("chunks and trees", ((9, 9), (12, 40)), (31, 30, 300), trees=((20, 0b101), (20, 0b11), (250, 9))),
+    ContractCase("trees and padded lanes", (), (31, 300), padding=5, trees=((20, 0b101), (250, 9))),
+    ContractCase(
+        "trees, a kv head for each query head", (), (70, 5), heads=(3, 3), head_dim=12, trees=((9, 7 << 50), (3, 1))
+    ),
+    ContractCase(
+        "trees, one kv head for all", ((12, 40),), (70, 5), heads=(20, 1), head_dim=8, trees=((9, 7 << 50), (3, 1))
+    ),
+    ContractCase(
+        "trees, heads of a real model", (), (257, 33), heads=(8, 2), head_dim=128, trees=((200, 7 << 40), (30, 5))
+    ),
+)
+
+
 def check_case(
     make: MakeBackend, case: ContractCase, page_size: int, device: str = "cpu", dtype: str = "float32"
 ) -> None:
     """A backend computes what the formula says, in the dtype and shape of the queries. Slots that nobody wrote hold
     NaN, and must not be seen."""
     made = make_case(
-        case.extends, case.decodes, page_size=page_size, heads=case.heads, head_dim=case.head_dim, dtype=dtype
+        case.extends,
+        case.decodes,
+        page_size=page_size,
+        heads=case.heads,
+        head_dim=case.head_dim,
+        dtype=dtype,
+        trees=case.trees,
     )
     made = _padded(made, case.padding) if case.padding else made
     table_BP = F.pad(made.inp.page_table_BP, (0, case.wider))
@@ -77,10 +116,28 @@ def check_case(
     assert not difference_THD.numel() or float(difference_THD.max()) < TOLERANCE[dtype]  # NaN is not less
 
 
-def check_alone_or_together(make: MakeBackend, page_size: int, device: str = "cpu", dtype: str = "float32") -> None:
-    """Every decode has the same bits alone, in a batch, in another order, and beside chunks and padding."""
+def check_a_mask_that_hides_nothing(
+    make: MakeBackend, page_size: int, device: str = "cpu", dtype: str = "float32"
+) -> None:
+    """Decodes with all bits have the results of decodes without a tree mask, bit for bit."""
     lengths = (700, 40, 256, 1, 513, 90)
-    together = make_case((), lengths, page_size=page_size, dtype=dtype)
+    plain = make_case((), lengths, page_size=page_size, dtype=dtype)
+    backend = make(4, plain.layout)
+    expected_THD = _attended(backend, plain, device)
+    for behind in (0, 1, 5, 16, 64):
+        starts_D = (plain.inp.seq_lens_B - behind).clamp(min=1)
+        inp = replace(plain.inp, tree_starts_D=starts_D, tree_bits_D=torch.full_like(starts_D, -1))
+        assert torch.equal(_attended(backend, replace(plain, inp=inp), device), expected_THD), behind
+
+
+def check_alone_or_together(
+    make: MakeBackend, page_size: int, device: str = "cpu", dtype: str = "float32", *, trees: bool = False
+) -> None:
+    """Every decode has the same bits alone, in a batch, in another order, and beside chunks and padding. With `trees`,
+    it has a tree mask."""
+    lengths = (700, 40, 256, 1, 513, 90)
+    masks = _random_masks(lengths, 0) if trees else ()
+    together = make_case((), lengths, page_size=page_size, dtype=dtype, trees=masks)
     backend = make(4, together.layout)
     expected_THD = _attended(backend, together, device)
     orders = [[row] for row in range(len(lengths))] + [[5, 4, 3, 2, 1, 0], [0, 3]]
@@ -102,13 +159,10 @@ def _attended(backend: AttentionBackend, case: Case, device: str) -> Tensor:
 def _decodes_of(case: Case, rows: list[int]) -> Case:
     """Some of the decodes of a case, in that order."""
     inp = case.inp
+    per_row = replace(inp, logit_indices_L=inp.positions_T).mapped(lambda each: each[rows])
     own = replace(
-        inp,
-        input_ids_T=inp.input_ids_T[rows],
-        positions_T=inp.positions_T[rows],
-        slots_T=inp.slots_T[rows],
-        page_table_BP=inp.page_table_BP[rows],
-        seq_lens_B=inp.seq_lens_B[rows],
+        per_row,
+        logit_indices_L=inp.logit_indices_L,
         num_decodes=len(rows),
         max_decode_seq_len=int(inp.seq_lens_B[rows].max()),
     )
@@ -132,6 +186,8 @@ def _padded(case: Case, count: int) -> Case:
         page_table_BP=F.pad(table_BP, (0, 0, 0, count)),
         seq_lens_B=F.pad(inp.seq_lens_B, (0, count), value=1),
         num_decodes=inp.num_decodes + count,
+        tree_starts_D=None if inp.tree_starts_D is None else F.pad(inp.tree_starts_D, (0, count), value=1),
+        tree_bits_D=None if inp.tree_bits_D is None else F.pad(inp.tree_bits_D, (0, count)),
         max_decode_seq_len=table_BP.shape[1] * case.layout.page_size,
     )
     return replace(case, inp=own, q_THD=F.pad(case.q_THD, (0, 0, 0, 0, 0, count), value=1.0))

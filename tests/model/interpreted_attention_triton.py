@@ -15,8 +15,10 @@ from protocol.kv_layout import LayerLayout
 from tests.model.attention_cases import make_case
 from tests.model.attention_contract import (
     CASES,
+    TREE_CASES,
     ContractCase,
     check_a_graph_can_be_made,
+    check_a_mask_that_hides_nothing,
     check_alone_or_together,
     check_case,
 )
@@ -28,28 +30,35 @@ def make(num_heads: int, layout: LayerLayout, max_context: int = 6000) -> Triton
     return TritonAttention(num_heads, layout.num_kv_heads, layout.head_dim, max_context, CPU)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", (*CASES, *TREE_CASES), ids=str)
 def test_the_contract(case: ContractCase) -> None:
     check_case(make, case, page_size=16)
 
 
-@pytest.mark.parametrize("case", CASES[::3], ids=str)
+@pytest.mark.parametrize("case", (*CASES[::3], *TREE_CASES[::3]), ids=str)
 def test_the_contract_with_pages_of_one_token(case: ContractCase) -> None:
     check_case(make, case, page_size=1)
 
 
 def test_half_precision() -> None:
-    check_case(make, ContractCase("mixed", ((12, 40),), (30, 300)), 4, dtype="float16")
+    for trees in ((), ((20, 0b101), (260, 1 << 30))):
+        check_case(make, ContractCase("mixed", ((12, 40),), (30, 300), trees=trees), 4, dtype="float16")
 
 
+@pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("page_size, dtype", [(16, "float32"), (1, "float16")])
-def test_a_request_does_not_depend_on_its_neighbours(page_size: int, dtype: str) -> None:
-    check_alone_or_together(make, page_size, dtype=dtype)
+def test_a_request_does_not_depend_on_its_neighbours(page_size: int, dtype: str, trees: bool) -> None:
+    check_alone_or_together(make, page_size, dtype=dtype, trees=trees)
+
+
+def test_a_tree_mask_that_hides_nothing() -> None:
+    check_a_mask_that_hides_nothing(make, 16)
 
 
 @pytest.mark.parametrize("num_programs, at_once", [(1, 1), (3, 2), (100, 100)])
 def test_the_number_of_programs_and_of_launches_changes_no_bit(num_programs: int, at_once: int) -> None:
-    case = make_case((), (700, 40, 256, 1, 513), page_size=16)
+    masks = ((650, 9), (30, 1), (200, 1 << 50), (1, 0), (100, 5))
+    case = make_case((), (700, 40, 256, 1, 513), page_size=16, trees=masks)
     few, many = make(4, case.layout), make(4, case.layout)
     few.num_programs, few.max_splits = num_programs, at_once * 3  # 3 splits make the longest of these contexts
     plan = few.plan(case.inp, case.layout)

@@ -9,7 +9,13 @@ from model import attention_cpu
 from model.attention_cpu import CpuAttention, group_by_length
 from protocol.kv_layout import LayerLayout
 from tests.model.attention_cases import Case, make_case
-from tests.model.attention_contract import CASES, ContractCase, check_case
+from tests.model.attention_contract import (
+    CASES,
+    TREE_CASES,
+    ContractCase,
+    check_a_mask_that_hides_nothing,
+    check_case,
+)
 
 
 def make(num_heads: int, layout: LayerLayout) -> CpuAttention:
@@ -23,7 +29,7 @@ def worst(case: Case) -> float:
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", (*CASES, *TREE_CASES), ids=str)
 def test_the_contract(case: ContractCase, page_size: int) -> None:
     check_case(make, case, page_size)
 
@@ -31,6 +37,12 @@ def test_the_contract(case: ContractCase, page_size: int) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision(dtype: str) -> None:
     check_case(make, ContractCase("mixed", ((9, 9), (12, 40)), (31, 2)), 16, dtype=dtype)
+    check_case(make, ContractCase("trees", ((9, 9),), (31, 90), trees=((20, 0b101), (30, 1 << 40))), 16, dtype=dtype)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_mask_that_hides_nothing(page_size: int) -> None:
+    check_a_mask_that_hides_nothing(make, page_size)
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 24])
@@ -45,6 +57,8 @@ def test_ragged_decodes_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> 
     case = make_case((), (10, 90, 12, 11, 80, 3), page_size=4)
     assert len(CpuAttention().plan(case.inp, case.layout).decodes) == 4
     assert worst(case) < 1e-5
+    masks = ((3, 1), (60, 5), (12, 0), (11, 0), (20, 1 << 40), (1, 2))
+    assert worst(make_case((), (10, 90, 12, 11, 80, 3), page_size=4, trees=masks)) < 1e-5
 
 
 @given(st.lists(st.integers(1, 500), max_size=30), st.integers(1, 2000))

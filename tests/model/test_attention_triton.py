@@ -10,7 +10,14 @@ from model.attention import AttentionBackend
 from protocol.kv_layout import LayerLayout
 from tests.compiled import cubin_bytes
 from tests.interpreting import check_interpreted
-from tests.model.attention_contract import CASES, ContractCase, check_alone_or_together, check_case
+from tests.model.attention_contract import (
+    CASES,
+    TREE_CASES,
+    ContractCase,
+    check_a_mask_that_hides_nothing,
+    check_alone_or_together,
+    check_case,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_SIZES = tuple(
@@ -37,7 +44,7 @@ def make_on_the_device(num_heads: int, layout: LayerLayout) -> AttentionBackend:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("case", (*CASES, *REAL_SIZES), ids=str)
+@pytest.mark.parametrize("case", (*CASES, *REAL_SIZES, *TREE_CASES), ids=str)
 def test_the_contract_on_the_device(case: ContractCase, page_size: int, dtype: str) -> None:
     check_case(make_on_the_device, case, page_size, "cuda", dtype)
 
@@ -47,6 +54,8 @@ def test_the_contract_on_the_device(case: ContractCase, page_size: int, dtype: s
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_request_does_not_depend_on_its_neighbours_on_the_device(page_size: int, dtype: str) -> None:
     check_alone_or_together(make_on_the_device, page_size, "cuda", dtype)
+    check_alone_or_together(make_on_the_device, page_size, "cuda", dtype, trees=True)
+    check_a_mask_that_hides_nothing(make_on_the_device, page_size, "cuda", dtype)
 
 
 @pytest.mark.slow
@@ -59,6 +68,8 @@ def test_numbers_that_change_while_serving_need_no_other_kernel() -> None:
     for kernel in (kernels.tiles_kernel, kernels.number_kernel, kernels.splits_kernel, kernels.combine_kernel):
         named = {each.name for each in kernel.params}
         assert {each.name for each in kernel.params if each.do_not_specialize} == varying & named
+        columns = {"seq_lens_ptr", "tree_starts_ptr", "tree_bits_ptr"}  # parts of larger tensors
+        assert {each.name for each in kernel.params if each.do_not_specialize_on_alignment} == columns & named
 
 
 SHAPE = {"HEADS": 32, "HEAD_DIM": 128, "PADDED_DIM": 128}
@@ -85,10 +96,12 @@ def test_decodes_compile_for_a_gpu_that_is_not_there(dtype: str, step: int) -> N
     integers = ("num_decodes", "first_request", "first_token", "table_stride")
     types = dict.fromkeys(integers, "i32") | dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}")
     types |= dict.fromkeys(("seq_lens_ptr", "starts_ptr", "page_table_ptr"), "*i64") | {"rows_ptr": "*i32"}
+    types |= dict.fromkeys(("tree_starts_ptr", "tree_bits_ptr"), "*i64")
     types |= dict.fromkeys(("sums_ptr", "scales_ptr"), "*fp32") | {"scale": "fp32"}
     for kernel, sizes in (
         (kernels.number_kernel, {"SPLIT": 256, "BLOCK": 128}),
-        (kernels.splits_kernel, {**ATTENDS, "ROWS": 16, "SPLIT": 256, "STEP": step}),
+        (kernels.splits_kernel, {**ATTENDS, "ROWS": 16, "SPLIT": 256, "STEP": step, "TREE": False}),
+        (kernels.splits_kernel, {**ATTENDS, "ROWS": 16, "SPLIT": 256, "STEP": step, "TREE": True}),
         (kernels.combine_kernel, {**SHAPE, "COMBINED": 16}),
     ):
         own = {each.name: types[each.name] for each in kernel.params if each.name in types}

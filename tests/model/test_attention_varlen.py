@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from model.attention_varlen import VarlenAttention, find_kernel, reads_block_tables, trial
+from protocol.errors import ConfigError
 from protocol.kv_layout import LayerLayout
-from tests.model.attention_cases import plain_attention
+from tests.model.attention_cases import make_case, plain_attention
 from tests.model.attention_contract import CASES, ContractCase, check_a_graph_can_be_made, check_case
 
 LAYOUT = LayerLayout(2, 16, 4, "float32")
@@ -54,6 +55,14 @@ def test_the_contract(case: ContractCase, page_size: int) -> None:
 
 def test_a_graph_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     check_a_graph_can_be_made(make, monkeypatch)
+
+
+def test_a_tree_mask_is_refused_by_name() -> None:
+    case = make_case((), (31, 2), page_size=4, trees=((20, 5), (2, 0)))
+    with pytest.raises(ConfigError) as caught:
+        make(4, case.layout).plan(case.inp, case.layout)
+    why = "but it has no tree mask, which --speculative-eagle-topk above 1 needs"
+    assert caught.value.message == f"--attention-backend: got 'varlen', {why}"
 
 
 def test_probe_reads_the_signature() -> None:

@@ -23,7 +23,14 @@ from protocol.kv_layout import KvLayout, LayerLayout
 from runtime.model_config import ModelConfig, RopeConfig
 from tests.checkpoints import make_checkpoint
 from tests.model.attention_cases import Case, make_case
-from tests.model.attention_contract import CASES, ContractCase, check_case
+from tests.model.attention_contract import (
+    CASES,
+    TREE_CASES,
+    ContractCase,
+    check_a_mask_that_hides_nothing,
+    check_alone_or_together,
+    check_case,
+)
 from tests.model.driving import Lanes
 
 EPS = 1e-6
@@ -58,15 +65,25 @@ def worst(case: Case, kernels: CpuKernels) -> float:
 # ---- attention ----
 
 
+def make(num_heads: int, layout: LayerLayout) -> CpuAttention:
+    kernels = kernels_for(heads=(num_heads, layout.num_kv_heads), head_dim=layout.head_dim)
+    return CpuAttention(torch.float32, kernels)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page_size", [1, 4, 16, 48])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", (*CASES, *TREE_CASES), ids=str)
 def test_the_contract_of_attention(case: ContractCase, page_size: int) -> None:
-    def make(num_heads: int, layout: LayerLayout) -> CpuAttention:
-        kernels = kernels_for(heads=(num_heads, layout.num_kv_heads), head_dim=layout.head_dim)
-        return CpuAttention(torch.float32, kernels)
-
     check_case(make, case, page_size)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_tree_masks(page_size: int) -> None:
+    for case in TREE_CASES:
+        if (case.heads, case.head_dim) == ((4, 2), 16):  # as other tests have them: the library is there already
+            check_case(make, case, page_size)
+    check_a_mask_that_hides_nothing(make, page_size)
+    check_alone_or_together(make, page_size, trees=True)
 
 
 @pytest.mark.parametrize("heads", [(8, 1), (18, 2)])
@@ -126,7 +143,7 @@ def test_a_request_does_not_depend_on_its_neighbours_or_on_threads() -> None:
         torch.set_num_threads(before)
     assert torch.equal(*found)
     alone = torch.empty_like(case.q_THD[2:3])
-    kernels.attend(case.q_THD[2:3], case.kv_layer, case.inp.page_table_BP[2:3], case.inp.seq_lens_B[2:3], alone)
+    kernels.attend(case.q_THD[2:3], case.kv_layer, case.inp.page_table_BP[2:3], case.inp.seq_lens_B[2:3], None, alone)
     assert torch.equal(alone[0], found[0][2])
 
 
@@ -210,7 +227,7 @@ def test_nothing_is_done_that_c_leaves_undefined(tmp_path: Path) -> None:
     """The tests above once more, where that ends the process: shifts, overflows, integers of NaN."""
     checks = "-fsanitize=undefined,float-cast-overflow -fsanitize-undefined-trap-on-error"
     environment = {**os.environ, "CC": f"{find_compiler()[0]} {checks}", "XDG_CACHE_HOME": str(tmp_path)}
-    names = "finite or gate or exponential"
+    names = "finite or gate or exponential or tree"
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", names, __file__],
         env=environment, capture_output=True, text=True, check=False,

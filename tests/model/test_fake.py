@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.inputs import ModelInput
+from scheduler.batches import joined
 from tests.doubles.hash_model import FakeRunner
 from tests.model.driving import Lanes, random_prompt
+from tests.model.trees import PARENTS, all_trees, paths, tree_input
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -58,6 +60,28 @@ def test_reordered_and_stale_pages_show() -> None:
         lanes.step([], [lane])
         outcomes.append(lane.tokens[17] == expected)
     assert outcomes == [True, False]
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_nodes_of_a_tree_give_what_follows_their_paths(page_size: int) -> None:
+    """Two requests, each with a tree of seven nodes in one forward; seq_lens are the same bound for all of a tree."""
+    fake = FakeRunner()
+    lanes = Lanes(fake, page_size, poison=True)
+    inputs, expected = [], []
+    for length in (3, 9):
+        lane = lanes.lane(random_prompt(length, fake.vocab_size, length), len(PARENTS))
+        lanes.step([(lane, length)])
+        nodes = [lane.tokens[-1], *random_prompt(len(PARENTS) - 1, fake.vocab_size, 100 + length)]
+        for path in paths():
+            expected += fake.expected_tokens([*lane.tokens[:-1], *(nodes[each] for each in path)], 1)
+        inputs.append(tree_input(lane, nodes, page_size, 20))
+    both = all_trees(inputs)
+    assert fake.forward(both, lanes.kv).argmax(-1).tolist() == expected
+
+    # Beside a chunk of a prompt, the same.
+    new = lanes.lane([5, 6, 7], 1)
+    mixed = joined(lanes.model_input([(new, 3)], []), both)
+    assert fake.forward(mixed, lanes.kv).argmax(-1).tolist() == [*fake.expected_tokens([5, 6, 7], 1), *expected]
 
 
 def test_layers_are_reported_as_they_are_written_and_the_hook_runs_first() -> None:

@@ -3,19 +3,23 @@
 On a CPU a "graph" runs what was captured again, on the same memory; on a GPU it is one.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from model.graphs import GraphedRunner, Run, bucket_sizes
+from model.graphs import GraphedDraft, GraphedRunner, Run, bucket_sizes
 from model.graphs import Lanes as GraphLanes
 from model.inputs import ModelInput
 from model.kv_sizing import graph_bytes
-from model.runner import ModelRunner, Runner
+from model.runner import DraftSource, ModelRunner, Runner
 from tests.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
 from tests.doubles.hash_model import FakeRunner
+from tests.drafts import make_draft
 from tests.model.driving import Lane, Lanes, random_prompt
+from tests.model.speculating import Chain
+from tests.model.trees import PARENTS, all_trees, paths, tree_input
 
 MAX_PAGES = 40
 
@@ -25,12 +29,12 @@ def again(run: Run) -> Run:
     return run
 
 
-def graphed(runner: Runner, page_size: int, max_batch: int = 20) -> tuple[GraphedRunner, Lanes]:
+def graphed(runner: Runner, page_size: int, max_batch: int = 20, *, trees: bool = False) -> tuple[GraphedRunner, Lanes]:
     found = GraphedRunner(runner, again)
     lanes = Lanes(found, page_size, poison=True)
     for layer in range(lanes.kv.layout.num_layers):
         lanes.kv.layer(layer)[0].zero_()
-    found.capture(lanes.kv, max_batch, MAX_PAGES)
+    found.capture(lanes.kv, max_batch, MAX_PAGES, trees=trees)
     assert found.num_replays == 0
     return found, lanes
 
@@ -111,6 +115,54 @@ def test_a_lane_that_somebody_has_left_is_padding() -> None:
         assert filled.page_table_BP[count:, 0].tolist() == [0] * (4 - count)
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("trees", [False, True])
+def test_trees_come_from_graphs_that_read_tree_masks_and_chains_from_all(trees: bool, page_size: int) -> None:
+    """In turns, and fewer rows after more: a mask that another forward has left is not read."""
+    fake = FakeRunner(vocab_size=97, context_length=64)
+    runner, lanes = graphed(fake, page_size, trees=trees)
+    three = [lanes.lane(random_prompt(5 + seed, 97, seed), 20) for seed in range(3)]
+    for lane in three:
+        lanes.step([(lane, len(lane.tokens))])
+    replays = 0
+    for count in (3, 1, 2):
+        decodes = three[:count]
+        nodes = {lane.done: random_prompt(len(PARENTS), 97, lane.done) for lane in decodes}
+        inp = all_trees([tree_input(lane, nodes[lane.done], page_size, 30) for lane in decodes])
+        expected = [
+            token
+            for lane in decodes
+            for path in paths()
+            for token in fake.expected_tokens([*lane.tokens[: lane.done], *(nodes[lane.done][at] for at in path)], 1)
+        ]
+        assert runner.forward(inp, lanes.kv).argmax(-1).tolist() == expected
+        replays += trees
+        assert runner.num_replays == replays
+
+        wanted = [fake.expected_tokens(lane.tokens, 1)[0] for lane in decodes]
+        lanes.step([], decodes)
+        replays += 1
+        assert [lane.tokens[-1] for lane in decodes] == wanted and runner.num_replays == replays
+
+
+@pytest.mark.parametrize("algorithm", ["eagle", "eagle3"])
+def test_layers_of_a_draft_read_tree_masks_in_graphs(tmp_path: Path, algorithm: str) -> None:
+    target = make_checkpoint(tmp_path / "target", "qwen3")
+    source = DraftSource(algorithm, make_draft(tmp_path / "draft", target, algorithm, "qwen3"))
+    plain = ModelRunner.load(target, device="cpu", dtype="float32", draft=source)
+    one = Chain(GraphedRunner(plain, again), random_prompt(9, 307, 3), 60)
+    runner = captured(one, width=8, trees=True)
+    draft = runner.draft
+    assert isinstance(draft, GraphedDraft)
+    inp = tree_input(one.lane, random_prompt(len(PARENTS), 307, 1), 4, 30)
+    chain = replace(inp, tree_starts_D=None, tree_bits_D=None)
+    hidden_TE = torch.randn(len(PARENTS), 48)
+    found = [draft.forward(each, hidden_TE, one.kv)[0].clone() for each in (inp, chain, inp)]
+    assert draft.graphs[0].num_replays == 3 and not torch.allclose(found[0], found[1], atol=1e-3)
+    for mine, each in zip(found, (inp, chain, inp), strict=True):
+        torch.testing.assert_close(mine, draft.draft.forward(each, hidden_TE, one.kv)[0], rtol=1e-5, atol=1e-5)
+
+
 def test_graphs_of_all_sizes_share_one_buffer_of_logits() -> None:
     """A buffer for each would take 34 GB for 1,024 requests and a vocabulary of 128k."""
     runner, lanes = graphed(FakeRunner(vocab_size=97, context_length=64), 4)
@@ -170,6 +222,85 @@ def test_without_a_graph_when_one_cannot_be_captured_or_computes_something_else(
         prompt = random_prompt(5, 97, 1)
         assert lanes.generate(prompt, 6) == fake.expected_tokens(prompt, 6)
         assert runner.num_replays == 0
+
+
+def captured(one: Chain, max_batch: int = 2, width: int = 4, *, trees: bool = False) -> GraphedRunner:
+    """The runner of a chain whose prompt has been computed, with graphs of the chain's memory from now on."""
+    runner = one.runner
+    assert isinstance(runner, GraphedRunner)
+    for layer in range(one.kv.layout.num_layers):
+        one.kv.layer(layer)[0].zero_()
+    runner.capture(one.kv, max_batch, MAX_PAGES, width, trees=trees)
+    return runner
+
+
+def test_features_come_from_graphs() -> None:
+    """The fake draft proposes nothing right from another row's features, or from those of an earlier launch."""
+    fake = FakeRunner(vocab_size=97, context_length=256, draft_seed=1)
+    one = Chain(GraphedRunner(fake, again), random_prompt(9, 97, 1), 60)
+    runner = captured(one)
+    steps = 0
+    while len(one.tokens) < 60:
+        expected = fake.expected_accepts(one.tokens, 3)
+        assert one.step(3) == expected
+        steps += 1
+    assert runner.num_replays == steps > 5 and runner.draft == fake.draft
+
+
+@pytest.mark.parametrize("algorithm", ["eagle", "eagle3"])
+def test_layers_of_a_draft_come_from_graphs(tmp_path: Path, algorithm: str) -> None:
+    target = make_checkpoint(tmp_path / "target", "qwen3")
+    source = DraftSource(algorithm, make_draft(tmp_path / "draft", target, algorithm, "qwen3"))
+    plain = ModelRunner.load(target, device="cpu", dtype="float32", draft=source)
+    prompt = random_prompt(9, 307, 3)
+    one, other = Chain(GraphedRunner(plain, again), prompt, 60), Chain(plain, prompt, 60)
+    runner = captured(one)
+    draft = runner.draft
+    assert isinstance(draft, GraphedDraft)
+    for _ in range(8):
+        assert one.step(3) == other.step(3) and one.tokens == other.tokens
+        assert torch.equal(one.hidden_1E, other.hidden_1E)
+    assert (runner.num_replays, draft.graphs[0].num_replays) == (8, 8 * 3)
+    # Fewer rows after more: what the others have left is not read, and padding lanes write page 0 only.
+    hidden_4E = torch.randn(4, 48)
+    for count in (4, 1, 3):
+        inp = one.rows(random_prompt(count, 307, count), one.lane.done)
+        found, wanted = (each.forward(inp, hidden_4E[:count], one.kv) for each in (draft, draft.draft))
+        for mine, theirs in zip(found, wanted, strict=True):  # three rows are computed as four, which rounds otherwise
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    one.kv.layer(3)[1:].zero_()
+    draft.forward(inp, hidden_4E[:3], one.kv)
+    before = one.kv.layer(3)[1:].clone()
+    one.kv.layer(3)[1:].zero_()
+    draft.write(inp, hidden_4E[:3], one.kv)
+    assert draft.graphs[-1].num_replays == 1
+    torch.testing.assert_close(one.kv.layer(3)[1:], before, rtol=1e-5, atol=1e-5, equal_nan=True)
+    before = one.kv.layer(3)[1:].view(torch.int32).clone()
+    for computes in (draft.forward, draft.write):
+        computes(replace(inp, slots_T=inp.slots_T * 0), hidden_4E[:3], one.kv)
+        assert torch.equal(one.kv.layer(3)[1:].view(torch.int32), before)
+
+
+def test_a_draft_without_graphs_when_its_own_cannot_be_captured(tmp_path: Path) -> None:
+    """Then the target's, which have been captured before, are not used either."""
+    target = make_checkpoint(tmp_path / "target", "llama")
+    source = DraftSource("eagle", make_draft(tmp_path / "draft", target, "eagle"))
+    plain = ModelRunner.load(target, device="cpu", dtype="float32", draft=source)
+    made: list[Run] = []
+
+    def fail_later(run: Run) -> Run:
+        made.append(run)
+        if len(made) > 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return run
+
+    prompt = random_prompt(9, 307, 3)
+    one, other = Chain(GraphedRunner(plain, fail_later), prompt, 60), Chain(plain, prompt, 60)
+    runner = captured(one)
+    assert len(made) == 3
+    for _ in range(3):
+        assert one.step(3) == other.step(3) and one.tokens == other.tokens
+    assert runner.num_replays == 0
 
 
 def test_it_is_a_runner_in_every_other_respect() -> None:

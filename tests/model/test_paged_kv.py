@@ -40,6 +40,27 @@ def test_copy_pages_in_every_layer() -> None:
         assert torch.equal(kv.layer(layer), expected)
 
 
+@pytest.mark.parametrize("page_size", [1, 3])
+@pytest.mark.parametrize("group, layers", [(0, (0, 1)), (1, (2,))])
+def test_tokens_move_between_slots_in_the_layers_of_one_group(
+    group: int, layers: tuple[int, ...], page_size: int
+) -> None:
+    """Slots that are both read and written give what they held before; page 0 may be written many times."""
+    layout = KvLayout((LayerGroup(2, 3, 5), LayerGroup(1, 1, 4)), page_size=page_size, dtype="bfloat16")
+    kv = PagedKv(layout, 24)
+    for layer in range(3):
+        kv.layer(layer).copy_(torch.randn(kv.layer(layer).shape))
+    before = [kv.layer(layer).transpose(1, 2).flatten(0, 1).clone() for layer in range(3)]  # slot by slot
+    sources, targets = [5, 7, 8, 20, 9, 9], [7, 8, 5, 6, 0, 0]
+    kv.move_tokens(group, torch.tensor(sources), torch.tensor(targets))
+    kv.move_tokens(group, *torch.empty(2, 0, dtype=torch.int64))
+    for layer in range(3):
+        found, expected = kv.layer(layer).transpose(1, 2).flatten(0, 1), before[layer].clone()
+        if layer in layers:
+            expected[targets] = before[layer][sources]
+        assert torch.equal(found, expected)
+
+
 def test_layers_of_another_group_have_their_own_shape_in_the_same_memory() -> None:
     layout = KvLayout((LayerGroup(2, 3, 5), LayerGroup(1, 1, 4)), page_size=3, dtype="bfloat16")
     kv = PagedKv(layout, 5)

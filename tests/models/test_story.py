@@ -39,7 +39,8 @@ def chat(loaded: Loaded, *messages: Message) -> str:
     return loaded.text(loaded.complete([loaded.chat_ids(messages)])[0])
 
 
-def test_folder_is_at_most_four_megabytes() -> None:
+def test_folder_is_at_most_six_megabytes() -> None:
+    """The model, and 2 MB of draft layers at most."""
     files = {path.name: path.stat().st_size for path in STORY_FOLDER.iterdir()}
     assert set(files) == {
         "config.json",
@@ -48,7 +49,7 @@ def test_folder_is_at_most_four_megabytes() -> None:
         "tokenizer.json",
         "tokenizer_config.json",
     }
-    assert sum(files.values()) <= 4_000_000
+    assert sum(files.values()) <= 6_000_000
 
 
 def test_weights_are_bfloat16_and_tied() -> None:

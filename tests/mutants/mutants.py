@@ -4,17 +4,21 @@ from tests.mutants.mutant import ANY, OVERTAKING, Mutant
 from tests.mutants.mutants_of_books import BOOKS
 from tests.mutants.mutants_of_caches import CACHES
 from tests.mutants.mutants_of_devices import DEVICES
+from tests.mutants.mutants_of_futures import FUTURES
 from tests.mutants.mutants_of_handoff import HANDOFF
+from tests.mutants.mutants_of_layers import DRAFT_LAYERS
+from tests.mutants.mutants_of_masks import MASKS
 from tests.mutants.mutants_of_pairing import PAIRING
 from tests.mutants.mutants_of_policies import POLICIES
 from tests.mutants.mutants_of_roles import ROLES
+from tests.mutants.mutants_of_speculation import SPECULATION
 
 SCHEDULER = "tests/scheduler"
 
 MUTANTS = (
     Mutant(
         "a launch does not wait for the schedule stream",
-        "Executor._launch",
+        "Executor._forwarded",
         "self._forward.wait(...)",
         "",
         "its inputs may not be there yet",
@@ -246,7 +250,7 @@ MUTANTS = (
     Mutant(
         "the members of a batch outlive a departure",
         "ScheduleBatch.filter",
-        "self._members = self._pages = None",
+        "self._members = self._pages = self._repeated = None",
         "",
         "page table, rows and owners are those of before",
         ANY,
@@ -254,7 +258,7 @@ MUTANTS = (
     Mutant(
         "the members of a batch outlive an arrival",
         "ScheduleBatch.merge",
-        "self._members = self._pages = None",
+        "self._members = self._pages = self._repeated = None",
         "",
         "page table, rows and owners are those of before",
         ANY,
@@ -310,7 +314,7 @@ MUTANTS = (
     ),
     Mutant(
         "a sampled token's position is one off",
-        "_sampling",
+        "sampling_of",
         "chunk.end",
         "chunk.end - 1",
         "noise belongs to a position; a retry would draw another token",
@@ -321,6 +325,10 @@ MUTANTS = (
     *POLICIES,
     *PAIRING,
     *ROLES,
+    *SPECULATION,
+    *DRAFT_LAYERS,
     *HANDOFF,
     *DEVICES,
+    *FUTURES,
+    *MASKS,
 )

@@ -4,7 +4,7 @@ waits in host memory."""
 from tests.mutants.mutant import ANY, Mutant
 from tests.mutants.mutants_of_handoff import WORLDS
 
-BOOK_TESTS = ("tests/scheduler/test_kv_book.py", "tests/scheduler/test_page_allocator.py")
+BOOK_TESTS = tuple(f"tests/scheduler/test_{name}.py" for name in ("kv_book", "kv_book_caches", "page_allocator"))
 SERVED = ("tests/handoff/test_prefix_cache.py",)
 SPILLS = ("tests/scheduler/test_spills.py",)
 
@@ -70,6 +70,42 @@ CACHES = (
         ("tests/scheduler/test_prefix_cache.py",),
     ),
     Mutant(
+        "a hit that keeps dependent slots",
+        "PrefixCache.__init__",
+        "self._ahead_bytes = lookahead * ID_BYTES",
+        "self._ahead_bytes = 0",
+        "the draft's KV of the hit's last slots was computed with another prompt's tokens",
+        (),
+        ("tests/scheduler/test_prefix_cache.py",),
+    ),
+    Mutant(
+        "a page that looks ahead to tokens to come is told to the gateway",
+        "KvBook.keep",
+        "self.news.added(key.ids[: __end], ...)",
+        "self.news.added(key.ids, key.salt, holding.pages, len(known))",
+        "it is not in the cache, and nobody ever tells that it left",
+        (),
+        ("tests/scheduler/test_prefix_news.py",),
+    ),
+    Mutant(
+        "a prompt waits for a page that it will not find",
+        "is_too_early",
+        "planner.book.lookahead",
+        "0",
+        "another's page looks ahead to other tokens",
+        (),
+        ("tests/worker/test_requests.py",),
+    ),
+    Mutant(
+        "the last output does not count as a token that a draft's KV depends on",
+        "Planner.keep",
+        "0 if self.book.lookahead else 1",
+        "1",
+        "a conversation is cached up to a page less than it could",
+        (),
+        ("tests/scheduler/test_planner_memory.py",),
+    ),
+    Mutant(
         "salts are ignored",
         "PrefixCache.match",
         "self._roots.get(salt)",
@@ -99,7 +135,7 @@ CACHES = (
     Mutant(
         "the last output is cached, although no launch has read it",
         "Planner.keep",
-        "req.outputs[req.num_replayed : -1]",
+        "req.outputs[req.num_replayed : max(req.num_replayed, len(req.outputs) - unread)]",
         "req.outputs[req.num_replayed :]",
         "its KV was never written",
         ANY,
@@ -107,7 +143,7 @@ CACHES = (
     ),
     Mutant(
         "KV that was cached is not copied to the host",
-        "scheduler/planner.py _chunk",
+        "scheduler/chunks.py chunk_of",
         "0 if chunk.start == held.num_cached else chunk.start",
         "chunk.start",
         "a transport sends what the twin held before",
@@ -222,7 +258,7 @@ CACHES = (
     Mutant(
         "a token that is dropped when its choice gives way counts as drawn",
         "Spills.begin",
-        "req.num_sampled = len(req.outputs)",
+        "req.num_sampled = len(req.outputs) - again",
         "",
         "the choice goes on behind a token that it does not have",
         (),

@@ -1,4 +1,4 @@
-"""Real models in float32: caches, growth and giving way change no token whose margin is larger than rounding.
+"""Real models in float32: caches, growth, giving way and drafts change no token whose margin is larger than rounding.
 
 Requests of two families come in two waves, so the second wave finds what the first one has cached. The pools are so
 small that requests give way and begin again, with other chunks than before.
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from bench.gpu.step_parity import our_logits
-from model.runner import ModelRunner
+from model.runner import DraftSource, ModelRunner
 from protocol.messages_gateway import SamplingParams
 from tests.cluster import Cluster
 from tests.parity.margins import LOGIT_BOUND, Margin, margins
@@ -40,8 +40,9 @@ def folder_of(name: str) -> Path:
 
 
 @cache
-def runner_of(name: str) -> ModelRunner:
-    return ModelRunner.load(folder_of(name), device="cpu", dtype="float32")
+def runner_of(name: str, draft: str = "") -> ModelRunner:
+    source = DraftSource(draft, Path(f"models/{name}-{draft}")) if draft else None
+    return ModelRunner.load(folder_of(name), device="cpu", dtype="float32", draft=source)
 
 
 def prompts_of(name: str) -> list[list[int]]:
@@ -106,13 +107,13 @@ def test_margins_tell_what_is_drawn(name: str) -> None:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("topology", ["1P1D", "1U", "1P1D-mirrored", "2P2D"])
-@pytest.mark.parametrize("name", ["story", "qwen3"])
-def test_caches_and_giving_way_change_no_token(name: str, topology: str, page_size: int) -> None:
+@pytest.mark.parametrize("name, draft", [("story", ""), ("qwen3", ""), ("story", "eagle"), ("story", "eagle3")])
+def test_caches_giving_way_and_drafts_change_no_token(name: str, draft: str, topology: str, page_size: int) -> None:
     topology, _, kind = topology.partition("-")
     prompts = prompts_of(name)
     num_pages = 1 + 3 * (max(map(len, prompts)) + 3 + NUM_TOKENS) // page_size  # for two and a bit
     cluster = Cluster(
-        runner_of(name),
+        runner_of(name, draft),
         topology,
         page_size=page_size,
         chunk_size=24,
@@ -123,6 +124,9 @@ def test_caches_and_giving_way_change_no_token(name: str, topology: str, page_si
     answers = serve(cluster, prompts)
     assert cluster.num_retracted > 0, "the pool is too large to show anything"
     assert sum(cluster.cached.values()) > 100, "nothing was cached"
+    counters = [worker.planner.counters for worker in cluster.workers]
+    num_kept = sum(each.get("spec_accepted_0", 0) for each in counters)
+    assert not draft or num_kept > sum(each.get("spec_proposed_0", 0) for each in counters) / 3
 
     num_compared = 0
     for answer, expected, of_answer in zip(answers, *undisturbed(name), strict=True):

@@ -58,7 +58,7 @@ class Sender:
         self.is_moving = False
         self.writes_on_device = False
 
-    def attach(self, instance: int, layout: KvLayout, offer: bytes) -> bytes:
+    def attach(self, instance: int, layout: KvLayout, offer: bytes, sent: KvLayout | None = None) -> bytes:
         return b"our answer"
 
     def reads_host(self, target: Target) -> bool:
@@ -73,7 +73,7 @@ class Sender:
     def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
         self.calls.append(("layer", target.reservation, layer, num_tokens))
 
-    def finish(self, target: Target, first_tokens: tuple[int, ...], stamps: object, num_cached: int) -> None:
+    def finish(self, target: Target, first_tokens: tuple[int, ...], *also_told: object) -> None:
         self.calls.append(("finish", target.reservation, first_tokens))
         self.transfers[target].state = TransferState.SENDING
 

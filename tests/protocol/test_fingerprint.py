@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import CheckpointError
-from protocol.fingerprint import MAX_NAMES_BYTES, MAX_TENSORS, Fingerprint, difference, pack_weights
+from protocol.fingerprint import (
+    MAX_DRAFT_BYTES,
+    MAX_NAMES_BYTES,
+    MAX_TENSORS,
+    Fingerprint,
+    WeightsPrint,
+    difference,
+    pack_draft,
+    pack_weights,
+)
 from protocol.kv_layout import KvLayout
 from protocol.message import MAX_STRANGER_BYTES
 from protocol.messages_gateway import TO_GATEWAY, KvPages, RankEndpoint, Register, Role, WorkerAddress, WorkerStats
@@ -45,6 +54,39 @@ def test_the_first_difference_is_named_with_both_values(other: Fingerprint, sent
     assert difference(ONE, other, "one", "two") == sentence
 
 
+DRAFT = pack_draft("e", digests(fc=1), None, {"algorithm": "eagle", "size": "2"})
+
+
+@pytest.mark.parametrize(
+    ("draft", "sentence"),
+    [
+        (DRAFT, None),
+        (None, "--speculative-algorithm is eagle on one, none on two"),
+        (replace(DRAFT, config="x"), "draft: model fingerprint is e on one, x on two"),
+        (
+            replace(DRAFT, config="x", facts={"algorithm": "eagle3", "size": "2"}),
+            "--speculative-algorithm is eagle on one, eagle3 on two",
+        ),
+        (
+            pack_draft("e", digests(fc=2), None, {"algorithm": "eagle"}),
+            f"draft: weights: the digest of tensor 'fc' is {1:016x} on one, {2:016x} on two (1 of 1 tensors differ)",
+        ),
+        (
+            replace(DRAFT, names=b""),
+            "draft: fingerprint: the table of tensors of two is damaged, expected 8 bytes a name",
+        ),
+    ],
+)
+def test_another_draft_or_none_is_named(draft: WeightsPrint | None, sentence: str | None) -> None:
+    assert difference(replace(ONE, draft=DRAFT), replace(ONE, draft=draft), "one", "two") == sentence
+    assert difference(replace(ONE, draft=None), ONE, "one", "two") is None
+
+
+def test_a_draft_that_would_not_fit_is_refused_at_the_worker() -> None:
+    with pytest.raises(CheckpointError, match=f"at most {MAX_DRAFT_BYTES} bytes"):
+        pack_draft("c", {f"{i}": bytes(8) for i in range(MAX_DRAFT_BYTES // 16)}, None, {})
+
+
 def test_full_digests_count_only_where_both_have_them() -> None:
     full = pack_weights("c", digests(a=1, b=2, d=3), digests(a=4, b=5, d=6))
     other = pack_weights("c", digests(a=1, b=2, d=3), digests(a=4, b=5, d=7))
@@ -76,7 +118,10 @@ def test_the_largest_table_fits_into_the_first_message_of_a_worker() -> None:
     names = [f"model.layers.{i // 6}.{PARTS[i % 6]}.weight" for i in range(MAX_TENSORS)]
     rng = random.Random(1)
     noise = {name: rng.randbytes(8) for name in names}
-    packed = pack_weights("c" * 32, noise, noise, "t" * 32)
+    few = {name: rng.randbytes(8) for name in rng.sample(names, 100)}
+    facts = {f"a_long_name_of_a_fact_{i}": "v" * 20 for i in range(40)}
+    draft = pack_draft("c" * 32, few, few, facts)
+    packed = replace(pack_weights("c" * 32, noise, noise, "t" * 32, facts), draft=draft)
     stats = WorkerStats(KvPages(1, 1), 0, 0, counters={f"a_long_counter_name_{i}": 1.5 for i in range(100)})
     address = WorkerAddress("w" * 128, 2**62, "tcp://" + "h" * 200, (RankEndpoint("tcp://" + "h" * 200),))
     register = Register(address, Role.DECODE, 1, "h" * 255, LAYOUT, packed, 9, 9, 9, 9, stats)

@@ -1,5 +1,6 @@
 from itertools import pairwise
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from protocol.frame import (
     unpack_header,
     verify_checksum,
 )
+from protocol.message import MAX_BLOB_BYTES
 from protocol.messages_gateway import Stamp
 
 HEADER = FrameHeader(
@@ -137,5 +139,12 @@ def test_digest_does_not_depend_on_order(orders: tuple[list[int], list[int]]) ->
 
 
 def test_last_message_survives_the_wire() -> None:
-    last = LastMessage((5, 6), 12, 2**64 - 1, (Stamp("sent", 1.5, "p0"),))
+    last = LastMessage((5, 6), 12, 2**64 - 1, (Stamp("sent", 1.5, "p0"),), 3, b"\x00\xff" * 64)
     assert LAST_MESSAGE.decode(LAST_MESSAGE.encode(last)) == last
+
+
+@pytest.mark.parametrize("hidden", ["text", b"\x00" * (MAX_BLOB_BYTES + 1), 5])
+def test_a_hidden_state_that_is_no_or_too_many_bytes_is_refused(hidden: object) -> None:
+    fields = {"first_tokens": (5,), "num_frames": 1, "digest": 1, "hidden": hidden}
+    with pytest.raises(WireError, match=r"last frame: LastMessage.hidden: got"):
+        LAST_MESSAGE.decode(msgpack.packb([1, "LastMessage", fields]))

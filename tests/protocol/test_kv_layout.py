@@ -16,6 +16,7 @@ from protocol.kv_layout import (
     longest_choices,
     mismatch,
     pages_for_choices,
+    settled_pages,
     touched,
 )
 from protocol.message import VERSION, Boundary
@@ -24,7 +25,8 @@ LAYOUT = KvLayout.uniform(num_layers=3, num_kv_heads=2, head_dim=8, page_size=16
 
 
 PAGE_BYTES = LAYOUT.layer(0).page_bytes
-TARGET, DRAFT = LayerGroup(num_layers=2, num_kv_heads=4, head_dim=64), LayerGroup(1, 2, 32)
+TARGET, DRAFT = LayerGroup(num_layers=2, num_kv_heads=4, head_dim=64), LayerGroup(1, 2, 32, lookahead=1)
+SIZES = ("num_layers", "num_kv_heads", "head_dim")
 TWO_GROUPS = KvLayout((TARGET, DRAFT), page_size=5, dtype="float32")
 
 
@@ -35,7 +37,7 @@ def test_sizes() -> None:
 
 
 def test_layers_are_numbered_through_all_groups() -> None:
-    assert TWO_GROUPS.num_layers == 3
+    assert (TWO_GROUPS.num_layers, TWO_GROUPS.lookahead, LAYOUT.lookahead) == (3, 1, 0)
     assert [TWO_GROUPS.place(layer) for layer in range(3)] == [(0, 0), (0, 1), (1, 0)]
     assert [TWO_GROUPS.layer(layer).token_bytes for layer in range(3)] == [4 * 64 * 4, 4 * 64 * 4, 2 * 32 * 4]
     assert TWO_GROUPS.all_page_bytes == 2 * 5 * (2 * 1024 + 256)
@@ -84,18 +86,27 @@ def test_touched_pages_are_those_that_hold_a_token_of_the_range(start: int, coun
     assert list(range(pages.start, pages.stop)) == sorted({token // size for token in range(start, start + count)})
 
 
-@given(st.integers(1, 100), st.integers(1, 5), st.integers(1, 60), st.sampled_from([1, 3, 16]))
-def test_the_longest_choices_are_exactly_what_the_pages_hold(prompt: int, n: int, pages: int, size: int) -> None:
-    longest = longest_choices(prompt, n, pages, size)
+@given(st.integers(1, 100), st.integers(1, 5), st.integers(1, 60), st.sampled_from([1, 3, 16]), st.integers(0, 4))
+def test_the_longest_choices_are_exactly_what_the_pages_hold(
+    prompt: int, n: int, pages: int, size: int, ahead: int
+) -> None:
+    longest = longest_choices(prompt, n, pages, size, ahead)
     if longest >= prompt:
-        assert pages_for_choices(prompt, longest, n, size) <= pages
-    assert pages_for_choices(prompt, max(prompt, longest + 1), n, size) > pages
+        assert pages_for_choices(prompt, longest, n, size, ahead) <= pages
+    assert pages_for_choices(prompt, max(prompt, longest + 1), n, size, ahead) > pages
+
+
+@given(st.integers(0, 60), st.sampled_from([1, 3, 16]), st.integers(0, 4))
+def test_settled_pages_hold_only_tokens_that_look_ahead_to_known_ones(length: int, size: int, ahead: int) -> None:
+    settled = settled_pages(length, size, ahead)
+    pages = [range(start, start + size) for start in range(0, length, size)]
+    assert [page[-1] + ahead < length for page in pages] == [True] * settled + [False] * (len(pages) - settled)
 
 
 @pytest.mark.parametrize(
     "wrong,where",
     [
-        *(({"groups": ({**vars(DRAFT), name: 0},)}, f"groups.0.{name}") for name in vars(DRAFT)),
+        *(({"groups": ({**vars(DRAFT), name: 0},)}, f"groups.0.{name}") for name in SIZES),
         ({"groups": ({**vars(DRAFT), "head_dim": -1},)}, "groups.0.head_dim"),
         ({"page_size": 0}, "page_size"),
         ({"groups": ()}, "groups"),
@@ -119,7 +130,7 @@ def test_layouts_that_are_equal_but_for_the_page_size_match(page_size: int) -> N
     assert mismatch(LAYOUT, replace(LAYOUT, page_size=page_size), "p", "d") is None
 
 
-@pytest.mark.parametrize("name,value", [("num_layers", 4), ("num_kv_heads", 1), ("head_dim", 16)])
+@pytest.mark.parametrize("name,value", [("num_layers", 4), ("num_kv_heads", 1), ("head_dim", 16), ("lookahead", 1)])
 def test_a_mismatch_names_the_field_and_both_values(name: str, value: int) -> None:
     (group,) = LAYOUT.groups
     theirs = replace(LAYOUT, groups=(replace(group, **{name: value}),))
@@ -134,7 +145,7 @@ def test_a_mismatch_of_several_groups_names_the_group() -> None:
 
     assert against(TARGET, replace(DRAFT, head_dim=16)) == "head_dim of layer group 1 is 32 on p, 16 on d"
     assert against(DRAFT, TARGET) == "num_layers of layer group 0 is 2 on p, 1 on d"
-    assert against(TARGET) == "the number of layer groups is 2 on p, 1 on d"
+    assert against(TARGET) == "the number of layer groups (a model's and its draft's) is 2 on p, 1 on d"
     assert against(TARGET, DRAFT) is None
     assert mismatch(LAYOUT, replace(LAYOUT, dtype="float32"), "p", "d") == "dtype is bfloat16 on p, float32 on d"
 

@@ -38,7 +38,7 @@ from transfer.offers import IpcHandle
 
 PRINTABLE = st.characters(min_codepoint=ord("!"), max_codepoint=ord("~"))
 SIZE = st.integers(1, 2**20)
-GROUP = st.builds(LayerGroup, SIZE, SIZE, SIZE)
+GROUP = st.builds(LayerGroup, SIZE, SIZE, SIZE, st.integers(0, 4))
 SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     Int: st.integers(-(2**63), 2**64 - 1),
     Count: st.integers(0, MAX_COUNT),

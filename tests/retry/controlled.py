@@ -118,7 +118,7 @@ class Controlled(Cluster):
             1,
             "host",
             planner.layout,
-            self._fingerprint,
+            self.runner.fingerprint(),
             config.vocab_size,
             config.context_length,
             planner.book.rows.num_rows - 1,

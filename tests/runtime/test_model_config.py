@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import CheckpointError, ConfigError
-from runtime.model_config import ModelConfig, RopeConfig, config_digest, config_facts, load_config
+from runtime.model_config import ModelConfig, RopeConfig, config_facts, facts_digest, load_config
 
 BASE: dict[str, Any] = {
     "vocab_size": 300,
@@ -180,7 +180,9 @@ def test_the_facts_are_every_field_but_the_context_length_served(tmp_path: Path)
 
 def test_the_digest_covers_configuration_and_dtype(tmp_path: Path) -> None:
     config = load_config(write(tmp_path))
-    same = config_digest(config, "float32")
-    assert config_digest(load_config(tmp_path, context_length=100), "float32") == same
+    same = facts_digest(config_facts(config), "float32")
+    assert facts_digest(config_facts(load_config(tmp_path, context_length=100)), "float32") == same
     other = load_config(write(tmp_path, rope_theta=5.0))
-    assert len({same, config_digest(config, "bfloat16"), config_digest(other, "float32")}) == 3
+    assert (
+        len({same, facts_digest(config_facts(config), "bfloat16"), facts_digest(config_facts(other), "float32")}) == 3
+    )

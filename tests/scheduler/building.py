@@ -2,7 +2,8 @@
 command."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -15,11 +16,13 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.messages_gateway import SamplingParams
 from runtime.clock import Clock
+from scheduler.chunks import ExtendChunk
 from scheduler.executor import Executor
 from scheduler.kv_book import KvBook
 from scheduler.plan import Draw, StepResult
-from scheduler.planner import ExtendChunk, Launched, Planner
+from scheduler.planner import Launched, Planner
 from scheduler.req import Req
+from scheduler.speculation import Speculation
 from scheduler.streams import Event, InlineStream, Segment, Stream
 from tests.doubles.hash_model import FakeRunner
 
@@ -161,11 +164,11 @@ def make_executor(
     )
 
 
-def make_planner(executor: Executor, *, has_twin: bool = False) -> Planner:
+def make_planner(executor: Executor, *, has_twin: bool = False, speculation: Speculation | None = None) -> Planner:
     """A planner that feeds it."""
     kv, num_rows = executor.kv, executor.page_table.req_to_page.shape[0]
     book = KvBook(kv.num_pages, kv.layout.page_size, max_requests=num_rows - 1, max_context=64)
-    return Planner(book, executor, kv.layout, 97, has_twin=has_twin)
+    return Planner(book, executor, kv.layout, 97, has_twin=has_twin, speculation=speculation)
 
 
 def finish(planner: Planner, executor: Executor) -> tuple[Launched, StepResult]:
@@ -188,3 +191,15 @@ def drawn(planner: Planner, result: StepResult) -> dict[Req, tuple[int, ...]]:
 
 def decode(planner: Planner) -> Launched:
     return planner.launch((), planner.decodes())
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Every tensor of a dataclass or a tuple, in it or in a part of it."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from tensors_in(part)
+    elif is_dataclass(value):
+        for each in fields(value):
+            yield from tensors_in(getattr(value, each.name))

@@ -1,8 +1,9 @@
 """A planner with an executor that only remembers what it was sent."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from protocol.kv_layout import KvLayout
+from protocol.kv_layout import KvLayout, LayerGroup
 from scheduler.kv_book import KvBook
 from scheduler.plan import (
     Draw,
@@ -14,6 +15,7 @@ from scheduler.plan import (
 )
 from scheduler.planner import Planner
 from scheduler.req import Req
+from scheduler.speculation import Speculation, StepCosts
 from scheduler.spills import Costs
 
 
@@ -46,17 +48,26 @@ def make(
     num_slots: int = 0,
     costs: Costs | None = None,
     caches: bool = False,
+    lookahead: int = 0,
+    costs_of_steps: StepCosts | None = None,
 ) -> tuple[Planner, Remembers]:
     executor = Remembers()
-    book = KvBook(num_pages, 4, max_requests=max_requests, max_context=64, num_slots=num_slots, caches=caches)
     layout = KvLayout.uniform(2, 1, 4, 4, "float32")
-    return Planner(book, executor, layout, 97, has_twin=has_twin, costs=costs), executor
+    if lookahead:
+        layout = replace(layout, groups=(*layout.groups, LayerGroup(1, 1, 4, lookahead)))
+    sizes = {"max_requests": max_requests, "max_context": 64, "num_slots": num_slots, "lookahead": lookahead}
+    book = KvBook(num_pages, 4, **sizes, caches=caches)
+    speculation = Speculation(3, 9, costs_of_steps) if lookahead else None
+    planner = Planner(book, executor, layout, 97, has_twin=has_twin, costs=costs, speculation=speculation)
+    return planner, executor
 
 
 def finish(planner: Planner, executor: Remembers) -> None:
-    """The oldest launch is over, and drew nothing."""
+    """The oldest launch is over, and drew nothing for those that decode."""
     launched = planner.in_flight[0]
-    executor.outcomes.append(StepResult(launched.ticket, (), ()))
+    runs: tuple[tuple[int, ...], ...] = ((),) * len(launched.decodes)
+    owners = tuple(req.held.owner if req.holding else (0, 0) for req in launched.decodes)
+    executor.outcomes.append(StepResult(launched.ticket, owners, runs))
     ((taken, _),) = planner.poll()
     assert taken is launched
 
@@ -67,4 +78,4 @@ def grant_of(req: Req, start: int = 0, end: int | None = None) -> Grant:
 
 
 def draw_of(req: Req, until: int) -> Draw:
-    return Draw(req.held.row, req.held.generation, req.choice, req.sampling, until)
+    return Draw(req.held.row, req.held.generation, req.choice, req.sampling, until, req.longest)

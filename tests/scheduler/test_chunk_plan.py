@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.planner import plan_chunks
+from scheduler.chunks import plan_chunks
 
 REMAINING = st.lists(st.integers(1, 50), max_size=6)
 
@@ -50,6 +50,20 @@ def test_a_launch_has_a_budget_beside_the_chunk_of_one_prompt(
         assert sum(sizes) <= max(budget, *remaining[:1], 0)
         after = remaining[sum(size > 0 for size in sizes) :]
         assert not after or sum(sizes) + after[0] > budget, "the next one does not fit"
+
+
+@given(REMAINING, st.integers(0, 40), st.integers(1, 90) | st.none(), st.integers(0, 60), st.integers(2, 4))
+def test_the_last_chunk_of_a_prompt_is_large_enough_for_a_draft(
+    remaining: list[int], chunk: int, most: int | None, taken: int, last: int
+) -> None:
+    left = [size for size in remaining if size >= last]
+    while left:
+        sizes = plan_chunks(left, chunk, taken, most, last)
+        assert sizes[0] >= 1 and (not chunk or max(sizes) <= max(chunk, last))
+        assert not chunk or sum(sizes) <= max((most or chunk) - taken, last)
+        left = [rest - size for rest, size in zip(left, sizes, strict=True)]
+        assert all(rest == 0 or rest >= last for rest in left)
+        left = [rest for rest in left if rest]
 
 
 def test_prompts_beyond_one_chunk_share_a_launch_only_within_its_budget() -> None:

@@ -9,8 +9,9 @@ from torch import Tensor
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from scheduler.batches import ForwardBatch, ScheduleBatch
+from scheduler.chunks import ExtendChunk
 from scheduler.plan import Grant, Join, Plan, StepResult
-from scheduler.planner import ExtendChunk, Planner
+from scheduler.planner import Planner
 from scheduler.req import Req
 from scheduler.streams import HostStream
 from tests.doubles.hash_model import FakeRunner

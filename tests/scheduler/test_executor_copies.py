@@ -7,9 +7,9 @@ from model.host_copies import HostCopies
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from runtime.clock import Clock
+from scheduler.chunks import ExtendChunk
 from scheduler.executor import Executor
 from scheduler.plan import Chunk, CopyPages, Done, Fill, Grant, LayerWritten, Plan, Spill, StageIn, StepResult
-from scheduler.planner import ExtendChunk
 from scheduler.streams import InlineStream
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner

@@ -1,14 +1,14 @@
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from scheduler.batches import ForwardBatch, Relay, ScheduleBatch, draws_of
+from scheduler.future_rows import OWNER_SHIFT
 from scheduler.kv_book import RowPool
+from scheduler.page_table import PageTable
 from scheduler.plan import Chunk, Draw, Grant, Join, Plan
-from scheduler.row_tables import OWNER_SHIFT, PageTable
-from tests.scheduler.building import CPU, draw, greedy
+from tests.scheduler.building import CPU, draw, greedy, tensors_in
 
 
 class Context:
@@ -89,7 +89,7 @@ def test_extend(pool: Pool) -> None:
     assert inp.page_table_BP[1, :own].tolist() == b.pages[:own]
     assert draws_of(chunks) == [b.draw] and batch.decode_owners_D.tolist() == []
     assert batch.sampling.position_L.tolist() == [5]
-    assert [tensor.tolist() for tensor in pool.relay(chunks, running_of(), relay=False)] == [[], []]
+    assert [tensor.tolist() for tensor in pool.relay(chunks, running_of(), relay=False)] == [[], [], []]
 
 
 def test_only_middle_chunks_sample_nothing(pool: Pool) -> None:
@@ -152,6 +152,7 @@ def test_mixed(pool: Pool) -> None:
     relay = pool.relay(chunks, running)
     assert relay.rows_L.tolist() == [a.draw.row, b.draw.row, c.draw.row]
     assert relay.owners_L.tolist() == [each.draw.generation << OWNER_SHIFT for each in (a, b, c)]
+    assert relay.seq_lens_L.tolist() == [9, 31, 5]
 
 
 def test_nothing_is_a_batch_of_length_0(pool: Pool) -> None:
@@ -168,19 +169,7 @@ def test_nothing_is_a_batch_of_length_0(pool: Pool) -> None:
     assert {tensor.dtype for tensor in inp.tensors.values()} == {torch.int64}
     assert (inp.extend_lens, inp.extend_seq_lens, inp.num_decodes, inp.max_decode_seq_len) == ((), (), 0, 0)
     assert {tensor.shape for tensor in (*batch.sampling.tensors, batch.decode_owners_D)} == {(0,)}
-    assert [tensor.shape for tensor in pool.relay((), running_of())] == [(0,), (0,)]
-
-
-def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Every tensor of a dataclass or a tuple, in it or in a part of it."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple):
-        for part in value:
-            yield from tensors_in(part)
-    elif is_dataclass(value):
-        for each in fields(value):
-            yield from tensors_in(getattr(value, each.name))
+    assert [tensor.shape for tensor in pool.relay((), running_of())] == [(0,), (0,), (0,)]
 
 
 def test_it_names_each_of_its_tensors(pool: Pool) -> None:

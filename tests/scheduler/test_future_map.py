@@ -5,8 +5,9 @@ import torch
 
 from protocol.errors import InternalError
 from scheduler.batches import ScheduleBatch
+from scheduler.future_map import POISON, FutureMap
+from scheduler.future_rows import OWNER_SHIFT
 from scheduler.plan import Join
-from scheduler.row_tables import OWNER_SHIFT, POISON, FutureMap
 from tests.scheduler.building import CPU, draw
 
 
@@ -167,3 +168,10 @@ def test_the_sentinel_is_minus_the_row_in_a_new_tensor() -> None:
     held = batch.input_ids_B
     batch.set_input_ids_sentinel()
     assert (batch.input_ids_B.tolist(), held.tolist()) == ([-5, -2], [45, 42])
+
+
+def test_a_batch_of_nobody_gets_no_sentinels() -> None:
+    batch = ScheduleBatch.of((), CPU)
+    before = batch.input_ids_B
+    batch.set_input_ids_sentinel()
+    assert batch.input_ids_B is before and batch._members is None

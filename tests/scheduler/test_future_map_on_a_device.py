@@ -1,4 +1,4 @@
-"""What a device says when a launch reads a token that nobody has stashed: it asserts, and the host does not wait."""
+"""The FutureMap on a device. The device asserts that each token was stashed, and the host does not wait for that."""
 
 import subprocess
 import sys
@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from scheduler.row_tables import OWNER_SHIFT, FutureMap
+from scheduler.batches import ScheduleBatch
+from scheduler.future_map import DraftExtras, FutureMap
+from scheduler.future_rows import OWNER_SHIFT, DraftInput
+from scheduler.plan import Join
+from scheduler.streams_cuda import CudaStream
+from tests.scheduler.building import draw
 
 OWNER = 1 << OWNER_SHIFT
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +52,7 @@ def test_the_device_asserts_that_every_token_is_there(
 SCRIPT = """
 import sys
 import torch
-from scheduler.row_tables import FutureMap
+from scheduler.future_map import FutureMap
 
 future_map = FutureMap(8, torch.device("cuda"))
 owners = torch.tensor([1 << 32, 1 << 32], device="cuda")
@@ -71,3 +76,34 @@ def test_the_assertion_of_a_device_ends_its_process() -> None:
     )
     assert done.returncode != 0 and done.stdout.strip() == "not waited"
     assert "asserted: " in done.stderr and "assert" in done.stderr.split("asserted: ")[1]
+
+
+@pytest.mark.gpu
+def test_lengths_and_draft_inputs_pass_between_the_streams_of_a_device() -> None:
+    device = torch.device("cuda")
+    forward, schedule = CudaStream(torch.cuda.Stream()), CudaStream(torch.cuda.current_stream())
+    future_map = FutureMap(8, device, debug=True)
+    batch = ScheduleBatch.of([Join(draw(row), 10 * row, None) for row in (3, 5)], device, speculates=True)
+    owners_B, busy = batch.members.owners_B, torch.ones((2048, 2048), device=device)
+    extras = DraftExtras(torch.tensor([[30], [50]], device=device), None, torch.ones((2, 4), device=device))
+
+    def launch(seq_lens_B: Tensor) -> None:
+        for _ in range(20):
+            busy.matmul(busy)
+        future_map.publish(batch.rows_B, seq_lens_B, owners_B)
+
+    for step in range(1, 4):
+        seq_lens_B = torch.tensor([30 + step, 50 + 2 * step], device=device)
+        forward.wait(schedule.record())
+        forward.launch([launch], seq_lens_B)
+        future_map.expect(forward.record())
+        forward.launch([lambda: future_map.stash(batch.rows_B, batch.rows_B, owners_B, extras)])
+        future_map.resolve_seq_lens_cpu(batch, schedule)
+        batch.check_mirrors()
+        assert batch.seq_lens_cpu.tolist() == [30 + step, 50 + 2 * step]
+        batch.spec_info = DraftInput.launched(batch.rows_B)
+
+    found: list[DraftExtras] = []
+    forward.launch([lambda: found.append(future_map.resolve_extras(batch.rows_B, owners_B))])
+    forward.record().synchronize()
+    assert [value.tolist() for value in found[0].tensors] == [value.tolist() for value in extras.tensors]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler.growth import give_way
-from scheduler.kv_book import Holding
+from scheduler.growth import Growth, give_way
+from scheduler.kv_book import Holding, KvBook
 from scheduler.req import Req
 from tests.scheduler.building import greedy, make_req
 
@@ -72,3 +72,18 @@ def resumed_first(reqs: list[Req]) -> list[Req]:
     """The third one has just begun again."""
     resumed(reqs[2], 1)
     return reqs
+
+
+@pytest.mark.parametrize("width, num_victims", [(0, 1), (2, 2)])
+def test_with_a_draft_a_short_choice_may_miss_several_pages(width: int, num_victims: int) -> None:
+    """Each choice has a page for each of 2 tokens. One more is needed, with a draft of 2 tokens 4."""
+    book = KvBook(9, 1, max_requests=4, max_context=60)
+    reqs = [make_req((1, 2), greedy(50), name=f"r{place}") for place in range(4)]
+    for req in reqs:
+        (req.holding,) = book.admit(2, 2, 1, max_tokens=52) or (None,)
+        req.num_sampled = 1
+    growth = Growth(book, width)
+    growth.watch(reqs[0])
+    assert growth.make_room() == [] and growth.short == [reqs[0]]
+    victims = growth.victims(reqs)
+    assert len(victims) == num_victims and reqs[0] not in victims

@@ -26,8 +26,9 @@ PAGE_SIZE = 4
 RESERVED, OWNED = PageState.RESERVED, PageState.OWNED
 
 
-def make_book(num_pages: int = 20, max_requests: int = 5, caches: bool = False) -> KvBook:
-    return KvBook(num_pages, PAGE_SIZE, max_requests=max_requests, max_context=64, caches=caches)
+def make_book(num_pages: int = 20, max_requests: int = 5, caches: bool = False, lookahead: int = 0) -> KvBook:
+    sizes = {"max_requests": max_requests, "max_context": 64, "lookahead": lookahead}
+    return KvBook(num_pages, PAGE_SIZE, **sizes, caches=caches)
 
 
 def admitted(book: KvBook, prompt: int, tokens: int, n: int = 1, state: PageState = OWNED) -> tuple[Holding, ...]:
@@ -49,11 +50,13 @@ class Writer:
 class Books(RuleBasedStateMachine):
     """Random legal calls. The model keeps every holding, and what each released one still waits for."""
 
+    ahead = 0
+
     def __init__(self) -> None:
         super().__init__()
-        self.book = make_book(caches=True)
+        self.book = make_book(caches=True, lookahead=self.ahead)
         self.prompts: dict[Holding, tuple[str, tuple[int, ...]]] = {}  # salt and ids
-        self.written: dict[int, tuple[str, tuple[int, ...]]] = {}  # by page: salt, and ids up to its end
+        self.written: dict[int, tuple[str, tuple[int, ...]]] = {}  # by page: salt, and the ids that its KV depends on
         self.flushed: set[Holding] = set()  # admitted before the newest flush
         self.held: dict[tuple[Holding, ...], PageState] = {}  # by what one admission gave
         self.writers: dict[Holding, Writer] = {}  # the choices of an admission have one transfer
@@ -85,7 +88,7 @@ class Books(RuleBasedStateMachine):
         idle = sum(map(self.book.pages.is_idle, hit))
 
         got = self.book.admit(prompt, prompt + outputs, n, state, CacheKey(packed(ids), salt))
-        needed = pages_for_choices(prompt, prompt + outputs, n, PAGE_SIZE) - len(hit)
+        needed = pages_for_choices(prompt, prompt + outputs, n, PAGE_SIZE, self.ahead) - len(hit)
         room = before.free + before.cached - idle
         assert (got is not None) == (n <= rows and needed <= room)
         after = self.book.counts()
@@ -93,15 +96,22 @@ class Books(RuleBasedStateMachine):
         for holding in got or ():
             self.generations[holding.row] += 1
             assert holding.generation == self.generations[holding.row]
-            assert holding.pages[: prompt // PAGE_SIZE] == (got or ())[0].pages[: prompt // PAGE_SIZE]
+            settled, first = max(prompt - self.ahead, 0) // PAGE_SIZE, (got or ())[0]
+            assert holding.pages[:settled] == first.pages[:settled]
+            assert holding is first or not set(holding.pages[settled:]) & set(first.pages[settled:])
             assert holding.pages[: len(hit)] == hit and holding.num_cached == len(hit) * PAGE_SIZE < prompt
             self.prompts[holding] = salt, ids
         if got:
             self.held[got] = state
             self.writers |= dict.fromkeys(got, Writer(writes))
             for index, page in enumerate(hit):
-                assert self.written[page] == (salt, ids[: (index + 1) * PAGE_SIZE]), "it holds the KV of other tokens"
+                assert self.written[page] == (salt, self.read_by(ids, index)), "it holds the KV of other tokens"
+                assert len(self.read_by(ids, index)) == (index + 1) * PAGE_SIZE + self.ahead, "it depends on more"
             self.allocated(got[0].pages[len(hit) :])
+
+    def read_by(self, ids: tuple[int, ...], index: int) -> tuple[int, ...]:
+        """The ids that the KV of a context's page depends on, as far as they are known."""
+        return ids[: (index + 1) * PAGE_SIZE + self.ahead]
 
     def allocated(self, pages: list[int]) -> None:
         """What was written to these pages is lost."""
@@ -118,16 +128,17 @@ class Books(RuleBasedStateMachine):
             return
         salt, ids = self.prompts[holding]
         for index in range(holding.num_cached // PAGE_SIZE, len(ids) // PAGE_SIZE):
-            self.written[holding.pages[index]] = salt, ids[: (index + 1) * PAGE_SIZE]
+            self.written[holding.pages[index]] = salt, self.read_by(ids, index)
         assert self.book._cache is not None
         before = self.book._cache.num_pages
         self.book.keep(holding, CacheKey(packed(ids), salt))
         assert holding not in self.flushed or self.book._cache.num_pages == before, "it began before the flush"
         found = self.book._cache.match(packed(ids), salt)
         is_own = found == holding.pages[: len(found)]
-        assert holding in self.flushed or not is_own or len(found) == len(ids) // PAGE_SIZE
+        settled = max(len(ids) - self.ahead, 0) // PAGE_SIZE
+        assert holding in self.flushed or not is_own or len(found) == settled
         for index, page in enumerate(found):
-            assert self.written[page] == (salt, ids[: (index + 1) * PAGE_SIZE])
+            assert self.written[page] == (salt, self.read_by(ids, index))
             assert holding in self.flushed or not is_own or self.book.pages._holders[page], "it may leave"
         assert self.book.counts().cached <= cached
 
@@ -341,59 +352,7 @@ def test_landed_kv_is_owned_once_however_many_choices_share_it() -> None:
     assert (book.counts().owned, book.counts().reserved) == (5, 0)
 
 
-def test_the_book_against_the_model() -> None:
-    check_state_machine(Books, settings=settings(max_examples=200, stateful_step_count=40))
-
-
-def prompt_of(family: int, num_tokens: int) -> CacheKey:
-    return CacheKey(packed([family] * num_tokens), "")
-
-
-def kept(book: KvBook, family: int, num_tokens: int) -> Holding:
-    """A holding whose prompt of one token many times is in the cache."""
-    found = book.admit(num_tokens, num_tokens, 1, OWNED, prompt_of(family, num_tokens))
-    assert found is not None
-    book.keep(found[0], prompt_of(family, num_tokens))
-    return found[0]
-
-
-def test_pages_that_a_request_reads_are_not_dropped() -> None:
-    book = make_book(num_pages=6, caches=True)
-    kept(book, 1, 9)  # 3 pages, used longest ago, and still held
-    other = kept(book, 2, 8)
-    book.release(other)
-    assert (book.counts().free, book.counts().cached) == (0, 2)
-    assert sorted(kept(book, 3, 8).pages) == sorted(other.pages)
-    assert book.admit(9, 9, 1, OWNED, prompt_of(1, 9)) is None, "its last page is its own"
-
-
-def test_an_admission_that_fails_drops_and_pins_nothing() -> None:
-    book = make_book(num_pages=6, caches=True)
-    admitted(book, 8, 8)
-    book.release(kept(book, 1, 8))
-    before = book.counts()
-    assert book.admit(20, 20, 1, OWNED, prompt_of(1, 20)) is None
-    assert (before.cached, book.counts()) == (2, before)
-
-
-def test_what_was_computed_twice_is_cached_once_and_holds_back_no_page() -> None:
-    book = make_book(caches=True)
-    first, second = (admitted(book, 8, 12)[0] for _ in range(2))
-    book.keep(first, prompt_of(1, 8))
-    book.keep(second, prompt_of(1, 12))
-    book.release(first)
-    assert (book.counts().cached, book.counts().owned, book.counts().free) == (2, 3, 14)
-    assert book.grow(second, 64) is not None and book.admit(9, 9, 1) is not None, (
-        "pages that nobody reads are free for whoever needs them"
-    )
-    assert (book.counts().cached, book.counts().free) == (0, 0)
-
-
-def test_a_conversation_adds_its_outputs() -> None:
-    book = make_book(caches=True)
-    (holding,) = admitted(book, 5, 13)
-    book.keep(holding, prompt_of(1, 5))
-    book.keep(holding, prompt_of(1, 13))
-    book.release(holding)
-    found = book.admit(14, 14, 1, OWNED, prompt_of(1, 14))
-    assert found is not None and found[0].num_cached == 12
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_the_book_against_the_model(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Books, "ahead", ahead)
+    check_state_machine(Books, settings=settings(max_examples=150, stateful_step_count=40))

@@ -9,7 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.inputs import ModelInput
 from protocol.messages_gateway import SamplingParams
-from scheduler.row_tables import FutureMap
+from scheduler.batches import ScheduleBatch
+from scheduler.future_map import DraftExtras, FutureMap
+from scheduler.streams import InlineStream
 from tests.cluster import Cluster
 from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of, reference
 from tests.doubles.hash_model import FakeRunner
@@ -105,9 +107,17 @@ class Ops(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
 def test_an_idle_rank_touches_nothing() -> None:
     future_map = FutureMap(4, torch.device("cpu"), debug=True)
     nothing = torch.empty(0, dtype=torch.int64)
+    batch = ScheduleBatch.of((), nothing.device, speculates=True)
+    extras = DraftExtras(nothing, nothing, nothing)
     with Ops() as ops:
-        future_map.stash(nothing, nothing, nothing)
+        future_map.stash(nothing, nothing, nothing, extras)
+        future_map.stash_extras(nothing, extras, nothing)
+        future_map.publish(nothing, nothing, nothing)
+        future_map.seed_seq_lens((), InlineStream())
+        future_map.resolve_seq_lens_cpu(batch, InlineStream())
+        batch.set_input_ids_sentinel()
         assert future_map.resolve_future(nothing, nothing) is nothing
+        assert future_map.resolve_extras(nothing, nothing).tensors == ()
         assert ops.num == 0
         future_map.stash(torch.tensor([1]), torch.tensor([5]), torch.tensor([1]))
     assert ops.num > 0

@@ -10,6 +10,7 @@ from scheduler.overlap_loop import OverlapLoop
 from scheduler.plan import StepResult
 from scheduler.planner import Launched, Planner
 from scheduler.req import Req
+from scheduler.speculation import Speculation
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import FailAt, ManualStream, admitted, greedy, make_executor, make_planner, prompt_chunk
 from tests.scheduler.remembering import Remembers
@@ -159,9 +160,9 @@ def test_a_launch_that_cannot_be_built_fails_its_requests_and_they_leave_with_th
     assert planner.book.rows.num_free == 7
 
 
-def made() -> tuple[Remembers, Planner, OneRequest, OverlapLoop]:
+def made(speculation: Speculation | None = None) -> tuple[Remembers, Planner, OneRequest, OverlapLoop]:
     executor = Remembers()
-    planner = make_planner(make_executor(ManualStream()))
+    planner = make_planner(make_executor(ManualStream()), speculation=speculation)
     vars(planner)["_executor"] = executor
     role = OneRequest(planner, 5)
     return executor, planner, role, OverlapLoop(planner, role, overlap=True)
@@ -183,6 +184,23 @@ def test_results_of_several_tokens_end_a_choice_and_what_is_late_is_dropped() ->
     assert planner.decodes() == () and not loop.step()
 
 
+def test_proposals_count_only_for_choices_that_have_not_ended() -> None:
+    """The launch after the one that ends a choice was under way already."""
+    speculation = Speculation(3, 9)
+    executor, _, role, loop = made(speculation)
+    owner = (role.req.held.row, role.req.held.generation)
+    assert loop.step() and loop.step()
+    runs = ((11,), (12, 13), (14, 15), (16, 17, 18))  # the prompt's, two that are used, one that is late
+    executor.outcomes = [StepResult(1, (owner,), runs[:1])]
+    assert loop.step() and (speculation.proposed, speculation.accepted) == ([0, 0, 0], [0, 0, 0])
+    executor.outcomes = [StepResult(2, (owner,), runs[1:2])]
+    assert loop.step() and loop.step()
+    assert (speculation.proposed, speculation.accepted) == ([1, 1, 1], [1, 0, 0])
+    executor.outcomes = [StepResult(3, (owner,), runs[2:3]), StepResult(4, (owner,), runs[3:])]
+    assert loop.step() and role.req.finish is FinishReason.LENGTH
+    assert (speculation.proposed, speculation.accepted) == ([2, 2, 2], [2, 0, 0])
+
+
 def test_scores_that_are_not_finite_fail_their_choice_unless_it_is_gone() -> None:
     executor, planner, role, loop = made()
     owner = (role.req.held.row, role.req.held.generation)
@@ -195,7 +213,21 @@ def test_scores_that_are_not_finite_fail_their_choice_unless_it_is_gone() -> Non
 
     executor, planner, role, loop = made()
     loop.step()
+    role.req.finish = FinishReason.CANCELLED
     planner.release(role.req)
     executor.outcomes = [StepResult(1, (owner,), ((),), not_finite=(owner,))]
-    with pytest.raises(AssertionError):  # the role above expects its request to be there
-        loop.step()
+    loop.step()
+    assert role.calls == ["launch 0", "process 0"] and role.errors == []
+
+
+@pytest.mark.parametrize("num_tokens", [2, 5])
+def test_a_run_counts_up_to_the_scores_that_are_not_finite(num_tokens: int) -> None:
+    """Without a draft the choice would have had these tokens, too. If they end it, nobody needs the scores behind."""
+    executor, _, role, loop = made()
+    owner = (role.req.held.row, role.req.held.generation)
+    loop.step()
+    executor.outcomes = [StepResult(1, (owner,), (tuple(range(num_tokens)),), not_finite=(owner,))]
+    loop.step()
+    assert role.tokens == list(range(num_tokens))
+    ends = num_tokens == role.req.sampling.max_tokens
+    assert (role.req.finish, len(role.errors)) == ((FinishReason.LENGTH, 0) if ends else (FinishReason.CANCELLED, 1))

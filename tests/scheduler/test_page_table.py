@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from scheduler.future_rows import owners_of
+from scheduler.page_table import PageTable
 from scheduler.plan import Grant
-from scheduler.row_tables import PageTable, owners_of
 from tests.scheduler.building import CPU, draw
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from protocol.messages_gateway import FinishReason
+from scheduler.chunks import ExtendChunk
 from scheduler.plan import (
     Chunk,
     Join,
@@ -10,7 +11,6 @@ from scheduler.plan import (
     Plan,
     StepResult,
 )
-from scheduler.planner import ExtendChunk
 from scheduler.req import Req
 from tests.scheduler.building import admitted, greedy, make_req, prompt_chunk
 from tests.scheduler.remembering import draw_of, finish, grant_of, make
@@ -35,7 +35,7 @@ def test_one_request_from_its_prompt_to_its_end() -> None:
     planner.join([req])
     assert planner.num_going_on == 1
     launched = planner.launch((), planner.decodes())
-    assert executor.plan == Plan(3, num_decodes=1, joins=(Join(drawn, 10, None),))
+    assert executor.plan == Plan(3, num_decodes=1, joins=(Join(drawn, 10, None, begins=True),))
     assert (launched.ticket, launched.decodes, launched.reqs) == (3, (req,), [req])
     planner.launch((), planner.decodes())
     assert executor.plan == Plan(4, num_decodes=1)  # nothing has changed, and nothing of the batch is sent
@@ -75,7 +75,10 @@ def test_a_choice_joins_with_the_token_that_the_host_knows() -> None:
         req.append((50,))
     planner.join([new, again])
     planner.launch((), planner.decodes())
-    assert executor.plan.joins == (Join(draw_of(new, 3), 3, 50), Join(draw_of(again, 3 + 5), 5, 50))
+    assert executor.plan.joins == (
+        Join(draw_of(new, 3), 3, 50, begins=True),
+        Join(draw_of(again, 3 + 5), 5, 50, begins=True),
+    )
     assert [new.num_written, again.num_written] == [4, 6]
 
 
@@ -140,7 +143,7 @@ def test_a_row_may_leave_for_its_former_owner_and_join_for_its_next_in_one_plan(
     planner.join([new])
     planner.launch((), planner.decodes())
     assert executor.plan == Plan(
-        2, num_decodes=1, grants=(grant_of(new),), leaves=(1,), joins=(Join(draw_of(new, 1), 1, 9),)
+        2, num_decodes=1, grants=(grant_of(new),), leaves=(1,), joins=(Join(draw_of(new, 1), 1, 9, begins=True),)
     )
     assert (new.held.row, new.held.generation) == (1, 2)
 

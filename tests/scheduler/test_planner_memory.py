@@ -3,14 +3,18 @@
 import pytest
 
 from protocol.messages_gateway import SamplingParams
+from protocol.prefixes import packed
+from scheduler.kv_book import CacheKey
 from scheduler.plan import (
     OPERATIONS,
     CopyPages,
     Done,
     StageIn,
+    WriteDraft,
 )
 from scheduler.planner import Planner
 from scheduler.req import Req
+from scheduler.speculation import StepCosts
 from tests.doubles.page_ledger import check_pages
 from tests.scheduler.building import admitted, greedy, make_req, prompt_chunk
 from tests.scheduler.remembering import finish, make
@@ -90,6 +94,51 @@ def test_each_other_choice_gets_its_copy_of_the_partial_page_in_order() -> None:
     executor.outcomes.append(Done(2))
     finish(planner, executor)
     assert planner.collect() and planner.book.pages.counts().free == 63
+
+
+def test_with_a_draft_all_pages_of_the_last_slots_are_copied() -> None:
+    planner, executor = make(lookahead=2)
+    first, other = choices(planner, (1, 2, 3, 4, 5), 2)
+    assert planner.fork(first, [other]) == 0
+    assert executor.sent == [CopyPages(1, tuple(first.held.pages[:2]), tuple(other.held.pages[:2]))]
+
+
+@pytest.mark.parametrize("lookahead,num_cached", [(0, 4), (1, 4), (2, 0)])
+def test_the_last_output_settles_kv_of_a_draft_that_looks_one_token_ahead(lookahead: int, num_cached: int) -> None:
+    """Four tokens are written. The draft's KV of the fourth one was computed with the output after it."""
+    planner, executor = make(lookahead=lookahead, caches=True)
+    req = make_req((1, 2, 3), SamplingParams(2))
+    assert planner.admit([req], 4)
+    planner.launch(prompt_chunk(req))
+    req.append((7,))
+    planner.join([req])
+    finish(planner, executor)
+    planner.launch((), planner.decodes())
+    req.append((8,))
+    finish(planner, executor)
+    planner.keep(req, "")
+    assert planner.book.num_cached(CacheKey(packed((1, 2, 3, 7, 8, 9)), "")) == num_cached
+    assert planner.book.num_cached(CacheKey(packed((1, 2, 3, 7, 6, 9)), "")) == (0 if lookahead else 4)
+
+
+def test_kv_that_a_draft_has_still_to_write_is_written_before_it_is_kept() -> None:
+    """Others may read its pages from now on, or own them once they are evicted."""
+    planner, executor = make(lookahead=1, caches=True, costs_of_steps=StepCosts((1,), ((1.0, 9.0, 9.0, 9.0),)))
+    req = make_req((1, 2, 3, 4, 5, 6, 7), SamplingParams(9))
+    assert planner.admit([req], 16)
+    planner.launch(prompt_chunk(req))
+    req.append((50,))
+    planner.join([req])
+    finish(planner, executor)
+    for token in range(51, 56):
+        planner.launch((), planner.decodes())
+        req.append((token,))
+        finish(planner, executor)
+    planner.keep(req, "")
+    assert isinstance(executor.sent[-1], WriteDraft)
+    assert planner.book.num_cached(CacheKey(packed((*req.prompt_ids, *req.outputs, 9)), "")) == 12
+    planner.release(req)
+    assert sum(isinstance(operation, WriteDraft) for operation in executor.sent) == 1
 
 
 def test_copying_nothing_sends_nothing() -> None:

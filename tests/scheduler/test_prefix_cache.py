@@ -22,25 +22,42 @@ from scheduler.kv_book import CacheKey, KvBook
 from scheduler.prefix_cache import PrefixCache
 
 PAGE_SIZE = 2
-Prefix = tuple[str, tuple[int, ...]]  # salt, ids of whole pages
+Prefix = tuple[str, tuple[int, ...]]  # salt, ids of whole pages and of the tokens they look ahead to
 IDS = st.lists(st.integers(0, 2), max_size=9)  # few different ids, so that prompts share and branch
 SALTS = st.sampled_from(["", "a"])
+
+
+def make_tree(read: set[int] | None = None, lookahead: int = 0) -> PrefixCache:
+    return PrefixCache(PAGE_SIZE, lambda page: page not in (read or set()), lookahead)
+
+
+def test_a_page_is_found_only_by_prompts_that_have_the_tokens_it_looks_ahead_to() -> None:
+    tree = make_tree(lookahead=1)
+    tree.insert(packed([1, 2, 3, 4, 5, 6]), [10, 11, 12])
+    assert tree.match(packed([1, 2, 3, 4, 5, 6])) == [10, 11], "the third page looks ahead to a token of the future"
+    assert tree.match(packed([1, 2, 3, 4, 9])) == [10], "token 3's KV depends on the 5 after it"
+    assert tree.match(packed([1, 2, 3, 4])) == [10]
+    assert tree.match(packed([1, 2])) == tree.match(packed([1])) == tree.match(b"") == []
+    assert tree.insert(packed([1, 2, 3, 4, 9]), [10, 13]) == [10]
+    assert tree.match(packed([1, 2, 3, 4, 9])) == [10, 13]
 
 
 class Tree(RuleBasedStateMachine):
     """Random look-ups, insertions and evictions; readers hold whole paths."""
 
+    ahead = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.readers: list[list[int]] = []
-        self.tree = PrefixCache(PAGE_SIZE, lambda page: not any(page in read for read in self.readers))
+        self.tree = PrefixCache(PAGE_SIZE, lambda page: not any(page in read for read in self.readers), self.ahead)
         self.held: dict[Prefix, int] = {}  # the last page of every prefix in the tree
         self.newest = 0
 
     def known(self, ids: Sequence[int], salt: str) -> list[int]:
-        """The pages of the longest known run of full pages."""
+        """The pages of the longest known run of settled pages."""
         pages: list[int] = []
-        for end in range(PAGE_SIZE, len(ids) + 1, PAGE_SIZE):
+        for end in range(PAGE_SIZE + self.ahead, len(ids) + 1, PAGE_SIZE):
             if (page := self.held.get((salt, tuple(ids[:end])))) is None:
                 break
             pages.append(page)
@@ -49,11 +66,11 @@ class Tree(RuleBasedStateMachine):
     @rule(ids=IDS, salt=SALTS)
     def insert(self, ids: list[int], salt: str) -> None:
         known = self.known(ids, salt)
-        pages = list(range(self.newest + 1, self.newest + 1 + len(ids) // PAGE_SIZE))
+        pages = list(range(self.newest + 1, self.newest + 1 + max(len(ids) - self.ahead, 0) // PAGE_SIZE))
         self.newest += len(pages)
         assert self.tree.insert(packed(ids), pages, salt) == known
         for index in range(len(known), len(pages)):
-            self.held[salt, tuple(ids[: (index + 1) * PAGE_SIZE])] = pages[index]
+            self.held[salt, tuple(ids[: (index + 1) * PAGE_SIZE + self.ahead])] = pages[index]
 
     @rule(ids=IDS, salt=SALTS, reads=st.booleans())
     def match(self, ids: list[int], salt: str, reads: bool) -> None:
@@ -77,7 +94,8 @@ class Tree(RuleBasedStateMachine):
         assert set(evicted) <= idle
         self.held = {prefix: page for prefix, page in self.held.items() if page not in evicted}
         for salt, ids in self.held:
-            assert not ids[:-PAGE_SIZE] or (salt, ids[:-PAGE_SIZE]) in self.held, "a page is useless without its prefix"
+            before = ids[:-PAGE_SIZE]
+            assert len(before) == self.ahead or (salt, before) in self.held, "a page is useless without its prefix"
 
     @precondition(lambda self: not self.readers)
     @rule()
@@ -91,12 +109,10 @@ class Tree(RuleBasedStateMachine):
         assert set(self.tree._roots) == {salt for salt, _ in self.held}, "a salt without pages takes memory"
 
 
-def test_against_a_dictionary() -> None:
-    check_state_machine(Tree, settings=settings(max_examples=150, stateful_step_count=40, deadline=None))
-
-
-def make_tree(read: set[int] | None = None) -> PrefixCache:
-    return PrefixCache(PAGE_SIZE, lambda page: page not in (read or set()))
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_against_a_dictionary(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tree, "ahead", ahead)
+    check_state_machine(Tree, settings=settings(max_examples=100, stateful_step_count=40, deadline=None))
 
 
 def test_a_hit_is_never_longer_than_the_tokens_that_are_equal() -> None:

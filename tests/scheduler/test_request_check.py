@@ -4,7 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protocol.errors import WireError
 from protocol.frame import LastMessage
@@ -21,7 +24,7 @@ from protocol.messages_handoff import (
     JobFinishedEarly,
     PrefillJob,
 )
-from scheduler.req import first_tokens_fault, request_fault
+from scheduler.req import first_tokens_fault, hidden_fault, request_fault
 from tests.decode.driving import (
     VOCAB,
     Phase,
@@ -195,3 +198,28 @@ def test_negative_credit_does_not_cross_the_wire(refuse: Callable[[], object]) -
 def test_what_makes_sense_has_no_fault() -> None:
     assert request_fault((0, 9), PARAMS, 3, vocab_size=10, max_choices=3) is None
     assert first_tokens_fault((0, 9), 2, 10) is None
+
+
+@pytest.mark.parametrize(
+    "hidden,says",
+    [
+        (np.array([0.5, -3e38, 1e-45], "<f4").tobytes(), None),
+        (b"", "prefill sent a hidden state of 0 bytes, expected 12"),
+        (bytes(13), "prefill sent a hidden state of 13 bytes, expected 12"),
+        (np.array([0, np.nan, -np.inf], "<f4").tobytes(), None),
+    ],
+)
+def test_a_hidden_state_that_no_draft_can_begin_with(hidden: bytes, says: str | None) -> None:
+    fault = hidden_fault(hidden, 3)
+    assert fault is says is None or (fault is not None and says is not None and fault.startswith(says))
+
+
+def test_without_a_draft_no_hidden_state_is_expected() -> None:
+    assert hidden_fault(b"", 0) is None
+    assert hidden_fault(bytes(4), 0) == "prefill sent a hidden state of 4 bytes, expected 0"
+
+
+@given(st.binary(max_size=24), st.integers(0, 5))
+def test_any_bytes_are_a_hidden_state_or_a_fault(hidden: bytes, size: int) -> None:
+    if hidden_fault(hidden, size) is None:
+        assert len(hidden) == 4 * size

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from model.sampler import Banned
 from protocol.messages_gateway import FinishReason, SamplingParams
-from scheduler.batches import SamplingColumns
 from scheduler.plan import Draw
 from scheduler.req import Req
+from scheduler.sampling_columns import SamplingColumns
 from scheduler.streams import InlineStream
 from tests.scheduler.building import CPU, draw, make_executor, make_planner, make_req
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.batches import ScheduleBatch
+from scheduler.future_rows import OWNER_SHIFT
+from scheduler.page_table import PageTable
 from scheduler.plan import Grant, Join
-from scheduler.row_tables import OWNER_SHIFT, PageTable
 from tests.scheduler.building import CPU, draw, greedy
 
 

@@ -3,9 +3,10 @@
 import pytest
 
 from protocol.messages_gateway import FinishReason
-from scheduler.plan import Done, Fill, Join, Spill, StepResult
+from scheduler.plan import Done, Fill, Join, Spill, StepResult, WriteDraft
 from scheduler.planner import Launched, Planner
 from scheduler.req import Req
+from scheduler.speculation import StepCosts
 from scheduler.spills import RESTART_S, Costs, is_cheaper_on_host
 from tests.doubles.page_ledger import check_pages
 from tests.scheduler.building import greedy, make_req, prompt_chunk
@@ -93,6 +94,64 @@ def test_its_kv_goes_to_host_memory_and_comes_back_and_it_goes_on_from_its_last_
     assert over(planner, executor, 52) == [(req, (52,))]
     planner.release(req)
     at_rest(planner)
+
+
+def test_with_a_draft_only_a_choice_that_has_begun_goes_to_host_memory() -> None:
+    planner, executor = make(num_slots=NUM_SLOTS, lookahead=1)
+    req = make_req((1, 2, 3, 4, 5), greedy(20))
+    assert planner.admit([req], 5, grows=True)
+    noted(planner.launch(prompt_chunk(req)))
+    planner.join([req])
+    over(planner, executor, 50)
+    assert not planner.spill(req) and req.holding is not None
+
+    assert planner.make_room() == []
+    noted(planner.launch((), planner.decodes()))
+    assert executor.plan.joins[0].begins
+    over(planner, executor, 51)
+    assert planner.spill(req)
+    done(planner, executor)
+    assert planner.make_room() == [] and req.held.has_begun
+
+
+def test_what_a_draft_has_still_to_write_is_written_before_kv_goes_to_host_memory() -> None:
+    planner, executor = make(num_slots=NUM_SLOTS, lookahead=1, costs_of_steps=StepCosts((1,), ((1.0, 9.0, 9.0, 9.0),)))
+    req = make_req((1, 2, 3, 4, 5), greedy(20))
+    assert planner.admit([req], 5, grows=True)
+    noted(planner.launch(prompt_chunk(req)))
+    planner.join([req])
+    over(planner, executor, 50)
+    noted(planner.launch((), planner.decodes()))
+    assert executor.plan.num_steps == 0
+    over(planner, executor, 51)
+    assert planner.spill(req)
+    write, spill = executor.sent[-2:]
+    assert isinstance(write, WriteDraft) and isinstance(spill, Spill)
+
+
+def test_with_three_draft_layers_a_choice_draws_its_last_two_outputs_again() -> None:
+    planner, executor = make(num_slots=NUM_SLOTS, lookahead=3)
+    req = make_req((1, 2, 3, 4, 5), greedy(20))
+    assert planner.admit([req], 5, grows=True)
+    noted(planner.launch(prompt_chunk(req)))
+    planner.join([req])
+    over(planner, executor, 50)
+    for token in (51, 52):
+        assert planner.make_room() == [] and not planner.spill(req), "it would go on within its prompt"
+        noted(planner.launch((), planner.decodes()))
+        over(planner, executor, token)
+    assert planner.spill(req) and len(req.slots) == 2 and (req.num_sampled, req.num_again) == (1, 2)
+    done(planner, executor)
+    planner.make_room()
+    done(planner, executor)
+    planner.make_room()
+    noted(planner.launch((), planner.decodes()))
+    (join,) = executor.plan.joins
+    assert (join.seq_len, join.input_id, join.begins) == (5, 50, False) and req.num_resumed == 1
+    assert req.append((51,)) == () and (req.num_sampled, req.num_again) == (2, 1)
+    req.num_sampled += 1  # the next launch
+    assert req.append((52, 53, 54)) == (53, 54) and (req.num_sampled, req.num_again) == (5, 0)
+    assert req.outputs == [50, 51, 52, 53, 54]
 
 
 def test_nobody_is_admitted_before_it_comes_back_and_the_first_one_comes_first() -> None:

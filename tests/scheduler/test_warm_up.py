@@ -1,12 +1,14 @@
 """Warming up: the runner computes a chunk and a decode, on padding only, before anything is launched."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from model.graphs import GraphedRunner
+from model.fake_draft import FakeDraft
+from model.graphs import GraphedRunner, Lanes
 from model.host_copies import HostCopies
 from model.inputs import ModelInput
 from model.mirrored_kv import MirroredKv
@@ -42,6 +44,23 @@ def test_a_chunk_and_a_decode_run_on_page_0_only(page_size: int) -> None:
         assert (executor.kv.layer(layer)[0] == 0.0).all()
     assert not executor.launches and executor.poll() == [] and not executor.page_table.req_to_page.any()
     executor.close()
+
+
+def test_a_draft_runs_behind_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    forward = FakeDraft.forward
+
+    def watched(draft: FakeDraft, inp: ModelInput, *rest: Any) -> Any:
+        seen.append((inp.extend_lens, inp.num_decodes))
+        return forward(draft, inp, *rest)
+
+    monkeypatch.setattr(FakeDraft, "forward", watched)
+    runner = FakeRunner(vocab_size=97, context_length=64, draft_seed=1)
+    executor = make_executor(InlineStream(), runner=runner, kv=PagedKv(runner.kv_layout(4), 8))
+    executor.warm_up()
+    assert seen == [((1,), 0), ((), 1)]
+    for layer in range(executor.kv.layout.num_layers):
+        assert not executor.kv.layer(layer).any()
 
 
 def test_copies_to_the_twin_and_back_are_compiled_for_every_layer() -> None:
@@ -99,6 +118,37 @@ def test_graphs_are_captured_for_the_largest_batch_and_serve_the_launches() -> N
     assert [list(each) for each in zip(*tokens, strict=True)] == [fake.expected_tokens(p, 4) for p in prompts]
     assert runner.num_replays == 3
     executor.close()
+
+
+def test_graphs_are_captured_for_all_tokens_that_a_launch_verifies() -> None:
+    runner = GraphedRunner(FakeRunner(vocab_size=97, context_length=64, draft_seed=1), lambda run: run)
+    kv = PagedKv(runner.kv_layout(4), 8)
+    executor = make_executor(InlineStream(), runner=runner, kv=kv, max_requests=3)
+    executor.warm_up(width=5)
+    with torch.inference_mode():
+        for num_rows in (20, 21):
+            runner.forward_with_features(Lanes(num_rows, 1, 4, CPU).input, kv)
+    assert runner.num_replays == 1
+
+
+def test_nodes_of_a_tree_run_and_are_captured_too() -> None:
+    seen: list[ModelInput] = []
+    executor = executor_of(seen, InlineStream())
+    executor.warm_up(trees=True)
+    assert [(inp.extend_lens, inp.num_decodes, inp.tree_mask is not None) for inp in seen] == [
+        ((1,), 0, False),
+        ((), 1, False),
+        ((), 1, True),
+    ]
+
+    node = Lanes(1, 1, 4, CPU, trees=True).input
+    for trees in (False, True):
+        runner = GraphedRunner(FakeRunner(vocab_size=97, context_length=64), lambda run: run)
+        kv = PagedKv(runner.kv_layout(4), 8)
+        make_executor(InlineStream(), runner=runner, kv=kv, max_requests=3).warm_up(trees=trees)
+        with torch.inference_mode():
+            runner.forward(node, kv)
+        assert runner.num_replays == trees
 
 
 @pytest.mark.parametrize("role, graphs", [(Role.DECODE, True), (Role.UNIFIED, True), (Role.PREFILL, False)])

@@ -149,12 +149,13 @@ class KvContract:
         for final in [*range(chunk, num_tokens, chunk), num_tokens]:
             for layer in range(LAYOUT.num_layers):
                 pair.sender.layer_ready(transfer, layer, final)
-        stamps = (Stamp("prefilled", 1.0, "p0"),)
-        pair.sender.finish(transfer, (5, 6), stamps)
+        extras = (Stamp("prefilled", 1.0, "p0"),), 3, b"h" * 32_768
+        pair.sender.finish(transfer, (5, 6), *extras)
         pair.until(lambda: bool(pair.seen(Delivered)))
         pair.sender.delivered(transfer)
         (delivered,) = pair.seen(Delivered)
-        assert (delivered.reservation, delivered.last.first_tokens, delivered.last.stamps) == (1, (5, 6), stamps)
+        assert (delivered.reservation, delivered.last.first_tokens) == (1, (5, 6))
+        assert (delivered.last.stamps, delivered.last.num_cached, delivered.last.hidden) == extras
         assert pair.seen(FirstFrame) == [FirstFrame(1)]
         assert pair.events.index(FirstFrame(1)) < pair.events.index(delivered)
         assert pair.rejections() == {}

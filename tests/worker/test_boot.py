@@ -1,7 +1,8 @@
 """What a worker makes of its settings: keys, before it loads anything, and where its KV is."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,11 +10,14 @@ import torch
 from deploy.keys import new
 from model.graphs import GraphedRunner
 from model.kv_sizing import graph_bytes
+from model.runner import DraftSource
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
+from scheduler.executor import Executor
 from tests.doubles.hash_model import FakeRunner
-from worker.boot import build_executor, bytes_for_spills, costs_of, has_twin, load_runner, memory_budgets, read_trust
+from worker.boot import build_executor, costs_of, draft_source, load_runner, read_trust, speculation_of
+from worker.memory import bytes_for_spills, has_twin, memory_budgets
 
 
 def settings(role: Role, **fields: Any) -> WorkerSettings:
@@ -80,6 +84,45 @@ def test_memory_that_graphs_keep_is_not_given_to_kv() -> None:
     assert graphed - plain == graph_bytes(fake.config, "float32", lanes=1024) > 1024 * 128_000 * 4
 
 
+def test_more_proposals_than_tokens_are_refused() -> None:
+    wanted = settings(
+        Role.UNIFIED, speculative_eagle_topk=6, speculative_num_draft_tokens=9, speculative_adaptive=False
+    )
+    unused = cast(Executor, None)
+    with pytest.raises(ConfigError, match="--speculative-eagle-topk: got 6, expected at most 5, the tokens of"):
+        speculation_of(FakeRunner(vocab_size=5, draft_seed=1), unused, wanted)
+    made = speculation_of(FakeRunner(vocab_size=6, draft_seed=1), unused, wanted)
+    assert made is not None and (made.topk, made.num_nodes, made.num_steps) == (6, 9, 4)
+
+
+def test_more_proposals_than_draft_layers_are_refused() -> None:
+    unused, draft = cast(Executor, None), FakeRunner(draft_seed=1, num_draft_layers=2)
+    wanted = [settings(Role.PREFILL, speculative_num_steps=steps) for steps in (2, 3)]
+    made = speculation_of(draft, unused, wanted[0])
+    assert made is not None and made.hidden_size == 2 * 3 * 4
+    with pytest.raises(
+        ConfigError, match="--speculative-num-steps: got 3, expected at most 2, the layers of the draft"
+    ):
+        speculation_of(draft, unused, wanted[1])
+
+
+def test_memory_that_a_draft_needs_is_not_given_to_kv() -> None:
+    """A launch has logits for every token that it verifies, and graphs for as many lanes."""
+    plain, draft = (FakeRunner(vocab_size=128_000, context_length=64, draft_seed=seed) for seed in (None, 1))
+    wanted = settings(Role.UNIFIED, max_running_requests=60, speculative_num_steps=4, chunked_prefill_size=100)
+    found, without, wider = (
+        memory_budgets(runner, each, 64)[0].activation_bytes
+        for runner, each in ((draft, wanted), (plain, wanted), (plain, replace(wanted, max_running_requests=300)))
+    )
+    assert found > wider > without and found - wider == 100 * 9 * 5 * 4
+    graphed = memory_budgets(GraphedRunner(draft), wanted, 64)[0].activation_bytes
+    assert graphed - found == graph_bytes(draft.config, "float32", lanes=5 * 64)
+    of_nine = [replace(wanted, speculative_num_steps=8)]  # in verification, and below when the draft proposes
+    of_nine += [replace(wanted, speculative_eagle_topk=2, speculative_num_draft_tokens=9)]
+    of_nine += [replace(wanted, speculative_eagle_topk=9, speculative_num_draft_tokens=4)]
+    assert len({memory_budgets(draft, each, 64)[0].activation_bytes for each in of_nine}) == 1
+
+
 @pytest.mark.parametrize(
     "device, role, budgets",
     [
@@ -92,8 +135,8 @@ def test_memory_that_graphs_keep_is_not_given_to_kv() -> None:
 def test_memory_is_divided_among_those_who_share_it(
     device: str, role: Role, budgets: list[tuple[int, int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.boot.available_bytes", lambda _: 600)
-    monkeypatch.setattr("worker.boot.device_share", lambda _, workers: 800 // workers)
+    monkeypatch.setattr("worker.memory.available_bytes", lambda _: 600)
+    monkeypatch.setattr("worker.memory.device_share", lambda _, workers: 800 // workers)
     wanted = settings(role, workers_on_host=5, workers_on_gpu=2)
     found = memory_budgets(FakeRunner(device=torch.device(device)), wanted, 64)
     assert [(each.available_bytes, each.workers, each.place) for each in found] == budgets
@@ -116,7 +159,7 @@ def test_a_forward_has_memory_for_the_prompts_of_the_largest_launch(
 
 
 def test_the_weights_of_the_others_on_the_host_are_still_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.boot.available_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr("worker.memory.available_bytes", lambda _: 1 << 30)
     (budget,) = memory_budgets(FakeRunner(private_weight_bytes=1000), settings(Role.UNIFIED, workers_on_host=5), 64)
     assert budget.weight_bytes == 4000
 
@@ -139,7 +182,7 @@ def test_the_attention_that_was_asked_for_is_loaded(monkeypatch: pytest.MonkeyPa
 def test_only_workers_that_decode_have_host_memory_for_kv_that_gives_way(
     role: Role, way: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.boot.available_bytes", lambda device: 1 << 33)
+    monkeypatch.setattr("worker.memory.available_bytes", lambda device: 1 << 33)
     fake = FakeRunner(context_length=64)
     wanted = settings(role, retract_to=way, page_size=4, max_running_requests=3, max_total_tokens=128)
     layout = fake.kv_layout(4)
@@ -156,3 +199,11 @@ def test_only_workers_that_decode_have_host_memory_for_kv_that_gives_way(
         assert moved is not None and moved.again_s > costs.again_s
     plain, kept = (memory_budgets(fake, wanted, 64, num_bytes)[0].usable_bytes for num_bytes in (0, 1 << 20))
     assert plain - kept == 1 << 20
+
+
+def test_a_draft_needs_a_folder() -> None:
+    assert draft_source(settings(Role.UNIFIED)) is None
+    named = settings(Role.UNIFIED, speculative_algorithm="eagle", speculative_draft_model_path="/drafts/one")
+    assert draft_source(named) == DraftSource("eagle", Path("/drafts/one"), named.speculative_num_steps)
+    with pytest.raises(ConfigError, match="got none, expected the folder of the draft for eagle"):
+        draft_source(replace(named, speculative_draft_model_path=None))

@@ -39,7 +39,7 @@ def test_news_comes_once_with_the_next_heartbeat_and_for_each_gateway_anew(conte
                 cache(bench.core.book)
         if num_registers:
             bench.send(gateways.pop(0))
-        if num_beats == 8:
+        if num_beats >= 8:  # a busy machine hands over several at once
             bench.stop()
 
     bench = Bench(context, play)

@@ -199,7 +199,8 @@ def _fake_model(module: ModuleType) -> None:
                 proof.write(f"{os.getpid()}\n")
             raise RuntimeError("every forward of this process fails")
 
-    _wrap(module.FakeRunner, "forward", before)
+    for name in ("forward", "forward_with_features"):  # the second one with a draft
+        _wrap(module.FakeRunner, name, before)
 
 
 PATCHES: dict[str, Callable[[ModuleType], None]] = {

@@ -26,10 +26,10 @@ def test_the_last_frame_announces_what_was_sent() -> None:
         header = transfer.header(frame, sender_instance=3)
         assert (header.sequence, header.reservation, header.attempt) == (index, 4, 2)
         transfer.sent(header._replace(checksum=2**63 + index))
-    last = transfer.finish((11, 12), (), 0)
+    last = transfer.finish((11, 12), (), 0, b"hidden")
     said = LAST_MESSAGE.decode(transfer.last_payload(last))
     assert transfer.payload_bytes(last) == len(transfer.last_payload(last))
-    assert (said.first_tokens, said.num_frames) == ((11, 12), len(frames))
+    assert (said.first_tokens, said.num_frames, said.hidden) == ((11, 12), len(frames), b"hidden")
     assert said.digest == sum(2**63 + index for index in range(len(frames))) % 2**64
     header = transfer.header(last, sender_instance=3)
     assert header.is_last

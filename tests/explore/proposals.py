@@ -1,0 +1,86 @@
+"""Whether a launch has kept as many proposals as the fake draft gets right: a wrong input of the draft costs some."""
+
+import random
+from collections.abc import Sequence
+
+from torch.utils._python_dispatch import _disable_current_modes
+
+from scheduler.plan import Owner, StepResult
+from scheduler.planner import Launched, Planner
+from scheduler.req import Req
+from tests.doubles.hash_model import FakeRunner
+
+
+class Proposals:
+    """Looks at each run that a planner takes."""
+
+    def __init__(self, planner: Planner, runner: FakeRunner, varied: int | None = None) -> None:
+        """`varied`: launches propose 0 to num_steps tokens, drawn with this seed, as an adaptive policy may have it."""
+        self.num_checked = 0
+        self.num_kept = 0
+        self._runner, self._drawn, self._poll = runner, planner.drawn, planner.poll
+        speculation = planner._speculation
+        assert speculation is not None
+        self._speculation = speculation
+        self._num_steps = 0  # of the launch whose runs are taken
+        vars(planner).update(drawn=self._seen, poll=self._polled)
+        if varied is not None:
+            rng, most = random.Random(varied), speculation.num_steps
+            steps = range(most + 1) if speculation.topk == 1 else (0, most)
+            vars(speculation)["next_steps"] = lambda num_rows: rng.choice(steps) if num_rows else 0
+
+    def _polled(self) -> list[tuple[Launched, StepResult]]:
+        over = self._poll()
+        for launched, _ in over:
+            self._num_steps = launched.num_steps
+        return over
+
+    def _seen(self, owners: Sequence[Owner], runs: Sequence[tuple[int, ...]]) -> list[tuple[Req, tuple[int, ...]]]:
+        found = self._drawn(owners, runs)
+        with _disable_current_modes():  # looking is no access
+            for req, run in found:
+                self._check(req, run)
+        return found
+
+    def _check(self, req: Req, run: tuple[int, ...]) -> None:
+        """A proposal that is kept was right, and the first that is not kept was wrong. Nobody knows it of hot rows, and
+        of rows that may not end yet: where a token is banned, draft and target take others, which may be the same.
+
+        The first token of a prompt has no proposals, and one that comes back from host memory has none for a step.
+        """
+        num_known, params = len(req.outputs) - req.num_again, req.sampling
+        if not run or num_known == req.num_replayed:
+            return
+        if not req.has_draft:
+            assert len(run) == 1, f"{req.request_id}/{req.choice} keeps proposals of a draft without KV"
+            return
+        context = (*req.prompt_ids, *req.outputs[req.num_replayed : num_known])
+        if self._speculation.topk > 1 and self._num_steps:
+            self._check_tree(req, run, context)
+            return
+        kept = run[: min(len(run), params.max_tokens - num_known)]
+        luck = self._runner.expected_luck((*context, *kept))[len(context) - 1 :]
+        what = f"{req.request_id}/{req.choice} keeps {len(run) - 1} proposals behind {len(context)} tokens: {luck}"
+
+        was_away = req.num_resumed == num_known
+        assert len(run) <= self._num_steps + 1, f"{what}, of {self._num_steps}"
+        is_open = params.temperature > 1 or num_known < params.min_tokens
+        if len(run) <= self._num_steps and len(kept) == len(run):
+            assert is_open or was_away or not luck[len(run) - 1], what
+        assert is_open or all(luck[: len(kept) - 1]), what
+        assert not (was_away and len(run) > 1), what
+        self.num_checked += 1
+        self.num_kept += len(run) - 1
+
+    def _check_tree(self, req: Req, run: tuple[int, ...], context: tuple[int, ...]) -> None:
+        """What is kept is the path that the draws take, as long as it is in the tree. This holds for hot rows, too."""
+        room, speculation = req.longest - len(context) + 1, self._speculation
+        if room <= 0:  # it has ended
+            return
+        shape = speculation.topk, speculation.num_steps, speculation.num_nodes
+        was_away = req.num_resumed == len(req.outputs)
+        wanted = 0 if was_away else self._runner.expected_tree(context, room, *shape).num_kept(run, room)
+        what = f"{req.request_id}/{req.choice} keeps {len(run) - 1} nodes behind {len(context)} tokens, not {wanted}"
+        assert len(run) - 1 == wanted, what
+        self.num_checked += 1
+        self.num_kept += wanted

@@ -1,0 +1,88 @@
+"""Drives a target and its draft by hand through one request: chunks of a prompt, then draft, verify, extend."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from model.inputs import ModelInput
+from model.paged_kv import PagedKv
+from model.runner import Runner
+from tests.model.driving import Lanes
+
+
+class Chain:
+    """One request. Tests spoil its fields between calls: the pages of `kv`, `proposal`, `hidden_1E`."""
+
+    def __init__(self, runner: Runner, prompt: Sequence[int], room: int, page_size: int = 4, chunk: int = 0) -> None:
+        """`room` is how many tokens it may generate. `chunk` is the size of the prompt's chunks; 0: one chunk."""
+        assert runner.draft is not None
+        self.runner, self.draft, self.page_size = runner, runner.draft, page_size
+        self.lanes = Lanes(runner, page_size, num_pages=3 + (len(prompt) + room + 16) // page_size, poison=True)
+        self.kv: PagedKv = self.lanes.kv
+        self.lane = self.lanes.lane(prompt, room + 16)
+        self.proposal, self.hidden_1E = -1, torch.zeros(1, self.draft.hidden_size)
+        self._prefill(chunk or len(prompt))
+
+    @property
+    def tokens(self) -> list[int]:
+        """All known tokens; the last one has no KV yet."""
+        return self.lane.tokens
+
+    def _prefill(self, chunk: int) -> None:
+        lane, length = self.lane, len(self.lane.tokens)
+        while lane.done < length:
+            count = min(chunk, length - lane.done)
+            inp = self.lanes.model_input([(lane, count)], [])
+            logits_LV, features_TF = self.runner.forward_with_features(inp, self.kv)
+            lane.tokens += [int(row) for row in logits_LV.argmax(-1)]
+            lane.done += count
+            after = torch.tensor(lane.tokens[lane.done - count + 1 : lane.done + 1])
+            self.extend(replace(inp, input_ids_T=after), features_TF, count - 1)
+
+    def extend(self, inp: ModelInput, features_TF: Tensor, index: int) -> None:
+        """The draft's forward behind a target's, for the next proposal at row `index`."""
+        wanted = replace(inp, logit_indices_L=torch.tensor([index]))
+        logits_1V, self.hidden_1E = self.draft.forward(wanted, self.draft.fuse(features_TF), self.kv)
+        self.proposal = int(logits_1V.argmax())
+
+    def rows(self, ids: Sequence[int], first: int) -> ModelInput:
+        """Decode rows of this request for `ids` at positions from `first`, all wanted."""
+        positions = range(first, first + len(ids))
+        pages = self.lane.pages
+        slots = [pages[at // self.page_size] * self.page_size + at % self.page_size for at in positions]
+        return ModelInput(
+            input_ids_T=torch.tensor(ids),
+            positions_T=torch.tensor(positions),
+            slots_T=torch.tensor(slots),
+            page_table_BP=torch.tensor([pages] * len(ids)),
+            seq_lens_B=torch.tensor(positions) + 1,
+            extend_lens=(),
+            extend_seq_lens=(),
+            num_decodes=len(ids),
+            max_decode_seq_len=first + len(ids),
+            logit_indices_L=torch.arange(len(ids)),
+        )
+
+    def step(self, steps: int, *, extends: bool = True) -> int:
+        """One step of a chain with `steps` proposals. Returns how many were accepted.
+
+        `extends` False leaves out the last forward of the draft.
+        """
+        done, proposals, hidden_1E = self.lane.done, [self.proposal], self.hidden_1E
+        for index in range(steps - 1):
+            inp = self.rows([max(0, proposals[-1])], done + index)
+            logits_1V, hidden_1E = self.draft.forward(inp, hidden_1E, self.kv)
+            proposals.append(int(logits_1V.argmax()))
+
+        verify = self.rows([self.tokens[-1], *(max(0, each) for each in proposals)], done)
+        logits_LV, features_TF = self.runner.forward_with_features(verify, self.kv)
+        drawn_L = logits_LV.argmax(-1)
+        accepted = next((at for at, each in enumerate(proposals) if each != int(drawn_L[at])), steps)
+
+        self.lane.tokens += drawn_L[: accepted + 1].tolist()
+        self.lane.done += accepted + 1
+        if extends:
+            self.extend(replace(verify, input_ids_T=drawn_L), features_TF, accepted)
+        return accepted

@@ -1,0 +1,138 @@
+"""MTP layers in the target's folder equal an independent float32 reference, one by one and as a chain."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model.mtp import MtpDraft
+from model.runner import DraftSource, ModelRunner
+from protocol.errors import CheckpointError
+from protocol.fingerprint import difference
+from protocol.kv_layout import LayerGroup
+from tests.checkpoints import Architecture, greedy_reference, make_checkpoint
+from tests.drafts import DraftReference, add_mtp
+from tests.model.driving import Lanes, random_prompt
+from tests.model.speculating import Chain
+from tests.model.test_eagle import assert_near, true_features
+
+NUM_TOKENS, NUM_LAYERS = 41, 3
+MIMO = "MiMoForCausalLM"
+
+
+def loaded(folder: Path, kind: Architecture, num_layers: int = NUM_LAYERS) -> tuple[ModelRunner, DraftReference]:
+    """A target with `num_layers` draft layers, and their reference. A qwen2 becomes a MiMo."""
+    add_mtp(make_checkpoint(folder, kind), num_layers)
+    if kind == "qwen2":
+        edit(folder, architectures=[MIMO])
+    return load(folder), DraftReference(folder, folder)
+
+
+def load(folder: Path) -> ModelRunner:
+    return ModelRunner.load(folder, device="cpu", dtype="float32", draft=DraftSource("mtp", folder, NUM_LAYERS))
+
+
+def edit(folder: Path, **fields: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk", [NUM_TOKENS, 7, 1])
+def test_hidden_states_and_logits_of_every_layer(
+    tmp_path: Path, kind: Architecture, page_size: int, chunk: int
+) -> None:
+    """Slot i of layer j reads the token at i + 1 + j, and the hidden state that layer j - 1 gave at slot i."""
+    runner, reference = loaded(tmp_path, kind)
+    draft = runner.draft
+    assert isinstance(draft, MtpDraft)
+    tokens = random_prompt(NUM_TOKENS + NUM_LAYERS, 307, 5)
+    ids = torch.tensor(tokens)
+    hidden_SE = true_features(tmp_path, tokens[:NUM_TOKENS], ())
+    expected = [(torch.empty(0), hidden_SE)]
+    for index in range(NUM_LAYERS):
+        expected.append(reference.run(ids[1 + index :][:NUM_TOKENS], expected[-1][1], index))
+
+    lanes = Lanes(runner, page_size, poison=True)
+    lane = lanes.lane(tokens[:NUM_TOKENS], 8)
+    found = [[] for _ in range(NUM_LAYERS)]  # type: list[list[torch.Tensor]]
+    while lane.done < NUM_TOKENS:
+        count = min(chunk, NUM_TOKENS - lane.done)
+        inp = lanes.model_input(*(([(lane, count)], []) if count > 1 else ([], [lane])))
+        _, hidden_TE = runner.forward_with_features(inp, lanes.kv)
+        for index in range(NUM_LAYERS):
+            after_T = ids[lane.done + 1 + index :][:count]
+            hidden_TE = draft.run_layer(index, replace(inp, input_ids_T=after_T), hidden_TE, lanes.kv)
+            found[index].append(hidden_TE)
+        lane.done += count
+    for index in range(NUM_LAYERS):
+        hidden_SE = torch.cat(found[index])
+        assert_near(hidden_SE, expected[1 + index][1])
+        assert_near(draft.logits(hidden_SE), expected[1 + index][0])
+
+
+def test_forward_is_the_first_layer_and_changes_no_token(tmp_path: Path) -> None:
+    _, reference = loaded(tmp_path, "qwen3")
+    runner = ModelRunner.load(tmp_path, device="cpu", dtype="float32", draft=DraftSource("mtp", tmp_path))
+    assert runner.kv_layout(4).groups[1] == LayerGroup(1, 2, 16, lookahead=1)
+    prompt = random_prompt(11, 307, 2)
+    one = Chain(runner, prompt, 30)
+    logits_SV, hidden_SE = reference.run(torch.tensor(one.tokens[1:]), true_features(tmp_path, prompt, ()))
+    assert one.proposal == int(logits_SV[-1].argmax())
+    assert_near(one.hidden_1E, hidden_SE[-1:])
+    while len(one.tokens) < 40:
+        one.step(3)
+    assert one.tokens[11:39] == greedy_reference(tmp_path, [prompt], 28)[0]
+
+
+def test_its_kv_and_its_fingerprint(tmp_path: Path) -> None:
+    runner, _ = loaded(tmp_path / "three", "qwen3")
+    plain = ModelRunner.load(tmp_path / "three", device="cpu", dtype="float32")
+    groups = runner.kv_layout(16).groups
+    assert groups == (*plain.kv_layout(16).groups, LayerGroup(NUM_LAYERS, 2, 16, lookahead=NUM_LAYERS))
+    assert runner.private_weight_bytes == plain.private_weight_bytes
+    assert runner.mapped_weight_bytes == plain.mapped_weight_bytes
+    assert (
+        difference(runner.fingerprint(), plain.fingerprint(), "p", "d")
+        == "--speculative-algorithm is mtp on p, none on d"
+    )
+    assert difference(runner.fingerprint(), load(tmp_path / "three").fingerprint(), "p", "d") is None
+    seen = list[int]()
+    lanes = Lanes(runner, 4)
+    inp = lanes.model_input([(lanes.lane([1, 2, 3], 1), 3)], [])
+    draft = runner.draft
+    assert draft is not None
+    for index in (2, 0):
+        draft.run_layer(index, inp, torch.zeros(3, 48), lanes.kv, seen.append)
+    assert seen == [5, 3]
+
+
+def test_layers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    def refused() -> str:
+        with pytest.raises(CheckpointError) as caught:
+            load(tmp_path)
+        return str(caught.value)
+
+    make_checkpoint(tmp_path, "llama")
+    assert "this model has no draft layers (num_nextn_predict_layers of config.json)" in refused()
+    add_mtp(tmp_path, 2)
+    edit(tmp_path, num_nextn_predict_layers=1)
+    assert "got tensor model.mtp_layers.1." in refused() and "those that 1 draft layers" in refused()
+    edit(tmp_path, num_nextn_predict_layers=3)
+    assert "tensor model.mtp_layers.2.self_attn.q_proj.weight of shape [48, 48] is missing" in refused()
+    edit(tmp_path, num_nextn_predict_layers=2)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.mtp_layers.1.input_proj.weight"
+    save_file(tensors | {name: tensors[name][:, :48].contiguous()}, tmp_path / "model.safetensors")
+    assert f"{name}: got shape [48, 48], config.json implies [48, 96]" in refused()
+
+
+def test_a_mimo_is_a_qwen2_with_draft_layers(tmp_path: Path) -> None:
+    runner, _ = loaded(tmp_path, "qwen2")
+    assert runner.config.architecture == "mimo" and runner.config.qkv_bias
+    prompt = random_prompt(20, 307, 1)
+    assert Lanes(runner, 4).generate(prompt, 12) == greedy_reference(tmp_path, [prompt], 12)[0]

@@ -1,0 +1,149 @@
+"""Real models in float32: with a draft the tokens are those without one, through whole deployments in one process.
+
+Greedy tokens are those of transformers. Sampled ones are those of the same deployment without a draft. They may differ
+only from a token on whose margin is smaller than rounding. The drafts are random, but one is fitted, so that proposals
+are accepted, too.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from model.runner import DraftSource, ModelRunner
+from protocol.messages_gateway import SamplingParams
+from tests.checkpoints import Architecture
+from tests.cluster import Cluster
+from tests.drafts import add_mtp, make_draft
+from tests.parity.margins import margins
+from tests.reference import NUM_TOKENS, reference
+
+pytestmark = pytest.mark.slow
+
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+SAMPLED = replace(GREEDY, temperature=0.7)
+KINDS = ("eagle", "eagle3", "mtp", "two layers")
+NUM_LAYERS = 2
+CHAIN, TREE = (1, 0), (3, 8)  # top-k and nodes
+NUM_KV_TOKENS = 2400
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def runner_with(kind: str, arch: Architecture, scratch: Path) -> ModelRunner:
+    """The reference's model with a draft of this kind."""
+    target, folder = reference(arch).folder, scratch / f"{kind}-{arch}"
+    if not folder.exists():
+        if kind == "eagle":
+            fit(make_draft(folder, target, kind, "qwen3"), arch)
+        elif kind == "eagle3":
+            make_draft(folder, target, kind, "llama")
+        else:
+            add_mtp(shutil.copytree(target, folder), NUM_LAYERS)  # of which "mtp" uses the first one
+            fit_layers(folder, arch)
+    if kind in ("eagle", "eagle3"):
+        return ModelRunner.load(target, device="cpu", dtype="float32", draft=DraftSource(kind, folder))
+    source = DraftSource("mtp", folder, NUM_LAYERS if kind == "two layers" else 1)
+    return ModelRunner.load(folder, device="cpu", dtype="float32", draft=source)
+
+
+@torch.no_grad()
+def fit(folder: Path, arch: Architecture) -> None:
+    """Makes an EAGLE draft linear, and its product the best one for the answers of the reference: one proposal of seven
+    is right."""
+    expected = reference(arch)
+    model = AutoModelForCausalLM.from_pretrained(expected.folder, dtype=torch.float32).eval()
+    inputs, outputs = [], []
+    for prompt, continuation in zip(expected.prompts, expected.continuations, strict=True):
+        ids = torch.tensor([*prompt, *continuation])
+        hidden_SE = model(ids[None], output_hidden_states=True).hidden_states[-1][0]
+        embedded_SE = model.get_input_embeddings()(ids)
+        inputs.append(torch.cat((embedded_SE[1:], hidden_SE[:-1]), -1)[len(prompt) - 1 :])
+        outputs.append(hidden_SE[len(prompt) :])
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("fc.bias", "layers.0.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight"):
+        tensors[name].zero_()
+    tensors["fc.weight"] = torch.linalg.lstsq(torch.cat(inputs), torch.cat(outputs)).solution.T.contiguous()
+    save_file(tensors, folder / "model.safetensors")
+
+
+@torch.no_grad()
+def fit_layers(folder: Path, arch: Architecture) -> None:
+    """The same for MTP layers: each joins what the one before gave with the token behind it."""
+    expected = reference(arch)
+    model = AutoModelForCausalLM.from_pretrained(expected.folder, dtype=torch.float32).eval()
+    texts = [torch.tensor([*each, *more]) for each, more in zip(expected.prompts, expected.continuations, strict=True)]
+    features = [model(ids[None], output_hidden_states=True).hidden_states[-1][0] for ids in texts]
+    hidden = features
+    tensors = load_file(folder / "model.safetensors")
+    for index in range(NUM_LAYERS):
+        layer = f"model.mtp_layers.{index}"
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            tensors[f"{layer}.{name}.weight"].zero_()
+        for name in ("hidden", "token", "final"):
+            tensors[f"{layer}.{name}_layernorm.weight"].fill_(1)
+        inputs = []
+        for ids, hidden_SE in zip(texts, hidden, strict=True):
+            after_SE = model.get_input_embeddings()(ids[1 + index :])
+            both = (hidden_SE[: len(after_SE)], after_SE)
+            inputs.append(torch.cat([F.rms_norm(each, each.shape[-1:], eps=1e-5) for each in both], -1))
+        wanted = torch.cat([each[1 + index :] for each in features])
+        weight = torch.linalg.lstsq(torch.cat(inputs), wanted).solution.T.contiguous()
+        tensors[f"{layer}.input_proj.weight"] = weight
+        hidden = [F.rms_norm(each @ weight.T, weight.shape[:1], eps=1e-5) for each in inputs]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def answers(cluster: Cluster, arch: Architecture) -> list[tuple[list[int], list[int]]]:
+    """For every prompt of the reference: a greedy answer and a sampled one."""
+    for index, prompt in enumerate(reference(arch).prompts):
+        cluster.assign(f"g{index}", list(prompt), GREEDY)
+        cluster.assign(f"s{index}", list(prompt), replace(SAMPLED, seed=index))
+    cluster.run()
+    cluster.check()
+    cluster.close()
+    assert not cluster.failures
+    indices = range(len(reference(arch).prompts))
+    return [(cluster.answers[f"g{index}", 0].ids, cluster.answers[f"s{index}", 0].ids) for index in indices]
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+@pytest.mark.parametrize(("topology", "page_size", "overlap"), [("1U", 1, True), ("1U", 16, False), ("1P1D", 16, True)])
+@pytest.mark.parametrize(("kind", "tree"), [*((kind, CHAIN) for kind in KINDS), ("eagle", TREE), ("eagle3", TREE)])
+def test_tokens_are_those_without_a_draft(
+    kind: str, tree: tuple[int, int], topology: str, page_size: int, overlap: bool, arch: Architecture, scratch: Path
+) -> None:
+    options: dict[str, Any] = {"page_size": page_size, "num_pages": NUM_KV_TOKENS // page_size, "overlap": overlap}
+    num_steps = NUM_LAYERS if kind == "two layers" else 3
+    cluster = Cluster(runner_with(kind, arch, scratch), topology, tree=tree, num_steps=num_steps, **options)
+    planner = cluster.unifieds[0].planner if cluster.unifieds else next(iter(cluster.decodes.values())).planner
+    found = answers(cluster, arch)
+    plain = ModelRunner.load(reference(arch).folder, device="cpu", dtype="float32")
+    wanted = answers(Cluster(plain, topology, **options), arch)
+    model = AutoModelForCausalLM.from_pretrained(reference(arch).folder, dtype=torch.float32).eval()
+
+    num_equal = 0
+    for index, prompt in enumerate(reference(arch).prompts):
+        assert tuple(found[index][0]) == reference(arch).continuations[index]
+        both = zip(found[index][1], wanted[index][1], strict=True)
+        differs = next((place for place, (one, other) in enumerate(both) if one != other), NUM_TOKENS)
+        seen = margins(model, prompt, wanted[index][1], replace(SAMPLED, seed=index))
+        assert differs == NUM_TOKENS or not seen[differs].is_safe
+        num_equal += differs
+    assert num_equal > 0.9 * NUM_TOKENS * len(found)
+    speculation = planner._speculation
+    assert speculation is not None and speculation.proposed[0] > 0
+    assert kind == "eagle3" or speculation.accepted[0] > 20
+    assert kind != "two layers" or (len(speculation.accepted) == NUM_LAYERS and speculation.accepted[1] > 4)
