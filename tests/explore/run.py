@@ -4,6 +4,7 @@ The streams are simulated ones, or real threads that stop and start at random (t
 """
 
 import random
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -73,7 +74,7 @@ class Run:
     left: set[str] = field(default_factory=set)
     executors: list[Encoded] = field(default_factory=list)
     proposals: list[Proposals] = field(default_factory=list)  # with a draft
-    _computing: set[str] = field(default_factory=set)  # requests of the launch that is being computed
+    _computing: threading.local = field(default_factory=threading.local)  # `members`: of the launch in this thread
     _detector: RaceDetector | None = None
     _clock: VirtualClock = field(default_factory=VirtualClock)  # the host's would make schedules of its own
 
@@ -232,7 +233,7 @@ class Run:
         if self._rng.random() >= self.workload.failing:
             return
         self.num_failed += 1
-        self.hit |= self._computing
+        self.hit |= self._computing.members
         raise RuntimeError(INJECTED)
 
     def _encoded(self, executor: Executor) -> Encoded:
@@ -249,7 +250,7 @@ class Run:
         segment = getattr(executor, name)
 
         def noted(launch: Launch) -> None:
-            self._computing = members.pop(launch.ticket)
+            self._computing.members = members.pop(launch.ticket)
             segment(launch)
 
         vars(executor)[name] = noted
