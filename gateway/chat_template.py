@@ -22,7 +22,7 @@ from runtime.files import read_fields
 MAX_WHY = 300  # characters
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_RENDERED = 32 * 1024 * 1024  # characters
-RESERVED = frozenset("messages add_generation_prompt tools documents".split())
+RESERVED = frozenset("messages add_generation_prompt continue_final_message tools documents".split())
 TEMPLATE_FAULTS = (
     jinja2.TemplateError,
     TypeError,
@@ -88,7 +88,7 @@ class ChatTemplates:
         wanted = name if name is not None else "default"
         found = self._templates.get(
             wanted,
-            f"chat_template: got {wanted!r}, expected the name of one of this model's templates: "
+            f"chat_template: got {brief(wanted)}, expected the name of one of this model's templates: "
             f"{', '.join(sorted(self._templates))}",
         )
         if isinstance(found, str):

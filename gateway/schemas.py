@@ -103,6 +103,7 @@ class GenerationRequest(BaseModel, strict=True, allow_inf_nan=False):
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     priority: Priority | None = None
     user: str | None = None
+    add_special_tokens: bool | None = None  # None: yes for a prompt, no for a chat, whose template adds them
 
     @property
     def num_choices(self) -> int:
@@ -124,7 +125,6 @@ class CompletionRequest(GenerationRequest):
         | Annotated[Ids, Field(min_length=1)]
         | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
     )
-    add_special_tokens: bool | None = None
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -326,23 +326,28 @@ def _each(names: str, neutral: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
 # The values, besides null, that change nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **_each("logprobs prompt_logprobs return_logprob return_hidden_states echo", OFF),
+    **_each("return_routed_experts return_prompt_text return_cached_tokens_details", OFF),
     **_each("use_beam_search include_stop_str_in_output no_stop_trim truncate_prompt_tokens", OFF),
-    "add_generation_prompt": ON,
+    **_each("add_generation_prompt include_reasoning spaces_between_special_tokens", ON),
     "continue_final_message": OFF,
     **_each("top_logprobs frequency_penalty presence_penalty min_new_tokens", ZERO),
     **_each("repetition_penalty length_penalty typical_p", ONE),
     **_each("suffix logit_bias logits_processors custom_logit_processor bad_words allowed_token_ids", EMPTY),
     **_each("structured_outputs guided_json guided_regex guided_choice guided_grammar guided_decoding_backend", EMPTY),
-    **_each("json_schema regex ebnf structural_tag stop_regex", EMPTY),
+    **_each("json_schema regex ebnf structural_tag stop_regex repetition_detection", EMPTY),
     **_each("input_ids input_embeds prompt_embeds documents audio web_search_options prediction lora_path", EMPTY),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     **_each("tools functions", EMPTY),
     **_each("tool_choice function_call", ("none", "auto")),  # auto without tools means none
-    # Ignoring either would end the answer at another token.
-    **_each("max_new_tokens thinking_token_budget", ()),
+    # Ignoring one would end the answer at another token, or let the model think longer than asked.
+    **_each("max_new_tokens thinking_token_budget reasoning_effort", ()),
+    # They hold other fields, which would be ignored with them. `extra_body` is an argument of SDKs, not a field.
+    **_each("extra_body sampling_params vllm_xargs", EMPTY),
+    # A session continues another request's context. An extra key keeps caches apart, like `cache_salt`.
+    **_each("session_params extra_key", EMPTY),
     # A router for prefill and decode servers sends these, with the same request to two gateways: both would compute it.
-    **_each("bootstrap_host bootstrap_port bootstrap_room kv_transfer_params", EMPTY),
+    **_each("bootstrap_host bootstrap_port bootstrap_room kv_transfer_params ec_transfer_params", EMPTY),
 }
 # A list of tools changes nothing if the same request forbids their use.
 FORBIDDEN_BY = {"tools": "tool_choice", "functions": "function_call"}

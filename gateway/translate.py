@@ -238,7 +238,7 @@ class Translator:
             _refuse("messages", "this model has no tokenizer; use /v1/completions with token ids")
         messages = [message.for_template() for message in request.messages]
         text = self._templates.render(messages, request.chat_template, request.chat_template_kwargs or {})
-        return self._encode(text, "messages", limits, add_special_tokens=False)
+        return self._encode(text, "messages", limits, request.add_special_tokens is True)
 
     def _encode(self, text: str, where: str, limits: Limits, add_special_tokens: bool) -> list[int]:
         """Token ids of one text. ContextLengthExceeded if it is far too long."""

@@ -57,6 +57,19 @@ def test_a_broken_template_is_told_when_it_is_needed() -> None:
         render("{% if %}")
 
 
+def test_a_refusal_quotes_little_of_a_long_name() -> None:
+    templates = ChatTemplates({"default": "x"}, {})
+    with pytest.raises(BadRequest, match="chat_template: got 'xxx") as caught:
+        templates.render(USER, "x" * 100_000, {})
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"])
+def test_variables_that_a_request_may_not_set(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"chat_template_kwargs: got '{name}'"):
+        ChatTemplates({"default": "x"}, {}).render(USER, None, {name: True})
+
+
 def test_no_template() -> None:
     with pytest.raises(BadRequest, match="no chat template"):
         ChatTemplates({}, {}).render(USER, None, {})

@@ -61,6 +61,12 @@ def test_bos_once(tmp_path: Path) -> None:
     }
 
 
+def test_a_chat_gets_the_tokenizers_bos_only_if_it_asks(tmp_path: Path) -> None:
+    found = translator(write_folder(tmp_path, byte_tokenizer(add_bos=True), template="{{ messages[0].content }}"))
+    for wanted, ids in ((None, [72, 105]), (False, [72, 105]), (True, [BOS, 72, 105])):
+        assert found.chat_prompt(chat("Hi", add_special_tokens=wanted), Limits()) == ids
+
+
 def test_chat_ends_where_the_answer_begins(folder: Path) -> None:
     assert translator(folder).chat_prompt(chat("Hi"), Limits()) == [*b"<user>Hi", END, *b"<assistant>"]
 

@@ -19,6 +19,8 @@ from protocol.errors import BadRequest
         {"best_of": 3, "n": 3},
         {"return_logprob": False, "return_hidden_states": False, "kv_transfer_params": {}, "bootstrap_room": None},
         {"use_beam_search": False, "continue_final_message": False, "add_generation_prompt": True},
+        {"include_reasoning": True, "spaces_between_special_tokens": True, "return_prompt_text": False},
+        {"extra_body": {}, "session_params": {}, "vllm_xargs": {}, "extra_key": ""},
     ],
 )
 def test_neutral_values_pass(body: dict[str, Any]) -> None:
@@ -59,6 +61,19 @@ def test_neutral_values_pass(body: dict[str, Any]) -> None:
         ("stop_regex", "a+"),
         ("input_ids", [1]),
         ("max_new_tokens", 5),
+        ("extra_body", {"top_k": 1}),
+        ("sampling_params", {"temperature": 0}),
+        ("vllm_xargs", {"a": 1}),
+        ("repetition_detection", {"max_pattern_size": 3}),
+        ("session_params", {"id": "a"}),
+        ("extra_key", "a"),
+        ("ec_transfer_params", {"a": 1}),
+        ("return_routed_experts", True),
+        ("return_prompt_text", True),
+        ("return_cached_tokens_details", True),
+        ("reasoning_effort", "low"),
+        ("include_reasoning", False),
+        ("spaces_between_special_tokens", False),
     ],
 )
 def test_others_are_refused_by_name(field: str, value: Any) -> None:
