@@ -5,10 +5,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scheduler.streams import HostStream, InlineStream, Segment, Stream
+from scheduler.streams import Event, HostStream, InlineStream, Segment, Stream
 from tests.doubles.streams_simulated import ScheduleViolation
 
-IDLE_S = 0.001
 PAUSES_S = (0.0, 0.0, 0.0, 0.0003, 0.002)
 
 
@@ -19,12 +18,18 @@ class HesitantStream(HostStream):
         super().__init__(name, on_event)
         self._rng = random.Random(seed)
         self._never = threading.Event()
+        self.newest = self.record()
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
         """Enqueues the segments, a pause before each."""
         for segment in segments:
             pause = self._rng.choice(PAUSES_S)
             super().launch([self._pausing(pause), segment], *used)
+
+    def record(self) -> Event:
+        """An event after everything launched so far."""
+        self.newest = super().record()
+        return self.newest
 
     def _pausing(self, seconds: float) -> Segment:
         def pause(*used: Any) -> None:
@@ -38,21 +43,23 @@ class Threads:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._num_streams = 0
+        self._streams: list[HesitantStream] = []
         self._woken = threading.Event()
 
     def streams(self) -> tuple[Stream, Stream]:
         """A thread for forwards, the caller's for the schedule stream."""
-        self._num_streams += 1
-        seed = f"{self._seed}/{self._num_streams}"
-        return HesitantStream(f"forward {seed}", seed, self._woken.set), InlineStream()
+        seed = f"{self._seed}/{len(self._streams) + 1}"
+        self._streams.append(HesitantStream(f"forward {seed}", seed, self._woken.set))
+        return self._streams[-1], InlineStream()
 
     def point(self) -> None:
         """Time passes by itself."""
 
     def run_one(self) -> bool:
-        """Waits until a thread has reached an event, but not for long: perhaps none has anything to do."""
-        self._woken.wait(IDLE_S)
+        """Waits until a thread has reached an event, however long it takes; False if none has anything to do."""
+        if all(stream.newest.done() for stream in self._streams):
+            return False
+        self._woken.wait()
         self._woken.clear()
         return True
 
