@@ -4,7 +4,7 @@ h_i is the target's feature at position i. Slot i of the draft's KV belongs to t
 forward of that slot gives a hidden state that stands for h_{i+1}, and logits of the token x_{i+2}.
 Method: Li et al. 2024 (EAGLE), 2025 (EAGLE-3).
 
-With J layers each drafts another token; `forward` runs the first one. Slot i of layer j (from 0) belongs to the pair
+With J layers each drafts another token. Slot i of layer j (from 0) belongs to the pair
 (token x_{i+1+j}, what layer j - 1 gave at slot i), and its logits are of x_{i+j+2}. So with m committed tokens every
 layer proposes at slot m - 1: layer 0 reads the last known token, layer j the proposal of layer j - 1. KV of layer j is
 final up to slot m - 1 - j. The slots behind it depend on proposals. They are written again when their tokens are known,
@@ -63,16 +63,6 @@ class Draft(Protocol):
         """Hidden states (T, E) from features of the target."""
         ...
 
-    def forward(
-        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Logits (L, V) float32 and hidden states (L, E) of the wanted rows. Writes K and V of all T slots.
-
-        `inp` names slots and positions as for the target; its input ids are the tokens after these positions. The
-        logits are -inf at tokens that the draft does not know. on_layer is as in Runner.forward.
-        """
-        ...
-
     def run_layer(
         self,
         index: int,
@@ -80,20 +70,26 @@ class Draft(Protocol):
         hidden_TE: Tensor,
         kv: PagedKv,
         on_layer: Callable[[int], None] | None = None,
+        *,
+        attends: bool = True,
     ) -> Tensor:
         """Hidden states (T, E) of all T slots from layer `index` alone. Writes its K and V of these slots.
 
-        `inp` is as in `forward`; its input ids are the tokens `index` + 1 behind these positions. `hidden_TE` is what
-        the layer before gave.
+        `inp` names slots and positions as for the target; its input ids are the tokens `index` + 1 behind these
+        positions. `hidden_TE` is what the layer before gave. on_layer is as in Runner.forward. Without `attends` the
+        layer, which is the first one, only writes K and V: what it returns is of no use.
         """
         ...
 
     def logits(self, hidden_LE: Tensor) -> Tensor:
-        """Logits (L, V) float32, as `forward` gives them, from hidden states that any layer gave."""
+        """Logits (L, V) float32 of the token that hidden states of any layer propose. They are -inf at tokens that the
+        draft does not know."""
         ...
 
-    def write(
-        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
-    ) -> None:
-        """Writes K and V of all T slots as `forward` does, and computes nothing else."""
-        ...
+
+def first_layer(
+    draft: Draft, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Logits (L, V) and hidden states (L, E) of the wanted rows from the draft's first layer. See Draft.run_layer."""
+    wanted_LE = draft.run_layer(0, inp, hidden_TE, kv, on_layer).index_select(0, inp.logit_indices_L)
+    return draft.logits(wanted_LE), wanted_LE

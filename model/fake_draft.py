@@ -77,13 +77,6 @@ class FakeDraft:
         columns.append(torch.zeros_like(hash_N))
         return pieces(*[column[where.token_T] for column in columns])
 
-    def forward(
-        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Logits (L, V) and hidden states (L, E); see Draft.forward."""
-        wanted_LE = self.run_layer(0, inp, hidden_TE, kv, on_layer)[inp.logit_indices_L]
-        return self.logits(wanted_LE), wanted_LE
-
     @torch.no_grad()
     def run_layer(
         self,
@@ -95,7 +88,7 @@ class FakeDraft:
         *,
         attends: bool = True,
     ) -> Tensor:
-        """Hidden states (T, E) of all slots; see Draft.run_layer. Without `attends` only the KV is written."""
+        """Hidden states (T, E) of all slots; see Draft.run_layer."""
         hash_T, *before, depth_T = joined(hidden_TE).unbind(-1)
         known_T, layer = inp.positions_T + index, self.num_target_layers + index
         token_hash_T = self._target_hash(inp.input_ids_T, known_T + 1)
@@ -134,12 +127,6 @@ class FakeDraft:
         values_LC = (others_C + (luck_L[:, None] >> 40) % 4 * (OTHER_CHOICES + 1)) * _CHOICE_STEP
         logits_LV.scatter_(1, (first_L[:, None] + others_C.flip(0)) % self.vocab_size, values_LC)
         return logits_LV.scatter_(1, first_L[:, None], 100.0)
-
-    def write(
-        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
-    ) -> None:
-        """See Draft.write."""
-        self.run_layer(0, inp, hidden_TE, kv, on_layer, attends=False)
 
     def _target_hash(self, ids_T: Tensor, positions_T: Tensor) -> Tensor:
         """What a token adds to the target's hash of its context, in all layers together."""

@@ -216,7 +216,7 @@ class GraphedRunner:
             """One token of each request, or all that are verified, and `more` of each."""
             return tuple(sorted({size * (each + more) for size in few for each in (1, width)}))
 
-        ahead = max([draft.lookahead - 1 for draft in drafts], default=0)  # that several draft layers read again
+        ahead = max([draft.group.lookahead - 1 for draft in drafts], default=0)  # that several draft layers read again
         lanes = Lanes(sizes(ahead)[-1], max_pages, kv.layout.page_size, self.device, trees=trees)
         try:
             self._graphs.capture(kv, lanes, sizes(0))
@@ -252,15 +252,16 @@ class GraphedDraft:
 
     def __init__(self, draft: LoadedDraft, make_graph: Capture) -> None:
         self.draft = draft
-        self.num_layers, self.group, self.lookahead = draft.num_layers, draft.group, draft.lookahead
+        self.num_layers, self.group = draft.num_layers, draft.group
         self.hidden_size, self.hidden_dtype = draft.hidden_size, draft.hidden_dtype
         self.feature_layers = draft.feature_layers
         self.fuse, self.logits = draft.fuse, draft.logits
-        self.graphs = [Graphs(partial(self._compute, index), make_graph) for index in range(draft.num_layers)]
-        self.graphs.append(Graphs(self._write, make_graph))
+        self._layers = [Graphs(partial(self._compute, index), make_graph) for index in range(draft.num_layers)]
+        self._writes = Graphs(self._write, make_graph)  # the first layer without `attends`
+        self.graphs = [*self._layers, self._writes]
 
     def capture(self, kv: PagedKv, lanes: Lanes, sizes: tuple[int, ...]) -> None:
-        """Captures every layer, and `write`; see Graphs.capture."""
+        """Captures every layer; see Graphs.capture."""
         embedding_VE = self.draft.embedding_VE
         hidden_TE = embedding_VE.new_zeros((sizes[-1], self.hidden_size))
         for graphs in self.graphs:
@@ -270,15 +271,8 @@ class GraphedDraft:
         return (self.draft.run_layer(index, inp, hidden_TE, kv),)
 
     def _write(self, inp: ModelInput, kv: PagedKv, hidden_TE: Tensor) -> tuple[()]:
-        self.draft.write(inp, hidden_TE, kv)
+        self.draft.run_layer(0, inp, hidden_TE, kv, attends=False)
         return ()
-
-    def write(
-        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
-    ) -> None:
-        """See Draft.write."""
-        if self.graphs[-1].replay(inp, kv, on_layer, hidden_TE) is None:
-            self.draft.write(inp, hidden_TE, kv, on_layer)
 
     def run_layer(
         self,
@@ -287,14 +281,14 @@ class GraphedDraft:
         hidden_TE: Tensor,
         kv: PagedKv,
         on_layer: Callable[[int], None] | None = None,
+        *,
+        attends: bool = True,
     ) -> Tensor:
-        """See LoadedDraft.run_layer."""
-        found = self.graphs[index].replay(inp, kv, on_layer, hidden_TE)
-        return self.draft.run_layer(index, inp, hidden_TE, kv, on_layer) if found is None else found[0]
-
-    def forward(
-        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """See Draft.forward."""
-        wanted_LE = self.run_layer(0, inp, hidden_TE, kv, on_layer).index_select(0, inp.logit_indices_L)
-        return self.logits(wanted_LE), wanted_LE
+        """See Draft.run_layer."""
+        graphs = self._layers[index] if attends else self._writes
+        found = graphs.replay(inp, kv, on_layer, hidden_TE)
+        if found is None:
+            hidden_TE = self.draft.run_layer(index, inp, hidden_TE, kv, on_layer, attends=attends)
+        elif attends:
+            (hidden_TE,) = found
+        return hidden_TE

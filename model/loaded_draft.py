@@ -38,15 +38,10 @@ class LoadedDraft:
         return len(self.layers)
 
     @property
-    def lookahead(self) -> int:
-        """See Draft. Each layer drafts one token further."""
-        return len(self.layers)
-
-    @property
     def group(self) -> LayerGroup:
-        """The shape of its KV."""
+        """See Draft. Each layer drafts one token further."""
         layer = self.config.layer
-        return LayerGroup(self.num_layers, layer.num_kv_heads, layer.head_dim, self.lookahead)
+        return LayerGroup(self.num_layers, layer.num_kv_heads, layer.head_dim, lookahead=self.num_layers)
 
     @property
     def hidden_size(self) -> int:
@@ -67,19 +62,6 @@ class LoadedDraft:
         """Hidden states (T, E) from features of the target: the same."""
         return features_TF
 
-    def forward(
-        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Logits (L, V) float32 and hidden states (L, E); see Draft.forward."""
-        wanted_LE = self.run_layer(0, inp, hidden_TE, kv, on_layer).index_select(0, inp.logit_indices_L)
-        return self.logits(wanted_LE), wanted_LE
-
-    def write(
-        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
-    ) -> None:
-        """Writes K and V of all T slots; see Draft.write."""
-        self.run_layer(0, inp, hidden_TE, kv, on_layer, attends=False)
-
     @torch.no_grad()
     def run_layer(
         self,
@@ -91,10 +73,7 @@ class LoadedDraft:
         *,
         attends: bool = True,
     ) -> Tensor:
-        """Hidden states (T, E) of all slots from layer `index` alone; model/draft.py says what several layers read.
-
-        Without `attends` they are of no use: the layer only writes K and V.
-        """
+        """Hidden states (T, E) of all slots from layer `index` alone; see Draft.run_layer."""
         at = self.first_layer + index
         own = (self.passes, self.attention, inp, kv, self.inv_freq_F, on_layer, at)
         through = LayerPass.begin(*own, attends=attends)

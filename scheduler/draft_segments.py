@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from model.draft import Draft
+from model.draft import Draft, first_layer
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from model.sampler import NOT_A_TOKEN, sample
@@ -91,7 +91,7 @@ def propose(draft: Draft, kv: PagedKv, future_map: FutureMap, own: DraftBatch, u
 
     if begin is not None:
         inp = replace(begin.input, input_ids_T=ids_B[begin.rows_N])
-        logits_NV, hidden_NE = draft.forward(inp, hidden_BE[begin.rows_N], kv)
+        logits_NV, hidden_NE = first_layer(draft, inp, hidden_BE[begin.rows_N], kv)
         tokens_NK, log_p_NK = _first_proposals(logits_NV, own.topk)
         tokens_BK = tokens_BK.index_copy(0, begin.rows_N, tokens_NK)
         if log_p_BK is not None and log_p_NK is not None:
@@ -104,7 +104,7 @@ def propose(draft: Draft, kv: PagedKv, future_map: FutureMap, own: DraftBatch, u
     proposals = [tokens_BK[:, 0]]
     for step in chain.steps:
         inp = replace(step, input_ids_T=proposals[-1].clamp(min=0))
-        logits_BV, hidden_BE = draft.forward(inp, hidden_BE, kv)
+        logits_BV, hidden_BE = first_layer(draft, inp, hidden_BE, kv)
         proposals.append(logits_BV.argmax(-1))
     return Proposed(ids_B, torch.stack(proposals, 1))
 
@@ -198,7 +198,7 @@ def extend(
         tokens_L, hidden_TE = verified.tokens_L.clamp(min=0), verified.hidden_TE
         if batch.input.extend_lens:
             inp = replace(batch.input, input_ids_T=torch.cat((own.after_T, tokens_L[own.num_draws :])))
-            draft.write(inp, hidden_TE, kv, on_layer)
+            draft.run_layer(0, inp, hidden_TE, kv, on_layer, attends=False)
             hidden_TE = hidden_TE[batch.input.logit_indices_L]
         else:
             unwritten.add(replace(batch.input, input_ids_T=tokens_L), hidden_TE)
@@ -218,7 +218,7 @@ def extend(
         input_ids_T=torch.cat((own.after_T, drawn_BW.reshape(-1).clamp(min=0))),
         logit_indices_L=num_prompts + last_B,
     )
-    logits_BV, hidden_BE = draft.forward(inp, verified.hidden_TE, kv, on_layer)
+    logits_BV, hidden_BE = first_layer(draft, inp, verified.hidden_TE, kv, on_layer)
 
     tokens_BK, log_p_BK = _first_proposals(logits_BV, own.topk)
     if chain.drafts_B is not None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from model.draft import Draft
+from model.draft import Draft, first_layer
 from model.paged_kv import PagedKv
 from scheduler.batches import ForwardBatch
 from scheduler.draft_tree import Tree, best_tokens, best_tree, first_level, next_level
@@ -29,7 +29,7 @@ def propose_tree(
     hidden_NE = hidden_BE.repeat_interleave(topk, 0)
     for level, inp in enumerate(own.levels, 2):
         inp = replace(inp, input_ids_T=beam.tokens_BK.clamp(min=0).flatten(), tree_bits_D=beam.bits_BK.flatten())
-        logits_NV, hidden_NE = draft.forward(inp, hidden_NE, kv)
+        logits_NV, hidden_NE = first_layer(draft, inp, hidden_NE, kv)
         after_NK, log_p_NK = best_tokens(logits_NV, topk)
         shape = num_rows, topk, topk
         found, beam = next_level(found, beam, after_NK.view(shape), log_p_NK.view(shape), level)

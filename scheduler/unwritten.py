@@ -56,4 +56,4 @@ class Unwritten:
             max_decode_seq_len=1,
             logit_indices_L=ids_T[:0],
         )
-        draft.write(inp, hidden_TE, kv)
+        draft.run_layer(0, inp, hidden_TE, kv, attends=False)

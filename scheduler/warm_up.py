@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from model.draft import first_layer
 from model.graphs import GraphedRunner, Lanes
 from model.host_copies import HostCopies
 from model.paged_kv import PagedKv
@@ -46,7 +47,7 @@ def warm_up(
                         runner.forward(inp, kv)
                     else:
                         _, features_TF = runner.forward_with_features(inp, kv)
-                        runner.draft.forward(inp, runner.draft.fuse(features_TF), kv)
+                        first_layer(runner.draft, inp, runner.draft.fuse(features_TF), kv)
                 padding_N = torch.zeros(1, dtype=torch.int64, device=kv.device)
                 for layer in range(kv.layout.num_layers):
                     kv.stage_out(layer, padding_N)

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from bench.gpu.timing import seconds_each
+from model.draft import first_layer
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import Runner
@@ -108,7 +109,7 @@ def measure_costs(
 
     def extend(num_steps: int) -> None:
         """Draft-extend and the proposal behind it; with one token of each request, a draft step."""
-        logits_LV, _ = draft.forward(ends[num_steps], draft.fuse(features[num_steps]), kv)
+        logits_LV, _ = first_layer(draft, ends[num_steps], draft.fuse(features[num_steps]), kv)
         sample(logits_LV, proposed_rows)
 
     steps = range(1, max_steps + 1)

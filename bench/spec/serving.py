@@ -7,8 +7,8 @@ the same.
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -16,7 +16,6 @@ from bench.overlap.decoding import ReplayedStream, executor_of, planner_of
 from model.draft import begins_with
 from model.eagle import EagleDraft
 from model.inputs import ModelInput
-from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from protocol.messages_gateway import Assign, SamplingParams, Tokens
 from runtime.clock import MonotonicClock
@@ -58,20 +57,33 @@ class ForcedDraft(EagleDraft):
 
     acceptance: float
     texts: Mapping[int, Sequence[int]]  # prompt and outputs, by the first page
+    told: dict[int, int] = field(default_factory=dict)  # the proposals of the forward that runs, by wanted row
 
-    def forward(
-        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """See Draft.forward; the logits are those of the forced proposals."""
-        logits_LV, hidden_LE = super().forward(inp, hidden_TE, kv, on_layer)
+    def run_layer(self, index: int, inp: ModelInput, *rest: Any, attends: bool = True) -> Tensor:
+        """See Draft.run_layer. Notes what `logits` is told, if anything is proposed."""
+        if attends:
+            self.told.clear()
+            self.told.update(self._told(inp))
+        hidden_TE: Tensor = super().run_layer(index, inp, *rest, attends=attends)
+        return hidden_TE
+
+    def _told(self, inp: ModelInput) -> dict[int, int]:
+        told = {}
         behind_prompts = len(inp.extend_lens) - sum(inp.extend_lens)
         for row, token in enumerate(inp.logit_indices_L.tolist()):
             page, position = int(inp.page_table_BP[token + behind_prompts, 0]), int(inp.positions_T[token])
             text = self.texts.get(page)
             if text is not None and position + 2 < len(text):
                 is_right = random.Random(position * 7919 + text[0]).random() < self.acceptance
-                logits_LV[row, (text[position + 2] + (not is_right)) % logits_LV.shape[1]] = 1e9
-        return logits_LV, hidden_LE
+                told[row] = text[position + 2] + (not is_right)
+        return told
+
+    def logits(self, hidden_LE: Tensor) -> Tensor:
+        """See Draft.logits."""
+        logits_LV: Tensor = super().logits(hidden_LE)
+        for row, token in self.told.items():
+            logits_LV[row, token % logits_LV.shape[1]] = 1e9
+        return logits_LV
 
 
 def measured(

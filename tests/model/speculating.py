@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from model.draft import first_layer
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import Runner
@@ -44,7 +45,7 @@ class Chain:
     def extend(self, inp: ModelInput, features_TF: Tensor, index: int) -> None:
         """The draft's forward behind a target's, for the next proposal at row `index`."""
         wanted = replace(inp, logit_indices_L=torch.tensor([index]))
-        logits_1V, self.hidden_1E = self.draft.forward(wanted, self.draft.fuse(features_TF), self.kv)
+        logits_1V, self.hidden_1E = first_layer(self.draft, wanted, self.draft.fuse(features_TF), self.kv)
         self.proposal = int(logits_1V.argmax())
 
     def rows(self, ids: Sequence[int], first: int) -> ModelInput:
@@ -73,7 +74,7 @@ class Chain:
         done, proposals, hidden_1E = self.lane.done, [self.proposal], self.hidden_1E
         for index in range(steps - 1):
             inp = self.rows([max(0, proposals[-1])], done + index)
-            logits_1V, hidden_1E = self.draft.forward(inp, hidden_1E, self.kv)
+            logits_1V, hidden_1E = first_layer(self.draft, inp, hidden_1E, self.kv)
             proposals.append(int(logits_1V.argmax()))
 
         verify = self.rows([self.tokens[-1], *(max(0, each) for each in proposals)], done)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from model.draft import first_layer
 from model.runner import DraftSource, ModelRunner
 from protocol.fingerprint import difference
 from protocol.kv_layout import LayerGroup
@@ -79,7 +80,7 @@ def test_features_hidden_states_and_logits(
             input_ids_T=after_S[lane.done : lane.done + count],
             logit_indices_L=torch.arange(count),
         )
-        found.append((features_TF, *runner.draft.forward(every, runner.draft.fuse(features_TF), lanes.kv)))
+        found.append((features_TF, *first_layer(runner.draft, every, runner.draft.fuse(features_TF), lanes.kv)))
         lane.done += count
     for column, expected in enumerate((expected_SF, logits_SV, hidden_SE)):
         assert_near(torch.cat([each[column] for each in found]), expected)
@@ -103,7 +104,7 @@ def test_a_chain_of_proposals_and_the_forward_behind_a_verify(
         tokens.append(one.proposal)
         hidden_SE = torch.cat((hidden_SE, out_SE[-1:]))
         inp = one.rows([one.proposal], len(prompt) + index)
-        logits_1V, one.hidden_1E = one.draft.forward(inp, one.hidden_1E, one.kv)
+        logits_1V, one.hidden_1E = first_layer(one.draft, inp, one.hidden_1E, one.kv)
         one.proposal = int(logits_1V.argmax())
 
     ids = [one.tokens[-1], 5, 6, 7]
@@ -112,7 +113,7 @@ def test_a_chain_of_proposals_and_the_forward_behind_a_verify(
     all_SF = true_features(tmp_path / "target", prompt + ids, FEATURES[algorithm])
     assert_near(features_TF, all_SF[-4:])
     after = torch.tensor([5, 6, 7, 8])
-    found = one.draft.forward(replace(verify, input_ids_T=after), one.draft.fuse(features_TF), one.kv)
+    found = first_layer(one.draft, replace(verify, input_ids_T=after), one.draft.fuse(features_TF), one.kv)
     expected = reference.run(torch.tensor([*prompt[1:], *ids, 8]), reference.fuse(all_SF))
     for one_found, one_expected in zip(found, expected, strict=True):
         assert_near(one_found, one_expected[-4:])
@@ -120,7 +121,7 @@ def test_a_chain_of_proposals_and_the_forward_behind_a_verify(
     layer = one.kv.layer(runner.config.num_layers)
     written = layer.clone()
     layer.fill_(torch.nan)
-    one.draft.write(replace(verify, input_ids_T=after), one.draft.fuse(features_TF), one.kv)
+    one.draft.run_layer(0, replace(verify, input_ids_T=after), one.draft.fuse(features_TF), one.kv, attends=False)
     is_own = ~layer.isnan()
     assert is_own.sum() == 4 * layer[0, :, 0].numel() and torch.equal(layer[is_own], written[is_own])
 
@@ -141,11 +142,11 @@ def test_kv_of_the_draft_lies_behind_the_targets(tmp_path: Path) -> None:
     plain = ModelRunner.load(tmp_path / "target", device="cpu", dtype="float32")
     assert runner.kv_layout(16).groups == (*plain.kv_layout(16).groups, LayerGroup(1, 3, 8, lookahead=1))
     assert runner.draft is not None and plain.draft is None
-    assert (runner.draft.hidden_size, runner.draft.lookahead, runner.draft.num_layers) == (48, 1, 1)
+    assert (runner.draft.hidden_size, runner.draft.num_layers) == (48, 1)
     seen = list[int]()
     lanes = Lanes(runner, 4)
     inp = lanes.model_input([(lanes.lane([1, 2, 3], 1), 3)], [])
-    runner.draft.forward(inp, torch.zeros(3, 48), lanes.kv, seen.append)
+    first_layer(runner.draft, inp, torch.zeros(3, 48), lanes.kv, seen.append)
     assert seen == [3]
     own = sum(tensor.numel() for name, tensor in DraftReference(tmp_path / "draft", tmp_path / "target").w.items())
     more = runner.mapped_weight_bytes + runner.private_weight_bytes

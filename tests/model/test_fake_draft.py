@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from model.draft import first_layer
 from model.fake_hash import PIECES, joined, pieces
 from protocol.fingerprint import difference
 from protocol.kv_layout import LayerGroup
@@ -110,7 +111,7 @@ def token_off_by_one(one: Chain) -> None:
     lane.done = 0
     inp = one.lanes.model_input([(lane, len(lane.tokens) - 1)], [])
     _, features_TF = FAKE.forward_with_features(inp, one.kv)
-    one.draft.forward(inp, one.draft.fuse(features_TF), one.kv)
+    first_layer(one.draft, inp, one.draft.fuse(features_TF), one.kv)
     lane.done = len(lane.tokens) - 1
 
 
@@ -160,11 +161,11 @@ def test_every_number_matters() -> None:
         assert not any(accepted for accepted, _ in steps_of(one, 30))
     lucky = next(one for one in map(chain, range(20)) if FAKE.expected_accepts(one.tokens, STEPS) > 1)
     inp, at = lucky.rows([lucky.proposal], lucky.lane.done), lucky.hidden_1E
-    (right,) = lucky.draft.forward(inp, at, lucky.kv)[0].argmax(-1).tolist()
+    (right,) = first_layer(lucky.draft, inp, at, lucky.kv)[0].argmax(-1).tolist()
     for index in range(2 * PIECES):  # the depth behind them shows in later sums
         spoilt = at.clone()
         spoilt[0, index] += 1
-        (token,) = lucky.draft.forward(inp, spoilt, lucky.kv)[0].argmax(-1).tolist()
+        (token,) = first_layer(lucky.draft, inp, spoilt, lucky.kv)[0].argmax(-1).tolist()
         assert token != right
 
 
@@ -200,7 +201,7 @@ def test_layers_are_reported_behind_the_targets_as_they_are_written() -> None:
     def on_layer(layer: int) -> None:
         seen.append((layer, bool(one.kv.layer(layer)[page, :, one.lane.done % 4].isfinite().all())))
 
-    one.draft.forward(inp, one.hidden_1E, one.kv, on_layer)
+    first_layer(one.draft, inp, one.hidden_1E, one.kv, on_layer)
     assert seen == [(2, True)] and one.kv.layout.num_layers == 3
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from model.draft import first_layer
 from model.graphs import GraphedDraft, GraphedRunner, Run, bucket_sizes
 from model.graphs import Lanes as GraphLanes
 from model.inputs import ModelInput
@@ -157,10 +158,10 @@ def test_layers_of_a_draft_read_tree_masks_in_graphs(tmp_path: Path, algorithm: 
     inp = tree_input(one.lane, random_prompt(len(PARENTS), 307, 1), 4, 30)
     chain = replace(inp, tree_starts_D=None, tree_bits_D=None)
     hidden_TE = torch.randn(len(PARENTS), 48)
-    found = [draft.forward(each, hidden_TE, one.kv)[0].clone() for each in (inp, chain, inp)]
+    found = [first_layer(draft, each, hidden_TE, one.kv)[0].clone() for each in (inp, chain, inp)]
     assert draft.graphs[0].num_replays == 3 and not torch.allclose(found[0], found[1], atol=1e-3)
     for mine, each in zip(found, (inp, chain, inp), strict=True):
-        torch.testing.assert_close(mine, draft.draft.forward(each, hidden_TE, one.kv)[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine, first_layer(draft.draft, each, hidden_TE, one.kv)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_graphs_of_all_sizes_share_one_buffer_of_logits() -> None:
@@ -265,19 +266,19 @@ def test_layers_of_a_draft_come_from_graphs(tmp_path: Path, algorithm: str) -> N
     hidden_4E = torch.randn(4, 48)
     for count in (4, 1, 3):
         inp = one.rows(random_prompt(count, 307, count), one.lane.done)
-        found, wanted = (each.forward(inp, hidden_4E[:count], one.kv) for each in (draft, draft.draft))
+        found, wanted = (first_layer(each, inp, hidden_4E[:count], one.kv) for each in (draft, draft.draft))
         for mine, theirs in zip(found, wanted, strict=True):  # three rows are computed as four, which rounds otherwise
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     one.kv.layer(3)[1:].zero_()
-    draft.forward(inp, hidden_4E[:3], one.kv)
+    first_layer(draft, inp, hidden_4E[:3], one.kv)
     before = one.kv.layer(3)[1:].clone()
     one.kv.layer(3)[1:].zero_()
-    draft.write(inp, hidden_4E[:3], one.kv)
+    draft.run_layer(0, inp, hidden_4E[:3], one.kv, attends=False)
     assert draft.graphs[-1].num_replays == 1
     torch.testing.assert_close(one.kv.layer(3)[1:], before, rtol=1e-5, atol=1e-5, equal_nan=True)
     before = one.kv.layer(3)[1:].view(torch.int32).clone()
-    for computes in (draft.forward, draft.write):
-        computes(replace(inp, slots_T=inp.slots_T * 0), hidden_4E[:3], one.kv)
+    for attends in (True, False):
+        draft.run_layer(0, replace(inp, slots_T=inp.slots_T * 0), hidden_4E[:3], one.kv, attends=attends)
         assert torch.equal(one.kv.layer(3)[1:].view(torch.int32), before)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from model.draft import first_layer
 from model.runner import ModelRunner
 from tests.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
@@ -71,7 +72,7 @@ def test_nodes_of_the_fake_draft_propose_by_their_own_paths(masked: bool) -> Non
             inp = replace(whole.mapped(partial(torch.index_select, dim=0, index=torch.tensor(nodes))), num_decodes=2)
             inp = replace(inp, logit_indices_L=torch.arange(2), seq_lens_B=torch.tensor(nodes) + done + 1)
             inp = inp if masked else replace(inp, tree_starts_D=None, tree_bits_D=None)
-            logits_TV, hidden_TE = one.draft.forward(inp, hidden_TE, one.kv)
+            logits_TV, hidden_TE = first_layer(one.draft, inp, hidden_TE, one.kv)
             for node, proposed in zip(nodes, logits_TV.argmax(-1).tolist(), strict=True):
                 known = [*tokens, *(ids[at] for at in paths(parents)[node])]
                 expected = fake.expected_tokens(known, 1)[0]

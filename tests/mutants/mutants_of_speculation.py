@@ -194,8 +194,8 @@ SPECULATION = (
     Mutant(
         "draft KV not sent",
         "scheduler/draft_segments.py extend",
-        "draft.write(inp, __hidden, kv, on_layer)",
-        "draft.write(replace(inp, slots_T=torch.zeros_like(inp.slots_T)), __hidden, kv, on_layer)",
+        "draft.run_layer(0, inp, __hidden, kv, on_layer, attends=False)",
+        "draft.run_layer(0, replace(inp, slots_T=0 * inp.slots_T), __hidden, kv, on_layer, attends=False)",
         "decode gets what prefill's pages held before",
         tests=(HANDED_OVER,),
     ),

@@ -48,13 +48,13 @@ def test_a_chunk_and_a_decode_run_on_page_0_only(page_size: int) -> None:
 
 def test_a_draft_runs_behind_each(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
-    forward = FakeDraft.forward
+    run_layer = FakeDraft.run_layer
 
-    def watched(draft: FakeDraft, inp: ModelInput, *rest: Any) -> Any:
+    def watched(draft: FakeDraft, index: int, inp: ModelInput, *rest: Any) -> Any:
         seen.append((inp.extend_lens, inp.num_decodes))
-        return forward(draft, inp, *rest)
+        return run_layer(draft, index, inp, *rest)
 
-    monkeypatch.setattr(FakeDraft, "forward", watched)
+    monkeypatch.setattr(FakeDraft, "run_layer", watched)
     runner = FakeRunner(vocab_size=97, context_length=64, draft_seed=1)
     executor = make_executor(InlineStream(), runner=runner, kv=PagedKv(runner.kv_layout(4), 8))
     executor.warm_up()
