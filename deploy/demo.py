@@ -40,6 +40,7 @@ SEED = 1  # the same story each time, with a draft and without
 _TIMEOUT_S = 120.0
 MAX_WIDTH = 120
 FIRST_DECODE = "first decode"
+RUN_CUT = "run cut"  # the answer ended within what the last launch had kept
 NOTE = "+ms and bar: since the moment before in the same process; for a process's first moment, since the row above."
 _MIN_BAR = 10
 _GAP = 2
@@ -70,6 +71,7 @@ class Answer:
     moments: tuple[Moment, ...]
     seconds: float
     num_proposed: int | None = None  # tokens that a draft has proposed; None: there is no draft
+    is_cut: bool = False  # it ended within what a launch had kept, so that the last token was proposed, too
 
 
 def demo(config: Config, console: Console) -> int:
@@ -142,7 +144,8 @@ def show(answer: Answer) -> None:
     took = f"{answer.num_tokens} tokens in {answer.seconds * 1000:.0f} ms, {rate:.0f} per second"
     out.print(f"\n\n[dim]{took}, by the client's clock[/dim]\n")
     if answer.num_proposed is not None:
-        steps = f"{answer.num_tokens} tokens in {answer.num_tokens - answer.num_proposed} steps"
+        num_steps = answer.num_tokens - answer.num_proposed + answer.is_cut
+        steps = f"{answer.num_tokens} tokens in {num_steps} steps"
         out.print(f"[{PROPOSED}]{answer.num_proposed} tokens[/] [dim]were proposed by the draft: {steps}[/dim]\n")
     if answer.moments:
         out.print(timeline_table(answer.moments, answer.num_tokens, out.width))
@@ -164,7 +167,8 @@ def stream_answer(
 ) -> Answer:
     """Streams one completion to stdout. With `decode`, tokens that a draft has proposed are in colour: all of a chunk
     but the last, since a chunk has what one launch kept. The prompt's launch, whose token is the first, has no
-    proposals. Raises DemoFailed if the request is not answered."""
+    proposals. The last chunk waits for the time line, which tells if its run was cut: then its last token was proposed,
+    too. Raises DemoFailed if the request is not answered."""
     began = clock.now()
     shows_ids = body.get("return_token_ids", False)
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}, "timeline": True}
@@ -175,6 +179,17 @@ def stream_answer(
     moments: tuple[Moment, ...] = ()
     num_tokens = num_proposed = num_shown = 0
 
+    def tell(text: str, ids: Sequence[int], is_cut: bool = False) -> None:
+        nonlocal num_proposed, num_shown
+        kept = ""
+        if decode is not None and ids:
+            num_proposed += max(0, len(ids) - (not is_cut) - (not num_shown))
+            kept = "" if not num_shown else text if is_cut else proposed_part(text, ids, decode)
+        num_shown += len(ids)
+        out.print(Text.assemble((printable(kept), PROPOSED), printable(text.removeprefix(kept))), end="")
+        sys.stdout.flush()
+
+    last: tuple[str, Sequence[int]] | None = None
     try:
         for chunk in completion_chunks(url, asked, api_key):
             if "error" in chunk:
@@ -182,22 +197,23 @@ def stream_answer(
             moments = read_moments(chunk) or moments
             num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
             for choice in chunk.get("choices", ()):
-                ids = choice.get("token_ids")  # present if the request asked for token ids
-                text = spelled(ids or ()) if shows_ids else choice.get("text", "")
-                kept = ""
-                if decode is not None and ids:
-                    num_proposed += max(0, len(ids) - (1 if num_shown else 2))
-                    kept = proposed_part(text, ids, decode) if num_shown else ""
-                num_shown += len(ids or ())
-                out.print(Text.assemble((printable(kept), PROPOSED), printable(text.removeprefix(kept))), end="")
-                sys.stdout.flush()
+                ids = choice.get("token_ids") or ()  # present if the request asked for token ids
+                text = spelled(ids) if shows_ids else choice.get("text", "")
+                if decode is not None and choice.get("finish_reason"):
+                    last = text, ids
+                else:
+                    tell(text, ids)
+        is_cut = any(each.name == RUN_CUT for each in moments)
+        if last is not None:
+            tell(*last, is_cut)
     except (DemoFailed, OSError, http.client.HTTPException, ValueError) as error:
         print(flush=True)  # the error goes on its own line, below the prompt
         if isinstance(error, DemoFailed):
             raise
         raise DemoFailed(f"the request to {url} failed: {error}") from error
 
-    return Answer(num_tokens, moments, clock.now() - began, None if decode is None else num_proposed)
+    moments = tuple(each for each in moments if each.name != RUN_CUT)
+    return Answer(num_tokens, moments, clock.now() - began, None if decode is None else num_proposed, is_cut)
 
 
 def proposed_part(text: str, ids: Sequence[int], decode: Decode) -> str:

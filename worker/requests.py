@@ -233,7 +233,7 @@ class TokenStream:
     def add(self, req: Req, run: tuple[int, ...]) -> bool:
         """Appends what a launch has drawn to the choice `req`. True if the request has ended with it; then all memory
         is given back."""
-        seq = len(req.outputs)
+        seq, num_new = len(req.outputs), len(run) - req.num_again
         taken = req.append(run)
         if not taken:
             self.planner.go_on(req)
@@ -251,6 +251,8 @@ class TokenStream:
             return False
 
         request = self.requests[req.request_id, req.attempt]
+        if len(taken) < num_new:  # so the last token was a proposal, too
+            self.phases.stamp(request, "run cut")
         self.planner.keep(req, request.assign.cache_salt)
         self.planner.release(req)
         if not request.has_ended:

@@ -43,6 +43,11 @@ RUNS = [
     {"choices": [{"text": " a", "token_ids": [7]}]},
     {"choices": [{"text": " fox a ran", "token_ids": [12, 7, 9]}]},
 ]
+CUT: list[dict[str, Any]] = [
+    {"choices": [{"text": " a", "token_ids": [7]}]},
+    {"choices": [{"text": " fox a", "token_ids": [12, 7], "finish_reason": "length"}]},
+    {"choices": [], "timeline": [{"name": "run cut", "at_ms": 3.5, "worker": "decode-0"}]},
+]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -58,7 +63,9 @@ class Handler(BaseHTTPRequestHandler):
         if refused:
             self.wfile.write(json.dumps({"error": {"message": "no such model"}}).encode())
             return
-        chunks = {"breaks": [CHUNKS[0], ERROR], "ids": IDS, "runs": RUNS, "late": LATE}.get(asked["model"], CHUNKS)
+        chunks = {"breaks": [CHUNKS[0], ERROR], "ids": IDS, "runs": RUNS, "late": LATE, "cut": CUT}.get(
+            asked["model"], CHUNKS
+        )
         assert asked.get("return_token_ids", False) == any("token_ids" in str(chunk) for chunk in chunks)
         for chunk in chunks:
             self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
@@ -128,6 +135,13 @@ def test_proposed_tokens_are_in_colour_and_counted(url: str, capsys: pytest.Capt
 
 
 @pytest.mark.usefixtures("coloured")
+def test_all_of_a_run_that_was_cut_was_proposed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = stream_answer(url, {"model": "cut", "prompt": "Once"}, VirtualClock(), decode=words)
+    assert capsys.readouterr().out == "\x1b[2mOnce\x1b[0m a\x1b[1;32m fox a\x1b[0m"
+    assert (answer.num_proposed, answer.moments, answer.is_cut) == (2, (), True)
+
+
+@pytest.mark.usefixtures("coloured")
 def test_without_a_tokenizer_proposed_ids_are_in_colour(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     body = {"model": "ids", "prompt": [1], "return_token_ids": True}
     assert stream_answer(url, body, VirtualClock(), decode=spelled).num_proposed == 1
@@ -159,6 +173,11 @@ def test_what_a_draft_has_proposed_is_told(
     show(Answer(8, (), 1.0, num_proposed))
     shown = capsys.readouterr().out
     assert told in shown and ("proposed" in shown) is (num_proposed is not None)
+
+
+def test_a_launch_whose_run_was_cut_is_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Answer(8, (), 1.0, 5, is_cut=True))
+    assert "5 tokens were proposed by the draft: 8 tokens in 4 steps" in capsys.readouterr().out
 
 
 def test_where_ids_and_text_do_not_fit_the_whole_step_is_in_colour() -> None:

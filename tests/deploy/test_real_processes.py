@@ -152,7 +152,8 @@ def test_the_demo_with_a_draft_shows_its_tokens_in_colour() -> None:
     found = re.search(r"^(\d+) tokens were proposed by the draft: (\d+) tokens in (\d+) steps$", told, re.MULTILINE)
     assert found is not None, told
     num_proposed, num_tokens, num_steps = map(int, found.groups())
-    assert num_proposed > 10 and num_tokens == 40 == num_proposed + num_steps
+    assert num_proposed > 10 and num_tokens == 40
+    assert num_proposed + num_steps in (40, 41), "the last run may be cut"
 
     answer = ended.stdout.partition("Once upon a time")[2].partition("\n\n")[0]
     runs = re.findall(r"\x1b\[1;32m(.+?)\x1b\[0m", answer, re.DOTALL)

@@ -53,6 +53,15 @@ def test_the_tokens_of_a_choice_leave_before_it_gives_way() -> None:
     assert flushed(stream) == []
 
 
+@pytest.mark.parametrize(("run", "is_cut"), [((7,) * 9, False), ((7,) * 10, True)])
+def test_a_run_that_is_longer_than_the_choice_is_stamped(run: tuple[int, ...], is_cut: bool) -> None:
+    _, request, stream = serving()
+    assert stream.add(request.prompt, run)
+    (tokens,) = flushed(stream)
+    assert isinstance(tokens, Tokens) and [each.token_ids for each in tokens.choices] == [(7,) * 9]
+    assert ("run cut" in request.moments) is is_cut
+
+
 def test_a_choice_that_gives_way_has_no_memory_and_takes_no_late_result() -> None:
     planner, request, stream = serving()
     owner = request.prompt.held.owner
