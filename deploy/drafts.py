@@ -80,8 +80,8 @@ def _check_trees(config: Config) -> None:
         raise _refused(TOPK, topk, "expected 1: --attention-backend varlen has no tree mask")
     if config.settings[_ADAPTIVE].origin is not Origin.DEFAULT and config[_ADAPTIVE]:
         raise _refused(_ADAPTIVE, "true", f"expected false: with --{TOPK} {topk} all trees have the same size")
-    if (num_steps - 1) * topk > TREE_SLOTS:
-        most = TREE_SLOTS // (num_steps - 1)
+    most = TREE_SLOTS // (num_steps - 1) if num_steps > 1 else TREE_SLOTS - 1
+    if topk > most:
         raise _refused(TOPK, topk, f"expected at most {most}, for which a tree of --{STEPS} {num_steps} has room")
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from protocol.errors import CheckpointError
 from runtime.files import JsonFields, read_fields
-from runtime.model_config import ModelConfig, config_facts, find_family, read_config
+from runtime.model_config import FAMILIES, ModelConfig, config_facts, find_family, read_config
 
 LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 NUM_FUSED: Final = 3  # features of the target that EAGLE-3 fuses
@@ -68,6 +68,8 @@ def load_draft_config(folder: Path, algorithm: str, target: ModelConfig) -> Draf
         raise config.refuse("logit_scale", "1 (scaled logits are not supported)")
 
     plain_names = [name.replace("Eagle3", "").replace("Eagle", "") for name in architectures]
+    if not FAMILIES.keys() >= set(plain_names):
+        raise config.refuse("architectures", f"one of {', '.join(FAMILIES)}, also with Eagle or Eagle3 in the name")
     fields = JsonFields(config.values | {"architectures": plain_names}, config.where)
     layer = read_config(fields, find_family(fields), target.context_length, ())
     layer = replace(layer, qkv_bias=config.boolean("qkv_bias", layer.qkv_bias))
@@ -95,7 +97,7 @@ def _feature_layers(config: JsonFields, num_layers: int) -> tuple[int, ...]:
     nested = config.nested("eagle_config")
     if not nested.boolean("use_aux_hidden_state", True):
         raise nested.refuse("use_aux_hidden_state", "true, as EAGLE-3 has it")
-    is_nested = nested.has(LAYER_IDS) and not config.has(LAYER_IDS)
+    is_nested = bool(nested.values.get(LAYER_IDS)) and not config.values.get(LAYER_IDS)  # an empty list is none
     holder, shift = (nested, 1) if is_nested else (config, 0)
     found = holder.values.get(LAYER_IDS) or [2, num_layers // 2, num_layers - 3]
 

@@ -105,6 +105,7 @@ FLAGS = [
     ("serve --speculative-adaptive false", "-adaptive: got false, but there is no --speculative-algorithm"),
     ("serve --speculative-pair-without-draft", "-draft: got true, but there is no --speculative-algorithm, so nothing"),
     (f"{UNIFIED} --speculative-eagle-topk 22", "got 22, expected at most 21, for which a tree of --speculative-num"),
+    (f"{UNIFIED} --speculative-eagle-topk 64 --speculative-num-steps 1", "got 64, expected at most 63, for which"),
     (f"{TREE} --speculative-num-draft-tokens 16", "got 16, expected 2 to 15, the most that a tree of --speculative-"),
     (f"{TREE} --speculative-num-draft-tokens 1", "and --speculative-eagle-topk 2 can have"),
     (f"{TREE} --speculative-num-steps 16 --speculative-num-draft-tokens 65", "got 65, expected 2 to 63, the most that"),

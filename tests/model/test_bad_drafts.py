@@ -46,7 +46,16 @@ def refused(folder: Path, target: Path, algorithm: str) -> str:
         ),
         ("eagle", {"num_hidden_layers": 2}, "num_hidden_layers: got 2, expected 1"),
         ("eagle", {"num_key_value_heads": 3}, "num_key_value_heads: got 3, expected a divisor of num_attention_heads"),
-        ("eagle", {"architectures": ["MambaForCausalLMEagle"]}, "architectures: got"),
+        (
+            "eagle",
+            {"architectures": ["MambaForCausalLMEagle"]},
+            "architectures: got ['MambaForCausalLMEagle'], expected",
+        ),
+        (
+            "eagle3",
+            {"architectures": ["Eagle3Speculator"]},
+            "architectures: got ['Eagle3Speculator'], expected one of Lla",
+        ),
         ("eagle3", {"norm_before_residual": True}, "norm_before_residual: got True, expected false"),
         ("eagle3", {"logit_scale": 0.5}, "logit_scale: got 0.5, expected 1"),
         ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state: got False, expected true"),

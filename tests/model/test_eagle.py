@@ -174,9 +174,11 @@ def test_layers_by_their_inputs_or_by_their_outputs(tmp_path: Path, nested: bool
     assert runner.draft is not None and runner.draft.feature_layers == (0, 1, 2)
 
 
-def test_layers_by_default(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fields", [{}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}])
+def test_layers_by_default(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """ModelOpt writes an empty list for its own default, which is the same."""
     target = make_checkpoint(tmp_path / "target", "llama", num_hidden_layers=8)
-    make_draft(tmp_path / "draft", target, "eagle3", eagle_aux_hidden_state_layer_ids=None)
+    make_draft(tmp_path / "draft", target, "eagle3", eagle_aux_hidden_state_layer_ids=None, **fields)
     runner = ModelRunner.load(target, device="cpu", draft=DraftSource("eagle3", tmp_path / "draft"))
     assert runner.draft is not None and runner.draft.feature_layers == (2, 4, 5)
 
