@@ -102,7 +102,7 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _taken("--enable-prefix-caching", "prefixes are cached unless --disable-radix-cache is given"),
     # a draft
     _flag(
-        "--speculative-config",
+        "--speculative-config -sc",
         "flags say it: its method is --speculative-algorithm, its model --speculative-draft-model-path, its"
         " num_speculative_tokens --speculative-num-steps",
     ),
@@ -117,9 +117,12 @@ FOREIGN: tuple[ForeignFlag, ...] = (
         "--speculative-disable-by-batch-size",
         "by --speculative-adaptive a draft proposes fewer tokens in large batches, as far as measured costs say so",
     ),
+    _flag("--speculative-adaptive-config", "costs that are measured at the start say how many tokens a draft proposes"),
+    _taken("--enable-multi-layer-eagle", "--speculative-algorithm mtp takes all draft layers that the model has"),
     _flag("--speculative-draft-attention-backend --speculative-attention-mode", _DRAFT_ATTENTION),
     _flag("--speculative-token-map", "the tokens that a draft knows are in its folder (d2t)"),
     _flag("--speculative-accept-threshold-single --speculative-accept-threshold-acc", _LOSSLESS, "1", "1.0"),
+    _taken("--speculative-use-rejection-sampling", _LOSSLESS),
     _flag("--spec-decoding-acceptance-method", _LOSSLESS, "rejection_sampler"),
     _flag("--ngram-prompt-lookup-max --ngram-prompt-lookup-min", "a draft proposes; see --speculative-algorithm"),
     # kernels

@@ -191,13 +191,15 @@ class WorkerSettings(ProcessSettings):
     speculative_algorithm: Annotated[SpeculativeAlgorithm | None, _draft(
         "a draft model proposes tokens, and the model verifies several at once; answers stay the same; mtp: the"
         " draft layers in the model's own folder; one of",
-        metavar="KIND", synonyms={"EAGLE": "eagle", "EAGLE3": "eagle3", "MTP": "mtp", "NEXTN": "mtp"},
+        metavar="KIND", aliases=("spec-method",),
+        synonyms={"EAGLE": "eagle", "EAGLE3": "eagle3", "MTP": "mtp", "NEXTN": "mtp", "mimo_mtp": "mtp"},
         unset="none: each step gives one token")] = None
     speculative_draft_model_path: Annotated[str | None, _draft("folder with config.json and weights of the draft",
-        metavar="DIR", aliases=("speculative-draft-model", "speculative-model"),
+        metavar="DIR", aliases=("speculative-draft-model", "speculative-model", "spec-model"),
         unset="the bundled model's own")] = None
     speculative_num_steps: Annotated[int, Field(ge=1, le=MAX_DRAFT_STEPS), _draft(
-        "tokens that the draft proposes in each step, at most", metavar="N", aliases=("num-speculative-tokens",))] = 4
+        "tokens that the draft proposes in each step, at most", metavar="N",
+        aliases=("num-speculative-tokens", "spec-tokens"))] = 4
     speculative_adaptive: Annotated[bool, _draft(
         "propose fewer tokens where more cost time: in large batches, or if few are right; costs are measured at the"
         " start", commands=("serve", "worker"))] = True

@@ -32,12 +32,21 @@ def test_aliases_mean_the_option() -> None:
         "disable-overlap-schedule": "true",
         "max-headers": "6",
     }
-    typed = "--speculative-model /d --num-speculative-tokens 3 --speculative-algorithm NEXTN"
+
+
+@pytest.mark.parametrize(
+    ("typed", "method"),
+    [
+        ("--speculative-model /d --num-speculative-tokens 3 --speculative-algorithm NEXTN", "NEXTN"),
+        ("--spec-model /d --spec-tokens 3 --spec-method mimo_mtp", "mimo_mtp"),
+    ],
+)
+def test_a_draft_in_other_servers_words(typed: str, method: str) -> None:
     line = parse(["serve", *typed.split()], "1")
     assert line.flags == {
         "speculative-draft-model-path": "/d",
         "speculative-num-steps": "3",
-        "speculative-algorithm": "NEXTN",
+        "speculative-algorithm": method,
     }
     assert find_config(line, {})["speculative-algorithm"] == "mtp"
 
