@@ -32,7 +32,7 @@ class Unwritten:
         return len(self._tokens) >= MAX_UNWRITTEN
 
     def add(self, inp: ModelInput, hidden_TE: Tensor) -> None:
-        """The tokens of a forward of decodes. Its ids are the tokens behind the slots, as for Draft.write.
+        """The tokens of a forward of decodes. Its ids are the tokens behind the slots, as for Draft.run_layer.
 
         The hidden states are copied: they may be results of a graph, which the next launch overwrites.
         """
