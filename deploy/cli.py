@@ -226,6 +226,9 @@ def _unknown(argument: str, command: str) -> ConfigError:
         return ConfigError(f"unknown flag {brief(name)} for baton {command}; see baton {command} --help")
     if elsewhere := [f"baton {other}" for other in COMMANDS if other != "config" and name in _flags(other)]:
         return ConfigError(f"{what}; it belongs to {', '.join(elsewhere)}", param=name)
+    switches = {option.flag for option in options_for(command) if option.kind is Kind.SWITCH}
+    if (switch := name.replace("--no-", "--", 1)) in switches:
+        return ConfigError(f"{what}, did you mean `{switch} false`?", param=name)
     if near := nearest_name(name, _flags(command), _ALIKE):
         return ConfigError(f"{what}, did you mean {near}?", param=name)
     return ConfigError(f"{what}; see baton {command} --help", param=name)

@@ -58,6 +58,8 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--nnodes", _HOSTS, "1"),
     _flag("--node-rank", _HOSTS, "0"),
     _flag("--dist-init-addr", _HOSTS),
+    _flag("--distributed-executor-backend", _ONE_DEVICE, "mp", "uni"),
+    _flag("--api-server-count", "one gateway speaks HTTP for all workers", "1"),
     # model
     _flag(
         "--load-format --speculative-draft-load-format",
@@ -80,6 +82,10 @@ FOREIGN: tuple[ForeignFlag, ...] = (
         "--hf-overrides --rope-scaling",
         "Baton serves the model that config.json describes; change that file in a copy of the folder",
     ),
+    _flag(
+        "--override-generation-config",
+        "defaults come from generation_config.json in the model's folder; change that file in a copy of the folder",
+    ),
     _flag("--seed --random-seed", "each request has a `seed` of its own; without one it gets a random one"),
     _flag("--enable-lora --lora-modules --lora-paths", "Baton serves no LoRA adapters yet"),
     # memory and batches
@@ -100,6 +106,19 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _taken("--enable-chunked-prefill", "prompts are cut into chunks unless --chunked-prefill-size is 0"),
     _flag("--no-enable-chunked-prefill", "`--chunked-prefill-size 0` takes whole prompts"),
     _taken("--enable-prefix-caching", "prefixes are cached unless --disable-radix-cache is given"),
+    _flag("--enable-hierarchical-cache", "prefixes are cached only where the worker computes"),
+    _flag("--preemption-mode", "--retract-to says what becomes of a request that gives way", "recompute"),
+    _flag(
+        "--schedule-conservativeness",
+        "--num-reserved-decode-tokens says how much room running requests keep when another one is admitted",
+        "1",
+        "1.0",
+    ),
+    _flag(
+        "--enable-priority-scheduling",
+        "the field `priority` of a request always counts; a smaller number is earlier, there by default a larger one",
+    ),
+    _taken("--schedule-low-priority-values-first", "a request with a smaller number as its `priority` is earlier"),
     # a draft
     _flag(
         "--speculative-config -sc",
@@ -150,8 +169,11 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--chat-template-content-format", "a template gets the content of a message as one string", "auto", "string"),
     _flag("--return-tokens-as-token-ids", "a request asks for token ids with the field `return_token_ids`"),
     _flag("--max-logprobs", "Baton gives no logprobs yet"),
+    _flag("--guided-decoding-backend --grammar-backend", "Baton has no structured output yet"),
     _flag("--enable-auto-tool-choice --tool-call-parser", "Baton reads no tool calls yet"),
     _flag("--reasoning-parser", "Baton does not separate reasoning from the answer yet"),
+    _taken("--enable-cache-report --enable-prompt-tokens-details", "every answer's `usage` has its cached tokens"),
+    _taken("--enable-request-id-headers", "every answer has the header x-request-id"),
     # logs and figures
     _taken("--enable-metrics", "/metrics is always there"),
     _flag("--enable-log-requests --log-requests", "`--log-level debug` adds a line for each request"),

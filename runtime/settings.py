@@ -139,9 +139,10 @@ class WorkerSettings(ProcessSettings):
         group=Group.MODEL, commands=COMPUTE, metavar="DEVICE", synonyms={"gpu": "cuda"},
         expected="one of auto, cpu, cuda, cuda:N")] = "auto"
     dtype: Annotated[Dtype, Flag("numbers of weights and KV, auto is the checkpoint's",
-        group=Group.MODEL, commands=COMPUTE, metavar="TYPE")] = "auto"
+        group=Group.MODEL, commands=COMPUTE, metavar="TYPE", synonyms={"half": "float16", "float": "float32"})] = "auto"
     check_weights: Annotated[bool, Flag(
-        "read every weight at the start and refuse a model with NaN or infinities in it",
+        "read every weight at the start, refuse a model with NaN or infinities in it, and compare every byte of the"
+        " weights between workers instead of a sample",
         group=Group.MODEL, commands=COMPUTE)] = False
     host: Annotated[str, _alone("address at which other workers reach this one",
         group=Group.ADDRESS, metavar="ADDR",

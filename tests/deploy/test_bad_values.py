@@ -90,7 +90,7 @@ FLAGS = [
     ("serve --device tpu", "--device: got 'tpu', expected one of auto, cpu, cuda"),
     ("serve --device CPU", "--device: got 'CPU', expected one of auto, cpu, cuda"),
     ("serve --dtype int8", "--dtype: got 'int8', expected one of auto, float32, bfloat16, float16"),
-    ("serve --dtype float", "--dtype: got 'float', expected one of auto, float32"),
+    ("serve --dtype double", "--dtype: got 'double', expected one of auto, float32"),
     ("serve --pairing best", "--pairing: got 'best', expected one of prefix_aware, least_loaded, round_robin"),
     ("serve --retract-to disk", "--retract-to: got 'disk', expected one of prefill, host, auto"),
     ("serve --log-level loud", "--log-level: got 'loud', expected one of debug"),

@@ -49,6 +49,8 @@ def test_a_draft_in_other_servers_words(typed: str, method: str) -> None:
         "speculative-algorithm": method,
     }
     assert find_config(line, {})["speculative-algorithm"] == "mtp"
+    for typed, meant in (("half", "float16"), ("float", "float32")):
+        assert find_config(parse(["serve", "--dtype", typed], "1"), {})["dtype"] == meant
 
 
 @pytest.mark.parametrize("command", ["serve", "gateway", "worker", "demo", "config"])
@@ -85,6 +87,10 @@ def test_config_takes_the_flags_of_every_server_and_json() -> None:
         ("serve --qqqqqqqq", "unknown flag --qqqqqqqq for baton serve; see baton serve --help"),
         ("serve --max-batch 2", "unknown flag --max-batch for baton serve; see baton serve --help"),
         ("serve --prot 1", "unknown flag --prot for baton serve, did you mean --port?"),
+        (
+            "serve --no-enable-mixed-chunk",
+            "unknown flag --no-enable-mixed-chunk for baton serve, did you mean `--enable-mix",
+        ),
         ("serve --prompt x", "unknown flag --prompt for baton serve; it belongs to baton demo"),
         ("serve --max_model_len 1", "unknown flag --max_model_len for baton serve, did you mean --max-model-len?"),
         ("serve --tp-size 2", "--tp-size: got '2', expected 1: a worker computes on one device"),
