@@ -55,6 +55,11 @@ class Draft(Protocol):
         ...
 
     @property
+    def vocab_size(self) -> int:
+        """How many tokens it can propose."""
+        ...
+
+    @property
     def feature_layers(self) -> tuple[int, ...]:
         """The target's layers whose inputs, side by side, are its feature. Empty: the output of its final norm."""
         ...

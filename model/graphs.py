@@ -254,7 +254,7 @@ class GraphedDraft:
         self.draft = draft
         self.num_layers, self.group = draft.num_layers, draft.group
         self.hidden_size, self.hidden_dtype = draft.hidden_size, draft.hidden_dtype
-        self.feature_layers = draft.feature_layers
+        self.feature_layers, self.vocab_size = draft.feature_layers, draft.vocab_size
         self.fuse, self.logits = draft.fuse, draft.logits
         self._layers = [Graphs(partial(self._compute, index), make_graph) for index in range(draft.num_layers)]
         self._writes = Graphs(self._write, make_graph)  # the first layer without `attends`

@@ -54,6 +54,11 @@ class LoadedDraft:
         return self.embedding_VE.dtype
 
     @property
+    def vocab_size(self) -> int:
+        """See Draft."""
+        return self.config.draft_vocab_size
+
+    @property
     def feature_layers(self) -> tuple[int, ...]:
         """See Draft."""
         return self.config.feature_layers

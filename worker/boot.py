@@ -352,9 +352,9 @@ def speculation_of(runner: Runner, executor: Executor, settings: WorkerSettings)
     """How the planner uses the draft, if there is one. Its costs are measured. ConfigError if it cannot be used so."""
     if runner.draft is None:
         return None
-    topk, vocab_size, costs = settings.speculative_eagle_topk, runner.config.vocab_size, None
+    topk, vocab_size, costs = settings.speculative_eagle_topk, runner.draft.vocab_size, None
     if topk > vocab_size:
-        expected = f"expected at most {vocab_size}, the tokens of the model's vocabulary"
+        expected = f"expected at most {vocab_size}, the tokens of its draft's vocabulary"
         raise ConfigError(f"--speculative-eagle-topk: got {topk}, {expected}", param="speculative-eagle-topk")
     num_layers, num_steps = runner.draft.group.lookahead, settings.speculative_num_steps
     if 1 < num_layers < num_steps:

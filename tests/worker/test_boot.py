@@ -10,12 +10,14 @@ import torch
 from deploy.keys import new
 from model.graphs import GraphedRunner
 from model.kv_sizing import graph_bytes
-from model.runner import DraftSource
+from model.runner import DraftSource, ModelRunner
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
 from scheduler.executor import Executor
+from tests.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
+from tests.drafts import make_draft
 from worker.boot import build_executor, costs_of, draft_source, load_runner, read_trust, speculation_of
 from worker.memory import bytes_for_spills, has_twin, memory_budgets
 
@@ -93,6 +95,14 @@ def test_more_proposals_than_tokens_are_refused() -> None:
         speculation_of(FakeRunner(vocab_size=5, draft_seed=1), unused, wanted)
     made = speculation_of(FakeRunner(vocab_size=6, draft_seed=1), unused, wanted)
     assert made is not None and (made.topk, made.num_nodes, made.num_steps) == (6, 9, 4)
+
+
+def test_more_proposals_than_a_drafts_own_vocabulary_are_refused(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target", "llama")
+    source = DraftSource("eagle3", make_draft(tmp_path / "draft", target, "eagle3", draft_vocab_size=4))
+    wanted = settings(Role.UNIFIED, speculative_eagle_topk=5, speculative_num_draft_tokens=9)
+    with pytest.raises(ConfigError, match="got 5, expected at most 4, the tokens of its draft"):
+        speculation_of(ModelRunner.load(target, device="cpu", draft=source), cast(Executor, None), wanted)
 
 
 def test_more_proposals_than_draft_layers_are_refused() -> None:
