@@ -99,18 +99,23 @@ def write_random_draft(folder: Path) -> None:
 
 def row_of(batch: int, what: str, costs: Costs, lengths: Sequence[float]) -> dict[str, Any]:
     """One row: costs, and the speed beside decode steps with each number of steps."""
-    speeds = {f"x{num}": round(costs.speed_up(lengths, num), 2) for num in range(1, len(lengths) + 1)}
+    speeds = {f"x{num}": digits(costs.speed_up(lengths, num)) for num in range(1, len(lengths) + 1)}
     return {
         "batch": batch,
         "what": what,
         "step us": round(costs.plain_us),
-        "draft / step": round(costs.draft_us / costs.plain_us, 2),
-        "verify 5 / step": round(costs.verify_us[3] / costs.plain_us, 2),
-        "extend 5 / step": round(costs.extend_us[3] / costs.plain_us, 2),
+        "draft / step": digits(costs.draft_us / costs.plain_us),
+        "verify 5 / step": digits(costs.verify_us[3] / costs.plain_us),
+        "extend 5 / step": digits(costs.extend_us[3] / costs.plain_us),
         "accepted, 4 steps": round(lengths[3], 2),
         **speeds,
         "best": costs.best(lengths),
     }
+
+
+def digits(ratio: float) -> float:
+    """Three of them: no ratio is shown as 0, however much one of its times was disturbed."""
+    return float(f"{ratio:.3g}")
 
 
 def serve_story(algorithm: str, batches: Sequence[int], num_rounds: int) -> list[dict[str, Any]]:
@@ -166,7 +171,7 @@ def in_turns(
     rows = [{"batch": batch, "steps": "without", "tokens/s": round(base_s), "beside without": 1.0, "length": 1.0}]
     for name, found in ratios.items():
         speed, length = (median(getattr(run, field) for run in runs[name]) for field in ("tokens_per_s", "mean_length"))
-        row = {"batch": batch, "steps": name, "tokens/s": round(speed), "beside without": round(median(found), 2)}
+        row = {"batch": batch, "steps": name, "tokens/s": round(speed), "beside without": digits(median(found))}
         rows.append(row | {"range": f"{min(found):.2f}-{max(found):.2f}", "length": round(length, 2)})
     return rows
 
