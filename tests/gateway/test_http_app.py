@@ -290,7 +290,7 @@ async def test_workers(setting: Setting) -> None:
     assert [row["role"] for row in rows] == ["decode", "prefill"]
     row = rows[0]
     assert (row["id"], row["pid"], row["state"], row["running"], row["waiting"]) == ("decode-1", 4242, "ready", 1, 0)
-    assert row["instance"] == str(decode.instance) and row["heartbeat_age_s"] < 2
+    assert row["instance"] == str(decode.instance) and 0 <= row["heartbeat_age_s"] < 60
     expected = {"total": 256, "free": 250, "cached": 0, "owned": 6, "reserved": 0, "quarantined": 0}
     assert row["kv_pages"] == expected
 

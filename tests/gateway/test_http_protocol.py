@@ -251,12 +251,12 @@ async def test_an_idle_connection_is_kept_as_long_as_told_and_no_longer(folder: 
         reader, writer = await connect(setting)
         loop = asyncio.get_running_loop()
         for _ in range(2):
+            began = loop.time()  # before the gateway's clock starts: the answer may be read late
             writer.write(GET)
             await reader.readuntil(b"]}")
-            began = loop.time()
         async with asyncio.timeout(PATIENCE_S):
             assert await reader.read() == b""
-        assert loop.time() - began >= 0.25
+        assert loop.time() - began >= 0.29
         writer.close()
     assert HttpLimits().keep_alive_timeout_s == 75
 

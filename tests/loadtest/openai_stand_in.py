@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from loadtest.http_exchange import Server
 
-Answer = Callable[[dict[str, Any]], Sequence[bytes | None]]  # pieces of the body; None hangs up
+Answer = Callable[[dict[str, Any]], Iterable[bytes | None]]  # pieces of the body; None hangs up
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
