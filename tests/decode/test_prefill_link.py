@@ -37,7 +37,7 @@ def context() -> Iterator[Any]:
 def hear(router: Router, count: int) -> list[tuple[bytes, Any]]:
     found: list[tuple[bytes, bytes]] = []
     while len(found) < count:
-        assert router.socket.poll(30_000)
+        assert router.socket.poll(120_000)
         found += router.receive()
     return [(identity, TO_PREFILL.decode(open_envelope(raw).body)) for identity, raw in found]
 
@@ -84,7 +84,7 @@ def test_a_connection_that_was_lost_and_made_again_is_told_once(context: Any) ->
     endpoint = router.endpoint
     router.close()
     again = bound_again(context, zmq.ROUTER, endpoint)
-    for _ in range(1000):
+    for _ in range(12_000):
         link.receive()
         if returned:
             break
@@ -115,7 +115,7 @@ class Pair:
     def arrived(self, count: int) -> list[Envelope]:
         found: list[Envelope] = []
         while len(found) < count:
-            assert self.router.socket.poll(30_000)
+            assert self.router.socket.poll(120_000)
             found += [open_envelope(raw) for _, raw in self.router.receive()]
         return found
 
@@ -124,7 +124,7 @@ class Pair:
         for raw in raws:
             assert self.router.send(b"d#7", raw)
         (socket,) = self.link._dealers.values()
-        assert socket.socket.poll(30_000)
+        assert socket.socket.poll(120_000)
         self.link.receive()
 
     def close(self) -> None:

@@ -104,7 +104,7 @@ async def test_a_lost_prefill_worker_is_decodes_affair(setting: Setting) -> None
 async def test_a_client_that_leaves_is_cancelled(setting: Setting, stream: bool) -> None:
     decode = await setting.add_pair(Behaviour(stop_after=1))
     body: dict[str, Any] = {"prompt": ["x", "y"], "max_tokens": 9, "stream": stream}
-    async with httpx.AsyncClient(base_url=setting.gateway.url) as client:
+    async with httpx.AsyncClient(base_url=setting.gateway.url, timeout=PATIENCE_S) as client:
         leaving = asyncio.create_task(_post_and_read(client, body))
         await decode.until(lambda: len(decode.assigned) == 2)
         leaving.cancel()

@@ -21,7 +21,7 @@ from protocol.errors import CheckpointError, ConfigError
 from protocol.messages_gateway import Heartbeat, Role
 from runtime.clock import MonotonicClock
 from runtime.settings import GatewaySettings
-from tests.doubles.fake_worker import STATS, FakeWorker
+from tests.doubles.fake_worker import PATIENCE_S, STATS, FakeWorker
 from tests.gateway.conftest import running, wait_until
 from tests.gateway.folders import BOS, byte_tokenizer, write_folder
 
@@ -50,10 +50,10 @@ def test_starts_tells_where_and_stops(folder: Path) -> None:
     process, events = start(settings(folder))
     try:
         assert events[-1]["event"] == "ready" and events[-1]["control"].startswith("tcp://127.0.0.1:")
-        assert httpx.get(events[-1]["http"] + "/v1/models").json()["data"][0]["id"] == "story"
+        assert httpx.get(events[-1]["http"] + "/v1/models", timeout=PATIENCE_S).json()["data"][0]["id"] == "story"
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 async def test_workers_are_lost_after_the_limits_of_the_settings(folder: Path) -> None:
@@ -75,7 +75,7 @@ async def test_workers_are_lost_after_the_limits_of_the_settings(folder: Path) -
 @pytest.mark.slow
 def test_a_failed_start_says_why(tmp_path: Path) -> None:
     process, events = start(settings(tmp_path / "nowhere"))
-    assert process.wait(20) == 2
+    assert process.wait(PATIENCE_S) == 2
     assert events[-1]["event"] == "failed" and "does not exist" in events[-1]["error"]
 
 

@@ -35,7 +35,7 @@ async def test_it_ends_with_who_measures_also_by_kill_9() -> None:
     assert not has_ended(server)
     measuring.kill()
     await measuring.wait()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not has_ended(server):  # noqa: ASYNC110  # what is waited for has no event
             await asyncio.sleep(0.01)
 

@@ -194,7 +194,7 @@ class Proxy:
         self._loop.close()
 
     def _call(self, what: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(120)
 
     async def _before(self, gate: "Gate", endpoint: str) -> str:
         if (known := self._gates.get(endpoint)) is not None and known.instance == gate.instance:

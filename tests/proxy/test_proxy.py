@@ -26,7 +26,7 @@ class Pair:
         self.push.send_multipart(parts)
 
     def got(self) -> list[bytes]:
-        assert self.pull.poll(10_000)
+        assert self.pull.poll(120_000)
         return self.pull.recv_multipart()
 
 

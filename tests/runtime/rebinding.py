@@ -14,7 +14,7 @@ def bound(context: Any, kind: int) -> tuple[Any, str]:
 def bound_again(context: Any, kind: int, endpoint: str) -> Any:
     """A socket where another was, whose port is free in a moment."""
     socket = context.socket(kind)
-    for _ in range(1000):
+    for _ in range(12_000):
         try:
             socket.bind(endpoint)
         except zmq.ZMQError:

@@ -28,7 +28,7 @@ from runtime.keys import read_keys
 from runtime.log import get_log
 
 log = get_log("test")
-PATIENCE_MS = 20_000  # for what should take milliseconds
+PATIENCE_MS = 120_000  # for what should take milliseconds
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"  # the example of RFC 32 of ZeroMQ
 
 

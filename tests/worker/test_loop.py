@@ -200,7 +200,7 @@ def test_a_gateway_that_restarts_after_long_service_learns_the_worker_again(cont
 
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         nonlocal gateway
-        bench.clock.advance(0.05)
+        bench.advance_if_member()
         for message in arrived:
             seen.append(type(message).__name__)
             if isinstance(message, Register):
@@ -259,19 +259,20 @@ def test_a_connection_to_the_gateway_that_is_lost_and_made_again_is_said_once_ea
 
 
 def test_the_same_gateway_may_welcome_and_ask_again_and_nothing_is_reset(context: Any) -> None:
-    registers = 0
+    registers, is_asked = 0, False
 
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
-        nonlocal registers
-        bench.clock.advance(0.05)
+        nonlocal registers, is_asked
+        bench.advance_if_member()
         for message in arrived:
             if isinstance(message, Register):
                 registers += 1
                 bench.send(Welcome(1))
                 bench.send(Welcome(1))  # as at each of its looks
-            elif isinstance(message, Heartbeat) and registers == 1:
+            elif isinstance(message, Heartbeat) and not is_asked:
+                is_asked = True  # two beats may come at once
                 bench.send(RegisterAgain(1))
-            elif isinstance(message, Heartbeat):
+            elif isinstance(message, Heartbeat) and registers == 2:
                 bench.stop()
 
     bench = Bench(context, play)
@@ -287,14 +288,14 @@ def test_another_gateway_that_welcomes_at_once_is_joined_once(context: Any) -> N
 
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         nonlocal num_beats
-        bench.clock.advance(0.3)
+        bench.advance_if_member()
         for message in arrived:
             if isinstance(message, Register):
                 bench.send(Welcome(1))
             elif isinstance(message, Heartbeat):
-                num_beats += 1
+                num_beats += bench.core.num_resets  # those after it was joined
                 bench.send(Welcome(2))
-                if num_beats == 4:
+                if num_beats >= 4:
                     bench.stop()
 
     bench = Bench(context, play)
@@ -326,7 +327,7 @@ def test_a_broken_worker_tells_what_has_failed_and_leaves_before_it_ends(context
     bench = Bench(context, play)
     with pytest.raises(WorkerBroken, match="3 launches in a row have failed"):
         bench.loop.run()
-    assert bench.router.socket.poll(10_000)
+    assert bench.router.socket.poll(120_000)
     said: list[ToGateway] = []
     while not said or not isinstance(said[-1], Leaving):
         said += bench.heard()
