@@ -7,7 +7,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.baton_process import PROJECT, BatonProcess
+from tests.e2e.baton_process import PATIENCE_S, PROJECT, BatonProcess
 
 pytestmark = pytest.mark.slow
 SECRET = "sk-of-this-test-alone"
@@ -24,7 +24,9 @@ def test_keys_stand_in_no_command_line_and_the_typed_folder_is_a_name(tmp_path: 
             assert SECRET not in " ".join(process.cmdline()) + str(process.environ())
         assert baton.http.get("/health").status_code == 200
         assert baton.http.get("/workers").status_code == 401
-        with httpx.Client(base_url=baton.url, headers={"authorization": f"Bearer {SECRET}"}, timeout=60) as client:
+        with httpx.Client(
+            base_url=baton.url, headers={"authorization": f"Bearer {SECRET}"}, timeout=PATIENCE_S
+        ) as client:
             assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["tale", "fable"]
             for name in ("tale", "fable", typed):
                 body = {"model": name, "prompt": [1, 2, 3], "max_tokens": 2}
