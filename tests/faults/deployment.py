@@ -22,9 +22,10 @@ from tests.processes import command_line, python_path
 HOOKED = Path(__file__).with_name("hooked")
 RUNNER = FakeRunner()
 CONTEXT = 20_000  # tokens: a request may go on for longer than any test waits
+SILENCE_S = 4  # after it a worker is lost; a busy machine's heartbeats come late
 FLAGS = (
     "--port 0 --page-size 4 --chunked-prefill-size 48 --pairing round_robin"
-    f" --context-length {CONTEXT} --max-total-tokens {4 * CONTEXT}"
+    f" --silence-limit {SILENCE_S} --hang-limit 60 --context-length {CONTEXT} --max-total-tokens {4 * CONTEXT}"
 )
 _PAUSE = threading.Event()  # never set: a wait on it is a pause between two looks
 

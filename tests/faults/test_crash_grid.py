@@ -4,7 +4,6 @@ The affected request ends in time as it may, requests beside it are exact, what 
 pair answers exactly, nothing is held, and no process or descriptor is left over. See grid.py for the cells.
 """
 
-import contextlib
 import os
 import signal
 
@@ -13,10 +12,9 @@ import pytest
 from runtime.clock import MonotonicClock
 from tests.faults.client import Client
 from tests.faults.conftest import Lender
-from tests.faults.deployment import RUNNER, Deployment, Proof, pause, wait_until
+from tests.faults.deployment import RUNNER, SILENCE_S, Deployment, Proof, pause, wait_until
 from tests.faults.grid import DELIVERED, FAULTS, FEW, LIMIT_S, Cell, all_cells, stretched
 
-SILENCE_S = 2.0  # after it a worker is lost
 PAUSED_S = SILENCE_S + 1.0  # the gateway's and the launcher's pause
 PROMPT_LEN = 301
 MAX_TOKENS = 40
@@ -109,5 +107,4 @@ def wake(deployment: Deployment, proof: Proof) -> None:
         baton = deployment.baton
         assert wait_until(lambda: proof.pid not in {row["pid"] for row in baton.workers()}), "never lost"
         assert MonotonicClock().now() - proof.at >= SILENCE_S / 2  # by its silence, not by its end
-    with contextlib.suppress(ProcessLookupError):  # on a very busy machine the supervisor has killed it by now
-        os.kill(proof.pid, signal.SIGCONT)
+    os.kill(proof.pid, signal.SIGCONT)

@@ -23,7 +23,7 @@ from typing import Any
 
 FOLDER = os.environ.get("PHASE_HOOKS_FOLDER", "")
 DECODING_SEQ = 5  # "decoding" begins with this token
-HOLD_S = 1.5  # below the silence after which a worker is lost
+HOLD_S = 3.5  # below the silence after which a worker is lost
 ACTED_S = 1.0
 
 
