@@ -23,7 +23,7 @@ from tests.processes import python_path
 
 PROJECT = Path(__file__).resolve().parents[2]
 SERVE_FAKE = str(Path(__file__).with_name("serve_fake.py"))
-PATIENCE_S = 180.0  # for what should take moments, also beside other load; only a failure takes so long
+PATIENCE_S = 600.0  # for what should take moments, also beside other load; only a failure takes so long
 PATIENT = ("--silence-limit", "60")  # a busy machine's heartbeats come late
 BATON = ("-P", "-m", "deploy")
 FAKE = (SERVE_FAKE,)  # the same flags, with workers that serve the model of hashes
