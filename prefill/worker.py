@@ -185,11 +185,11 @@ class PrefillWorker:
         )
         if not chunks:
             return False
-        self.planner.launch(chunks, relay=False, ships=True)
         for chunk in chunks:
             job = self._job_of[chunk.req]
             if chunk.start == job.num_cached:
                 self._phases.stamp(job, "prefill start")
+        self.planner.launch(chunks, relay=False, ships=True)
         return True
 
     def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:

@@ -116,11 +116,12 @@ class UnifiedWorker:
             else:
                 chunks = ()
 
-        self.planner.launch(chunks, decodes, resting=resting)
-        for chunk in chunks:
-            request = self._requests[chunk.req.request_id, chunk.req.attempt]
+        asked = [self._requests[chunk.req.request_id, chunk.req.attempt] for chunk in chunks]
+        for chunk, request in zip(chunks, asked, strict=True):
             if chunk.start == request.num_cached:
                 self._phases.stamp(request, "prefill start")
+        self.planner.launch(chunks, decodes, resting=resting)
+        for chunk, request in zip(chunks, asked, strict=True):
             if chunk.samples:
                 self._computing.remove(request)
                 self._fork(request)

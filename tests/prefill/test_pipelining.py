@@ -1,5 +1,7 @@
 """KV leaves as it is computed, and the time line says what is left to wait for."""
 
+from typing import Any
+
 import pytest
 
 from protocol.messages_gateway import Assign, FirstToken
@@ -43,3 +45,18 @@ def test_the_time_line_says_when_the_prompt_was_computed_not_when_that_was_notic
     bench.worker.on_peer(7, KvDelivered(1))
     times = bench.worker.stats().times
     assert (times["prefill_time"].seconds, times["kv_handover_time"].seconds) == (1.25, 0.5)
+
+
+def test_a_prompt_starts_before_its_launch_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(chunk_size=16)
+    launch = bench.planner.launch
+
+    def slow(*args: Any, **kwargs: Any) -> None:  # the device may have computed the prompt when this returns
+        launch(*args, **kwargs)
+        bench.clock.advance(1.0)
+
+    monkeypatch.setattr(bench.planner, "launch", slow)
+    bench.job()
+    bench.run()
+    assert bench.worker.stats().times["queue_time"].seconds == 0.0
+    assert bench.worker.stats().times["prefill_time"].seconds == 1.0

@@ -1,6 +1,7 @@
 """The unified worker: mixed launches, cancels at every step, forks of a prompt, late results."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -249,3 +250,20 @@ def test_without_mixed_launches_prompts_and_decodes_take_turns(overlap: bool) ->
     assert "pp" not in in_turns.lstrip("p"), "once something decodes, it waits for no more than one launch"
     expect_exact(cluster, "victim", VICTIM, PARAMS, 2)
     expect_others(cluster)
+
+
+def test_a_prompt_starts_before_its_launch_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    cluster = make_cluster("1U", clock=clock)
+    worker = unified(cluster)
+    launch = worker.planner.launch
+
+    def slow(*args: Any, **kwargs: Any) -> None:  # the device may have computed the prompt when this returns
+        launch(*args, **kwargs)
+        clock.advance(1.0)
+
+    monkeypatch.setattr(worker.planner, "launch", slow)
+    cluster.assign("only", prompt_of("only", 9), greedy(1))
+    cluster.run()
+    times = worker.stats().times
+    assert times["queue_time"].seconds == 0.0 and times["prefill_time"].seconds >= 1.0
