@@ -8,7 +8,7 @@ from tests.faults.client import Client
 from tests.faults.conftest import Lender
 from tests.faults.deployment import RUNNER, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 NUM_TOKENS = 12
 
 
