@@ -15,7 +15,7 @@ from loadtest.http_exchange import Server, exchange, get
 from runtime.clock import Clock
 
 T = TypeVar("T")
-SETTLED_S = 1.0  # four heartbeats: by then /metrics has everything that the workers have counted
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,22 @@ class Side:
 
     async def total(self, metric: str, **labels: str) -> float:
         """The sum of all samples of `metric` with these labels, once everything is counted."""
-        await asyncio.sleep(SETTLED_S)
+        await self._settled()
         _, page = await get(self.server, self.clock, "/metrics")
         wanted = [f'{name}="{value}"' for name, value in labels.items()]
         samples = [line for line in page.decode().splitlines() if line.startswith(metric + "{")]
         return sum(float(line.split()[-1]) for line in samples if all(each in line for each in wanted))
+
+    async def _settled(self) -> None:
+        """Waits until each worker has told, after this call, what it has counted. A busy machine's heartbeats come
+        late."""
+        called = self.clock.now()
+        while True:
+            asked = self.clock.now()  # the answer's ages are counted from a later moment
+            _, rows = await get(self.server, self.clock, "/workers")
+            if all(asked - row["heartbeat_age_s"] > called for row in orjson.loads(rows)):
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def bytes_moved(self) -> float:
         """KV bytes that have landed at decode workers so far."""

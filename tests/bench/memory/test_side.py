@@ -6,7 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from bench.memory.pool import Request, within
-from bench.memory.side import Answer, answer_of, in_turns
+from bench.memory.side import Answer, Side, answer_of, in_turns
+from loadtest.http_exchange import Server
+from tests.doubles.clock import VirtualClock
 
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":%b}}'
 TOKEN = b'data: {"choices":[{"token_ids":[%b]}]}'
@@ -25,6 +27,26 @@ def test_an_answer_has_its_tokens_and_its_cached_ones(details: bytes, cached: in
 def test_a_stream_that_ends_early_is_an_error(line: bytes) -> None:
     with pytest.raises(RuntimeError, match="a stream ended"):
         answer_of(0.0, [(1.0, TOKEN % b"4"), (2.0, line)])
+
+
+async def test_a_total_is_read_when_each_worker_has_told_it_after_the_call() -> None:
+    clock, asked = VirtualClock(), list[str]()
+    ages = iter([(0.1, 0.1), (0.5, 1.5), (0.5, 2.5), (2.5, 2.5)])  # at seconds 0, 1, 2 and 3
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split()[1].decode())
+        if asked[-1] == "/workers":
+            body = b"[%b]" % b",".join(b'{"heartbeat_age_s":%.1f}' % age for age in next(ages))
+        else:
+            body = b'moved{role="decode"} 7.0\nmoved{role="prefill"} 9.0\nmoved{role="decode"} 5.0'
+        clock.advance(1.0)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
+        server = Server("127.0.0.1", listener.sockets[0].getsockname()[1])
+        assert await Side("pair", server, "story", clock).total("moved", role="decode") == 12
+    assert asked == ["/workers"] * 4 + ["/metrics"]
 
 
 async def test_so_many_run_at_a_time_and_results_keep_their_order() -> None:
