@@ -111,6 +111,13 @@ def _folder(config: Config, algorithm: str, model: Path) -> Path:
         return find_draft(wanted)
     if config["model"] is None and (found := bundled_draft(algorithm)) is not None:
         return found
-    raise ConfigError(
-        f"--{DRAFT_OPTION} is missing: --{_ALGORITHM} {algorithm} needs the folder of a draft", param=DRAFT_OPTION
-    )
+    needed = f"--{DRAFT_OPTION} is missing: --{_ALGORITHM} {algorithm} needs the folder of a draft"
+    raise ConfigError(needed + _own_layers(model), param=DRAFT_OPTION)
+
+
+def _own_layers(model: Path) -> str:
+    """That the model has draft layers of its own, if so: SGLang calls them EAGLE, too."""
+    try:
+        return f"; mtp takes the model's own draft layers (num_nextn_predict_layers is {num_mtp_layers(model)})"
+    except CheckpointError:
+        return ""

@@ -53,6 +53,14 @@ def test_the_file_of_keys_is_read_before_anything_starts(tmp_path: Path) -> None
         check_keys(config("gateway", api_key_file=str(tmp_path / "none")), for_gateway=True)
 
 
+@pytest.mark.parametrize("own", [{}, {"num_nextn_predict_layers": 2}])
+def test_a_draft_that_is_not_named_may_be_in_the_models_own_folder(own: dict[str, int], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    with pytest.raises(ConfigError, match=r"-draft-model-path is missing: .* eagle needs the folder of a") as caught:
+        serve_plan(config("serve", model=str(tmp_path), speculative_algorithm="eagle"), tmp_path, "story", cores=2)
+    assert ("own draft layers (num_nextn_predict_layers is 2)" in caught.value.message) is bool(own)
+
+
 def test_both_workers_of_a_pair_have_the_draft(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     flags = {"speculative_algorithm": "eagle", "speculative_draft_model_path": str(tmp_path)}
