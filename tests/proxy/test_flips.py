@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from protocol.frame import HEADER_BYTES
+from tests.faults.grid import stretched
 from tests.proxy.conftest import Lend
 from tests.proxy.deployment import RUNNER, Proxied
 from tests.proxy.faults import Flips
@@ -20,7 +21,7 @@ WHOSE = (
 WHAT = tuple(place for place in range(HEADER_BYTES) if place not in WHOSE)
 DAMAGE = ("malformed", "size", "check_kind", "checksum")
 TOGETHER = 8  # requests at a time
-STALL_S = 4.0  # after which the clients of the second test leave
+STALL_S = 4.0  # without a word, after which the clients of the second test leave; longer beside other load
 
 
 def draw_prompts(rng: random.Random, count: int) -> list[list[int]]:
@@ -74,7 +75,7 @@ def test_a_frame_that_no_longer_says_whose_it_is(backend: str, seed: int, lend: 
     turn_bits(deployment, flips)
     verdicts: Counter[str] = Counter()
     for _ in range(3):
-        clients = deployment.start(draw_prompts(rng, TOGETHER), 9, STALL_S)
+        clients = deployment.start(draw_prompts(rng, TOGETHER), 9, stretched(STALL_S))
         verdicts.update(deployment.verdicts(clients))
     deployment.settle()
     kinds = flips.kinds
