@@ -127,7 +127,7 @@ def test_a_launcher_that_was_paused_goes_on(baton: BatonProcess) -> None:
 
 def test_what_cannot_stay_is_given_up_and_the_rest_answers_503(fake_folder: Path, tmp_path: Path) -> None:
     flags = ("--port", "0", "--max-restarts", "1")
-    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE, patient=False) as baton:
+    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
         for _ in range(2):
             old = pid_of(baton, "decode-0")
             assert old
