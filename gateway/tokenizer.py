@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models
+from tokenizers import Encoding, Tokenizer, models
 
 from gateway.choice_text import (
     MAX_CONTEXT_TOKENS,
@@ -120,13 +120,16 @@ class TextTokenizer:
         for part in [text] if self._cuts is None else self._cuts.slices(text):
             if most is not None and len(ids) > most:
                 return None
-            ids += self._encode(part)
+            encoding = self._encode(part)
+            if most is not None and len(encoding) > most + SLICE_CHARS:
+                return None  # no list of millions of ids, which would keep other threads from running
+            ids += encoding.ids
         return ids
 
     def encode_prompt(self, text: str, most: int | None = None) -> list[int] | None:
         """Ids of a plain prompt with the special tokens that the model expects around it. BOS is never doubled."""
         if self._around is None:
-            ids: list[int] | None = self._encode(text, add_special=True)
+            ids: list[int] | None = self._encode(text, add_special=True).ids
         else:
             ids = self.encode_plain(text, most)
             if ids is not None:
@@ -136,13 +139,13 @@ class TextTokenizer:
             del ids[0]  # the text itself began with BOS
         return ids
 
-    def _encode(self, text: str, add_special: bool = False) -> list[int]:
+    def _encode(self, text: str, add_special: bool = False) -> Encoding:
         """Encodes and, unlike the library's `encode`, lets other threads run. BadRequest for a word without tokens."""
         try:
             [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
         except Exception as error:  # the library raises bare Exception
             raise BadRequest(f"the model's tokenizer cannot encode the text: {str(error)[:300]}") from error
-        return encoding.ids
+        return encoding
 
     def _special_around(self) -> tuple[list[int], list[int]] | None:
         """The ids before and after a prompt; None if an example cannot show what the post-processor adds."""
@@ -152,7 +155,7 @@ class TextTokenizer:
             return before, [self.eos_id] if special.add_eos and self.eos_id is not None else []
 
         try:
-            ids, whole = self._encode("a"), self._encode("a", add_special=True)
+            ids, whole = self._encode("a").ids, self._encode("a", add_special=True).ids
         except BadRequest:
             return None
         places = [at for at in range(len(whole)) if ids and whole[at : at + len(ids)] == ids]

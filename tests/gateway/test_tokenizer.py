@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
+from tokenizers import AddedToken, Encoding, Tokenizer, models, normalizers, processors
 
 from gateway.tokenizer import SLICE_CHARS, SpecialTokens, TextTokenizer, load_tokenizer
 from protocol.errors import BadRequest, CheckpointError
@@ -114,7 +114,7 @@ def tokenizer_that_counts(monkeypatch: pytest.MonkeyPatch) -> tuple[TextTokenize
     assert found is not None
     encode = found._encode
 
-    def count(text: str, add_special: bool = False) -> list[int]:
+    def count(text: str, add_special: bool = False) -> Encoding:
         encoded.append(len(text))
         return encode(text, add_special)
 
@@ -137,6 +137,14 @@ def test_a_text_within_the_bound_is_read_to_its_end(monkeypatch: pytest.MonkeyPa
     assert ids is not None and len(encoded) == 3 and sum(encoded) == len(text)
     assert tokenizer.encode_plain(text, len(ids)) == tokenizer.encode_prompt(text, len(ids)) == ids
     assert max(encoded) < 1.1 * SLICE_CHARS
+
+
+def test_a_text_without_a_place_to_cut_gives_no_list_of_far_too_many_ids(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path)
+    text = "x" * (SLICE_CHARS + 101)
+    assert tokenizer.encode_plain(text, 100) is None
+    ids = tokenizer.encode_plain(text, 101)
+    assert ids is not None and len(ids) == len(text)
 
 
 def test_a_thread_runs_while_another_encodes() -> None:

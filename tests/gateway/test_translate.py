@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Encoding
 
 from gateway.chat_template import ChatTemplates, read_template_sources
 from gateway.model_folder import read_model_folder
@@ -186,7 +187,7 @@ def test_a_long_text_is_tokenised_as_far_as_it_could_be_served(
 ) -> None:
     found, encoded, encode = translator(folder), list[int](), TextTokenizer._encode
 
-    def count(self: TextTokenizer, text: str, add_special: bool = False) -> list[int]:
+    def count(self: TextTokenizer, text: str, add_special: bool = False) -> Encoding:
         encoded.append(len(text))
         return encode(self, text, add_special)
 
