@@ -132,7 +132,8 @@ class CpuKernels:
 
         `tree_mask` are the starts and bits of a tree mask, see ModelInput. Slots that it hides are not read.
         """
-        assert q_BHD.is_contiguous() and out_BHD.is_contiguous() and page_table_BP.stride(1) == 1
+        assert q_BHD.is_contiguous() and out_BHD.is_contiguous()
+        assert page_table_BP.stride(1) == 1 and seq_lens_B.is_contiguous()
         starts, bits = (None, None) if tree_mask is None else (each.data_ptr() for each in tree_mask)
         assert tree_mask is None or all(each.is_contiguous() for each in tree_mask)
         self.library.attend(

@@ -45,7 +45,8 @@ class Spans:
     def input(self, columns: slice = slice(None)) -> ModelInput:
         """Decodes of these columns, row by row. The ids are still to come."""
         own = self.positions_BX, self.slots_BX, self.seq_lens_BX
-        positions_T, slots_T, seq_lens_T = [each[:, columns].reshape(-1) for each in own]
+        # a single column is a strided view, and kernels read one number after the other
+        positions_T, slots_T, seq_lens_T = [each[:, columns].flatten().contiguous() for each in own]
         num_rows, width = self.positions_BX[:, columns].shape
         return ModelInput(
             input_ids_T=positions_T,
