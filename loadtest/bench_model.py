@@ -50,14 +50,14 @@ _SEED = 0
 Weights = Callable[[str, tuple[int, ...]], bytes]  # from a tensor's name and shape
 
 
-def bench_model(context_length: int = CONTEXT_LENGTH) -> Path:
-    """The model's folder, written into the user's cache on first use."""
+def bench_model(**changes: int) -> Path:
+    """The model's folder, written into the user's cache on first use. `changes`: keys of CONFIG with other values."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    name = NAME if context_length == CONTEXT_LENGTH else f"{NAME}-{context_length}"
+    name = "-".join([NAME, *[f"{key}-{value}" for key, value in sorted(changes.items())]])
     folder = cache / "baton" / f"{name}-1"  # increase the number when the content changes
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
-        write_model(unfinished, {**CONFIG, "max_position_embeddings": context_length})
+        write_model(unfinished, {**CONFIG, **changes})
         try:
             unfinished.rename(folder)
         except OSError:  # another process was faster

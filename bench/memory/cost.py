@@ -17,7 +17,6 @@ from bench.memory.shared import OFF, prompt_of
 from bench.memory.side import Side, baton_sides, in_turns
 from bench.overlap.__main__ import host_times, measure
 from bench.overlap.decoding import PAGE_SIZE, Plan
-from loadtest.bench_model import bench_model
 from loadtest.scenarios import UNIFIED
 from model.runner import ModelRunner
 from scheduler.growth import GROWTH_TOKENS
@@ -34,7 +33,7 @@ CONTEXT = 256
 
 async def measure_served(setting: Setting) -> dict[str, Any]:
     """Prints the table. Returns the same as JSON."""
-    fixed = (*UNIFIED, "--model", str(bench_model()), "--max-total-tokens", str(POOL_TOKENS))
+    fixed = (*UNIFIED, "--model", str(setting.model), "--max-total-tokens", str(POOL_TOKENS))
     speeds: dict[str, list[float]] = {}
     num_turns = 1 if setting.quick else TURNS_A_ROUND * setting.rounds
     async with baton_sides({"cache": fixed, "no cache": (*fixed, OFF)}, setting.clock) as sides:
@@ -71,7 +70,7 @@ async def measure_host(setting: Setting) -> dict[str, Any]:
     """Prints the table. Returns the same as JSON."""
     num_rounds, num_steps = (1, GROWTH_TOKENS) if setting.quick else (3 * setting.rounds, 8 * GROWTH_TOKENS)
     torch.set_num_threads(1)
-    runner = ModelRunner.load(bench_model(), device="cpu", page_size=PAGE_SIZE)
+    runner = ModelRunner.load(setting.model, device="cpu", page_size=PAGE_SIZE)
     rows: list[dict[str, Any]] = []
     for batch in BATCHES:
         grows, never = [], []

@@ -1,9 +1,11 @@
 """What each part of the measurement is given."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 
+from loadtest.bench_model import bench_model
 from runtime.clock import Clock
 
 
@@ -16,3 +18,8 @@ class Setting:
     rounds: int = 3
     quick: bool = False
     markdown: bool = False
+
+    @property
+    def model(self) -> Path:
+        """The folder of the model that is measured; one layer of it if `quick`."""
+        return bench_model(num_hidden_layers=1) if self.quick else bench_model()

@@ -16,7 +16,7 @@ from typing import Any
 from bench.memory.figures import Goal, ratios, show_goals, show_rows, spread
 from bench.memory.part import Setting
 from bench.memory.side import Answer, Side, baton_sides
-from loadtest.bench_model import CONFIG, bench_model
+from loadtest.bench_model import CONFIG
 from loadtest.scenarios import PAIR
 from protocol.kv_layout import pages_for
 
@@ -52,7 +52,7 @@ class Turn:
 
 async def measure(setting: Setting) -> dict[str, Any]:
     """Prints the table. Returns the same as JSON."""
-    serve = (*PAIR, "--model", str(bench_model()), "--dtype", "float32", "--page-size", str(PAGE_SIZE))
+    serve = (*PAIR, "--model", str(setting.model), "--dtype", "float32", "--page-size", str(PAGE_SIZE))
     ample = {"ample": (*serve, "--max-total-tokens", str(AMPLE_TOKENS))}
     async with baton_sides(ample, setting.clock) as [side]:
         requests = await learn(side, 6 if setting.quick else 24)

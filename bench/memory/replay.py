@@ -17,7 +17,7 @@ from bench.memory.figures import Goal, ratios, show_goals, show_rows, spread
 from bench.memory.part import Setting
 from bench.memory.side import Answer, Side, baton_sides
 from bench.memory.trace import TraceRequest, prompt_of, trace, unlimited_hits
-from loadtest.bench_model import CONFIG, bench_model
+from loadtest.bench_model import CONFIG
 from loadtest.client import model_name
 from loadtest.peer import ABSENT, peer_executable, peer_running
 from loadtest.report import percentile
@@ -51,14 +51,14 @@ async def measure(setting: Setting) -> dict[str, Any]:
     found: dict[str, list[Replayed]] = {}
     bounds = []
     async with AsyncExitStack() as stack:
-        serve = (*UNIFIED, "--model", str(bench_model()), "--page-size", str(PAGE_SIZE))
+        serve = (*UNIFIED, "--model", str(setting.model), "--page-size", str(PAGE_SIZE))
         ours = {OURS: (*serve, "--max-total-tokens", str(POOL_TOKENS))}
         sides = await stack.enter_async_context(baton_sides(ours, setting.clock))
         executable = peer_executable(os.environ)
         if executable is not None:
             more = ("--block-size", str(PAGE_SIZE), "--num-gpu-blocks-override", str(POOL_TOKENS // PAGE_SIZE))
             flags = (*more, "--enable-prefix-caching", "--enable-prompt-tokens-details")
-            peer = await stack.enter_async_context(peer_running(setting.clock, executable, bench_model(), flags))
+            peer = await stack.enter_async_context(peer_running(setting.clock, executable, setting.model, flags))
             model = await model_name(peer.server, setting.clock)
             sides.append(Side(PEER, peer.server, model, setting.clock))
 

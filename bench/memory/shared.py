@@ -13,7 +13,7 @@ from typing import Any
 from bench.memory.figures import Goal, ratios, show_goals, show_rows, spread
 from bench.memory.part import Setting
 from bench.memory.side import Answer, Side, baton_sides, in_turns
-from loadtest.bench_model import CONFIG, bench_model
+from loadtest.bench_model import CONFIG
 from loadtest.report import percentile
 from loadtest.scenarios import PAIR
 
@@ -23,9 +23,9 @@ NUM_TURNS, TURN_TOKENS, TURN_OUTPUTS = 10, 64, 48
 OFF = "--disable-radix-cache"
 
 
-def serve() -> Mapping[str, Sequence[str]]:
+def serve(setting: Setting) -> Mapping[str, Sequence[str]]:
     """The two sides."""
-    fixed = (*PAIR, "--model", str(bench_model()))
+    fixed = (*PAIR, "--model", str(setting.model))
     return {"cache": fixed, "no cache": (*fixed, OFF)}
 
 
@@ -41,17 +41,17 @@ async def measure_system_prompt(setting: Setting) -> dict[str, Any]:
     """64 requests after a first one has ended. Prints the table. Returns the same as JSON."""
     num_requests = 8 if setting.quick else NUM_REQUESTS
     found: dict[str, list[dict[str, float]]] = {}
-    async with baton_sides(serve(), setting.clock) as sides:
+    async with baton_sides(serve(setting), setting.clock) as sides:
         for number in range(-1, setting.rounds):  # the first one warms up
             for side in sides if number % 2 else reversed(sides):
                 row = await one_round(side, number, num_requests)
                 if number >= 0:
                     found.setdefault(side.name, []).append(row)
 
-    rows = [{"side": name, **of_rounds(found[name])} for name in serve()]
+    rows = [{"side": name, **of_rounds(found[name])} for name in serve(setting)]
     about = f"{num_requests} requests, {AT_A_TIME} at a time: {SYSTEM_TOKENS} common tokens, then 1 to {SUFFIX_TOKENS}"
     show_rows(setting.console, about, rows, setting.markdown)
-    less = {figure: median(ratios(*(values(found[name], figure) for name in serve()))) for figure in FIGURES}
+    less = {figure: median(ratios(*(values(found[name], figure) for name in serve(setting)))) for figure in FIGURES}
     setting.console.print("cache / no cache: " + ", ".join(f"{figure} {ratio:.3f}" for figure, ratio in less.items()))
     goals = [Goal(f"{figure}, cache / no cache", less[figure], "at most", 0.1) for figure in FIGURES[:2]]
     return {"rows": rows, "ratios": less, "goals": show_goals(setting.console, goals)}
@@ -96,8 +96,8 @@ async def measure_chat(setting: Setting) -> dict[str, Any]:
     """Each turn repeats all that was said. Prints the table. Returns the same as JSON."""
     num_turns = 3 if setting.quick else NUM_TURNS
     moved: dict[str, list[float]] = {}
-    found: dict[str, list[list[Answer]]] = {name: [] for name in serve()}
-    async with baton_sides(serve(), setting.clock) as sides:
+    found: dict[str, list[list[Answer]]] = {name: [] for name in serve(setting)}
+    async with baton_sides(serve(setting), setting.clock) as sides:
         for side in sides:  # this warms up too
             moved[side.name] = await moved_by_turn(side, num_turns)
         for number in range(setting.rounds):

@@ -193,7 +193,7 @@ def shares(found: Found) -> dict[str, dict[str, float]]:
 
 def measure(console: Console, quick: bool = False, cpus: str = CPUS, at_once: int = 1) -> dict[str, dict[str, float]]:
     """Prints the table. Returns shares of TTFT by prompt tokens and backend. `quick` only shows that it works."""
-    folder, vocab_size = str(bench_model(CONTEXT_LENGTH)), int(CONFIG["vocab_size"])
+    folder, vocab_size = str(bench_model(max_position_embeddings=CONTEXT_LENGTH)), int(CONFIG["vocab_size"])
     plan = Plan(
         QUICK_PROMPTS if quick else PROMPTS, folder, vocab_size, CONTEXT_LENGTH * max(2, at_once), cpus, at_once
     )

@@ -10,7 +10,8 @@ from tests.explore.threads import Threads
 from tests.explore.workload import Workload
 
 NUM_SCHEDULES = 1000  # `make explore` runs as many as it is asked for
-SLICES = 5  # of the slow tests, so that they run side by side
+SLICES = 5  # of the thousand, so that they run side by side
+PARTS = [part if part < 2 else pytest.param(part, marks=pytest.mark.full) for part in range(SLICES)]
 SEEDS = -(-NUM_SCHEDULES // len(STRATEGIES) // SLICES)  # of each slice and strategy
 
 
@@ -21,6 +22,7 @@ def test_schedules_change_no_token(strategy: Strategy) -> None:
     assert run.simulation.num_run > 20  # something was there to be scheduled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_kv_that_waits_in_host_memory_changes_no_token(strategy: Strategy) -> None:
     num_spills = 0
@@ -32,7 +34,7 @@ def test_kv_that_waits_in_host_memory_changes_no_token(strategy: Strategy) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(SLICES))
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_thousand_schedules_change_no_token(strategy: Strategy, part: int) -> None:
     num_failed = num_left = num_ended = 0

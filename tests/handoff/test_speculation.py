@@ -121,6 +121,7 @@ def test_a_hit_leaves_out_what_depends_on_other_tokens(page_size: int, runner: F
     served.expect_kept(40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runner", "tree"), [(RUNNER, (1, 0)), (RUNNER, (3, 8)), (TWO, (1, 0)), (THREE, (1, 0))])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("num_slots", [0, 200])
