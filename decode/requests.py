@@ -20,9 +20,9 @@ from protocol.messages_gateway import Assign, WorkerAddress
 from protocol.messages_handoff import PrefillJob
 from runtime.clock import Deadlines
 from runtime.waiting_line import WaitingLine
-from scheduler.kv_pages import PageState
-from scheduler.planner import Planner
-from scheduler.req import Req
+from scheduler.planning.kv_pages import PageState
+from scheduler.planning.planner import Planner
+from scheduler.planning.req import Req
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import ReceiveTransfer
 from transfer.plan import start_unit

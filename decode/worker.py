@@ -34,9 +34,9 @@ from protocol.messages_handoff import (
     ToDecode,
 )
 from runtime.clock import Clock
-from scheduler.overlap_loop import OverlapLoop
-from scheduler.planner import Launched, Planner
-from scheduler.req import Req, first_tokens_fault, hidden_fault
+from scheduler.planning.overlap_loop import OverlapLoop
+from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.req import Req, first_tokens_fault, hidden_fault
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import CreditReturned, Delivered, FirstFrame, FrameRejected, LastInDoubt, TransferFailed
 from worker.policies import DEFAULTS, Policies

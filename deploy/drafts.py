@@ -1,7 +1,7 @@
 """Checks the options of speculative decoding and finds the draft, before any process starts.
 
 A tree has k tokens at its first level and k * k at each later one: k after each of the k best of the level before. The
-model verifies the best W - 1 of them and the last known token. See scheduler/draft_tree.py.
+model verifies the best W - 1 of them and the last known token. See scheduler/speculation/draft_tree.py.
 """
 
 from pathlib import Path

@@ -27,9 +27,9 @@ from protocol.messages_handoff import (
 )
 from runtime.clock import Clock, Deadlines
 from runtime.waiting_line import WaitingLine
-from scheduler.overlap_loop import OverlapLoop
-from scheduler.planner import Launched, Planner
-from scheduler.req import Req
+from scheduler.planning.overlap_loop import OverlapLoop
+from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.req import Req
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import SendTransfer, Target
 from transfer.states import TransferState, least

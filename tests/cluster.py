@@ -32,12 +32,12 @@ from protocol.messages_gateway import (
     WorkerAddress,
 )
 from runtime.clock import Clock, MonotonicClock
-from scheduler.executor import Executor
-from scheduler.kv_book import KvBook
-from scheduler.planner import Executes, Planner
-from scheduler.speculation import Speculation
-from scheduler.spills import Costs
-from scheduler.streams import Stream
+from scheduler.execution.executor import Executor
+from scheduler.execution.streams import Stream
+from scheduler.planning.kv_book import KvBook
+from scheduler.planning.planner import Executes, Planner
+from scheduler.planning.speculation import Speculation
+from scheduler.planning.spills import Costs
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.page_ledger import check_pages, is_at_rest
 from unified.worker import UnifiedWorker

@@ -197,7 +197,7 @@ def test_nothing_runs_code_from_data_and_nothing_swallows_every_error(folder: st
 
 
 # Where single tokens lie: arrays of them, divided at once.
-ADDRESSES = {"scheduler/batches.py", "scheduler/warm_up.py", "transfer/plan.py"}
+ADDRESSES = {"scheduler/execution/batches.py", "scheduler/execution/warm_up.py", "transfer/plan.py"}
 
 
 def test_only_one_file_divides_by_the_size_of_a_page() -> None:

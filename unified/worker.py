@@ -11,9 +11,9 @@ from protocol.errors import BadRequest, BatonError
 from protocol.messages_gateway import Assign, CancelRequest, ToWorker, WorkerStats
 from runtime.clock import Clock
 from runtime.waiting_line import WaitingLine
-from scheduler.overlap_loop import OverlapLoop
-from scheduler.planner import Launched, Planner
-from scheduler.req import Req
+from scheduler.planning.overlap_loop import OverlapLoop
+from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.req import Req
 from worker.policies import DEFAULTS, Policies, prompts_first
 from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream, assign_fault, is_too_early, next_chunks
 

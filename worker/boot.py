@@ -37,14 +37,14 @@ from runtime.keys import ALLOWED, GATEWAY, Keys, read_keys
 from runtime.log import get_log, start_log
 from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal
 from runtime.settings import WorkerSettings, read_arguments
-from scheduler.executor import Executor
-from scheduler.kv_book import KvBook
-from scheduler.planner import Planner
-from scheduler.speculation import Speculation
-from scheduler.spills import Costs
-from scheduler.step_costs import measure_step_costs
-from scheduler.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream
-from scheduler.streams_cuda import CudaStream
+from scheduler.execution.executor import Executor
+from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream
+from scheduler.execution.streams_cuda import CudaStream
+from scheduler.planning.kv_book import KvBook
+from scheduler.planning.planner import Planner
+from scheduler.planning.speculation import Speculation
+from scheduler.planning.spills import Costs
+from scheduler.speculation.step_costs import measure_step_costs
 from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop
 from worker.memory import bytes_for_spills, has_twin, memory_budgets, sharers, verified_width
 from worker.policies import Policies

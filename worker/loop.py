@@ -37,8 +37,8 @@ from runtime.clock import Clock
 from runtime.log import EventLog, Refusals, get_log
 from runtime.process_life import StopSignal
 from runtime.session import Session, SessionLost, open_envelope
-from scheduler.overlap_loop import OverlapLoop
-from scheduler.planner import Planner
+from scheduler.planning.overlap_loop import OverlapLoop
+from scheduler.planning.planner import Planner
 from worker.requests import Outbox
 
 HEARTBEAT_S = 0.25

@@ -7,7 +7,7 @@ from typing import Final
 from protocol.errors import QueueFull
 from protocol.messages_gateway import Assign
 from runtime.settings import SchedulePolicy
-from scheduler.planner import Planner
+from scheduler.planning.planner import Planner
 from worker.requests import Assigned
 
 

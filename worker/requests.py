@@ -26,10 +26,10 @@ from protocol.messages_gateway import (
 from protocol.messages_handoff import ToDecode, ToPrefill
 from protocol.prefixes import ID_BYTES, packed
 from runtime.clock import Clock
-from scheduler.chunks import ExtendChunk, plan_chunks
-from scheduler.kv_book import CacheKey
-from scheduler.planner import Planner
-from scheduler.req import Req, replay_fault, request_fault, transfer_fault
+from scheduler.planning.chunks import ExtendChunk, plan_chunks
+from scheduler.planning.kv_book import CacheKey
+from scheduler.planning.planner import Planner
+from scheduler.planning.req import Req, replay_fault, request_fault, transfer_fault
 
 
 @dataclass(eq=False)

@@ -17,9 +17,9 @@ from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from runtime.clock import MonotonicClock
-from scheduler.streams import InlineStream, Stream
-from scheduler.streams_cuda import CudaStream
-from scheduler.warm_up import warm_up
+from scheduler.execution.streams import InlineStream, Stream
+from scheduler.execution.streams_cuda import CudaStream
+from scheduler.execution.warm_up import warm_up
 
 
 @dataclass

@@ -27,8 +27,8 @@ from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from model.sampler import sample
 from protocol.messages_gateway import SamplingParams
+from scheduler.execution.sampling_columns import SamplingColumns
 from scheduler.plan import Draw
-from scheduler.sampling_columns import SamplingColumns
 from tests.checkpoints import ARCHITECTURES, Architecture
 from tests.cluster import Cluster
 from tests.reference import NUM_TOKENS, PROMPT_LENS, Reference, reference

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from scheduler.streams import Segment
-from scheduler.streams_cuda import CudaStream
+from scheduler.execution.streams import Segment
+from scheduler.execution.streams_cuda import CudaStream
 
 WARM_UP: Final = 3
 

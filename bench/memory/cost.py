@@ -19,7 +19,7 @@ from bench.overlap.__main__ import host_times, measure
 from bench.overlap.decoding import PAGE_SIZE, Plan
 from loadtest.scenarios import UNIFIED
 from model.runner import ModelRunner
-from scheduler.growth import GROWTH_TOKENS
+from scheduler.planning.growth import GROWTH_TOKENS
 
 TURNS_A_ROUND: Final = 8
 AT_A_TIME = 16

@@ -32,7 +32,7 @@ from model.paged_kv import PagedKv
 from model.runner import ModelRunner, Runner
 from protocol.messages_gateway import TO_GATEWAY, Assign
 from runtime.clock import Clock, MonotonicClock
-from scheduler.streams import InlineStream, Segment
+from scheduler.execution.streams import InlineStream, Segment
 from unified.worker import UnifiedWorker
 
 SCHEDULED = (1, 8, 16, 32, 64, 128, 256)  # batch sizes for the cost of scheduling

@@ -17,11 +17,11 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.messages_gateway import TO_GATEWAY, Assign
 from runtime.clock import Clock
-from scheduler.executor import Executor
-from scheduler.kv_book import KvBook
-from scheduler.planner import Planner
-from scheduler.speculation import Speculation
-from scheduler.streams import FORWARD_NICENESS, HostStream, InlineStream, Segment, Stream
+from scheduler.execution.executor import Executor
+from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Segment, Stream
+from scheduler.planning.kv_book import KvBook
+from scheduler.planning.planner import Planner
+from scheduler.planning.speculation import Speculation
 from unified.worker import UnifiedWorker
 
 PAGE_SIZE = 16

@@ -19,8 +19,8 @@ from model.inputs import ModelInput
 from model.runner import ModelRunner
 from protocol.messages_gateway import Assign, SamplingParams, Tokens
 from runtime.clock import MonotonicClock
-from scheduler.speculation import Speculation
-from scheduler.step_costs import measure_step_costs
+from scheduler.planning.speculation import Speculation
+from scheduler.speculation.step_costs import measure_step_costs
 from unified.worker import UnifiedWorker
 from worker.policies import Policies
 

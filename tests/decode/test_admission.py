@@ -12,7 +12,7 @@ from decode.requests import DecodeRequest, Requests
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign, CancelRequest, WorkerAddress
-from scheduler.streams import InlineStream
+from scheduler.execution.streams import InlineStream
 from tests.cluster import Cluster
 from tests.counting import instructions
 from tests.decode.driving import Phase, drive_to, expect_rest, greedy, make_cluster, prompt_of

@@ -6,7 +6,7 @@ from decode.prefill_peers import ASK_AGAIN_S, HELLO_DEADLINE_S
 from decode.requests import HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN
 from prefill.worker import DELIVERY_DEADLINE_S
 from protocol.messages_handoff import JobFailed, KvDelivered
-from scheduler.streams import InlineStream
+from scheduler.execution.streams import InlineStream
 from tests.cluster import Cluster
 from tests.decode.driving import (
     VOCAB,

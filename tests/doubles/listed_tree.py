@@ -1,4 +1,4 @@
-"""A tree of proposals by plain lists: the reference for scheduler/draft_tree.py."""
+"""A tree of proposals by plain lists: the reference for scheduler/speculation/draft_tree.py."""
 
 from collections.abc import Callable
 

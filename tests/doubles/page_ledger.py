@@ -1,7 +1,7 @@
 """What must hold of a PageAllocator at any time, and of a planner at rest."""
 
-from scheduler.kv_pages import PageAllocator, PageState
-from scheduler.planner import Planner
+from scheduler.planning.kv_pages import PageAllocator, PageState
+from scheduler.planning.planner import Planner
 
 
 def check_pages(pages: PageAllocator) -> None:

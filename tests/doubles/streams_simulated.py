@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from scheduler.streams import Event, Segment, tensors_of
+from scheduler.execution.streams import Event, Segment, tensors_of
 from tests.doubles.race_detector import SCHEDULER, Clock, RaceDetector
 from tests.doubles.stale_view import Snapshot, StaleView
 from tests.doubles.strategies import Decisions, Strategy, decisions_of

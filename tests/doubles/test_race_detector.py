@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scheduler.streams import Event
+from scheduler.execution.streams import Event
 from tests.doubles.race_detector import RaceDetector
 from tests.doubles.strategies import Strategy
 from tests.doubles.streams_simulated import ScheduleViolation, SimulatedStream, Simulation

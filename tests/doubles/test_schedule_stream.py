@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from protocol.errors import InternalError
-from scheduler.batches import ScheduleBatch
-from scheduler.future_map import DraftExtras, FutureMap
-from scheduler.future_rows import OWNER_SHIFT, DraftInput
+from scheduler.execution.batches import ScheduleBatch
+from scheduler.execution.future_map import DraftExtras, FutureMap
+from scheduler.execution.future_rows import OWNER_SHIFT, DraftInput
+from scheduler.execution.streams import Event
 from scheduler.plan import Join
-from scheduler.streams import Event
 from tests.doubles.race_detector import RaceDetector
 from tests.doubles.stale_view import StaleView
 from tests.doubles.strategies import Strategy

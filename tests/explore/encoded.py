@@ -8,9 +8,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from model.host_copies import HostCopies
 from model.paged_kv import PagedKv
 from model.runner import Runner
-from scheduler.executor import Executor
+from scheduler.execution.executor import Executor
+from scheduler.execution.streams import InlineStream
 from scheduler.plan import OPERATIONS, OUTCOMES, Operation, Outcome, Plan, StepResult
-from scheduler.streams import InlineStream
 
 
 class Encoded:

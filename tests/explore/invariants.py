@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from decode.worker import DecodeWorker
 from prefill.worker import PrefillWorker
-from scheduler.executor import Executor
-from scheduler.kv_book import KvBook
-from scheduler.planner import Planner
-from scheduler.req import Req
+from scheduler.execution.executor import Executor
+from scheduler.planning.kv_book import KvBook
+from scheduler.planning.planner import Planner
+from scheduler.planning.req import Req
 from tests.cluster import Cluster, Worker
 from tests.doubles.page_ledger import check_pages
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from torch.utils._python_dispatch import _disable_current_modes
 
 from scheduler.plan import Owner, StepResult
-from scheduler.planner import Launched, Planner
-from scheduler.req import Req
+from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.req import Req
 from tests.doubles.hash_model import FakeRunner
 
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from decode.worker import DecodeWorker
 from model.inputs import ModelInput
-from scheduler.executor import Executor
-from scheduler.future_map import DraftExtras, FutureMap
+from scheduler.execution.executor import Executor
+from scheduler.execution.future_map import DraftExtras, FutureMap
 from tests.cluster import Cluster
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
 from tests.doubles.race_detector import SCHEDULER, Clock, RaceDetector

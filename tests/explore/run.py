@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from model.inputs import ModelInput
 from protocol.errors import PrefillQueueFull, QueueFull
-from scheduler.executor import Executor
-from scheduler.launch import Launch
+from scheduler.execution.executor import Executor
+from scheduler.execution.launch import Launch
+from scheduler.execution.streams import Stream
 from scheduler.plan import Plan
-from scheduler.streams import Stream
 from tests.decode.driving import VOCAB, expect_rest, make_cluster
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scheduler.streams import Event, HostStream, InlineStream, Segment, Stream
+from scheduler.execution.streams import Event, HostStream, InlineStream, Segment, Stream
 from tests.doubles.streams_simulated import ScheduleViolation
 
 PAUSES_S = (0.0, 0.0, 0.0, 0.0003, 0.002)

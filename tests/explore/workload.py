@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from protocol.kv_layout import pages_for_choices
 from protocol.messages_gateway import SamplingParams
-from scheduler.spills import Costs
+from scheduler.planning.spills import Costs
 from tests.decode.driving import VOCAB, prompt_of
 from tests.explore.expected import expected
 from worker.policies import DEFAULTS, Policies

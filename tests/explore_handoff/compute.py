@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from scheduler.streams import Event, Segment
+from scheduler.execution.streams import Event, Segment
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.network import Host
 from tests.explore_handoff.story import Story

@@ -14,9 +14,9 @@ from gateway.control import Control
 from gateway.pairing import Loads
 from prefill.worker import PrefillWorker
 from protocol.kv_layout import full_pages, pages_for
-from scheduler.kv_book import KvBook
-from scheduler.kv_pages import PageState
-from scheduler.req import Req
+from scheduler.planning.kv_book import KvBook
+from scheduler.planning.kv_pages import PageState
+from scheduler.planning.req import Req
 from tests.doubles.page_ledger import check_pages
 from tests.explore_handoff.workers import WorkerProcess
 from transfer.landing.transfer import FATAL

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from model.paged_kv import PagedKv
 from protocol.kv_layout import KvLayout
-from scheduler.kv_pages import PageAllocator, PageState
+from scheduler.planning.kv_pages import PageAllocator, PageState
 
 
 class SourceMemory:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from protocol.kv_layout import pages_for_choices
 from protocol.messages_gateway import Role, SamplingParams
 from runtime.settings import Pairing
-from scheduler.spills import Costs
+from scheduler.planning.spills import Costs
 from tests.decode.driving import VOCAB
 from tests.explore.workload import random_layers, random_policies, random_tree
 from tests.explore_handoff.data_plane import FrameFate

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from model.paged_kv import PagedKv
 from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
-from scheduler.kv_pages import PageAllocator, PageState
+from scheduler.planning.kv_pages import PageAllocator, PageState
 from tests.explore_handoff.network import Host
 from transfer.in_place.pools import Way
 from transfer.in_place.writers import PoolOwner

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from protocol.messages_gateway import Role
-from scheduler.batches import ScheduleBatch
-from scheduler.draft_batch import Seeds
-from scheduler.overlap_loop import TOO_MANY
+from scheduler.execution.batches import ScheduleBatch
 from scheduler.plan import Join
+from scheduler.planning.overlap_loop import TOO_MANY
+from scheduler.speculation.draft_batch import Seeds
 from tests.explore_handoff.exploring import explore_seed
 from tests.explore_handoff.faults import KINDS
 from tests.explore_handoff.scenario import FIRST_WITH_DRAFT, Fault, Scenario

@@ -10,9 +10,9 @@ from math import inf
 from typing import Any
 
 from protocol.kv_layout import full_pages
-from scheduler.kv_book import Holding
-from scheduler.planner import Planner
-from scheduler.req import Req
+from scheduler.planning.kv_book import Holding
+from scheduler.planning.planner import Planner
+from scheduler.planning.req import Req
 from tests.explore_handoff.agenda import Agenda
 
 Attempt = tuple[str, int]

@@ -25,12 +25,12 @@ from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import RankEndpoint, Register, Role, WorkerAddress
 from runtime.bus import Dealer, Router
 from runtime.process_life import StopSignal
-from scheduler.executor import Executor
-from scheduler.kv_book import KvBook
-from scheduler.overlap_loop import TOO_MANY
-from scheduler.planner import Planner
-from scheduler.speculation import Speculation
-from scheduler.streams import InlineStream
+from scheduler.execution.executor import Executor
+from scheduler.execution.streams import InlineStream
+from scheduler.planning.kv_book import KvBook
+from scheduler.planning.overlap_loop import TOO_MANY
+from scheduler.planning.planner import Planner
+from scheduler.planning.speculation import Speculation
 from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner
 from tests.explore.proposals import Proposals

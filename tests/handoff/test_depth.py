@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from scheduler.batches import ScheduleBatch
-from scheduler.planner import Launched
-from scheduler.streams import InlineStream, Stream
+from scheduler.execution.batches import ScheduleBatch
+from scheduler.execution.streams import InlineStream, Stream
+from scheduler.planning.planner import Launched
 from tests.cluster import Worker
 from tests.decode.driving import Phase, drive_to, greedy, make_cluster, prompt_of
 from tests.scheduler.building import ManualStream

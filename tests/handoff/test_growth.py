@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler.spills import Costs
-from scheduler.streams import InlineStream
+from scheduler.execution.streams import InlineStream
+from scheduler.planning.spills import Costs
 from tests.cluster import Cluster
 from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of, reference
 from tests.doubles.hash_model import FakeRunner

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from scheduler.executor import Executor
+from scheduler.execution.executor import Executor
 from scheduler.plan import Operation, Outcome, Plan
-from scheduler.planner import Executes
+from scheduler.planning.planner import Executes
 from tests.cluster import Cluster
 from tests.decode.driving import expect_exact, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.backend_inproc import InprocNetwork

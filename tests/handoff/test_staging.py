@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from protocol.messages_gateway import SamplingParams
-from scheduler.streams import Event
+from scheduler.execution.streams import Event
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import ManualStream

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.inputs import ModelInput
-from scheduler.batches import joined
+from scheduler.execution.batches import joined
 from tests.doubles.hash_model import FakeRunner
 from tests.model.driving import Lanes, random_prompt
 from tests.model.trees import PARENTS, all_trees, paths, tree_input

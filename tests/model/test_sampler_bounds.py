@@ -8,7 +8,7 @@ import torch
 
 from model.sampler import sample
 from protocol.messages_gateway import SamplingParams
-from scheduler.sampling_columns import SamplingColumns
+from scheduler.execution.sampling_columns import SamplingColumns
 from tests.scheduler.building import CPU, draw
 
 

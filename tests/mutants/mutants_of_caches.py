@@ -6,7 +6,7 @@ from tests.mutants.mutants_of_handoff import WORLDS
 
 BOOK_TESTS = tuple(f"tests/scheduler/test_{name}.py" for name in ("kv_book", "kv_book_caches", "page_allocator"))
 SERVED = ("tests/handoff/test_prefix_cache.py",)
-SPILLS = ("tests/scheduler/test_spills.py",)
+SPILLS = ("tests/scheduler/planning/test_spills.py",)
 
 CACHES = (
     Mutant(
@@ -67,7 +67,7 @@ CACHES = (
         "return high",
         "the tokens after it attend to another prompt",
         ANY,
-        ("tests/scheduler/test_prefix_cache.py",),
+        ("tests/scheduler/planning/test_prefix_cache.py",),
     ),
     Mutant(
         "a hit that keeps dependent slots",
@@ -76,7 +76,7 @@ CACHES = (
         "self._ahead_bytes = 0",
         "the draft's KV of the hit's last slots was computed with another prompt's tokens",
         (),
-        ("tests/scheduler/test_prefix_cache.py",),
+        ("tests/scheduler/planning/test_prefix_cache.py",),
     ),
     Mutant(
         "a page that looks ahead to tokens to come is told to the gateway",
@@ -85,7 +85,7 @@ CACHES = (
         "self.news.added(key.ids, key.salt, holding.pages, len(known))",
         "it is not in the cache, and nobody ever tells that it left",
         (),
-        ("tests/scheduler/test_prefix_news.py",),
+        ("tests/scheduler/planning/test_prefix_news.py",),
     ),
     Mutant(
         "a prompt waits for a page that it will not find",
@@ -103,7 +103,7 @@ CACHES = (
         "1",
         "a conversation is cached up to a page less than it could",
         (),
-        ("tests/scheduler/test_planner_memory.py",),
+        ("tests/scheduler/planning/test_planner_memory.py",),
     ),
     Mutant(
         "salts are ignored",
@@ -143,7 +143,7 @@ CACHES = (
     ),
     Mutant(
         "KV that was cached is not copied to the host",
-        "scheduler/chunks.py chunk_of",
+        "scheduler/planning/chunks.py chunk_of",
         "0 if chunk.start == held.num_cached else chunk.start",
         "chunk.start",
         "a transport sends what the twin held before",
@@ -217,7 +217,7 @@ CACHES = (
         "pass",
         "fewer and fewer requests run at the same time",
         (),
-        ("tests/scheduler/test_margins.py",),
+        ("tests/scheduler/planning/test_margins.py",),
     ),
     Mutant(
         "pages that a transfer still reads count as coming free",
@@ -226,7 +226,7 @@ CACHES = (
         "True",
         "nobody gives way, and those without a page wait for the transfer",
         (),
-        ("tests/scheduler/test_margins.py",),
+        ("tests/scheduler/planning/test_margins.py",),
     ),
     Mutant(
         "the last one gives way too",
@@ -235,7 +235,7 @@ CACHES = (
         "sorted(...)",
         "nobody goes on",
         (),
-        ("tests/scheduler/test_growth.py",),
+        ("tests/scheduler/planning/test_growth.py",),
     ),
     Mutant(
         "choices that wait for a page do not sit out",
@@ -316,7 +316,7 @@ CACHES = (
         "",
         "its last tokens are missing",
         (),
-        ("tests/scheduler/test_executor_copies.py",),
+        ("tests/scheduler/execution/test_executor_copies.py",),
     ),
     Mutant(
         "a choice that comes back keeps its former row at the executor",
@@ -361,7 +361,7 @@ CACHES = (
         "False",
         "clients that send short prompts with ever new salts fill the memory of the worker",
         (),
-        ("tests/scheduler/test_prefix_cache.py",),
+        ("tests/scheduler/planning/test_prefix_cache.py",),
     ),
     Mutant(
         "Retracted overtakes Tokens",

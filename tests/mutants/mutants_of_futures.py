@@ -2,11 +2,11 @@
 
 from tests.mutants.mutant import Mutant
 
-LENGTHS = "tests/scheduler/test_future_map_lengths.py"
-EXTRAS = "tests/scheduler/test_future_map_extras.py"
-HAZARDS = "tests/scheduler/test_overlap_hazards.py"
+LENGTHS = "tests/scheduler/execution/test_future_map_lengths.py"
+EXTRAS = "tests/scheduler/execution/test_future_map_extras.py"
+HAZARDS = "tests/scheduler/execution/test_overlap_hazards.py"
 SCHEDULE_STREAM = "tests/doubles/test_schedule_stream.py"
-LAUNCH = "tests/scheduler/test_speculative_launch.py"
+LAUNCH = "tests/scheduler/speculation/test_speculative_launch.py"
 
 FUTURES = (
     Mutant(

@@ -75,7 +75,7 @@ MASKS = (
     ),
     Mutant(
         "chunks and decodes together have no tree mask",
-        "scheduler/batches.py joined",
+        "scheduler/execution/batches.py joined",
         "decodes.tree_bits_D",
         "None",
         "a node beside a chunk sees its siblings",

@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 POLICY = ("tests/gateway/test_pairing.py",)
-NEWS = ("tests/scheduler/test_prefix_news.py",)
+NEWS = ("tests/scheduler/planning/test_prefix_news.py",)
 
 PAIRING = (
     Mutant(

@@ -75,7 +75,7 @@ POLICIES = (
         "req.priority",
         "it waits for the others",
         (),
-        ("tests/scheduler/test_growth.py",),
+        ("tests/scheduler/planning/test_growth.py",),
     ),
     Mutant(
         "a look at the cache counts as a use",
@@ -84,7 +84,7 @@ POLICIES = (
         "len(self._cache.match(key.ids, key.salt))",
         "prompts that only wait push out those that are used",
         (),
-        ("tests/scheduler/test_prefix_cache.py",),
+        ("tests/scheduler/planning/test_prefix_cache.py",),
     ),
     Mutant(
         "choices that rest do not come back",

@@ -64,7 +64,7 @@ ROLES = (
         "",
         "a token too many",
         ANY,
-        ("tests/scheduler/test_spills.py",),
+        ("tests/scheduler/planning/test_spills.py",),
     ),
     Mutant(
         "a PREBUILT batch joins one step late",
@@ -125,7 +125,7 @@ ROLES = (
         "True",
         "the mark of a layer is the only sign that its KV is there",
         ("late",),
-        ("tests/scheduler/test_overlap_hazards.py",),
+        ("tests/scheduler/execution/test_overlap_hazards.py",),
         detect=True,
     ),
     Mutant(

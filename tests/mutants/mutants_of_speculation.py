@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import ANY, Mutant
 
-LAUNCHES = "tests/scheduler/test_speculative_launch.py"
+LAUNCHES = "tests/scheduler/speculation/test_speculative_launch.py"
 UNIFIED = "tests/unified/test_speculation.py"
 HANDED_OVER = "tests/handoff/test_speculation.py"
 
@@ -25,7 +25,7 @@ SPECULATION = (
     ),
     Mutant(
         "a launch changes the lengths of the batch",
-        "scheduler/draft_segments.py verify",
+        "scheduler/speculation/draft_segments.py verify",
         "chain.seq_lens_B + kept_B + 1",
         "chain.seq_lens_B.add_(kept_B + 1)",
         "the device has other lengths than the host, which schedules with them",
@@ -33,7 +33,7 @@ SPECULATION = (
     ),
     Mutant(
         "a context grows beyond its end",
-        "scheduler/draft_segments.py verify",
+        "scheduler/speculation/draft_segments.py verify",
         "torch.minimum(chain.seq_lens_B + kept_B + 1, chain.limits_B)",
         "chain.seq_lens_B + kept_B + 1",
         "the next launch counts tokens that nobody may have",
@@ -41,7 +41,7 @@ SPECULATION = (
     ),
     Mutant(
         "the next launch begins with another token than the last one",
-        "scheduler/draft_segments.py extend",
+        "scheduler/speculation/draft_segments.py extend",
         "kept.kept_B[:, None]",
         "(kept.kept_B[:, None] - 1).clamp(min=0)",
         "the token that the target has drawn last is lost",
@@ -49,7 +49,7 @@ SPECULATION = (
     ),
     Mutant(
         "a draft goes on from the first token of a run",
-        "scheduler/draft_segments.py extend",
+        "scheduler/speculation/draft_segments.py extend",
         "num_prompts + last_B",
         "num_prompts + last_B - kept.kept_B",
         "its hidden state is not that of the last token",
@@ -57,7 +57,7 @@ SPECULATION = (
     ),
     Mutant(
         "proposals are compared with the tokens after them",
-        "scheduler/draft_segments.py verify",
+        "scheduler/speculation/draft_segments.py verify",
         "drawn_BW[:, :-1]",
         "drawn_BW[:, 1:]",
         "right ones are thrown away",
@@ -65,7 +65,7 @@ SPECULATION = (
     ),
     Mutant(
         "a proposal behind a wrong one is kept",
-        "scheduler/draft_segments.py verify",
+        "scheduler/speculation/draft_segments.py verify",
         "__kept.cumprod(1).sum(1)",
         "__kept.sum(1)",
         "wrong tokens are sent",
@@ -101,7 +101,7 @@ SPECULATION = (
         "hidden_TE.clone()",
         "hidden_TE",
         "the draft's KV of several tokens is that of another one",
-        tests=("tests/scheduler/test_unwritten.py",),
+        tests=("tests/scheduler/speculation/test_unwritten.py",),
     ),
     Mutant(
         "what a draft has still to write is written when its pages have other owners",
@@ -117,7 +117,7 @@ SPECULATION = (
         "self._write_draft()",
         "",
         "what comes back has gaps",
-        tests=("tests/scheduler/test_spills.py",),
+        tests=("tests/scheduler/planning/test_spills.py",),
     ),
     Mutant(
         "pages are cached before the draft has written them",
@@ -125,7 +125,7 @@ SPECULATION = (
         "self._write_draft()",
         "",
         "others may read them, or own them, before they are written",
-        tests=("tests/scheduler/test_planner_memory.py",),
+        tests=("tests/scheduler/planning/test_planner_memory.py",),
     ),
     Mutant(
         "a draft that proposes again does not read the last token",
@@ -137,7 +137,7 @@ SPECULATION = (
     ),
     Mutant(
         "a row that begins is not read where nothing is proposed",
-        "scheduler/draft_segments.py propose",
+        "scheduler/speculation/draft_segments.py propose",
         "unwritten.add(...)",
         "None",
         "the draft's KV of the first output is missing",
@@ -145,7 +145,7 @@ SPECULATION = (
     ),
     Mutant(
         "a row that has ended unseen writes its last slot again",
-        "scheduler/batches.py _decode_input",
+        "scheduler/execution/batches.py _decode_input",
         "slots[is_over] = 0",
         "",
         "the KV of the last token is that of another one, and is cached",
@@ -161,7 +161,7 @@ SPECULATION = (
     ),
     Mutant(
         "a draft is not told of the token behind a chunk",
-        "scheduler/draft_batch.py _after",
+        "scheduler/speculation/draft_batch.py _after",
         "chunk.ahead[:1] or (0,)",
         "(0,)",
         "the KV of the chunk's last slot is that of another text",
@@ -189,11 +189,11 @@ SPECULATION = (
         "not req.held.has_begun",
         "False",
         "what a draft reads first is lost",
-        tests=("tests/scheduler/test_spills.py",),
+        tests=("tests/scheduler/planning/test_spills.py",),
     ),
     Mutant(
         "draft KV not sent",
-        "scheduler/draft_segments.py extend",
+        "scheduler/speculation/draft_segments.py extend",
         "draft.run_layer(0, inp, __hidden, kv, on_layer, attends=False)",
         "draft.run_layer(0, replace(inp, slots_T=0 * inp.slots_T), __hidden, kv, on_layer, attends=False)",
         "decode gets what prefill's pages held before",
@@ -201,7 +201,7 @@ SPECULATION = (
     ),
     Mutant(
         "the hidden state of another prompt is sent",
-        "scheduler/draft_batch.py _first_draws",
+        "scheduler/speculation/draft_batch.py _first_draws",
         "sum(counts[:place])",
         "0",
         "the draft goes on from another text",
@@ -233,7 +233,7 @@ SPECULATION = (
     ),
     Mutant(
         "a draft proposes for a choice without its KV",
-        "scheduler/draft_segments.py extend",
+        "scheduler/speculation/draft_segments.py extend",
         "tokens_BK.masked_fill(~chain.drafts_B[:, None], NOT_A_TOKEN)",
         "tokens_BK",
         "from what its pages held before",
@@ -253,11 +253,11 @@ SPECULATION = (
         "len(hidden) != 4 * hidden_size",
         "False",
         "the launch that reads it fails all its rows",
-        tests=("tests/scheduler/test_request_check.py",),
+        tests=("tests/scheduler/planning/test_request_check.py",),
     ),
     Mutant(
         "tree KV is not compacted",
-        "scheduler/draft_segments.py extend",
+        "scheduler/speculation/draft_segments.py extend",
         "compact(...)",
         "",
         "the next launch reads the KV of tokens that were not drawn",
@@ -285,11 +285,11 @@ SPECULATION = (
         "may_BW & (tree.parents_BW == at_B1) & __fits",
         "may_BW & __fits",
         "tokens are sent that the target would not have drawn",
-        tests=("tests/scheduler/test_draft_tree.py",),
+        tests=("tests/scheduler/speculation/test_draft_tree.py",),
     ),
     Mutant(
         "a node's position is its slot",
-        "scheduler/tree_segments.py with_tree",
+        "scheduler/speculation/tree_segments.py with_tree",
         "own.seq_lens_B[:, None] + tree.depths_BW",
         "own.seq_lens_B[:, None] + torch.arange(own.num_nodes, device=tree.depths_BW.device)",
         "the target draws other tokens",
@@ -297,7 +297,7 @@ SPECULATION = (
     ),
     Mutant(
         "the draft goes on from the hidden states of other nodes",
-        "scheduler/tree_segments.py propose_tree",
+        "scheduler/speculation/tree_segments.py propose_tree",
         "hidden_NE.view(num_rows, topk, -1).gather(1, from_BKE)",
         "hidden_NE.view(num_rows, topk, -1)",
         "its proposals are those after another text",
@@ -305,7 +305,7 @@ SPECULATION = (
     ),
     Mutant(
         "the draft reads the features of the first nodes",
-        "scheduler/tree_segments.py along",
+        "scheduler/speculation/tree_segments.py along",
         "nodes_BWE.gather(...)",
         "nodes_BWE[:, : path_BS.shape[1]]",
         "not of those on the path, so its KV is wrong",

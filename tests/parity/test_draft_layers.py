@@ -10,7 +10,7 @@ from torch import Tensor
 from model.graphs import GraphedDraft, GraphedRunner
 from model.loaded_draft import LoadedDraft
 from protocol.messages_gateway import SamplingParams
-from scheduler import draft_layers
+from scheduler.speculation import draft_layers
 from tests.checkpoints import Architecture, greedy_reference
 from tests.cluster import Cluster
 from tests.model.driving import random_prompt

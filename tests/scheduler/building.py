@@ -16,14 +16,14 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.messages_gateway import SamplingParams
 from runtime.clock import Clock
-from scheduler.chunks import ExtendChunk
-from scheduler.executor import Executor
-from scheduler.kv_book import KvBook
+from scheduler.execution.executor import Executor
+from scheduler.execution.streams import Event, InlineStream, Segment, Stream
 from scheduler.plan import Draw, StepResult
-from scheduler.planner import Launched, Planner
-from scheduler.req import Req
-from scheduler.speculation import Speculation
-from scheduler.streams import Event, InlineStream, Segment, Stream
+from scheduler.planning.chunks import ExtendChunk
+from scheduler.planning.kv_book import KvBook
+from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.req import Req
+from scheduler.planning.speculation import Speculation
 from tests.doubles.hash_model import FakeRunner
 
 CPU = torch.device("cpu")

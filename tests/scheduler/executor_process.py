@@ -12,8 +12,8 @@ import zmq
 from model.paged_kv import PagedKv
 from runtime.bus import Wake
 from runtime.process_life import die_with_parent
+from scheduler.execution.streams import HostStream
 from scheduler.plan import OPERATIONS, OUTCOMES
-from scheduler.streams import HostStream
 from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import make_executor

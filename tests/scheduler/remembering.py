@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from protocol.kv_layout import KvLayout, LayerGroup
-from scheduler.kv_book import KvBook
 from scheduler.plan import (
     Draw,
     Grant,
@@ -13,10 +12,11 @@ from scheduler.plan import (
     Plan,
     StepResult,
 )
-from scheduler.planner import Planner
-from scheduler.req import Req
-from scheduler.speculation import Speculation, StepCosts
-from scheduler.spills import Costs
+from scheduler.planning.kv_book import KvBook
+from scheduler.planning.planner import Planner
+from scheduler.planning.req import Req
+from scheduler.planning.speculation import Speculation, StepCosts
+from scheduler.planning.spills import Costs
 
 
 class Remembers:

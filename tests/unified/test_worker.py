@@ -7,10 +7,10 @@ import pytest
 
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign, CancelRequest, RequestFailed, Tokens
-from scheduler.kv_book import KvBook
 from scheduler.plan import StepResult
-from scheduler.planner import Planner
-from scheduler.req import Req
+from scheduler.planning.kv_book import KvBook
+from scheduler.planning.planner import Planner
+from scheduler.planning.req import Req
 from tests.cluster import Cluster
 from tests.counting import instructions
 from tests.decode.driving import Recorder, expect_exact, expect_prefix, expect_rest, greedy, make_cluster, prompt_of

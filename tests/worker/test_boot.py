@@ -14,7 +14,7 @@ from model.runner import DraftSource, ModelRunner
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
-from scheduler.executor import Executor
+from scheduler.execution.executor import Executor
 from tests.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft

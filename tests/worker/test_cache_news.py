@@ -4,7 +4,7 @@ from typing import Any
 
 from protocol.messages_gateway import CacheNews, Heartbeat, Register, ToGateway, Welcome
 from protocol.prefixes import packed, prefix_hashes
-from scheduler.kv_book import CacheKey, KvBook
+from scheduler.planning.kv_book import CacheKey, KvBook
 from tests.worker.test_loop import Bench, context
 
 __all__ = ["context"]

@@ -33,8 +33,8 @@ from protocol.messages_gateway import (
 from runtime.bus import Dealer, Router, Wake
 from runtime.process_life import StopSignal
 from runtime.session import Envelope, Session, open_envelope
-from scheduler.kv_book import KvBook
-from scheduler.planner import Planner
+from scheduler.planning.kv_book import KvBook
+from scheduler.planning.planner import Planner
 from tests.doubles.clock import VirtualClock
 from tests.runtime.rebinding import bound_again
 from worker.loop import JOIN_DEADLINE_S, PeerLink, WorkerBroken, WorkerLoop

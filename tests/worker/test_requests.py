@@ -3,9 +3,9 @@
 import pytest
 
 from protocol.messages_gateway import Assign, FinishReason, Retracted, Tokens
-from scheduler.chunks import ExtendChunk
-from scheduler.planner import Planner
-from scheduler.req import Req
+from scheduler.planning.chunks import ExtendChunk
+from scheduler.planning.planner import Planner
+from scheduler.planning.req import Req
 from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import greedy
 from tests.scheduler.remembering import finish, make

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.overlap.decoding import Decoding, Plan, executor_of
-from scheduler.streams import InlineStream, Segment
+from scheduler.execution.streams import InlineStream, Segment
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 

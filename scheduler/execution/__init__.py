@@ -1,0 +1,1 @@
+"""Runs plans on one device: batches, FutureMap, streams, launches."""

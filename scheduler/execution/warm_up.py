@@ -1,0 +1,68 @@
+"""The first forwards of a worker, before it reports that it is ready. They compile and load what later ones need.
+
+A GPU's attention kernel takes seconds to compile. In a serving loop that would look like a hang. Only page 0, the
+padding, is read and written.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from model.draft import first_layer
+from model.graphs import GraphedRunner, Lanes
+from model.host_copies import HostCopies
+from model.paged_kv import PagedKv
+from model.runner import Runner
+from protocol.errors import InternalError
+from scheduler.execution.streams import Stream
+
+
+def warm_up(
+    runner: Runner,
+    kv: PagedKv,
+    forward: Stream,
+    *,
+    max_requests: int,
+    max_pages: int,
+    host: HostCopies | None = None,
+    width: int = 1,
+    trees: bool = False,
+) -> None:
+    """Runs one chunk of a prompt and one decode on the forward stream, and copies a page to host memory and back.
+
+    A draft runs behind each. A runner with graphs then captures decodes of up to `max_requests` requests with
+    `max_pages` pages each. A speculative launch verifies `width` tokens of a request, as a tree with `trees`.
+    Blocks until all is done. InternalError when a forward fails. Page 0 holds zeros afterwards.
+    """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            with torch.inference_mode():
+                decode = Lanes(1, 1, kv.layout.page_size, runner.device).input
+                chunk = replace(decode, extend_lens=(1,), extend_seq_lens=(1,), num_decodes=0, max_decode_seq_len=0)
+                node = Lanes(1, 1, kv.layout.page_size, runner.device, trees=True).input
+                for inp in (chunk, decode, node) if trees else (chunk, decode):
+                    if runner.draft is None:
+                        runner.forward(inp, kv)
+                    else:
+                        _, features_TF = runner.forward_with_features(inp, kv)
+                        first_layer(runner.draft, inp, runner.draft.fuse(features_TF), kv)
+                padding_N = torch.zeros(1, dtype=torch.int64, device=kv.device)
+                for layer in range(kv.layout.num_layers):
+                    kv.stage_out(layer, padding_N)
+                kv.stage_in(padding_N)
+                if host is not None:
+                    host.spill(padding_N, padding_N)
+                    host.fill(padding_N, padding_N)
+                if isinstance(runner, GraphedRunner):
+                    runner.capture(kv, max_requests, max_pages, width, trees=trees)
+                for layer in range(kv.layout.num_layers):
+                    kv.layer(layer)[0].zero_()
+        except Exception as error:  # noqa: BLE001 - segments must not raise; the caller's thread raises it again
+            errors.append(error)
+
+    forward.launch([run])
+    forward.record().synchronize()
+    if errors:
+        raise InternalError(f"the first forward has failed: {errors[0]}") from errors[0]

@@ -1,0 +1,61 @@
+"""Prompt chunks: which tokens of which prompts a launch computes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.plan import Chunk
+from scheduler.planning.req import Req, draw_of
+
+
+@dataclass(frozen=True)
+class ExtendChunk:
+    """Prompt tokens [start, end) of `req`. `samples` are the choices whose first token is drawn at its end.
+
+    `to_host`: its KV is needed in host memory, to be sent from there.
+    """
+
+    req: Req
+    start: int
+    end: int
+    samples: tuple[Req, ...] = ()
+    to_host: bool = False
+
+
+def plan_chunks(
+    remaining: Sequence[int], chunk_size: int, taken: int = 0, max_tokens: int | None = None, last: int = 1
+) -> list[int]:
+    """How many tokens of each prompt to compute. `remaining[i]` tokens are left of prompt i; prompts are oldest first.
+
+    `chunk_size` bounds the tokens of one prompt; 0 means whole prompts. `max_tokens` bounds those of one launch, and
+    decodes take `taken` of them; without it, `chunk_size` does, or one whole prompt is taken. A launch computes at
+    least one token of the oldest prompt. No prompt passes an older one.
+
+    The last chunk of a prompt has `last` tokens or more, or is the whole prompt. Smaller bounds count as `last`.
+    """
+    budget = max((max_tokens or chunk_size or 1) - taken, last)
+    planned = [0] * len(remaining)
+    for place, left in enumerate(remaining):
+        if chunk_size:
+            take = min(left, max(chunk_size, last), budget)
+            if 0 < left - take < last:
+                take = max(left - last, 0)
+        else:
+            take = left if left <= budget or place == 0 else 0
+        planned[place] = take
+        budget -= take
+        if budget <= 0 or take == 0:
+            break
+    return planned
+
+
+def chunk_of(chunk: ExtendChunk, lookahead: int) -> Chunk:
+    """How a plan names a chunk. Choices that hold no row of their own are drawn at the prompt's.
+
+    A draft reads `lookahead` tokens ahead.
+    """
+    held, ids = chunk.req.held, chunk.req.prompt_ids[chunk.start : chunk.end]
+    draws = tuple(draw_of(req, req.holding or held) for req in chunk.samples)
+    host_from = None
+    if chunk.to_host:
+        host_from = 0 if chunk.start == held.num_cached else chunk.start  # KV that was cached need not be there yet
+    return Chunk(held.row, chunk.start, ids, draws, host_from, chunk.req.prompt_ids[chunk.end : chunk.end + lookahead])

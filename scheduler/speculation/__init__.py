@@ -1,0 +1,1 @@
+"""What a launch with a draft computes, by draft mode."""

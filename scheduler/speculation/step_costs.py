@@ -1,0 +1,74 @@
+"""How long launches with a draft take, by their rows and proposals: what Speculation decides with."""
+
+from typing import Final
+
+from protocol.errors import InternalError
+from protocol.messages_gateway import SamplingParams
+from runtime.clock import Clock
+from scheduler.execution.executor import Executor
+from scheduler.plan import Draw, Join, Plan, StepResult
+from scheduler.planning.speculation import StepCosts
+
+MAX_ROUNDS: Final = 5  # the fastest launch of each kind counts
+ENOUGH_S: Final = 1.0  # rounds that have taken so long are enough, but two are needed
+LONG_S: Final = 0.2  # after a launch that takes so long, no more rows are tried, but two sizes are needed
+CONTEXT: Final = 128  # tokens; attention costs more where more is verified
+OWNER: Final = 2**31 - 1  # a generation that no row comes to
+
+
+def measure_step_costs(executor: Executor, most_rows: int, num_steps: int, clock: Clock) -> StepCosts:
+    """Times launches of 1, 2, 4, ... rows, up to `most_rows`, with 0 to `num_steps` proposals each. Blocks.
+
+    They are whole launches, with the host's share. It is called before the first plan. Page 0 is all that is read and
+    written. InternalError if a launch fails.
+    """
+    context = min(CONTEXT, executor.page_table.req_to_page_cpu.shape[1] * executor.kv.layout.page_size)
+    sizes: list[int] = []
+    seconds: list[tuple[float, ...]] = []
+    num_rows, joined = 1, 0
+    while True:
+        joins = tuple([_join(row, context) for row in range(joined + 1, num_rows + 1)])
+        _timed(executor, Plan(0, num_rows, joins=joins), clock)
+        times = _fastest(executor, num_rows, num_steps, clock)
+        sizes.append(num_rows)
+        seconds.append(times)
+        if num_rows == most_rows or (len(sizes) > 1 and times[-1] > LONG_S):
+            break
+        num_rows, joined = min(2 * num_rows, most_rows), num_rows
+    _timed(executor, Plan(0, leaves=tuple(range(1, num_rows + 1))), clock)
+    return StepCosts(tuple(sizes), tuple(seconds))
+
+
+def _fastest(executor: Executor, num_rows: int, num_steps: int, clock: Clock) -> tuple[float, ...]:
+    """By proposals. All numbers of them take turns: other work on the machine slows down some launches, not one number.
+
+    Behind a launch that proposes nothing the draft reads the last token first. So the most proposals come twice.
+    """
+    fastest = [float("inf")] * (num_steps + 1)
+    began = clock.now()
+    for done in range(MAX_ROUNDS):
+        if done > 1 and clock.now() - began > ENOUGH_S:
+            break
+        for steps in (num_steps, *range(num_steps, -1, -1)):
+            fastest[steps] = min(fastest[steps], _timed(executor, Plan(0, num_rows, num_steps=steps), clock))
+    return tuple(fastest)
+
+
+def _join(row: int, context: int) -> Join:
+    """A choice at its end: all that it writes goes to page 0."""
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    return Join(Draw(row, OWNER, 0, params, 0, limit=context), seq_len=context, input_id=0)
+
+
+def _timed(executor: Executor, plan: Plan, clock: Clock) -> float:
+    began = clock.now()
+    executor.submit(plan)
+    copy_done = executor.launches[-1].copy_done
+    assert copy_done is not None
+    copy_done.synchronize()
+    took = clock.now() - began
+    (result,) = executor.poll()
+    assert isinstance(result, StepResult)
+    if result.error:
+        raise InternalError(f"a launch that was timed has failed: {result.error}")
+    return took

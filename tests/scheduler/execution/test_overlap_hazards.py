@@ -1,0 +1,123 @@
+"""Mistakes that overlap schedulers are known to make, one test each. docs/exploring.md lists where others are."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model.inputs import ModelInput
+from protocol.messages_gateway import SamplingParams
+from scheduler.execution.batches import ScheduleBatch
+from scheduler.execution.future_map import DraftExtras, FutureMap
+from scheduler.execution.streams import InlineStream
+from tests.cluster import Cluster
+from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of, reference
+from tests.doubles.hash_model import FakeRunner
+from tests.doubles.strategies import Strategy
+from tests.doubles.streams_simulated import Simulation
+from tests.explore.exploring import STRATEGIES
+
+Load = dict[str, tuple[list[int], SamplingParams]]
+
+
+def run(topology: str, load: Load, strategy: Strategy, **more: Any) -> tuple[Cluster, list[ModelInput]]:
+    """All requests at once, to the end; the inputs of every forward."""
+    seen: list[ModelInput] = []
+    simulation = Simulation(strategy, 7)
+    runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=lambda inp: seen.append(inp))
+    cluster = make_cluster(topology, runner, streams=simulation.streams, **more)
+    for name, (prompt, params) in load.items():
+        cluster.assign(name, prompt, params)
+    while not cluster.at_rest():
+        if not cluster.step():
+            simulation.run_one()
+    for name, (prompt, params) in load.items():
+        expect_exact(cluster, name, prompt, params)
+    return cluster, seen
+
+
+def ends_early(name: str, length: int = 6) -> tuple[list[int], SamplingParams]:
+    """A request that EOS ends at its fourth token, so that a redundant forward of it is in flight when it ends."""
+    prompt = prompt_of(name, length)
+    tokens, _ = reference(prompt, greedy(12))
+    return prompt, replace(greedy(12), eos_token_ids=(tokens[3],), min_tokens=4)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_prefill_batches_merged_into_one_decode(strategy: Strategy) -> None:
+    load = {name: (prompt_of(name, 7), greedy(6)) for name in ("a", "b")}  # a chunk holds 7 tokens: one prompt
+    cluster, seen = run("1U", load, strategy)
+    prompts = [inp for inp in seen if inp.extend_lens]
+    assert all(len(inp.extend_lens) == 1 for inp in prompts) and len(prompts) >= 2
+    assert any(inp.num_decodes == 2 for inp in seen)
+    expect_rest(cluster)
+
+
+@pytest.mark.parametrize("topology", ["1U", "1P1D"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_row_reused_the_step_after_its_owner_finished(strategy: Strategy, topology: str) -> None:
+    """On a decode worker the next owner is PREBUILT: no forward of the former one may write its row afterwards."""
+    load = {name: ends_early(name) for name in ("a", "b", "c")}
+    cluster, seen = run(topology, load, strategy, max_requests=1, num_pages=6)
+    planner = cluster.workers[-1].planner  # of the worker that decodes
+    assert planner.book.rows.generation(1) == 3  # one row, three owners
+    assert sum(inp.num_decodes for inp in seen) > 3 * 3  # each was in a forward more than it has decoded tokens
+    expect_rest(cluster)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_allocator_under_overlap_never_reads_a_sentinel(page_size: int) -> None:
+    load = {name: ends_early(name, 17) for name in "abcd"}
+    cluster, seen = run("1U", load, Strategy.LATE, page_size=page_size, num_pages=1 + 64 // page_size)
+    assert all(int(inp.slots_T.min()) >= page_size for inp in seen)  # page 0 is nobody's
+    assert all(int(inp.input_ids_T.min()) >= 0 for inp in seen)
+    expect_rest(cluster)
+
+
+def test_a_layer_does_not_leave_before_its_mark() -> None:
+    simulation = Simulation(Strategy.LATE, 0)
+    cluster = make_cluster("1P1D", streams=simulation.streams)
+    cluster.assign("a", prompt_of("a", 20), greedy(4))
+    worker = cluster.prefills[100]
+    executor = cluster.executor(worker)
+    while not (executor.launches and executor.launches[0].layers):
+        if not cluster.step():
+            simulation.run_one()
+    cluster.step()  # the layer's KV is computed, and its mark is not reached
+    assert executor.launches[0].layers and not executor.launches[0].layers[0][1].done()
+    assert not worker.planner.in_flight[0].layers and worker._sender.counters.get("frames", 0) == 0
+    while worker.planner.in_flight:
+        if not cluster.step():
+            simulation.run_one()
+    assert worker._sender.counters["frames"] > 0
+
+
+class Ops(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
+    """Counts tensor operations."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_idle_rank_touches_nothing() -> None:
+    future_map = FutureMap(4, torch.device("cpu"), debug=True)
+    nothing = torch.empty(0, dtype=torch.int64)
+    batch = ScheduleBatch.of((), nothing.device, speculates=True)
+    extras = DraftExtras(nothing, nothing, nothing)
+    with Ops() as ops:
+        future_map.stash(nothing, nothing, nothing, extras)
+        future_map.stash_extras(nothing, extras, nothing)
+        future_map.publish(nothing, nothing, nothing)
+        future_map.seed_seq_lens((), InlineStream())
+        future_map.resolve_seq_lens_cpu(batch, InlineStream())
+        batch.set_input_ids_sentinel()
+        assert future_map.resolve_future(nothing, nothing) is nothing
+        assert future_map.resolve_extras(nothing, nothing).tensors == ()
+        assert ops.num == 0
+        future_map.stash(torch.tensor([1]), torch.tensor([5]), torch.tensor([1]))
+    assert ops.num > 0

@@ -1,0 +1,89 @@
+"""Who gives way when pages run out. What the planner makes of it is tested with whole workers, in tests/handoff."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from scheduler.planning.growth import Growth, give_way
+from scheduler.planning.kv_book import Holding, KvBook
+from scheduler.planning.req import Req
+from tests.scheduler.building import greedy, make_req
+
+
+def running(*nums_outputs: int, num_pages: int = 2) -> list[Req]:
+    """Choices with so many outputs each, and pages of their own."""
+    reqs = [make_req(sampling=greedy(50), name=f"r{place}") for place in range(len(nums_outputs))]
+    for place, (req, num_outputs) in enumerate(zip(reqs, nums_outputs, strict=True)):
+        req.outputs, req.num_sampled = [7] * num_outputs, num_outputs
+        req.holding = Holding(place + 1, 1, list(range(place * num_pages, (place + 1) * num_pages)), 99)
+    return reqs
+
+
+def resumed(req: Req, num_new: int) -> Req:
+    """The same as one that began again, or came back from host memory, and has drawn `num_new` outputs since."""
+    req.num_resumed = req.num_sampled - num_new
+    return req
+
+
+def chosen(reqs: Sequence[Req], missing: int, margin: int = 0) -> list[int]:
+    """Their places."""
+    return [reqs.index(req) for req in give_way(reqs, missing, len, margin)]
+
+
+def test_the_fewest_outputs_give_way_first_and_among_equals_the_youngest() -> None:
+    assert chosen(running(5, 2, 9, 2, 3), 8) == [3, 1, 4, 0]
+
+
+@pytest.mark.parametrize("missing, expected", [(-1, 0), (0, 0), (1, 1), (2, 1), (3, 2), (4, 2)])
+def test_no_more_give_way_than_pages_are_missing(missing: int, expected: int) -> None:
+    assert len(chosen(running(1, 2, 3, 4), missing)) == expected
+
+
+@pytest.mark.parametrize("num", [0, 1, 2, 5])
+def test_the_last_one_never_gives_way(num: int) -> None:
+    reqs = running(*range(num))
+    assert chosen(reqs, 1000) == list(range(num - 1))
+    assert not chosen(reqs[:1], 1000)
+
+
+def test_a_page_that_others_read_does_not_come_free() -> None:
+    reqs = running(1, 2, 3, 4)
+    shared = reqs[0].held.pages
+    assert give_way(reqs, 2, lambda pages: 0 if pages is shared else 2, 0) == reqs[:2]
+
+
+def test_one_that_began_again_or_came_back_runs_its_margin_first() -> None:
+    reqs = running(3, 5, 7)
+    resumed(reqs[0], 1)
+    assert chosen(reqs, 2, margin=4) == [1]
+    assert chosen(reqs, 4, margin=4) == [1, 2]
+    assert chosen(reqs, 2, margin=1) == [0]
+
+
+def test_the_last_in_priority_gives_way_first_and_only_then_the_fewest_outputs_count() -> None:
+    reqs = running(9, 1, 5, 7)
+    for req, priority in zip(reqs, (3, 0, 3, -2), strict=True):
+        req.priority = priority
+    assert chosen(reqs, 8) == [2, 0, 1]
+    assert chosen(resumed_first(reqs), 8, margin=4) == [0, 1, 3], "its margin counts more than its priority"
+
+
+def resumed_first(reqs: list[Req]) -> list[Req]:
+    """The third one has just begun again."""
+    resumed(reqs[2], 1)
+    return reqs
+
+
+@pytest.mark.parametrize("width, num_victims", [(0, 1), (2, 2)])
+def test_with_a_draft_a_short_choice_may_miss_several_pages(width: int, num_victims: int) -> None:
+    """Each choice has a page for each of 2 tokens. One more is needed, with a draft of 2 tokens 4."""
+    book = KvBook(9, 1, max_requests=4, max_context=60)
+    reqs = [make_req((1, 2), greedy(50), name=f"r{place}") for place in range(4)]
+    for req in reqs:
+        (req.holding,) = book.admit(2, 2, 1, max_tokens=52) or (None,)
+        req.num_sampled = 1
+    growth = Growth(book, width)
+    growth.watch(reqs[0])
+    assert growth.make_room() == [] and growth.short == [reqs[0]]
+    victims = growth.victims(reqs)
+    assert len(victims) == num_victims and reqs[0] not in victims

@@ -1,0 +1,358 @@
+"""The book against a model of it, and each rule alone."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+)
+from hypothesis.stateful import (
+    run_state_machine_as_test as check_state_machine,
+)
+
+from protocol.kv_layout import pages_for, pages_for_choices
+from protocol.prefixes import packed
+from scheduler.planning.kv_book import CacheKey, Holding, KvBook
+from scheduler.planning.kv_pages import PageState
+from tests.doubles.page_ledger import check_pages
+
+PAGE_SIZE = 4
+RESERVED, OWNED = PageState.RESERVED, PageState.OWNED
+
+
+def make_book(num_pages: int = 20, max_requests: int = 5, caches: bool = False, lookahead: int = 0) -> KvBook:
+    sizes = {"max_requests": max_requests, "max_context": 64, "lookahead": lookahead}
+    return KvBook(num_pages, PAGE_SIZE, **sizes, caches=caches)
+
+
+def admitted(book: KvBook, prompt: int, tokens: int, n: int = 1, state: PageState = OWNED) -> tuple[Holding, ...]:
+    holdings = book.admit(prompt, tokens, n, state)
+    assert holdings is not None
+    return holdings
+
+
+@dataclass
+class Writer:
+    """The transfer into one admission, which may write its pages after they were released."""
+
+    writes: bool = True
+
+    def __call__(self) -> bool:
+        return self.writes
+
+
+class Books(RuleBasedStateMachine):
+    """Random legal calls. The model keeps every holding, and what each released one still waits for."""
+
+    ahead = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = make_book(caches=True, lookahead=self.ahead)
+        self.prompts: dict[Holding, tuple[str, tuple[int, ...]]] = {}  # salt and ids
+        self.written: dict[int, tuple[str, tuple[int, ...]]] = {}  # by page: salt, and the ids that its KV depends on
+        self.flushed: set[Holding] = set()  # admitted before the newest flush
+        self.held: dict[tuple[Holding, ...], PageState] = {}  # by what one admission gave
+        self.writers: dict[Holding, Writer] = {}  # the choices of an admission have one transfer
+        self.gone: set[Holding] = set()
+        self.released: list[Holding] = []
+        self.in_use: list[tuple[Holding, int, Writer]] = []  # released; the ticket and the writer it waits for
+        self.sent = self.over = 0
+        self.generations: Counter[int] = Counter()
+
+    @property
+    def holdings(self) -> list[Holding]:
+        return [each for group in self.held for each in group if each not in self.gone]
+
+    @rule(
+        prompt=st.sampled_from([3, 8, 9, 12, 16, 17]),
+        family=st.integers(1, 2),
+        salt=st.sampled_from(["", "", "a"]),
+        outputs=st.integers(0, 9),
+        n=st.sampled_from([1, 1, 3]),
+        state=st.sampled_from([OWNED, OWNED, RESERVED]),
+        writes=st.booleans(),
+    )
+    def admit(self, prompt: int, family: int, salt: str, outputs: int, n: int, state: PageState, writes: bool) -> None:
+        """Prompts of all families have their first two pages in common."""
+        ids = tuple(0 if index < 8 else family for index in range(prompt))
+        before, rows = self.book.counts(), self.book.rows.num_free
+        assert self.book._cache is not None
+        hit = self.book._cache.match(packed(ids), salt)[: (prompt - 1) // PAGE_SIZE]
+        idle = sum(map(self.book.pages.is_idle, hit))
+
+        got = self.book.admit(prompt, prompt + outputs, n, state, CacheKey(packed(ids), salt))
+        needed = pages_for_choices(prompt, prompt + outputs, n, PAGE_SIZE, self.ahead) - len(hit)
+        room = before.free + before.cached - idle
+        assert (got is not None) == (n <= rows and needed <= room)
+        after = self.book.counts()
+        assert after.free + after.cached == (room - needed if got else before.free + before.cached)
+        for holding in got or ():
+            self.generations[holding.row] += 1
+            assert holding.generation == self.generations[holding.row]
+            settled, first = max(prompt - self.ahead, 0) // PAGE_SIZE, (got or ())[0]
+            assert holding.pages[:settled] == first.pages[:settled]
+            assert holding is first or not set(holding.pages[settled:]) & set(first.pages[settled:])
+            assert holding.pages[: len(hit)] == hit and holding.num_cached == len(hit) * PAGE_SIZE < prompt
+            self.prompts[holding] = salt, ids
+        if got:
+            self.held[got] = state
+            self.writers |= dict.fromkeys(got, Writer(writes))
+            for index, page in enumerate(hit):
+                assert self.written[page] == (salt, self.read_by(ids, index)), "it holds the KV of other tokens"
+                assert len(self.read_by(ids, index)) == (index + 1) * PAGE_SIZE + self.ahead, "it depends on more"
+            self.allocated(got[0].pages[len(hit) :])
+
+    def read_by(self, ids: tuple[int, ...], index: int) -> tuple[int, ...]:
+        """The ids that the KV of a context's page depends on, as far as they are known."""
+        return ids[: (index + 1) * PAGE_SIZE + self.ahead]
+
+    def allocated(self, pages: list[int]) -> None:
+        """What was written to these pages is lost."""
+        for page in pages:
+            self.written.pop(page, None)
+
+    @precondition(lambda self: OWNED in self.held.values())
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        """The KV of a prompt is written, and its pages are kept."""
+        group = data.draw(st.sampled_from([group for group, state in self.held.items() if state is OWNED]))
+        holding, cached = group[0], self.book.counts().cached
+        if holding in self.gone:
+            return
+        salt, ids = self.prompts[holding]
+        for index in range(holding.num_cached // PAGE_SIZE, len(ids) // PAGE_SIZE):
+            self.written[holding.pages[index]] = salt, self.read_by(ids, index)
+        assert self.book._cache is not None
+        before = self.book._cache.num_pages
+        self.book.keep(holding, CacheKey(packed(ids), salt))
+        assert holding not in self.flushed or self.book._cache.num_pages == before, "it began before the flush"
+        found = self.book._cache.match(packed(ids), salt)
+        is_own = found == holding.pages[: len(found)]
+        settled = max(len(ids) - self.ahead, 0) // PAGE_SIZE
+        assert holding in self.flushed or not is_own or len(found) == settled
+        for index, page in enumerate(found):
+            assert self.written[page] == (salt, self.read_by(ids, index))
+            assert holding in self.flushed or not is_own or self.book.pages._holders[page], "it may leave"
+        assert self.book.counts().cached <= cached
+
+    @rule()
+    def flush(self) -> None:
+        self.book.flush()
+        self.flushed.update(self.holdings)
+        assert self.book.counts().cached == 0
+
+    @precondition(lambda self: RESERVED in self.held.values())
+    @rule(data=st.data())
+    def own(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from([group for group, state in self.held.items() if state is RESERVED]))
+        self.book.own(each for each in group if each not in self.gone)
+        self.held[group] = OWNED
+
+    @precondition(lambda self: OWNED in self.held.values())
+    @rule(data=st.data(), tokens=st.integers(0, 64))
+    def grow(self, data: st.DataObject, tokens: int) -> None:
+        groups = [group for group, state in self.held.items() if state is OWNED]
+        holding = data.draw(st.sampled_from([each for each in self.holdings if any(each in group for group in groups)]))
+        before, free = list(holding.pages), self.book.counts().free + self.book.counts().cached
+        missing = max(0, pages_for(tokens, PAGE_SIZE) - len(before))
+        added = self.book.grow(holding, tokens)
+        assert (added is None) == (missing > free)
+        assert holding.pages == before + (added or [])
+        assert added is None or len(added) == missing
+        self.allocated(added or [])
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        holding = data.draw(st.sampled_from(self.holdings))
+        writer = self.writers[holding]
+        self.book.release(holding, writer)
+        self.gone.add(holding)
+        self.released.append(holding)
+        self.in_use.append((holding, self.sent, writer))
+        for group in [group for group in self.held if self.gone.issuperset(group)]:
+            del self.held[group]
+
+    @precondition(lambda self: self.released)
+    @rule(data=st.data())
+    def release_twice(self, data: st.DataObject) -> None:
+        before = self.book.counts(), self.book.rows.num_free
+        self.book.release(data.draw(st.sampled_from(self.released)))
+        assert (self.book.counts(), self.book.rows.num_free) == before
+
+    @rule()
+    def send(self) -> None:
+        self.sent += 1
+        assert self.book.next_ticket() == self.book.newest_ticket == self.sent
+
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        self.over = data.draw(st.integers(self.over, self.sent))
+        self.book.collect(self.over)
+
+    @precondition(lambda self: self.in_use)
+    @rule(data=st.data())
+    def writer_ends(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.in_use))[2].writes = False
+        self.book.collect(self.over)
+
+    @invariant()
+    def ledger(self) -> None:
+        check_pages(self.book.pages)
+        holders = Counter(page for holding in self.holdings for page in holding.pages)
+        assert [holders[page] for page in range(20)] == self.book.pages._holders
+        counts = self.book.counts()
+        assert counts.total == counts.free + counts.cached + counts.owned + counts.reserved + counts.quarantined == 19
+        waiting = [each for group, state in self.held.items() if state is RESERVED for each in group]
+        reserved = {
+            page
+            for holding in waiting
+            if holding not in self.gone
+            for page in holding.pages[holding.num_cached // PAGE_SIZE :]
+        }
+        assert counts.reserved == len(reserved)
+        assert counts.owned == len(holders) - counts.reserved
+
+    @invariant()
+    def what_may_be_touched_is_not_free(self) -> None:
+        rows = {holding.row for holding in self.holdings}
+        waits = [
+            (holding, writer.writes) for holding, ticket, writer in self.in_use if ticket > self.over or writer.writes
+        ]
+        touched = {page for holding, _ in waits for page in holding.pages}
+        assert not touched & set(self.book.pages._free)
+        assert not any(map(self.book.pages.is_idle, touched))
+        assert len(rows) == len(self.holdings)
+        rows_waiting = {holding.row for holding, ticket, _ in self.in_use if ticket > self.over}
+        assert not (rows | rows_waiting) & set(self.book.rows._free)
+        assert self.book.rows.num_free == 5 - len(rows | rows_waiting)
+        self.in_use = [each for each in self.in_use if each[1] > self.over or each[2].writes]
+
+
+def test_a_context_grows_by_whole_pages_and_only_when_it_needs_them() -> None:
+    book = make_book(num_pages=5)
+    (holding,) = admitted(book, 3, 4)
+    first = list(holding.pages)
+    assert book.grow(holding, 4) == []
+    added = book.grow(holding, 9)
+    assert added is not None and len(added) == 2 and holding.pages == first + added
+    assert book.grow(holding, 17) is None  # 2 pages more, and one is free
+    assert holding.pages == first + added and book.counts().free == 1
+    book.release(holding)
+    assert book.counts().free == 4
+
+
+def test_only_who_holds_a_row_grows_in_it() -> None:
+    book = make_book()
+    (holding,) = admitted(book, 3, 4)
+    book.release(holding)
+    (next_one,) = admitted(book, 3, 4)
+    assert next_one.row == holding.row
+    with pytest.raises(AssertionError, match=f"row {holding.row} grows for a holding that was given back"):
+        book.grow(holding, 8)
+
+
+def test_a_second_release_does_not_take_from_the_next_owner() -> None:
+    book = make_book()
+    (first,) = admitted(book, 3, 8)
+    book.release(first)
+    (second,) = admitted(book, 3, 8)
+    assert (second.row, second.generation) == (first.row, first.generation + 1)
+    assert set(second.pages) == set(first.pages)
+    book.release(first)
+    assert (book.counts().owned, book.rows.num_free) == (2, 4)
+
+
+def test_a_page_shared_by_choices_is_freed_by_the_last() -> None:
+    book = make_book()
+    holdings = admitted(book, 8, 12, 3)  # 2 pages of the prompt, and one for each choice
+    assert book.counts().owned == 5
+    for left, holding in zip((4, 3, 0), holdings, strict=True):
+        book.release(holding)
+        assert book.counts().owned == left
+    assert book.counts().free == 19
+
+
+def test_pages_added_to_one_choice_are_its_own() -> None:
+    book = make_book()
+    one, other = admitted(book, 8, 8, 2)
+    assert one.pages == other.pages
+    added = book.grow(one, 12)
+    assert added is not None and one.pages == other.pages + added
+    book.release(one)
+    assert book.counts().owned == len(other.pages)
+
+
+def test_a_reservation_that_a_writer_may_still_write_keeps_its_pages_and_not_its_row() -> None:
+    book = make_book(max_requests=1)
+    (holding,) = admitted(book, 5, 8, state=RESERVED)
+    writer = Writer()
+    book.release(holding, writer)
+    assert (book.counts().quarantined, book.counts().reserved, book.rows.num_free) == (2, 0, 1)
+    assert not book.collect(book.newest_ticket)
+    (next_one,) = admitted(book, 5, 8)
+    assert not set(next_one.pages) & set(holding.pages)
+
+    writer.writes = False
+    assert book.collect(book.newest_ticket)
+    assert book.counts().quarantined == 0
+
+
+def test_what_is_released_waits_for_the_newest_ticket() -> None:
+    book = make_book(max_requests=1)
+    (holding,) = admitted(book, 5, 8)
+    tickets = [book.next_ticket() for _ in range(2)]
+    book.release(holding)
+    assert not book.collect(tickets[0]) and book.admit(1, 1, 1) is None
+    assert (book.counts().quarantined, book.rows.num_free) == (2, 0)
+    assert book.collect(tickets[1])
+    assert (book.counts().free, book.rows.num_free) == (19, 1)
+
+
+def test_an_idle_book_frees_at_once() -> None:
+    book = make_book()
+    book.collect(book.next_ticket())
+    (holding,) = admitted(book, 5, 8)
+    book.release(holding)
+    assert (book.counts().free, book.rows.num_free) == (19, 5)
+
+
+@pytest.mark.parametrize("num_pages,max_requests", [(4, 5), (20, 2)])
+def test_too_few_pages_or_rows_admit_nobody(num_pages: int, max_requests: int) -> None:
+    book = make_book(num_pages, max_requests)
+    assert book.admit(4, 8, 3) is None
+    assert (book.counts().free, book.rows.num_free) == (num_pages - 1, max_requests)
+
+
+@pytest.mark.parametrize(
+    "prompt,tokens,n,reason",
+    [
+        (4, 64, 1, None),
+        (4, 65, 1, "the request needs a context of 65 tokens, this worker takes at most 64"),
+        (4, 40, 2, None),
+        (4, 44, 2, "the request needs 21 KV pages, this worker has 19"),
+    ],
+)
+def test_what_never_fits(prompt: int, tokens: int, n: int, reason: str | None) -> None:
+    assert make_book().never_fits(prompt, tokens, n) == reason
+
+
+def test_landed_kv_is_owned_once_however_many_choices_share_it() -> None:
+    book = make_book()
+    holdings = admitted(book, 8, 12, 3, RESERVED)
+    assert book.counts().reserved == 5
+    book.own(holdings)
+    assert (book.counts().owned, book.counts().reserved) == (5, 0)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_the_book_against_the_model(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Books, "ahead", ahead)
+    check_state_machine(Books, settings=settings(max_examples=150, stateful_step_count=40))

@@ -1,0 +1,168 @@
+"""What a worker tells of its cache: a gateway that takes all of it knows what the cache holds."""
+
+import random
+from math import lcm
+
+import pytest
+
+from gateway.prefixes import KnownPrefixes
+from protocol.messages_gateway import MAX_CACHE_NEWS, CacheNews
+from protocol.prefixes import STRIDE, packed, prefix_hashes
+from scheduler.planning import prefix_news
+from scheduler.planning.kv_book import CacheKey, KvBook
+from scheduler.planning.prefix_news import PrefixNews
+
+KEY = b"the gateway's key"[:16]
+SALTS = ("", "tenant")
+
+
+def book_of(page_size: int, pool_tokens: int = 4096, lookahead: int = 0) -> KvBook:
+    sizes = {"max_requests": 8, "max_context": 2048, "lookahead": lookahead}
+    book = KvBook(pool_tokens // page_size + 1, page_size, **sizes, caches=True)
+    book.report_to(KEY)
+    return book
+
+
+def cache(book: KvBook, ids: list[int], salt: str = "") -> None:
+    """A request with this prompt runs and ends."""
+    key = CacheKey(packed(ids), salt)
+    held = book.admit(len(ids), len(ids), 1, key=key)
+    assert held is not None
+    book.keep(held[0], key)
+    book.release(held[0])
+
+
+def believed(known: KnownPrefixes, ids: list[int], salt: str = "", key: bytes = KEY) -> int:
+    return known.longest(prefix_hashes(key, salt, packed(ids)))
+
+
+@pytest.mark.parametrize(
+    "page_size,lookahead", [*((size, 0) for size in (1, 4, 16, 48, 64, 100, 128, 256)), (1, 1), (16, 1), (64, 3)]
+)
+def test_the_gateway_knows_what_the_cache_holds(page_size: int, lookahead: int) -> None:
+    """Prompts come, grow and branch, in memory for a few of them; a flush comes now and then."""
+    rng = random.Random(page_size)
+    book, known, unit = book_of(page_size, lookahead=lookahead), KnownPrefixes(), lcm(page_size, STRIDE)
+    prompts: list[tuple[list[int], str]] = [([], "")]
+    num_evicted = num_held = 0
+    for _ in range(300):
+        start, salt = rng.choice(prompts[-12:])
+        ids = start[: rng.randint(0, 1200)]
+        ids = [*ids, *(rng.randrange(3) for _ in range(rng.randint(1, 700)))]
+        prompts.append((ids, salt if ids else rng.choice(SALTS)))
+        free = book.pages.num_free
+        cache(book, *prompts[-1])
+        num_evicted += book.pages.num_free + book.pages.num_cached > free + book.pages.num_cached
+        if rng.random() < 0.02:
+            book.flush()
+        if rng.random() < 0.3:
+            known.learn(book.news.take())
+            for each, salt in prompts[-30:]:
+                assert book._cache is not None
+                held = len(book._cache.match(packed(each), salt)) * page_size // unit * unit
+                # A hash names tokens alone. A page that looks ahead to others than this prompt's is told all the same.
+                assert held <= believed(known, each, salt) <= held + unit * (lookahead > 0)
+                num_held += held > 0
+    assert num_held > 5, "the test would show nothing"
+    known.learn(book.news.take())
+    book.flush()
+    known.learn(book.news.take())
+    assert len(known) == 0
+
+
+def test_memory_that_is_needed_for_others_is_told_as_dropped() -> None:
+    book, known = book_of(16, pool_tokens=1024), KnownPrefixes()
+    first, second = [1] * 700, [2] * 700
+    cache(book, first)
+    known.learn(book.news.take())
+    assert believed(known, first) == 640
+    cache(book, second)
+    known.learn(book.news.take())
+    assert believed(known, second) == 640 and believed(known, first) == (1024 - 704) // 64 * 64
+
+
+def test_a_prefix_is_told_as_dropped_when_its_last_page_leaves() -> None:
+    """Two pages have the same tokens and look ahead to different ones."""
+    book, known = book_of(64, pool_tokens=256, lookahead=1), KnownPrefixes()
+    cache(book, [1] * 64 + [2])
+    cache(book, [1] * 64 + [3])
+    assert book.counts().cached == 2
+    for num_free, expected in ((3, 64), (4, 0)):
+        held = book.admit(64 * num_free, 64 * num_free, 1)
+        assert held is not None
+        book.release(held[0])
+        known.learn(book.news.take())
+        assert believed(known, [1] * 64) == expected
+
+
+def test_a_page_that_looks_ahead_to_tokens_to_come_is_not_told() -> None:
+    book, known = book_of(64, lookahead=1), KnownPrefixes()
+    cache(book, [1] * 128)
+    known.learn(book.news.take())
+    assert believed(known, [1] * 128) == 64
+    cache(book, [1] * 129)
+    known.learn(book.news.take())
+    assert believed(known, [1] * 128) == 128, "hashes are of tokens alone: they say a page too much here"
+
+
+def test_it_is_told_once_and_only_what_lasts() -> None:
+    news = PrefixNews(64, KEY)
+    news.added(packed([1] * 128), "", [5, 6], 0)
+    [one, two] = prefix_hashes(KEY, "", packed([1] * 128))
+    assert news.take() == CacheNews(added=(one, two)) and news.take() == CacheNews()
+    news.dropped([6, 7])
+    assert news.take() == CacheNews(dropped=(two,))
+    news.added(packed([1] * 128), "", [5, 9], 1)
+    news.dropped([9])
+    assert news.take() == CacheNews(), "it came and went"
+    news.dropped([5])
+    news.added(packed([1] * 64), "", [8], 0)
+    assert news.take() == CacheNews(), "it went and came back"
+    news.flushed()
+    news.added(packed([1] * 64), "", [8], 0)
+    assert news.take() == CacheNews(flushed=True, added=(one,))
+
+
+def test_what_is_long_is_told_in_pieces() -> None:
+    news, known = PrefixNews(64, KEY), KnownPrefixes()
+    ids = packed([1] * 64 * (2 * MAX_CACHE_NEWS + 5))
+    news.added(ids, "", range(1, 2 * MAX_CACHE_NEWS + 6), 0)
+    sizes = []
+    while (told := news.take()) != CacheNews():
+        sizes.append(len(told.added))
+        known.learn(told)
+    assert sizes == [MAX_CACHE_NEWS, MAX_CACHE_NEWS, 5] and len(known) == sum(sizes)
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_news, "MOST_WAITING", 10)
+    news = PrefixNews(64, KEY)
+    ids = packed([1] * 64 * 15)
+    news.added(ids, "", range(1, 16), 0)
+    assert news.take() == CacheNews(added=tuple(prefix_hashes(KEY, "", ids)[5:])), "the oldest are lost"
+    news.dropped(range(1, 16))
+    assert len(news.take().dropped) == 10 and news.take() == CacheNews()
+
+
+@pytest.mark.parametrize("told_to", [True, False])
+@pytest.mark.parametrize("caches", [True, False])
+def test_without_a_cache_or_a_gateway_that_asks_nothing_is_told(told_to: bool, caches: bool) -> None:
+    book = KvBook(65, 16, max_requests=8, max_context=2048, caches=caches)
+    if told_to:
+        book.report_to(KEY)
+    book.news.take()
+    cache(book, [1] * 200)
+    assert (book.news.take().added != ()) == (told_to and caches)
+
+
+def test_another_gateway_begins_with_an_empty_cache() -> None:
+    book = book_of(16)
+    cache(book, [1] * 200)
+    book.report_to(KEY)
+    assert book.counts().cached == 12, "the same gateway"
+    book.report_to(b"another key")
+    assert book.counts().cached == 0 and book.news.take() == CacheNews()
+    cache(book, [1] * 200)
+    known = KnownPrefixes()
+    known.learn(book.news.take())
+    assert believed(known, [1] * 200) == 0 and believed(known, [1] * 200, key=b"another key") == 192

@@ -1,0 +1,151 @@
+"""How many tokens a draft proposes, as a pure decision; and what is counted of them."""
+
+import pytest
+import torch
+
+from protocol.errors import InternalError
+from scheduler.planning.speculation import HOPE, PROBE, Speculation, StepCosts, best_steps
+from scheduler.speculation.step_costs import LONG_S, measure_step_costs
+from tests.doubles.clock import VirtualClock
+from tests.doubles.hash_model import FakeRunner
+from tests.explore.proposals import Proposals
+from tests.scheduler.building import (
+    FailAt,
+    ManualStream,
+    admitted,
+    decode,
+    drawn,
+    finish,
+    greedy,
+    make_executor,
+    make_planner,
+    prompt_chunk,
+)
+
+CHEAP = StepCosts((1, 64), ((1.0, 1.01, 1.02, 1.03), (1.0, 1.01, 1.02, 1.03)))  # its time goes to reading weights
+DEAR = StepCosts((1, 2), ((1.0, 2.2, 3.4, 4.6), (2.0, 4.4, 6.8, 9.2)))  # its time goes to computing
+USUAL = StepCosts((1, 16), ((1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7), (1.6, 2.6, 3.4, 4.2, 5.0, 5.8, 6.6)))
+
+
+def test_costs_lie_on_the_lines_between_what_was_measured() -> None:
+    assert USUAL.launch_s(1) == list(USUAL.seconds[0]) and USUAL.launch_s(16) == pytest.approx(USUAL.seconds[1])
+    assert USUAL.launch_s(4)[:2] == pytest.approx([1.0 + 0.6 * 3 / 15, 1.2 + 1.4 * 3 / 15])
+    assert USUAL.launch_s(31)[0] == pytest.approx(2.2)
+
+
+def test_costs_that_were_measured_on_a_disturbed_machine_never_fall() -> None:
+    assert StepCosts((1, 2), ((1.0, 5.0, 2.0), (0.9, 4.0, 2.0))).launch_s(100) == [1.0, 5.0, 5.0]
+    assert StepCosts((1,), ((1.0, 5.0, 2.0),)).launch_s(7) == [1.0, 5.0, 5.0]
+
+
+def test_where_tokens_cost_nothing_all_are_proposed_unless_they_are_wrong() -> None:
+    assert best_steps([0.9, 0.8, 0.7], CHEAP.launch_s(4)) == 3
+    assert best_steps([0.9, 0.8, 0.0], CHEAP.launch_s(4)) == 2
+    assert best_steps([0.0, 0.0, 0.0], CHEAP.launch_s(4)) == 0
+
+
+def test_where_every_token_costs_as_much_nothing_is_proposed() -> None:
+    assert best_steps([0.7, 0.5, 0.3], DEAR.launch_s(8)) == 0
+
+
+def test_large_batches_get_fewer_proposals() -> None:
+    acceptance = [0.8**place for place in range(1, 7)]
+    steps = [best_steps(acceptance, USUAL.launch_s(num_rows)) for num_rows in (1, 4, 16, 64)]
+    assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1] == 0
+
+
+def test_without_costs_it_is_always_as_many_for_rows_that_decode() -> None:
+    assert [Speculation(3, 9).next_steps(num_rows) for num_rows in (0, 1, 100)] == [0, 3, 3]
+
+
+def test_it_learns_what_is_kept_and_tries_again_now_and_then() -> None:
+    speculation = Speculation(2, 9, StepCosts((1,), ((1.0, 1.2, 1.3),)))
+    assert speculation.next_steps(1) == 2
+    tried = []
+    for _ in range(4 * PROBE):
+        tried.append(speculation.next_steps(1))
+        speculation.count(tried[-1], [(5,)])  # nothing is ever kept
+    assert tried[PROBE:].count(0) >= 3 * (PROBE - 1) and tried[PROBE:].count(1) == 3
+    assert 0 in tried[:20], "what was hoped for weighs little"
+
+    for _ in range(40 * PROBE):
+        steps = speculation.next_steps(1)
+        speculation.count(steps, [tuple(range(steps + 1))])  # everything is kept
+    assert speculation.next_steps(1) == 2
+
+
+def test_what_is_behind_a_wrong_proposal_tells_nothing() -> None:
+    """A launch does not check a proposal behind a wrong one. Its acceptance behind kept ones stays as hoped."""
+    speculation = Speculation(3, 9)
+    for _ in range(100):
+        speculation.count(3, [(1,), (1, 2)])
+    first, second, third = speculation.acceptance
+    assert first == pytest.approx(0.5, abs=0.01) and second < 0.01
+    assert third == pytest.approx(HOPE * second)
+
+
+@pytest.mark.parametrize("shape, width", [((4, 1, 0), 5), ((4, 2, 9), 9), ((4, 5, 9), 16), ((1, 8, 3), 3)])
+def test_a_launch_writes_a_chain_or_what_a_tree_needs(shape: tuple[int, int, int], width: int) -> None:
+    """To verify it, or to propose all levels but the last; the last known token counts."""
+    num_steps, topk, num_nodes = shape
+    assert Speculation(num_steps, 9, None, topk, num_nodes).width == width
+
+
+def test_proposals_are_counted_by_position() -> None:
+    speculation = Speculation(3, 9)
+    speculation.count(3, [(1, 2, 3, 4), (1,), (1, 2)])
+    speculation.count(1, [(1, 2)])
+    assert speculation.counters == {
+        "spec_proposed_0": 4,
+        "spec_accepted_0": 3,
+        "spec_proposed_1": 3,
+        "spec_accepted_1": 1,
+        "spec_proposed_2": 3,
+        "spec_accepted_2": 1,
+    }
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, (1,)), (5, (1, 2, 4, 5)), (8, (1, 2, 4, 8))])
+def test_launches_of_every_size_are_timed_and_leave_nothing_behind(most: int, sizes: tuple[int, ...]) -> None:
+    stream = ManualStream()
+    runner = FakeRunner(vocab_size=97, context_length=64, draft_seed=1)
+    executor = make_executor(stream, runner=runner)
+    before = executor.kv.layer(0)[1:].clone()
+    costs = measure_step_costs(executor, most, 3, VirtualClock())
+    assert costs == StepCosts(sizes, ((0.0,) * 4,) * len(sizes))
+    assert not len(executor.running) and not executor.launches and not executor.submitted
+    assert torch.equal(executor.kv.layer(0)[1:].view(torch.int32), before.view(torch.int32))
+
+    planner = make_planner(executor, speculation=Speculation(3, 9))
+    proposals, req = Proposals(planner, runner), admitted(planner, (5, 6, 7), greedy(30))
+    planner.launch(prompt_chunk(req), planner.decodes())
+    planner.join([req])
+    while req.finish is None:
+        _, result = finish(planner, executor)
+        req.append(drawn(planner, result)[req])
+        decode(planner)
+    assert req.outputs == runner.expected_tokens((5, 6, 7), 30) and proposals.num_kept > 0
+
+
+def test_a_slow_machine_is_timed_with_two_sizes() -> None:
+    """Costs lie on lines, and a line needs two points."""
+    clock = VirtualClock()
+    slow = FakeRunner(draft_seed=1, before_forward=lambda inp: clock.advance(2 * LONG_S * inp.num_decodes))
+    executor = make_executor(ManualStream(), runner=slow)
+    costs = measure_step_costs(executor, 8, 3, clock)
+    assert costs.num_rows == (1, 2)
+    assert costs.launch_s(4)[3] == pytest.approx(16 * 2 * LONG_S)
+
+
+def test_a_slow_round_does_not_count() -> None:
+    """Other work on the machine slows down one number of proposals once."""
+    clock, slow = VirtualClock(), iter((1.0,) * 6)  # the first launch, and a round
+    runner = FakeRunner(draft_seed=1, before_forward=lambda inp: clock.advance(next(slow, 0.1) * inp.num_decodes))
+    costs = measure_step_costs(make_executor(ManualStream(), runner=runner), 1, 3, clock)
+    assert costs.seconds[0] == pytest.approx((0.1, 0.2, 0.3, 0.4))
+
+
+def test_a_launch_that_fails_while_it_is_timed_ends_the_start() -> None:
+    failing = FakeRunner(draft_seed=1, before_forward=FailAt(2))
+    with pytest.raises(InternalError, match="a launch that was timed has failed"):
+        measure_step_costs(make_executor(ManualStream(), runner=failing), 2, 3, VirtualClock())

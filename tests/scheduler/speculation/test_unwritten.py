@@ -1,0 +1,56 @@
+"""What a draft has still to read is written as it was when it began to wait, and before its pages have other owners."""
+
+import pytest
+
+from model.graphs import GraphedRunner
+from protocol.messages_gateway import FinishReason
+from scheduler.planning.speculation import Speculation
+from scheduler.speculation.draft_batch import Chain
+from tests.doubles.hash_model import FakeRunner
+from tests.explore.proposals import Proposals
+from tests.scheduler.building import ManualStream, decode, finish, make_executor, make_planner
+from tests.scheduler.speculation.test_speculative_launch import MODEL, PROMPT, STEPS, begun, speculating, stepping, take
+
+
+def test_hidden_states_that_wait_are_not_those_of_a_later_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs write the features of every launch into the same memory."""
+    runner = GraphedRunner(FakeRunner(vocab_size=97, context_length=64, draft_seed=1), lambda run: run)
+    executor = make_executor(ManualStream(), runner=runner)
+    runner.capture(executor.kv, 1, executor.kv.layout.num_pages(64), STEPS + 1)
+    planner = make_planner(executor, speculation=Speculation(STEPS, 9))
+    stepping(monkeypatch, planner, 0, 0, 0, STEPS)
+    proposals, req = Proposals(planner, MODEL), begun(planner)
+    while len(req.outputs) < 20:
+        expected = MODEL.expected_accepts((*PROMPT, *req.outputs), STEPS) if len(req.outputs) > 3 else 0
+        num_known = len(req.outputs)
+        if num_known:
+            decode(planner)
+        take(planner, executor)
+        assert len(req.outputs) == num_known + expected + 1
+    assert proposals.num_kept > 0 and runner.num_replays > 3
+
+
+def test_what_a_draft_has_still_to_write_is_written_by_a_launch_that_cannot_be_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its rows are given back after it, and the next launch that proposes must not write their pages."""
+    stream = ManualStream()
+    executor, planner = speculating(stream)
+    stepping(monkeypatch, planner, 0, STEPS)
+    req = begun(planner)
+    take(planner, executor)
+    decode(planner)
+    take(planner, executor)
+    with monkeypatch.context() as broken:
+        broken.delattr(Chain, "init_new")
+        decode(planner)
+        assert finish(planner, executor)[1].error
+    pages, req.finish = list(req.held.pages), FinishReason.CANCELLED
+    planner.release(req)
+    other = begun(planner, (5, 6, 7), name="other")
+    take(planner, executor)
+    pages = [page for page in pages if page not in other.held.pages]
+    executor.kv.layer(2)[pages] = 7.0  # of a new owner
+    decode(planner)
+    take(planner, executor)
+    assert pages and (executor.kv.layer(2)[pages] == 7.0).all()
