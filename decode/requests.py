@@ -68,6 +68,8 @@ class DecodeRequest(Assigned):
     deadline: float = float("inf")  # for its last frame, in seconds of the worker's clock
     late: str = ""  # the error if the deadline passes
     first_tokens: tuple[int, ...] = ()  # by choice, once its KV is delivered
+    has_draft: bool = True  # prefill sends KV of the draft, too, if there is a draft
+    hidden: bytes = b""  # what a draft begins with, once KV is delivered; see Join
     landing: int = 0  # ticket of the copies that delivered KV needs before it may be decoded; 0: none
 
     @property
@@ -170,11 +172,11 @@ class Requests:
         if request.moves_kv:
             unit = start_unit(planner.layout.page_size, (peer.layout or planner.layout).page_size)
             key, state = request.cache_key, PageState.RESERVED
-            if not planner.admit(request.reqs, request.prompt_len, state, key, grows=True, unit=unit):
+            request.has_draft = peer.layout is None or len(peer.layout.groups) == len(planner.layout.groups)
+            how = partial(planner.admit, grows=True, unit=unit, has_draft=request.has_draft)
+            if not how(request.reqs, request.prompt_len, state, key):
                 return False
             request.start = request.prompt.held.num_cached
-            for req in request.reqs:
-                req.has_draft = peer.layout is None or len(peer.layout.groups) == len(planner.layout.groups)
         request.reservation = next(self._numbers)  # prefill takes jobs in this order only
         if request.moves_kv:
             pages, page_size = request.prompt.held.pages, planner.layout.page_size
@@ -240,8 +242,7 @@ class Requests:
         in_twin = () if on_device else landed
         request.landing = self._planner.fork(first, [req for req in others if req.finish is None], in_twin)
         request.first_tokens = last.first_tokens
-        for req in request.reqs:
-            req.hidden = last.hidden
+        request.hidden = last.hidden
         self._staged.append(request)
 
     @property
@@ -253,16 +254,16 @@ class Requests:
         """The delivered requests whose KV is on the device by now. Each is returned once, unless it has ended."""
         staged, self._staged, whole = self._staged, [], list[DecodeRequest]()
         for each in staged:
-            (whole if self._planner.is_over(each.landing) else self._staged).append(each)
+            (whole if self._planner.copies.is_over(each.landing) else self._staged).append(each)
         whole = [each for each in whole if each.state is DecodeState.WAITING]
         for each in whole:
-            for req in [req for req in each.reqs if req.holding is not None and req.has_draft][:1]:
-                self._planner.book.keep(req.held, each.cache_key)
+            if each.has_draft and (holding := [req for req in each.reqs if req.holding is not None]):
+                self._planner.book.keep(holding[0].held, each.cache_key)
         return whole
 
     def finish(self, req: Req) -> None:
         """The last choice has ended, and its memory is given back."""
-        self.by_key.pop((req.request_id, req.attempt)).move(DecodeState.FINISHED)
+        self.by_key.pop(req.key).move(DecodeState.FINISHED)
 
     def end(self, request: DecodeRequest, state: DecodeState, cancel_job: bool = True) -> None:
         """Ends a request that does not finish: stops its transfer and its job, and gives everything back once."""

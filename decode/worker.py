@@ -141,7 +141,7 @@ class DecodeWorker:
             kv_pages=self.planner.book.counts(),
             host_pages=self.planner.book.slot_counts(),
             running=self.planner.num_going_on,
-            waiting=len(waiting) + self.planner.spills.num_now,
+            waiting=len(waiting) + len(self.planner.spills.away),
             queued_prompt_tokens=sum(request.prompt_len for request in waiting),
             num_launches=self.planner.num_launches,
             counters={**self._receiver.counters, **self.planner.counters},
@@ -153,9 +153,8 @@ class DecodeWorker:
 
     def launch(self) -> bool:
         """Launches the choices that decode, which PREBUILT batches have joined."""
-        for req in self.planner.make_room():
-            if self._tokens.give_way(req):
-                self._requests.by_key.pop((req.request_id, req.attempt)).move(DecodeState.FINISHED)
+        for req in self._tokens.retract(self.planner.make_room()):
+            self._requests.finish(req)
         decodes = self.planner.decodes()
         if decodes:
             self.planner.launch(decodes=decodes)
@@ -169,7 +168,7 @@ class DecodeWorker:
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """Fails the requests of a launch that raised."""
         for req in reqs:
-            if (request := self._requests.by_key.get((req.request_id, req.attempt))) is not None:
+            if (request := self._requests.by_key.get(req.key)) is not None:
                 self._fail(request, error)
 
     # ---- from Assign to PrefillJob ----
@@ -243,7 +242,7 @@ class DecodeWorker:
         """Takes prefill's stamps. False if what the request begins with makes no sense; then the request fails."""
         fault = first_tokens_fault(told.first_tokens, len(request.reqs), self.planner.vocab_size)
         if isinstance(told, LastMessage):
-            hidden_size = self.planner.hidden_size if request.prompt.has_draft else 0
+            hidden_size = self.planner.hidden_size if request.has_draft else 0
             fault = fault or hidden_fault(told.hidden, hidden_size)
         if fault is not None:
             self._fail(request, InternalError(fault))
@@ -258,7 +257,7 @@ class DecodeWorker:
             self._take_first_tokens(request, request.first_tokens)
             if going_on := [req for req in request.reqs if req.finish is None]:
                 request.move(DecodeState.RUNNING)
-                self.planner.join(going_on)
+                self.planner.join(going_on, request.hidden)
                 self._phases.stamp(request, "ready to decode")
 
     def _on_finished_early(self, request: DecodeRequest, message: JobFinishedEarly) -> None:

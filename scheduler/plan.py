@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import FailFast
 
-from protocol.message import Blob, Boundary, Count, Flag, Int, Ints, Message, Number, Seconds, Text
+from protocol.message import Blob, Boundary, Count, Flag, Int, Ints, Message, Seconds, Text
 from protocol.messages_gateway import SamplingParams
 
 Owner = tuple[Count, Count]  # (row, generation): a row as it was handed out once
@@ -91,9 +91,8 @@ class Chunk(Message):
 class Plan(Message):
     """One launch: its chunks, and each row that decodes. A plan without rows is legal.
 
-    With a draft it proposes `num_steps` tokens for each row, and the target verifies them. Without, a row draws one.
-    If the draft proposes `topk` tokens after a token, they are trees of `num_steps` levels, of which the target
-    verifies `num_nodes` nodes, the last known token included.
+    With a draft it proposes `num_steps` tokens for each row, or a tree of so many levels, and the target verifies
+    them. Without proposals a row draws one token. See draft_shape.py.
 
     `relay`: sampled tokens are stashed for the next launch, because their choices go on decoding on this executor.
     `ships`: the executor reports each layer as soon as its KV is written, because this worker sends KV.
@@ -108,8 +107,6 @@ class Plan(Message):
     relay: Flag = True
     ships: Flag = False
     num_steps: Count = 0
-    topk: Count = 1
-    num_nodes: Count = 0
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ class Fill(Message):
 
 @dataclass(frozen=True)
 class WriteDraft(Message):
-    """Writes the KV of the draft that launches without proposals have left, before others read or own its pages."""
+    """Writes the KV of the draft that launches have put off; see planning/draft_writes.py."""
 
     ticket: Count
 
@@ -196,7 +193,6 @@ class StepResult(Message):
     error: Text = ""  # why the launch failed; "" if it did not
     hidden: Annotated[tuple[Blob, ...], FailFast()] = ()
     computed_at: Seconds | None = None  # when all layers were computed, by the executor's clock, if it can tell
-    logprobs: tuple[tuple[Number, ...], ...] = ()  # of the tokens; empty: nobody has asked for them
 
 
 @dataclass(frozen=True)

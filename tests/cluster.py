@@ -32,12 +32,14 @@ from protocol.messages_gateway import (
     WorkerAddress,
 )
 from runtime.clock import Clock, MonotonicClock
+from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import Stream
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Executes, Planner
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs
+from scheduler.speculation.modes import launches_for
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.page_ledger import check_pages, is_at_rest
 from unified.worker import UnifiedWorker
@@ -140,6 +142,7 @@ class Cluster:
                 lookahead=layout.lookahead,
             )
             kv = (MirroredKv if mirrored else PagedKv)(layout, num_pages, device)
+            shape = DraftShape(num_steps, *tree) if runner.draft else NO_DRAFT
             executor = Executor(
                 runner,
                 kv,
@@ -150,8 +153,9 @@ class Cluster:
                 staging=stage if staging is None else staging(),
                 host=HostCopies(kv, num_slots) if num_slots else None,
                 debug=debug,
+                launches=launches_for(runner.draft, shape),
             )
-            speculation = Speculation(num_steps, begins_with(runner.draft), None, *tree) if runner.draft else None
+            speculation = Speculation(shape, begins_with(runner.draft)) if runner.draft else None
             options: dict[str, Any] = {"has_twin": mirrored, "costs": costs, "speculation": speculation}
             made = Planner(book, wrap(executor), layout, runner.config.vocab_size, **options)
             self._executors[made] = executor

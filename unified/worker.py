@@ -79,7 +79,7 @@ class UnifiedWorker:
             kv_pages=self.planner.book.counts(),
             host_pages=self.planner.book.slot_counts(),
             running=self.planner.num_going_on,
-            waiting=len(queued) + self.planner.spills.num_now,
+            waiting=len(queued) + len(self.planner.spills.away),
             queued_prompt_tokens=sum(request.prompt_left for request in queued),
             num_launches=self.planner.num_launches,
             counters=self.planner.counters,
@@ -93,9 +93,8 @@ class UnifiedWorker:
 
         Choices whose last chunk is launched decode from the next launch on. The device relays their first tokens.
         """
-        for req in self.planner.make_room():
-            if self._tokens.give_way(req):
-                del self._requests[req.request_id, req.attempt]
+        for req in self._tokens.retract(self.planner.make_room()):
+            del self._requests[req.key]
         decodes = self.planner.decodes()
         num_mixed = len(decodes) if self._policies.enable_mixed_chunk else 0
         chunks = next_chunks(
@@ -116,7 +115,7 @@ class UnifiedWorker:
             else:
                 chunks = ()
 
-        asked = [self._requests[chunk.req.request_id, chunk.req.attempt] for chunk in chunks]
+        asked = [self._requests[chunk.req.key] for chunk in chunks]
         for chunk, request in zip(chunks, asked, strict=True):
             if chunk.start == request.num_cached:
                 self._phases.stamp(request, "prefill start")
@@ -130,16 +129,16 @@ class UnifiedWorker:
     def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:
         """Appends the tokens to their choices."""
         for req, run in drawn:
-            request = self._requests[req.request_id, req.attempt]
+            request = self._requests[req.key]
             if req is request.prompt and len(req.outputs) == req.num_replayed:
                 self.planner.book.keep(req.held, request.cache_key)
             if self._tokens.add(req, run):
-                del self._requests[req.request_id, req.attempt]
+                del self._requests[req.key]
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """Fails the requests of a launch that raised."""
         for req in reqs:
-            if (request := self._requests.get((req.request_id, req.attempt))) is not None:
+            if (request := self._requests.get(req.key)) is not None:
                 self._fail(request, error)
 
     # ---- requests ----
@@ -182,7 +181,7 @@ class UnifiedWorker:
     def _being_computed(self) -> list[Assigned]:
         """Those whose prompts are not in the cache yet."""
         in_flight = [chunk.req for launched in self.planner.in_flight for chunk in launched.chunks]
-        last_chunks = [self._requests.get((req.request_id, req.attempt)) for req in in_flight]
+        last_chunks = [self._requests.get(req.key) for req in in_flight]
         return list(dict.fromkeys((*self._computing, *filter(None, last_chunks))))
 
     def _fork(self, request: Assigned) -> None:

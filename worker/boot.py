@@ -44,9 +44,10 @@ from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Planner
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs
+from scheduler.speculation.modes import launches_for
 from scheduler.speculation.step_costs import measure_step_costs
 from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop
-from worker.memory import bytes_for_spills, has_twin, memory_budgets, sharers, verified_width
+from worker.memory import bytes_for_spills, draft_shape, has_twin, memory_budgets, sharers
 from worker.policies import Policies
 
 HOST_DEMAND_TOKENS = 262_144  # KV in host memory without --max-total-tokens; all of it is touched at the start
@@ -121,7 +122,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     status.loading("KV memory")
     executor, book = build_executor(runner, settings, wake.set)
     status.loading("warming up")
-    executor.warm_up(verified_width(runner, settings), trees=settings.speculative_eagle_topk > 1)
+    executor.warm_up(draft_shape(runner, settings))
     is_mirrored = has_twin(runner.device, settings)
     layout = executor.kv.layout
     costs = costs_of(runner, layout, settings)
@@ -344,6 +345,7 @@ def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], 
         staging=staging,
         host=HostCopies(kv, num_slots) if num_slots else None,
         forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
+        launches=launches_for(runner.draft, draft_shape(runner, settings)),
     )
     return executor, book
 
@@ -352,19 +354,17 @@ def speculation_of(runner: Runner, executor: Executor, settings: WorkerSettings)
     """How the planner uses the draft, if there is one. Its costs are measured. ConfigError if it cannot be used so."""
     if runner.draft is None:
         return None
-    topk, vocab_size, costs = settings.speculative_eagle_topk, runner.draft.vocab_size, None
-    if topk > vocab_size:
+    shape, vocab_size, costs = draft_shape(runner, settings), runner.draft.vocab_size, None
+    if shape.topk > vocab_size:
         expected = f"expected at most {vocab_size}, the tokens of its draft's vocabulary"
-        raise ConfigError(f"--speculative-eagle-topk: got {topk}, {expected}", param="speculative-eagle-topk")
-    num_layers, num_steps = runner.draft.group.lookahead, settings.speculative_num_steps
-    if 1 < num_layers < num_steps:
+        raise ConfigError(f"--speculative-eagle-topk: got {shape.topk}, {expected}", param="speculative-eagle-topk")
+    num_layers = runner.draft.group.lookahead
+    if 1 < num_layers < shape.num_steps:
         expected = f"expected at most {num_layers}, the layers of the draft"
-        raise ConfigError(f"--speculative-num-steps: got {num_steps}, {expected}", param="speculative-num-steps")
+        raise ConfigError(f"--speculative-num-steps: got {shape.num_steps}, {expected}", param="speculative-num-steps")
     if settings.speculative_adaptive and settings.role is not Role.PREFILL:
-        most = settings.max_running_requests, num_steps
-        costs = measure_step_costs(executor, *most, MonotonicClock())
-    num_nodes = (settings.speculative_num_draft_tokens or 0) if topk > 1 else 0
-    return Speculation(num_steps, begins_with(runner.draft), costs, topk, num_nodes)
+        costs = measure_step_costs(executor, settings.max_running_requests, shape.num_steps, MonotonicClock())
+    return Speculation(shape, begins_with(runner.draft), costs)
 
 
 def costs_of(runner: Runner, layout: KvLayout, settings: WorkerSettings) -> Costs | None:

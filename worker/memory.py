@@ -9,6 +9,7 @@ from model.runner import Runner
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
+from scheduler.draft_shape import NO_DRAFT, DraftShape
 
 
 def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int, host_bytes: int = 0) -> list[KvBudget]:
@@ -19,7 +20,7 @@ def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int, host_
     """
     device, config = runner.device, runner.config
     workers, on_host = sharers(device, settings), settings.workers_on_host
-    width = verified_width(runner, settings)
+    width = draft_shape(runner, settings).num_computed
     tokens = max(
         settings.max_prefill_tokens or settings.chunked_prefill_size, 0 if settings.chunked_prefill_size else longest
     )
@@ -51,12 +52,13 @@ def bytes_for_spills(layout: KvLayout, settings: WorkerSettings, longest: int) -
     return host_copy_bytes(layout, settings.retract_host_gib, most_tokens, budget)
 
 
-def verified_width(runner: Runner, settings: WorkerSettings) -> int:
-    """How many tokens of one request a forward of a launch computes at most: 1 without a draft."""
+def draft_shape(runner: Runner, settings: WorkerSettings) -> DraftShape:
+    """What the draft proposes for a row, as the settings have it; NO_DRAFT without a draft."""
     if runner.draft is None:
-        return 1
-    level = settings.speculative_eagle_topk if settings.speculative_num_steps > 1 else 1  # of a tree
-    return max(settings.speculative_num_draft_tokens or 1, level, settings.speculative_num_steps + 1)
+        return NO_DRAFT
+    topk = settings.speculative_eagle_topk
+    num_nodes = (settings.speculative_num_draft_tokens or 0) if topk > 1 else 0
+    return DraftShape(settings.speculative_num_steps, topk, num_nodes)
 
 
 def sharers(device: torch.device, settings: WorkerSettings) -> int:

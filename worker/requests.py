@@ -233,25 +233,21 @@ class TokenStream:
     def add(self, req: Req, run: tuple[int, ...]) -> bool:
         """Appends what a launch has drawn to the choice `req`. True if the request has ended with it; then all memory
         is given back."""
-        seq, num_new = len(req.outputs), len(run) - req.num_again
-        taken = req.append(run)
-        if not taken:
-            self.planner.go_on(req)
-            return False
+        seq, taken = len(req.outputs), req.append(run)
         # By position: one is made for each token, and keywords take twice as long (26 us instead of 12 for 64).
         self._choices.append(ChoiceTokens(req.request_id, req.attempt, req.choice, seq, taken, req.finish or ""))
 
         first = seq - req.num_replayed
-        if seq == 0 and (num_cached := self.requests[req.request_id, req.attempt].num_cached):
+        if seq == 0 and (num_cached := self.requests[req.key].num_cached):
             self._cached[req.request_id] = num_cached
         if first < 2:
             for name in filter(None, self.names[first : first + len(taken)]):
-                self.phases.stamp(self.requests[req.request_id, req.attempt], name)
+                self.phases.stamp(self.requests[req.key], name)
         if req.finish is None:
             return False
 
-        request = self.requests[req.request_id, req.attempt]
-        if len(taken) < num_new:  # so the last token was a proposal, too
+        request = self.requests[req.key]
+        if len(taken) < len(run):  # so the last token was a proposal, too
             self.phases.stamp(request, "run cut")
         self.planner.keep(req, request.assign.cache_salt)
         self.planner.release(req)
@@ -261,17 +257,19 @@ class TokenStream:
         self._stamps[req.request_id] = tuple(request.stamps)
         return True
 
-    def give_way(self, req: Req) -> bool:
-        """Takes a choice's memory back. Its KV goes to host memory, or it ends here and the gateway begins it again.
+    def retract(self, reqs: Sequence[Req]) -> list[Req]:
+        """Ends choices that give way here: the gateway begins each again. Their KV is dropped.
 
-        True if the request has ended.
+        Returns those with which their requests have ended.
         """
-        if self.planner.spill(req):
-            return False
-        self._retracted.append(Retracted(req.request_id, req.attempt, req.choice))
-        req.finish = FinishReason.CANCELLED
-        self.planner.release(req)
-        return self.requests[req.request_id, req.attempt].has_ended
+        ended: list[Req] = []
+        for req in reqs:
+            self._retracted.append(Retracted(req.request_id, req.attempt, req.choice))
+            req.finish = FinishReason.CANCELLED
+            self.planner.release(req)
+            if self.requests[req.key].has_ended:
+                ended.append(req)
+        return ended
 
     def flush(self, outbox: Outbox) -> None:
         """Puts the messages into `outbox`: a choice's tokens before it gives way."""

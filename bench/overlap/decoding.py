@@ -17,11 +17,13 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.messages_gateway import TO_GATEWAY, Assign
 from runtime.clock import Clock
+from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Segment, Stream
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Planner
 from scheduler.planning.speculation import Speculation
+from scheduler.speculation.modes import launches_for
 from unified.worker import UnifiedWorker
 
 PAGE_SIZE = 16
@@ -174,10 +176,11 @@ def executor_of(
     forward: Stream,
     schedule: Stream | None = None,
     page_size: int = PAGE_SIZE,
+    shape: DraftShape = NO_DRAFT,
 ) -> Executor:
-    """An executor with memory for `batch` requests of `max_context` tokens."""
+    """An executor with memory for `batch` requests of `max_context` tokens. `shape`: of its draft."""
     kv = PagedKv(runner.kv_layout(page_size), num_pages(runner, batch, max_context, page_size), runner.device)
-    return executor_on(kv, runner, batch, max_context, forward, schedule)
+    return executor_on(kv, runner, batch, max_context, forward, schedule, shape)
 
 
 def num_pages(runner: Runner, batch: int, max_context: int, page_size: int = PAGE_SIZE) -> int:
@@ -186,7 +189,13 @@ def num_pages(runner: Runner, batch: int, max_context: int, page_size: int = PAG
 
 
 def executor_on(
-    kv: PagedKv, runner: Runner, batch: int, max_context: int, forward: Stream, schedule: Stream | None = None
+    kv: PagedKv,
+    runner: Runner,
+    batch: int,
+    max_context: int,
+    forward: Stream,
+    schedule: Stream | None = None,
+    shape: DraftShape = NO_DRAFT,
 ) -> Executor:
     """An executor on `kv`."""
     return Executor(
@@ -196,6 +205,7 @@ def executor_on(
         max_pages=kv.layout.num_pages(max_context),
         forward=forward,
         schedule=schedule or InlineStream(),
+        launches=launches_for(runner.draft, shape),
     )
 
 

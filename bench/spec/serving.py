@@ -19,6 +19,7 @@ from model.inputs import ModelInput
 from model.runner import ModelRunner
 from protocol.messages_gateway import Assign, SamplingParams, Tokens
 from runtime.clock import MonotonicClock
+from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.planning.speculation import Speculation
 from scheduler.speculation.step_costs import measure_step_costs
 from unified.worker import UnifiedWorker
@@ -106,12 +107,13 @@ def measured(
     clock = MonotonicClock()
     core = min(os.sched_getaffinity(0))
     stream = ReplayedStream({core}, 1, clock)
-    executor = executor_of(used, len(load.prompts), load.longest + 1, stream, page_size=PAGE_SIZE)
+    shape = NO_DRAFT if num_steps is None else DraftShape(num_steps, *tree)
+    executor = executor_of(used, len(load.prompts), load.longest + 1, stream, page_size=PAGE_SIZE, shape=shape)
     try:
         speculation = None
         if num_steps is not None:
             costs = measure_step_costs(executor, len(load.prompts), num_steps, clock) if adaptive else None
-            speculation = Speculation(num_steps, begins_with(runner.draft), costs, *tree)
+            speculation = Speculation(shape, begins_with(runner.draft), costs)
         planner = planner_of(executor, speculation)
         policies = Policies(max_prefill_tokens=len(load.prompts) * load.longest)  # all prompts at once
         worker = UnifiedWorker(planner, "bench", clock, overlap=False, chunk_size=load.longest, policies=policies)

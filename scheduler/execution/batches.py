@@ -36,6 +36,7 @@ class Members:
     rows_cpu: IntArray
     limits_cpu: IntArray  # tokens of KV at most
     limits_B: Tensor
+    drafts_B: Tensor  # bool: whether a draft may propose for the row
     indices_B: Tensor  # 0, 1, ...
     sentinels_B: Tensor  # minus the rows
 
@@ -133,6 +134,9 @@ class ScheduleBatch:
                 rows_cpu=np.array([draw.row for draw in self.draws], dtype=np.int64),
                 limits_cpu=limits_cpu,
                 limits_B=torch.from_numpy(limits_cpu).to(self.rows_B.device, non_blocking=True),
+                drafts_B=torch.tensor(
+                    [draw.drafts for draw in self.draws], dtype=torch.bool, device=self.rows_B.device
+                ),
                 indices_B=torch.arange(len(self.draws), device=self.rows_B.device),
                 sentinels_B=-self.rows_B,
             )
@@ -241,6 +245,14 @@ class ForwardBatch:
             sampling=sampling_of(chunks, running.sampling, running.seq_lens_B, running.seq_lens_cpu),
             decode_owners_D=running.members.owners_B,
         )
+
+
+def owners_drawn(plan: Plan, running: ScheduleBatch) -> tuple[Owner, ...]:
+    """The owners of the rows that a launch draws tokens for: those of its chunks, then those that decode."""
+    owners = running.members.owners
+    if not plan.chunks:
+        return owners
+    return (*((draw.row, draw.generation) for draw in draws_of(plan.chunks)), *owners)
 
 
 def draws_of(chunks: Sequence[Chunk]) -> list[Draw]:

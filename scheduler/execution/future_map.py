@@ -8,7 +8,7 @@ so that no owner of a row reads what a former owner has left. Every call returns
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from model.inputs import int64_column
 from protocol.errors import InternalError
 from scheduler.execution.batches import ScheduleBatch
-from scheduler.execution.future_rows import OWNER_SHIFT, owners_of
+from scheduler.execution.future_rows import OWNER_SHIFT, DraftInput, owners_of
 from scheduler.execution.streams import Event, Stream
 from scheduler.plan import Join
 
@@ -30,7 +30,7 @@ NO_PROPOSAL: Final = -1  # in topk_index: nothing is proposed
 class DraftExtras:
     """What a draft needs for its next step, of N rows: K proposals, their probabilities, hidden features of size E.
 
-    A draft of J layers has features (N, J, E), and the J - 1 tokens before the last one; see Past in draft_layers.py.
+    A draft of J layers has features (N, J, E), and the J - 1 tokens before the last one; see speculation/layers.py.
 
     None: this draft has no use for it, or this launch has not computed it.
     """
@@ -49,6 +49,16 @@ class DraftExtras:
     def tensors(self) -> tuple[Tensor, ...]:
         """Those that it carries."""
         return tuple(value for _, value in self.present)
+
+    def replaced(self, rows_N: Tensor, other: "DraftExtras") -> "DraftExtras":
+        """With the other's N rows in the place of the rows `rows_N`; they carry the same kinds."""
+        pairs = zip(self.present, other.present, strict=True)
+        return DraftExtras(**{name: value.index_copy(0, rows_N, theirs) for (name, value), (_, theirs) in pairs})
+
+    def only_for(self, drafts_N: Tensor) -> "DraftExtras":
+        """Without proposals for rows where `drafts_N` is False."""
+        assert self.topk_index_NK is not None
+        return replace(self, topk_index_NK=self.topk_index_NK.where(drafts_N[:, None], NO_PROPOSAL))
 
     def followed_by(self, other: "DraftExtras") -> "DraftExtras":
         """Of these rows, then of the other's, which carry the same kinds."""
@@ -241,7 +251,7 @@ class FutureMap:
             if not 0 < seq_len < 1 << OWNER_SHIFT:
                 raise InternalError(f"row {draw.row} of owner {draw.generation} has no length: none was published")
         batch.set_seq_lens(gather.seq_lens_B, seq_lens)
-        batch.spec_info = batch.spec_info.resolved()
+        batch.spec_info = DraftInput.known(batch.spec_info.future_indices_B)
 
     def _newest_publish(self, batch: ScheduleBatch) -> Event:
         if self._publish_ready is None:

@@ -39,14 +39,15 @@ class DraftInput:
         """For rows that were just launched: the launch publishes all their lengths."""
         return DraftInput(rows_B, [True] * len(rows_B))
 
+    @staticmethod
+    def known(rows_B: Tensor) -> "DraftInput":
+        """For rows whose lengths the host knows."""
+        return DraftInput(rows_B, [False] * len(rows_B))
+
     @property
     def is_pending(self) -> bool:
         """Whether a launch publishes any of the lengths."""
         return any(self.pending)
-
-    def resolved(self) -> "DraftInput":
-        """The same rows; the host knows their lengths."""
-        return DraftInput(self.future_indices_B, [False] * len(self.pending))
 
     def take(self, keep: Sequence[int], keep_N: Tensor) -> "DraftInput":
         """The rows `keep`, on the host and on the device."""

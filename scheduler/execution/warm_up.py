@@ -14,6 +14,7 @@ from model.host_copies import HostCopies
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.errors import InternalError
+from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.streams import Stream
 
 
@@ -25,16 +26,16 @@ def warm_up(
     max_requests: int,
     max_pages: int,
     host: HostCopies | None = None,
-    width: int = 1,
-    trees: bool = False,
+    shape: DraftShape = NO_DRAFT,
 ) -> None:
     """Runs one chunk of a prompt and one decode on the forward stream, and copies a page to host memory and back.
 
     A draft runs behind each. A runner with graphs then captures decodes of up to `max_requests` requests with
-    `max_pages` pages each. A speculative launch verifies `width` tokens of a request, as a tree with `trees`.
+    `max_pages` pages each, with as many tokens of a request as a draft of `shape` needs.
     Blocks until all is done. InternalError when a forward fails. Page 0 holds zeros afterwards.
     """
     errors: list[Exception] = []
+    trees = shape.is_tree
 
     def run() -> None:
         try:
@@ -56,7 +57,7 @@ def warm_up(
                     host.spill(padding_N, padding_N)
                     host.fill(padding_N, padding_N)
                 if isinstance(runner, GraphedRunner):
-                    runner.capture(kv, max_requests, max_pages, width, trees=trees)
+                    runner.capture(kv, max_requests, max_pages, shape.num_computed, trees=trees)
                 for layer in range(kv.layout.num_layers):
                     kv.layer(layer)[0].zero_()
         except Exception as error:  # noqa: BLE001 - segments must not raise; the caller's thread raises it again

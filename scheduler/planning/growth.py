@@ -1,7 +1,7 @@
 """Pages for contexts that grow: who needs some for the next token, and who gives way when there are none.
 
-    join --watch--> due in the launch whose token does not fit --make_room--> grown, or short
-                    ^------------------------------------------- grown ------'         |
+    join --watch--> due in the launch whose token does not fit --grow_due--> grown, or short
+                    ^------------------------------------------ grown ------'        |
                                                   short: sits out until pages are free, or it gives way
 
 A choice that decodes writes one token a launch. So the launch in which its pages run out is known when it gets them,
@@ -41,16 +41,16 @@ class Growth:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a choice needs a page. One that has ended since make_room needs none."""
+        """Whether a choice needs a page. One that has ended since grow_due needs none."""
         return any(req.holding is not None for req in self.short)
 
-    def make_room(self) -> list[Req]:
-        """Adds pages to whoever needs some for the next launch, and returns those who got them."""
+    def grow_due(self) -> list[Req]:
+        """Adds pages to the choices that need some for the next launch, and returns those that got them."""
         waiting = dict.fromkeys((*self.short, *self._due.pop(self._num_launches, ())))  # some are watched twice
         self.short = []
         grown: list[Req] = []
         for req in waiting:
-            if req.holding is None or req.slots or req.finish is not None or req.num_left <= 0:
+            if req.holding is None or req.finish is not None or req.num_left <= 0:
                 continue
             if self._room(req) != 0:  # launches have drawn fewer tokens than they might
                 self.watch(req)
@@ -68,12 +68,12 @@ class Growth:
         flight.
         """
         known = (*decoding, *self.short)
-        holders = {req: None for req in known if req.holding and not req.slots and req.finish is None}
+        holders = {req: None for req in known if req.holding and req.finish is None}
         candidates = [req for req in holders if req.num_left > 0]
         ending = [page for req in holders if req.num_left <= 0 for page in req.held.pages]
         missing = sum(self._num_missing(req) for req in self.short if req in holders)
         missing -= self._book.num_coming + self._book.pages.num_own(ending)
-        return give_way(candidates, missing, self._book.pages.num_own, self._book.margin)
+        return pick_victims(candidates, missing, self._book.pages.num_own, self._book.margin)
 
     def _num_missing(self, req: Req) -> int:
         """The pages without which it cannot decode."""
@@ -94,7 +94,7 @@ class Growth:
         return any(self._book.grow(req.held, num_tokens) is not None for num_tokens in tokens)
 
 
-def give_way(
+def pick_victims(
     candidates: Sequence[Req], missing: int, num_own: Callable[[Sequence[int]], int], margin: int
 ) -> list[Req]:
     """Those who give way so that at least `missing` pages come free. `num_own`: how many pages nobody else holds.

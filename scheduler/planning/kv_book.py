@@ -30,12 +30,16 @@ class Holding:
     num_cached: int = 0  # tokens whose KV was in the cache
     flushes: int = 0  # of the cache, before it was admitted
     num_granted: int = 0  # pages that the executor was told of; the planner's
-    has_begun: bool = False  # a draft has read its choice's first output; the planner's
+    has_draft: bool = True  # the pages hold KV of the draft, if there is a draft; the planner's
 
     @property
     def owner(self) -> tuple[int, int]:
         """(row, generation): the row as it was handed out once."""
         return self.row, self.generation
+
+    def goes_on_from(self, left: "Holding") -> None:
+        """Takes over what is known of the KV that is copied here from `left`."""
+        self.flushes, self.has_draft = left.flushes, left.has_draft
 
 
 @dataclass(frozen=True)

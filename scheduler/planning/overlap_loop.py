@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from protocol.errors import BatonError, InternalError, LaunchFailed
 from scheduler.plan import StepResult
-from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.planner import Drawn, Launched, Planner
 from scheduler.planning.req import Req
 
 TOO_MANY: Final = 3  # launches that fail in a row
@@ -31,7 +31,7 @@ class RoleSteps(Protocol):
         """Launches what runs next. False if there is nothing. A launch may be in flight, its results unknown."""
         ...
 
-    def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:
+    def process(self, launched: Launched, drawn: Drawn) -> None:
         """Takes the tokens of a completed launch: those of choices that have not ended meanwhile."""
         ...
 
@@ -60,7 +60,7 @@ class OverlapLoop:
     @property
     def busy(self) -> bool:
         """Whether a launch is in flight, or a choice is in host memory and comes back when there is room."""
-        return bool(self._planner.in_flight or self._planner.spills.num_now)
+        return bool(self._planner.in_flight or self._planner.spills.away)
 
     @property
     def oldest_launch(self) -> int:
@@ -77,7 +77,7 @@ class OverlapLoop:
 
     def _process(self, launched: Launched, result: StepResult) -> None:
         if result.error:
-            self._failures = self._failures.failed((req.request_id, req.attempt) for req in launched.reqs)
+            self._failures = self._failures.failed(req.key for req in launched.reqs)
             self._last_error = result.error
             self._role.failed(launched.reqs, LaunchFailed(result.error))  # another worker may serve them
             return
@@ -87,11 +87,12 @@ class OverlapLoop:
         drawn = self._planner.drawn(result.rows, result.tokens)
         self._planner.count_kept(launched, drawn)
         if not result.not_finite:
-            self._role.process(launched, drawn)
+            self._role.process(launched, self._planner.without_redrawn(drawn))
             return
         bad = [req for req, _ in self._planner.drawn(result.not_finite, ((),) * len(result.not_finite))]
         self._fail_not_finite([req for req, run in drawn if not run and req in bad])
-        self._role.process(launched, self._planner.drawn(result.rows, result.tokens))
+        drawn = self._planner.drawn(result.rows, result.tokens)  # those that have failed hold no row any more
+        self._role.process(launched, self._planner.without_redrawn(drawn))
         self._fail_not_finite([req for req in bad if req.finish is None])  # others have ended before
 
     def _fail_not_finite(self, reqs: Sequence[Req]) -> None:

@@ -34,10 +34,8 @@ class Req:
     priority: int = 0  # a smaller number gives way later
 
     holding: Holding | None = None  # set at admission, cleared at release
-    slots: tuple[int, ...] = ()  # of host memory, while its KV is there: see spills.py
-    hidden: bytes = b""  # see Join; until it joins
-    has_draft: bool = True  # its pages hold KV of the draft, if there is a draft
     num_resumed: int = 0  # outputs with which it last began to decode, if not with none
+    key: tuple[str, int] = field(init=False)  # (request_id, attempt)
 
     # progress, counting all launches enqueued so far
     num_computed: int = 0  # KV of prompt tokens [0, num_computed) is written
@@ -45,10 +43,10 @@ class Req:
 
     # results that the host knows
     outputs: list[int] = field(default_factory=list)
-    num_again: int = 0  # of the last ones, those that launches draw once more: see spills.py
     finish: FinishReason | None = None
 
     def __post_init__(self) -> None:
+        self.key = self.request_id, self.attempt
         if self.num_replayed:
             self.outputs = list(self.prompt_ids[-self.num_replayed :])
             self.num_sampled = self.num_resumed = self.num_replayed
@@ -79,21 +77,18 @@ class Req:
         """Tokens whose KV is written by the launches so far: all but the one drawn last."""
         return self.prompt_len + self.num_sampled - self.num_replayed - 1
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a launch has decoded it: its first output is read. A choice is launched with that output known, or in
+        flight; one that comes back from host memory was launched before."""
+        return self.num_sampled > self.num_replayed + 1 or self.num_resumed > self.num_replayed
+
     def append(self, run: tuple[int, ...]) -> tuple[int, ...]:
-        """Adds the outputs that one launch has drawn, up to the one that ends the choice. Returns those taken: not
-        those that were drawn before.
+        """Adds the outputs that one launch has drawn, up to the one that ends the choice. Returns those taken.
 
         Sets `finish` if the choice ends. The launch was counted as one output.
         """
         assert self.finish is None, "a finished choice takes no token"
-        if self.num_again:
-            again = min(self.num_again, len(run))
-            self.num_again -= again
-            self.num_sampled += again
-            run = run[again:]
-            if not run:
-                self.num_sampled -= 1
-                return ()
         if len(run) == 1:  # almost always, and the loop below takes half as long again
             self.outputs += run
             self.finish = finish_reason(self.sampling, len(self.outputs), run[0])
@@ -113,19 +108,25 @@ class Req:
 def draw_of(req: Req, held: Holding) -> Draw:
     """How a plan names a choice at a row."""
     until = req.prompt_len - req.num_replayed + req.sampling.min_tokens
-    return Draw(held.row, held.generation, req.choice, req.sampling, until, req.longest, req.has_draft)
+    return Draw(held.row, held.generation, req.choice, req.sampling, until, req.longest, held.has_draft)
 
 
-def join_of(req: Req, lookahead: int) -> Join:
-    """How a plan names a choice that decodes from now on. `lookahead`: the layout's."""
-    held, is_known = req.held, req.num_sampled == len(req.outputs) - req.num_again
-    begins, held.has_begun = req.has_draft and not held.has_begun, True
-    hidden, req.hidden = req.hidden, b""
-    count = lookahead - 1 if hidden else 0
-    last = req.prompt_ids[max(req.prompt_len - count, 0) :]
-    before = (*(0,) * (count - len(last)), *last)
-    input_id = req.outputs[req.num_sampled - 1] if is_known else None
-    return Join(draw_of(req, held), req.num_written, input_id, begins, hidden, before)
+def join_of(req: Req, *, num_redrawn: int = 0, hidden: bytes = b"", lookahead: int = 0) -> Join:
+    """How a plan names a choice that decodes from now on.
+
+    `num_redrawn`: see Spills. `hidden`: what came with its prompt's KV, see Join. `lookahead`: the layout's.
+    """
+    held, num_before = req.held, lookahead - 1 if hidden else 0
+    last = req.prompt_ids[max(req.prompt_len - num_before, 0) :]
+    is_known = req.num_sampled == len(req.outputs) - num_redrawn  # no launch in flight draws for it
+    return Join(
+        draw_of(req, held),
+        req.num_written,
+        req.outputs[req.num_sampled - 1] if is_known else None,
+        begins=held.has_draft and not req.has_begun,
+        hidden=hidden,
+        before=(*(0,) * (num_before - len(last)), *last),
+    )
 
 
 def request_fault(

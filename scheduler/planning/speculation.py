@@ -16,8 +16,10 @@ from itertools import accumulate
 from operator import mul
 from typing import Final
 
-HOPE: Final = 0.8  # of a proposal behind kept ones, before any was verified
-PRIOR: Final = 4  # so many verified proposals weigh as much as the hope
+from scheduler.draft_shape import NO_DRAFT, DraftShape
+
+FIRST_GUESS: Final = 0.8  # acceptance rate assumed for a position until launches have measured it
+PRIOR: Final = 4  # so many verified proposals weigh as much as the first guess
 MEMORY: Final = 0.98  # the weight of what was known, when one more proposal was verified
 PROBE: Final = 64  # every so many launches one proposal more is tried: its acceptance may have changed
 
@@ -49,15 +51,12 @@ def best_steps(acceptance: Sequence[float], launch_s: Sequence[float]) -> int:
 
 @dataclass(eq=False)
 class Speculation:
-    """The executor has a draft, which proposes at most `num_steps` tokens for each row; without `costs` always so
-    many. `hidden_size`: numbers of the hidden states with which a draft begins. With `topk` above 1 it proposes trees
-    of `num_steps` levels, of which the target verifies `num_nodes` nodes; costs decide nothing then."""
+    """How many tokens the executor's draft proposes: at most those of `shape`, and without `costs` always so many.
+    `hidden_size`: numbers of the hidden states with which a draft begins. Of trees, costs decide nothing."""
 
-    num_steps: int
+    shape: DraftShape
     hidden_size: int
     costs: StepCosts | None = None
-    topk: int = 1
-    num_nodes: int = 0  # with the last known token
     proposed: list[int] = field(init=False)  # [i]: rows for which a proposal i was verified, in all launches
     accepted: list[int] = field(init=False)  # [i]: of these, rows whose first i + 1 proposals were kept
     _seen: list[float] = field(init=False)  # [i]: proposals i behind kept ones, lately
@@ -66,15 +65,19 @@ class Speculation:
     _launch_s: tuple[int, list[float]] = field(init=False, default_factory=lambda: (0, []))  # of a number of rows
 
     def __post_init__(self) -> None:
-        self.proposed, self.accepted = [0] * self.num_steps, [0] * self.num_steps
-        self._seen, self._kept = [float(PRIOR)] * self.num_steps, [HOPE * PRIOR] * self.num_steps
+        num_steps = self.shape.num_steps
+        self.proposed, self.accepted = [0] * num_steps, [0] * num_steps
+        self._seen, self._kept = [float(PRIOR)] * num_steps, [FIRST_GUESS * PRIOR] * num_steps
+
+    @staticmethod
+    def without_draft() -> "Speculation":
+        """Nothing is ever proposed."""
+        return Speculation(NO_DRAFT, 0)
 
     @property
-    def width(self) -> int:
-        """Slots of a row that one launch writes at most."""
-        if self.topk == 1:
-            return self.num_steps + 1
-        return max(self.num_nodes, (self.num_steps - 1) * self.topk + 1)
+    def has_draft(self) -> bool:
+        """Whether the executor has a draft."""
+        return self.hidden_size > 0
 
     @property
     def acceptance(self) -> list[float]:
@@ -84,12 +87,12 @@ class Speculation:
     def next_steps(self, num_rows: int) -> int:
         """Proposals for each of so many rows in the next launch."""
         if self.costs is None or not num_rows:
-            return self.num_steps if num_rows else 0
+            return self.shape.num_steps if num_rows else 0
         self._num_launches += 1
         if self._launch_s[0] != num_rows:
             self._launch_s = num_rows, self.costs.launch_s(num_rows)
         best = best_steps(self.acceptance, self._launch_s[1])
-        return min(best + 1, self.num_steps) if self._num_launches % PROBE == 0 else best
+        return min(best + 1, self.shape.num_steps) if self._num_launches % PROBE == 0 else best
 
     def count(self, num_steps: int, runs: Sequence[tuple[int, ...]]) -> None:
         """Counts what a launch with so many proposals has kept of them: a run has one token more."""

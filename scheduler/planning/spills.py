@@ -1,25 +1,24 @@
 """Choices whose KV is in host memory: those that gave way and wait for room on the device.
 
-    decodes --begin--> copied out --Done--> waits --room--> copied back --Done--> decodes
-            slots taken                            row, pages        slots given back
+    decodes --copy_out--> copied out --Done--> waits --copy_back--> copied back --Done--> take_back: decodes
+              slots taken                              row, pages                 slots given back
 
 No message leaves the worker meanwhile. What a launch in flight draws for the choice is dropped, and drawn again. A
 choice that ends on its way is forgotten here; the book keeps its slots, row and pages until its copy is over.
 
 KV of a draft's last slots may depend on proposals (LayerGroup.lookahead). What the draft needs to write them again is
-not kept. So with a draft of J layers the last J - 1 known outputs are drawn once more, and no message repeats them.
+not kept. So with a draft of J layers the last J - 1 known outputs are drawn once more, and no message repeats them:
+with J = 3 and outputs 50, 51, 52 a choice goes on behind 50, and the next two draws, 51 and 52, are dropped.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from scheduler.plan import Fill, Operation, Spill
+from scheduler.planning.copy_tickets import CopyTickets
 from scheduler.planning.kv_book import Holding, KvBook
 from scheduler.planning.req import Req
-
-Copy = Callable[[Callable[[int], Operation]], int]  # submits the operation made from a ticket, and returns the ticket
-
 
 # What a usual machine does in a second: bytes copied to host memory, bytes moved to another worker, operations.
 RATES: Final = {"cpu": (5e9, 1e9, 5e10), "cuda": (2e10, 1e10, 2e14)}
@@ -50,48 +49,45 @@ def is_cheaper_on_host(num_tokens: int, costs: Costs) -> bool:
 
 
 @dataclass(eq=False)
-class _Spilled:
-    """One of them. It holds slots until its KV is back or it has ended, and a row and pages while it is copied back."""
+class Spilled:
+    """A choice on its way to host memory, there, or on its way back."""
 
     req: Req
-    flushes: int  # see Holding
+    slots: tuple[int, ...]  # of host memory
+    left: Holding  # what it held before
     ticket: int  # of its newest copy
+    holding: Holding | None = None  # while it is copied back: the planner's once its KV is there
 
 
 class Spills:
-    """First come, first served. `copy` submits operations; `costs` None: always to host memory, if there is room."""
+    """First come, first served. `costs` None: always to host memory, if there is room."""
 
-    def __init__(self, book: KvBook, copy: Copy, is_over: Callable[[int], bool], costs: Costs | None) -> None:
+    def __init__(self, book: KvBook, copies: CopyTickets, costs: Costs | None) -> None:
+        self.away: dict[Req, Spilled] = {}  # in the order in which they left
         self._num_begun = 0
         self._book = book
-        self._copy = copy
-        self._is_over = is_over
+        self._copies = copies
         self._costs = costs
-        self._all: list[_Spilled] = []
-
-    @property
-    def num_now(self) -> int:
-        """Choices on their way to host memory, there, or on their way back."""
-        return sum(bool(each.req.slots) for each in self._all)
+        self._redrawn: dict[Req, int] = {}  # how many of its last outputs launches draw once more
 
     @property
     def counters(self) -> dict[str, float]:
         """For WorkerStats."""
-        return {"spills": self._num_begun, "spilled_now": self.num_now}
+        return {"spills": self._num_begun, "spilled_now": len(self.away)}
 
     @property
     def is_waiting(self) -> bool:
         """Whether a choice needs room on the device."""
-        return any(each.req.slots and each.req.holding is None for each in self._all)
+        return any(spilled.holding is None for spilled in self.away.values())
 
-    def begin(self, req: Req) -> bool:
+    def copy_out(self, req: Req) -> bool:
         """Copies the KV of a choice that decodes to host memory. The caller takes its row and pages back.
 
         False: it has to begin again. Host memory is full or the dearer way, or the host knows too few tokens that were
         drawn here.
         """
-        again = max(self._book.lookahead - 1, 0)
-        num_new = len(req.outputs) - req.num_replayed - again
+        num_redrawn = max(self._book.lookahead - 1, 0)
+        num_new = len(req.outputs) - req.num_replayed - num_redrawn
         num_tokens = req.prompt_len + num_new - 1  # no launch that is over has read the last one
         if num_new < 1 or (self._costs is not None and not is_cheaper_on_host(num_tokens, self._costs)):
             return False
@@ -100,45 +96,71 @@ class Spills:
             return False
 
         self._num_begun += 1
-        req.num_again = again
-        req.num_sampled = len(req.outputs) - again
-        req.slots = tuple(slots)
-        self._all.append(_Spilled(req, req.held.flushes, self._copy(_spill(req.held.pages, req.slots))))
+        req.num_sampled = len(req.outputs) - num_redrawn
+        if num_redrawn:
+            self._redrawn[req] = num_redrawn
+        ticket = self._copies.submit(_spill(req.held.pages, tuple(slots)))
+        self.away[req] = Spilled(req, tuple(slots), req.held, ticket)
         return True
 
-    def fill(self) -> Iterator[tuple[Req, Holding]]:
-        """Those for which there is room on the device, each with its new row and pages. Begins to copy their KV back.
+    def copy_back(self) -> None:
+        """Gives rows and pages to those for which there is room on the device, and begins to copy their KV back.
 
         Nobody overtakes.
         """
-        self._all = [each for each in self._all if each.req.slots]
-        for each in [each for each in self._all if each.req.holding is None]:
-            req = each.req
-            if not self._is_over(each.ticket):
+        for spilled in self.away.values():
+            if spilled.holding is not None:
+                continue
+            req = spilled.req
+            if not self._copies.is_over(spilled.ticket):
                 return
             holdings = self._book.admit(req.prompt_len, req.num_written + 1, 1, max_tokens=req.longest)
             if holdings is None:
                 return
-            (holding,) = holdings
-            holding.flushes = each.flushes
-            each.ticket = self._copy(_fill(req.slots, holding.pages))
-            yield req, holding
+            (spilled.holding,) = holdings
+            spilled.holding.goes_on_from(spilled.left)
+            spilled.ticket = self._copies.submit(_fill(spilled.slots, spilled.holding.pages))
 
-    def filled(self) -> list[Req]:
-        """Those whose KV is back. Gives their slots back."""
-        over = [each for each in self._all if each.req.slots and each.req.holding and self._is_over(each.ticket)]
-        for each in over:
-            self._all.remove(each)
-            self._book.give_slots(each.req.slots)
-            each.req.slots = ()
-            each.req.num_resumed = each.req.num_sampled
-        return [each.req for each in over]
+    def take_back(self) -> list[tuple[Req, Holding]]:
+        """Those whose KV is back, each with its new row and pages. Gives their slots back."""
+        back: list[tuple[Req, Holding]] = []
+        for spilled in list(self.away.values()):
+            if spilled.holding is not None and self._copies.is_over(spilled.ticket):
+                del self.away[spilled.req]
+                self._book.give_slots(spilled.slots)
+                spilled.req.num_resumed = spilled.req.num_sampled
+                back.append((spilled.req, spilled.holding))
+        return back
 
     def forget(self, req: Req) -> None:
-        """It has ended, wherever it is. Gives its slots back, if it has some."""
-        if req.slots:
-            self._book.give_slots(req.slots)
-            req.slots = ()
+        """It has ended, wherever it is. Gives its slots back, and the row and pages to which it was copied."""
+        self._redrawn.pop(req, None)
+        if (spilled := self.away.pop(req, None)) is not None:
+            self._book.give_slots(spilled.slots)
+            if spilled.holding is not None:
+                self._book.release(spilled.holding)
+
+    # ---- outputs that are drawn once more ----
+
+    @property
+    def redraws(self) -> bool:
+        """Whether any choice draws outputs once more."""
+        return bool(self._redrawn)
+
+    def num_redrawn(self, req: Req) -> int:
+        """How many of its last outputs launches draw once more."""
+        return self._redrawn.get(req, 0)
+
+    def without_redrawn(self, req: Req, run: tuple[int, ...]) -> tuple[int, ...]:
+        """What is new in the run that a launch has drawn. The launch was counted as one output."""
+        repeated = min(self._redrawn.get(req, 0), len(run))
+        if not repeated:
+            return run
+        self._redrawn[req] -= repeated
+        if not self._redrawn[req]:
+            del self._redrawn[req]
+        req.num_sampled += repeated if repeated < len(run) else repeated - 1
+        return run[repeated:]
 
 
 def _spill(pages: Sequence[int], slots: tuple[int, ...]) -> Callable[[int], Operation]:

@@ -40,7 +40,7 @@ class Beam:
 
 
 @dataclass(frozen=True)
-class Tree:
+class Nodes:
     """What the target verifies. Node 0 is the root, whose parent is -1. Bit i of a node: node i is on its path."""
 
     tokens_BW: Tensor
@@ -89,7 +89,7 @@ def next_level(
     )
 
 
-def best_tree(root_B: Tensor, found: Candidates, topk: int, num_levels: int, num_nodes: int) -> Tree:
+def best_tree(root_B: Tensor, found: Candidates, topk: int, num_levels: int, num_nodes: int) -> Nodes:
     """The tree of the best candidates behind the last known tokens `root_B`."""
     numbers_BN = _largest(found.scores_BC, num_nodes - 1).sort(1).values
     parents_BN = found.parents_BC.gather(1, numbers_BN)
@@ -102,7 +102,7 @@ def best_tree(root_B: Tensor, found: Candidates, topk: int, num_levels: int, num
     bits_BW = own_W.expand_as(parents_BW)
     for _ in range(num_levels):
         bits_BW = own_W | bits_BW.gather(1, parents_BW.clamp(min=0))
-    return Tree(
+    return Nodes(
         tokens_BW=torch.cat((root_B[:, None], found.tokens_BC.gather(1, numbers_BN)), 1),
         parents_BW=parents_BW,
         depths_BW=torch.cat((none_B1 + 1, levels_BN), 1),
@@ -110,11 +110,11 @@ def best_tree(root_B: Tensor, found: Candidates, topk: int, num_levels: int, num
     )
 
 
-def empty_tree(root_B: Tensor, num_nodes: int) -> Tree:
+def empty_tree(root_B: Tensor, num_nodes: int) -> Nodes:
     """A tree where nothing is proposed behind the last known tokens `root_B`."""
     nodes_BW = torch.arange(num_nodes, device=root_B.device).expand(root_B.shape[0], -1)
     is_root_BW = nodes_BW == 0
-    return Tree(
+    return Nodes(
         tokens_BW=torch.where(is_root_BW, root_B[:, None], -1),
         parents_BW=torch.where(is_root_BW, -1, 0),
         depths_BW=torch.where(is_root_BW, 0, 1),
@@ -122,7 +122,7 @@ def empty_tree(root_B: Tensor, num_nodes: int) -> Tree:
     )
 
 
-def walk(tree: Tree, drawn_BW: Tensor, room_B: Tensor, num_levels: int) -> tuple[Tensor, Tensor]:
+def walk(tree: Nodes, drawn_BW: Tensor, room_B: Tensor, num_levels: int) -> tuple[Tensor, Tensor]:
     """The nodes whose tokens the target has drawn, from the root on (B, S + 1), and how many are kept behind the root.
 
     The path repeats its last node. Nodes from `room_B` on have no slot and are never kept.

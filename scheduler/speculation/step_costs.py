@@ -16,8 +16,8 @@ CONTEXT: Final = 128  # tokens; attention costs more where more is verified
 OWNER: Final = 2**31 - 1  # a generation that no row comes to
 
 
-def measure_step_costs(executor: Executor, most_rows: int, num_steps: int, clock: Clock) -> StepCosts:
-    """Times launches of 1, 2, 4, ... rows, up to `most_rows`, with 0 to `num_steps` proposals each. Blocks.
+def measure_step_costs(executor: Executor, max_rows: int, num_steps: int, clock: Clock) -> StepCosts:
+    """Times launches of 1, 2, 4, ... rows, up to `max_rows`, with 0 to `num_steps` proposals each. Blocks.
 
     They are whole launches, with the host's share. It is called before the first plan. Page 0 is all that is read and
     written. InternalError if a launch fails.
@@ -32,9 +32,9 @@ def measure_step_costs(executor: Executor, most_rows: int, num_steps: int, clock
         times = _fastest(executor, num_rows, num_steps, clock)
         sizes.append(num_rows)
         seconds.append(times)
-        if num_rows == most_rows or (len(sizes) > 1 and times[-1] > LONG_S):
+        if num_rows == max_rows or (len(sizes) > 1 and times[-1] > LONG_S):
             break
-        num_rows, joined = min(2 * num_rows, most_rows), num_rows
+        num_rows, joined = min(2 * num_rows, max_rows), num_rows
     _timed(executor, Plan(0, leaves=tuple(range(1, num_rows + 1))), clock)
     return StepCosts(tuple(sizes), tuple(seconds))
 

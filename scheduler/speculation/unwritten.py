@@ -1,14 +1,12 @@
 """Tokens that a draft has still to read: the KV of several launches is written at once.
 
 A launch that proposes nothing needs no KV of the draft, and for a few tokens its calls cost more than the computing.
-So the tokens of MAX_UNWRITTEN launches at most wait until a launch or a copy needs their KV:
+So these tokens wait. The planner knows that they do (planning/draft_writes.py) and decides when they are written:
 
-    add --add--> ... --a launch that proposes, WriteDraft, or too many--> write
+    add --add--> ... --a launch that proposes, or WriteDraft--> write
 
 Only drafts of one layer can wait: a layer behind it reads what the attention of the first has seen.
 """
-
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,19 +15,12 @@ from model.draft import Draft
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 
-MAX_UNWRITTEN: Final = 8  # launches whose tokens wait
-
 
 class Unwritten:
     """Belongs to the forward stream: only its segments use it."""
 
     def __init__(self) -> None:
         self._tokens: list[tuple[Tensor, ...]] = []  # ids, positions, slots, hidden states
-
-    @property
-    def is_full(self) -> bool:
-        """Whether they should be written now."""
-        return len(self._tokens) >= MAX_UNWRITTEN
 
     def add(self, inp: ModelInput, hidden_TE: Tensor) -> None:
         """The tokens of a forward of decodes. Its ids are the tokens behind the slots, as for Draft.run_layer.

@@ -153,7 +153,7 @@ def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
     for worker in cluster.workers:
         worker.planner.book.flush()
         assert (counts := worker.planner.book.counts()).free == counts.total, counts
-        assert len(worker.planner.book.retired) == len(worker.planner.in_flight) == len(worker.planner._copies) == 0
+        assert len(worker.planner.book.retired) == len(worker.planner.in_flight) == len(worker.planner.copies) == 0
     for prefill in cluster.prefills.values():
         assert (prefill._jobs, prefill._job_of, [*prefill._waiting], prefill._computing) == ({}, {}, [], {})
         counters = prefill._sender.counters

@@ -8,9 +8,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from model.host_copies import HostCopies
 from model.paged_kv import PagedKv
 from model.runner import Runner
+from scheduler.draft_shape import DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import InlineStream
 from scheduler.plan import OPERATIONS, OUTCOMES, Operation, Outcome, Plan, StepResult
+from scheduler.speculation.modes import launches_for
 
 
 class Encoded:
@@ -38,14 +40,21 @@ class Encoded:
         return outcomes
 
 
-def replayed(sent: Sequence[bytes], runner: Runner, like: Executor) -> list[StepResult]:
+def replayed(sent: Sequence[bytes], runner: Runner, like: Executor, shape: DraftShape) -> list[StepResult]:
     """The results of the same operations on an executor that begins empty, one after the other."""
     num_rows, max_pages = like.page_table.req_to_page.shape
     with _disable_current_modes():
         kv = PagedKv(like.kv.layout, like.kv.num_pages)
         host = None if like.host is None else HostCopies(kv, like.host.memory.num_pages)
         sizes: dict[str, Any] = {"num_rows": num_rows, "max_pages": max_pages, "host": host}
-        executor = Executor(runner, kv, forward=InlineStream(), schedule=InlineStream(), **sizes)
+        executor = Executor(
+            runner,
+            kv,
+            forward=InlineStream(),
+            schedule=InlineStream(),
+            launches=launches_for(runner.draft, shape),
+            **sizes,
+        )
         results: list[StepResult] = []
         for raw in sent:
             executor.submit(OPERATIONS.decode(raw))

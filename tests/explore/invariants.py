@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from decode.worker import DecodeWorker
 from prefill.worker import PrefillWorker
 from scheduler.execution.executor import Executor
-from scheduler.planning.kv_book import KvBook
+from scheduler.planning.kv_book import Holding
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.cluster import Cluster, Worker
@@ -18,7 +18,7 @@ def check_invariants(cluster: Cluster) -> None:
     for worker in cluster.workers:
         check_pages(worker.planner.book.pages)
         known = list(_reqs(worker))
-        _check_slots(worker.planner.book, known)
+        _check_slots(worker.planner)
         reqs = [req for req in known if req.holding]
         _check_rows(worker.planner, reqs)
         _check_pages(worker.planner, reqs)
@@ -37,9 +37,15 @@ def _reqs(worker: Worker) -> Iterator[Req]:
             yield from request.reqs
 
 
+def _holdings(planner: Planner, reqs: list[Req]) -> list[Holding]:
+    """What choices hold, and what waits for those that are copied back from host memory."""
+    coming = [spilled.holding for spilled in planner.spills.away.values() if spilled.holding is not None]
+    return [*[req.held for req in reqs], *coming]
+
+
 def _check_rows(planner: Planner, reqs: list[Req]) -> None:
     rows = planner.book.rows
-    held = [req.held.row for req in reqs]
+    held = [holding.row for holding in _holdings(planner, reqs)]
     retired = [row for entry in planner.book.retired for row in entry.rows]
     assert 0 not in held and len(set(held)) == len(held), f"rows are shared: {held}"
     assert sorted([*held, *retired, *rows._free]) == list(range(1, rows.num_rows)), "rows are lost, or held twice"
@@ -51,17 +57,18 @@ def _check_rows(planner: Planner, reqs: list[Req]) -> None:
 
 def _check_pages(planner: Planner, reqs: list[Req]) -> None:
     pages = planner.book.pages
-    holders = Counter(page for req in reqs for page in req.held.pages)
+    holders = Counter(page for holding in _holdings(planner, reqs) for page in holding.pages)
     assert 0 not in holders, "the padding page was handed out"
     assert [holders[page] for page in range(pages.num_pages)] == pages._holders, "references that nobody, or two, hold"
 
 
-def _check_slots(book: KvBook, reqs: list[Req]) -> None:
+def _check_slots(planner: Planner) -> None:
     """Each slot of host memory is free, or one choice's, or waits for a copy."""
+    book = planner.book
     if book.slots is None:
         return
     check_pages(book.slots)
-    holders = Counter(slot for req in reqs for slot in req.slots)
+    holders = Counter(slot for spilled in planner.spills.away.values() for slot in spilled.slots)
     retired = Counter(slot for entry in book.retired for slot in entry.slots)
     slots = range(book.slots.num_pages)
     assert [holders[slot] for slot in slots] == book.slots._holders, "slots are lost, or taken twice"
@@ -76,12 +83,12 @@ def _check_running(planner: Planner, executor: Executor) -> None:
     decoding = [
         (draw, length)
         for draw, length in zip(batch.draws, batch.seq_lens_cpu.tolist(), strict=True)
-        if draw.row not in planner._leaving
+        if draw.row not in planner.roster.leaving
     ]
-    assert [draw.row for draw, _ in decoding] == [planner._rows[req] for req in planner._decoding], (
+    assert [draw.row for draw, _ in decoding] == [planner.roster.rows[req] for req in planner.roster.decoding], (
         "planner and executor differ about who decodes"
     )
-    for req, (draw, length) in zip(planner._decoding, decoding, strict=True):
+    for req, (draw, length) in zip(planner.roster.decoding, decoding, strict=True):
         if req.finish is not None:
             continue
         assert (req.held.row, req.held.generation) == (draw.row, draw.generation), "a choice sits at another's row"
@@ -89,7 +96,7 @@ def _check_running(planner: Planner, executor: Executor) -> None:
         assert table.req_to_page[draw.row, : len(pages)].tolist() == pages, "the table names other pages"
         assert table.req_to_page_cpu[draw.row, : len(pages)].tolist() == pages, "the host's table names other pages"
         assert req.num_sampled <= req.sampling.max_tokens, "a choice is launched beyond its last token"
-        if planner._speculation is None:
+        if not planner.speculation.has_draft:
             assert length == req.num_written, "a length is not that of its KV"
         else:  # what the launches in flight keep is not known yet
             assert req.prompt_len <= length <= req.longest, "a length is beyond its context"

@@ -19,15 +19,13 @@ class Proposals:
         self.num_checked = 0
         self.num_kept = 0
         self._runner, self._drawn, self._poll = runner, planner.drawn, planner.poll
-        speculation = planner._speculation
-        assert speculation is not None
-        self._speculation = speculation
+        self._planner, self._speculation = planner, planner.speculation
         self._num_steps = 0  # of the launch whose runs are taken
         vars(planner).update(drawn=self._seen, poll=self._polled)
         if varied is not None:
-            rng, most = random.Random(varied), speculation.num_steps
-            steps = range(most + 1) if speculation.topk == 1 else (0, most)
-            vars(speculation)["next_steps"] = lambda num_rows: rng.choice(steps) if num_rows else 0
+            rng, shape = random.Random(varied), planner.speculation.shape
+            steps = (0, shape.num_steps) if shape.is_tree else range(shape.num_steps + 1)
+            vars(planner.speculation)["next_steps"] = lambda num_rows: rng.choice(steps) if num_rows else 0
 
     def _polled(self) -> list[tuple[Launched, StepResult]]:
         over = self._poll()
@@ -48,14 +46,14 @@ class Proposals:
 
         The first token of a prompt has no proposals, and one that comes back from host memory has none for a step.
         """
-        num_known, params = len(req.outputs) - req.num_again, req.sampling
+        num_known, params = len(req.outputs) - self._planner.spills.num_redrawn(req), req.sampling
         if not run or num_known == req.num_replayed:
             return
-        if not req.has_draft:
+        if not req.held.has_draft:
             assert len(run) == 1, f"{req.request_id}/{req.choice} keeps proposals of a draft without KV"
             return
         context = (*req.prompt_ids, *req.outputs[req.num_replayed : num_known])
-        if self._speculation.topk > 1 and self._num_steps:
+        if self._speculation.shape.is_tree and self._num_steps:
             self._check_tree(req, run, context)
             return
         kept = run[: min(len(run), params.max_tokens - num_known)]
@@ -74,10 +72,10 @@ class Proposals:
 
     def _check_tree(self, req: Req, run: tuple[int, ...], context: tuple[int, ...]) -> None:
         """What is kept is the path that the draws take, as long as it is in the tree. This holds for hot rows, too."""
-        room, speculation = req.longest - len(context) + 1, self._speculation
+        room, tree = req.longest - len(context) + 1, self._speculation.shape
         if room <= 0:  # it has ended
             return
-        shape = speculation.topk, speculation.num_steps, speculation.num_nodes
+        shape = tree.topk, tree.num_steps, tree.num_nodes
         was_away = req.num_resumed == len(req.outputs)
         wanted = 0 if was_away else self._runner.expected_tree(context, room, *shape).num_kept(run, room)
         what = f"{req.request_id}/{req.choice} keeps {len(run) - 1} nodes behind {len(context)} tokens, not {wanted}"

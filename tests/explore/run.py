@@ -143,8 +143,8 @@ class Run:
     def _share(self) -> None:
         """Schedule streams see the lengths that forwards publish behind the events that they have waited for."""
         for executor in map(self.cluster.executor, self.cluster.workers):
-            assert isinstance(executor._schedule, SimulatedStream)
-            executor._schedule.share(executor.future_map.new_seq_lens_buf)
+            assert isinstance(executor.device.schedule, SimulatedStream)
+            executor.device.schedule.share(executor.future_map.new_seq_lens_buf)
 
     def _staging(self) -> Callable[[], Stream] | None:
         """A third stream for each worker, in a simulation."""
@@ -246,14 +246,14 @@ class Run:
             assert launched.ticket == plan.ticket
             members[plan.ticket] = {req.request_id for req in launched.reqs}
 
-        name = "_compute" if executor.runner.draft is None else "_verify"  # runs the forward that may fail
-        segment = getattr(executor, name)
+        name = "compute" if executor.runner.draft is None else "verify"  # runs the forward that may fail
+        segment = getattr(executor.kind, name)
 
         def noted(launch: Launch) -> None:
             self._computing.members = members.pop(launch.ticket)
             segment(launch)
 
-        vars(executor)[name] = noted
+        vars(executor.kind)[name] = noted
         self.executors.append(Encoded(executor, submitting))
         return self.executors[-1]
 

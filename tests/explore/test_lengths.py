@@ -27,7 +27,7 @@ class Deaf(Run):
         """A deployment without load."""
         super().start()
         for worker in self.cluster.workers:
-            schedule = cast(SimulatedStream, self.cluster.executor(worker)._schedule)
+            schedule = cast(SimulatedStream, self.cluster.executor(worker).device.schedule)
             vars(schedule)["wait"] = lambda event: None
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from model.fake import FakeRunner
+from scheduler.draft_shape import DraftShape
 from scheduler.plan import OPERATIONS, Plan, StepResult
 from tests.decode.driving import VOCAB
 from tests.doubles.strategies import Strategy
@@ -26,7 +27,8 @@ def test_recorded_operations_give_the_same_tokens_again(seed: int) -> None:
         draft_seed = None if workload.num_steps is None else 1
         layers = workload.num_layers
         runner = FakeRunner(vocab_size=VOCAB, context_length=256, draft_seed=draft_seed, num_draft_layers=layers)
-        again = replayed(encoded.sent, runner, encoded.executor)
+        shape = DraftShape(workload.num_steps or 0, *workload.tree)
+        again = replayed(encoded.sent, runner, encoded.executor, shape)
         assert again == encoded.results
         num_tokens += sum(len(tokens) for result in again for tokens in result.tokens)
         num_plans = sum(isinstance(OPERATIONS.decode(raw), Plan) for raw in encoded.sent)

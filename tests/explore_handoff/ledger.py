@@ -14,8 +14,8 @@ from gateway.control import Control
 from gateway.pairing import Loads
 from prefill.worker import PrefillWorker
 from protocol.kv_layout import full_pages, pages_for
-from scheduler.planning.kv_book import KvBook
 from scheduler.planning.kv_pages import PageState
+from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.doubles.page_ledger import check_pages
 from tests.explore_handoff.workers import WorkerProcess
@@ -27,10 +27,10 @@ def check_worker(process: WorkerProcess) -> None:
     """Raises AssertionError: the rule that is broken."""
     core = process.core
     if isinstance(core, PrefillWorker):
-        _check_memory(core.planner.book, [job.prompt for job in core._jobs.values()])
+        _check_memory(core.planner, [job.prompt for job in core._jobs.values()])
         _check_sending(process, core)
     else:
-        _check_memory(core.planner.book, [req for request in core._requests.by_key.values() for req in request.reqs])
+        _check_memory(core.planner, [req for request in core._requests.by_key.values() for req in request.reqs])
         _check_receiving(process, core)
         _check_refusals(process)
 
@@ -108,12 +108,15 @@ def _held(process: WorkerProcess) -> Iterator[str]:
         yield f"transfers to receive {list(process.receiver._transfers)}"
 
 
-def _check_memory(book: KvBook, reqs: list[Req]) -> None:
+def _check_memory(planner: Planner, reqs: list[Req]) -> None:
     """What check_pages() says of the pages among themselves is looked at in unrest(): this is done often."""
+    book, away = planner.book, planner.spills.away.values()
+    owned = (*[req.holding for req in reqs], *[spilled.holding for spilled in away])
+    holdings = [holding for holding in owned if holding is not None]
     pages, rows = book.pages, book.rows
     holders = [0] * pages.num_pages
-    for req in reqs:
-        for page in req.held.pages if req.holding else ():
+    for holding in holdings:
+        for page in holding.pages:
             holders[page] += 1
     assert holders == pages._holders, "pages that nobody, or two, hold"
     retired = Counter(page for entry in book.retired for page in entry.pages)
@@ -127,9 +130,9 @@ def _check_memory(book: KvBook, reqs: list[Req]) -> None:
     assert sum(pages._count.values()) == pages.num_pages - 1, "the ledger does not add up"
     assert len(cached) == (book._cache.num_pages if book._cache is not None else 0), "the cache keeps other pages"
     if book.slots is not None:
-        held = Counter(slot for req in reqs for slot in req.slots)
+        held = Counter(slot for spilled in away for slot in spilled.slots)
         assert [held[slot] for slot in range(book.slots.num_pages)] == book.slots._holders, "slots are lost, or shared"
-    used = [req.held.row for req in reqs if req.holding]
+    used = [holding.row for holding in holdings]
     used += [row for entry in book.retired for row in entry.rows]
     assert len(used) + len(rows._free) == rows.num_rows - 1, "rows are lost"
     assert len({*used, *rows._free}) == rows.num_rows - 1, "rows are held twice"

@@ -11,7 +11,7 @@ from protocol.messages_gateway import Role
 from scheduler.execution.batches import ScheduleBatch
 from scheduler.plan import Join
 from scheduler.planning.overlap_loop import TOO_MANY
-from scheduler.speculation.draft_batch import Seeds
+from scheduler.speculation.draft_rows import Seeds
 from tests.explore_handoff.exploring import explore_seed
 from tests.explore_handoff.faults import KINDS
 from tests.explore_handoff.scenario import FIRST_WITH_DRAFT, Fault, Scenario
@@ -41,9 +41,9 @@ def test_a_world_with_a_draft(seed: int) -> None:
 def test_a_world_notices_what_a_draft_should_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Seeds.of
 
-    def spoilt(joins: Sequence[Join], device: torch.device) -> Seeds | None:
+    def spoilt(joins: Sequence[Join], device: torch.device) -> Seeds:
         seeds = real(joins, device)
-        return None if seeds is None else replace(seeds, hidden_NE=torch.zeros_like(seeds.hidden_NE))
+        return replace(seeds, hidden_NE=torch.zeros_like(seeds.hidden_NE))
 
     monkeypatch.setattr(Seeds, "of", staticmethod(spoilt))
     broken = explore_seed(next(seed for seed in range(FIRST_WITH_DRAFT, 99) if Scenario.random(seed).num_steps)).broken

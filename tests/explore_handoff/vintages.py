@@ -63,7 +63,7 @@ class Vintages:
 
         def seated(req: Req, holding: Holding) -> None:
             seat(req, holding)
-            if req.slots:  # it comes back with KV that is as old as when it left
+            if req in spilled:  # it comes back with KV that is as old as when it left
                 born[holding.row] = spilled.pop(req)
                 written.update((page, born[holding.row]) for page in holding.pages)
 

@@ -25,12 +25,14 @@ from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import RankEndpoint, Register, Role, WorkerAddress
 from runtime.bus import Dealer, Router
 from runtime.process_life import StopSignal
+from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import InlineStream
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.overlap_loop import TOO_MANY
 from scheduler.planning.planner import Planner
 from scheduler.planning.speculation import Speculation
+from scheduler.speculation.modes import launches_for
 from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner
 from tests.explore.proposals import Proposals
@@ -132,7 +134,8 @@ class WorkerProcess:
             num_slots=num_slots,
             lookahead=layout.lookahead,
         )
-        kv = PagedKv(layout, num_pages)
+        kv, draft = PagedKv(layout, num_pages), self.runner.draft
+        shape = DraftShape(scenario.num_steps, *scenario.tree) if draft else NO_DRAFT
         self.executor = Executor(
             self.runner,
             kv,
@@ -142,9 +145,9 @@ class WorkerProcess:
             schedule=InlineStream(),
             host=HostCopies(kv, num_slots) if num_slots else None,
             debug=True,
+            launches=launches_for(self.runner.draft, shape),
         )
-        draft, steps = self.runner.draft, scenario.num_steps
-        speculation = None if draft is None else Speculation(steps, begins_with(draft), None, *scenario.tree)
+        speculation = Speculation(shape, begins_with(draft)) if draft else None
         self.planner = Planner(book, self.executor, layout, VOCAB, costs=scenario.costs, speculation=speculation)
         if speculation is not None:
             Proposals(self.planner, self.runner, scenario.varied_steps)

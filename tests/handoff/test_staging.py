@@ -31,8 +31,8 @@ def held(cluster: Cluster, instance: int) -> ManualStream:
     worker = cluster.prefills.get(instance) or cluster.decodes[instance]
     stream = ManualStream()
     executor = cluster.executor(worker)
-    executor._staging.close()
-    executor._staging = stream
+    executor.device.staging.close()
+    executor.device.staging = stream
     return stream
 
 
@@ -66,7 +66,7 @@ def test_pages_of_a_request_that_has_left_are_not_reused_while_they_are_staged()
     free = planner.book.pages.num_free
     cluster.assign("left", PROMPT, greedy(12), n=2)
     cluster.run(lambda: bool(stream.queue))
-    cluster.executor(decode)._forward.record().synchronize()
+    cluster.executor(decode).device.forward.record().synchronize()
     steps(cluster)
     assert not planner.in_flight and cluster.decodes[200].busy  # so that its loop looks again soon
     cluster.cancel("left")
@@ -116,7 +116,7 @@ def test_each_layer_is_staged_behind_the_forward_that_writes_it(monkeypatch: pyt
     cluster = cluster_of(runner)
     stream, executor = held(cluster, 100), cluster.executor(cluster.prefills[100])
     calls: list[tuple[str, Any]] = []
-    mark, launch = executor._forward.mark, stream.launch
+    mark, launch = executor.device.forward.mark, stream.launch
 
     def marked() -> Event:
         event = mark()
@@ -127,12 +127,12 @@ def test_each_layer_is_staged_behind_the_forward_that_writes_it(monkeypatch: pyt
         calls.append(("staged", None))
         launch(*arguments)
 
-    monkeypatch.setattr(executor._forward, "mark", marked)
+    monkeypatch.setattr(executor.device.forward, "mark", marked)
     monkeypatch.setattr(stream, "wait", lambda event: calls.append(("waits", event)))
     monkeypatch.setattr(stream, "launch", launched)
     cluster.assign("r", PROMPT, greedy(12))
     cluster.run(lambda: bool(executor.launches) and bool(executor.launches[0].layers))
-    executor._forward.record().synchronize()
+    executor.device.forward.record().synchronize()
     num_layers = executor.kv.layout.num_layers
     assert [name for name, _ in calls] == ["written", "waits", "staged"] * num_layers
     assert all(calls[at][1] is calls[at + 1][1] for at in range(0, len(calls), 3))

@@ -10,7 +10,8 @@ from torch import Tensor
 from model.graphs import GraphedDraft, GraphedRunner
 from model.loaded_draft import LoadedDraft
 from protocol.messages_gateway import SamplingParams
-from scheduler.speculation import draft_layers
+from scheduler.draft_shape import DraftShape
+from scheduler.speculation import layers as draft_layers
 from tests.checkpoints import Architecture, greedy_reference
 from tests.cluster import Cluster
 from tests.model.driving import random_prompt
@@ -85,7 +86,7 @@ def test_all_layers_of_a_full_batch_come_from_graphs(tmp_path: Path) -> None:
     runner = GraphedRunner(plain, again)
     cluster = Cluster(runner, "1U", num_steps=2, num_pages=64, page_size=4, max_requests=2)
     (worker,) = cluster.unifieds
-    cluster.executor(worker).warm_up(width=3)
+    cluster.executor(worker).warm_up(DraftShape(2))
     prompts = [random_prompt(9, 307, index) for index in range(2)]
     for index, prompt in enumerate(prompts):
         cluster.assign(f"r{index}", prompt, SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0))

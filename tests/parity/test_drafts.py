@@ -143,7 +143,7 @@ def test_tokens_are_those_without_a_draft(
         assert differs == NUM_TOKENS or not seen[differs].is_safe
         num_equal += differs
     assert num_equal > 0.9 * NUM_TOKENS * len(found)
-    speculation = planner._speculation
+    speculation = planner.speculation
     assert speculation is not None and speculation.proposed[0] > 0
     assert kind == "eagle3" or speculation.accepted[0] > 20
     assert kind != "two layers" or (len(speculation.accepted) == NUM_LAYERS and speculation.accepted[1] > 4)

@@ -16,6 +16,7 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.messages_gateway import SamplingParams
 from runtime.clock import Clock
+from scheduler.draft_shape import DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import Event, InlineStream, Segment, Stream
 from scheduler.plan import Draw, StepResult
@@ -24,9 +25,11 @@ from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Launched, Planner
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
+from scheduler.speculation.modes import launches_for
 from tests.doubles.hash_model import FakeRunner
 
 CPU = torch.device("cpu")
+CHAIN_OF_3 = DraftShape(3)
 
 
 def greedy(max_tokens: int, *, min_tokens: int = 0, eos: tuple[int, ...] = ()) -> SamplingParams:
@@ -146,8 +149,9 @@ def make_executor(
     forward_clock: Clock | None = None,
     host: HostCopies | None = None,
     staging: Stream | None = None,
+    shape: DraftShape = CHAIN_OF_3,
 ) -> Executor:
-    """An executor over a fake model of 97 tokens, for contexts of 64 tokens."""
+    """An executor over a fake model of 97 tokens, for contexts of 64 tokens. `shape` is that of its draft, if any."""
     runner = runner or FakeRunner(vocab_size=97, context_length=64)
     kv = kv or PagedKv(runner.kv_layout(4), 64)
     return Executor(
@@ -161,6 +165,7 @@ def make_executor(
         host=host,
         staging=staging,
         debug=debug,
+        launches=launches_for(runner.draft, shape),
     )
 
 

@@ -42,7 +42,7 @@ def main(endpoint: str) -> None:
             while outcomes := executor.poll():
                 for outcome in outcomes:
                     socket.send(OUTCOMES.encode(outcome))
-        assert not executor.launches and not executor._copies, "it ends with work in flight"
+        assert not executor.launches and not executor.copies, "it ends with work in flight"
         executor.close()
         socket.send(b"")
 

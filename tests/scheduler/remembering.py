@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from protocol.kv_layout import KvLayout, LayerGroup
+from scheduler.draft_shape import DraftShape
 from scheduler.plan import (
     Draw,
     Grant,
@@ -57,7 +58,7 @@ def make(
         layout = replace(layout, groups=(*layout.groups, LayerGroup(1, 1, 4, lookahead)))
     sizes = {"max_requests": max_requests, "max_context": 64, "num_slots": num_slots, "lookahead": lookahead}
     book = KvBook(num_pages, 4, **sizes, caches=caches)
-    speculation = Speculation(3, 9, costs_of_steps) if lookahead else None
+    speculation = Speculation(DraftShape(3), 9, costs_of_steps) if lookahead else None
     planner = Planner(book, executor, layout, 97, has_twin=has_twin, costs=costs, speculation=speculation)
     return planner, executor
 

@@ -6,17 +6,13 @@ from typing import Any
 import pytest
 
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Assign, CancelRequest, RequestFailed, Tokens
-from scheduler.plan import StepResult
-from scheduler.planning.kv_book import KvBook
-from scheduler.planning.planner import Planner
+from protocol.messages_gateway import Assign, CancelRequest, RequestFailed
 from scheduler.planning.req import Req
 from tests.cluster import Cluster
 from tests.counting import instructions
 from tests.decode.driving import Recorder, expect_exact, expect_prefix, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import ManualStream, make_executor, make_planner
-from tests.scheduler.remembering import Remembers
 from unified.worker import UnifiedWorker
 from worker.policies import DEFAULTS, Policies
 
@@ -44,7 +40,7 @@ def expect_others(cluster: Cluster) -> None:
 
 
 def decoding(worker: UnifiedWorker) -> list[Req]:
-    return [*worker.planner._decoding, *worker.planner._joining]
+    return list(worker.planner.roster.all)
 
 
 def is_waiting(worker: UnifiedWorker) -> bool:
@@ -139,36 +135,6 @@ def test_full_prompt_pages_are_counted_once() -> None:
     cluster.run()
     expect_exact(cluster, "victim", VICTIM, PARAMS, 3)
     expect_rest(cluster)
-
-
-def test_a_choice_whose_last_launch_has_drawn_nothing_decodes_again() -> None:
-    """It has left, because its last output was in flight."""
-    executor = Remembers()
-    planner = Planner(KvBook(64, 4, max_requests=4, max_context=64), executor, LAYOUT, 97)
-    worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=True, chunk_size=64)
-    for name, max_tokens in (("short", 2), ("long", 9)):
-        worker.on_gateway(Assign(name, 0, (1, 2, 3), greedy(max_tokens), 1, None))
-    worker.step()
-    prompts = executor.plan
-    worker.step()
-    rows = tuple(draw.row for chunk in prompts.chunks for draw in chunk.draws)
-    owners = tuple((row, 1) for row in rows)
-    executor.outcomes = [StepResult(1, owners, ((5,), (6,)))]
-    worker.step()
-    worker.step()
-    assert executor.plan.leaves == rows[:1]
-
-    executor.outcomes = [StepResult(2, owners, ((), (7,)))]
-    worker.step()
-    worker.step()
-    (join,) = executor.plan.joins
-    assert (join.draw.row, join.seq_len, join.input_id) == (rows[0], 3, 5)
-    executor.outcomes = [StepResult(3, owners[1:], ((8,),)), StepResult(4, owners[::-1], ((9,), (10,)))]
-    worker.step()
-    worker.step()
-    told = [piece for each in worker.outbox.gateway if isinstance(each, Tokens) for piece in each.choices]
-    assert [(p.token_ids, p.finish) for p in told if p.request_id == "short"] == [((5,), ""), ((10,), "length")]
-    assert [p.token_ids for p in told if p.request_id == "long"] == [(6,), (7,), (8,), (9,)]
 
 
 def test_a_turn_and_a_cancel_cost_the_same_however_many_wait() -> None:

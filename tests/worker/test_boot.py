@@ -14,6 +14,7 @@ from model.runner import DraftSource, ModelRunner
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
+from scheduler.draft_shape import DraftShape
 from scheduler.execution.executor import Executor
 from tests.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
@@ -94,7 +95,7 @@ def test_more_proposals_than_tokens_are_refused() -> None:
     with pytest.raises(ConfigError, match="--speculative-eagle-topk: got 6, expected at most 5, the tokens of"):
         speculation_of(FakeRunner(vocab_size=5, draft_seed=1), unused, wanted)
     made = speculation_of(FakeRunner(vocab_size=6, draft_seed=1), unused, wanted)
-    assert made is not None and (made.topk, made.num_nodes, made.num_steps) == (6, 9, 4)
+    assert made is not None and made.shape == DraftShape(num_steps=4, topk=6, num_nodes=9)
 
 
 def test_more_proposals_than_a_drafts_own_vocabulary_are_refused(tmp_path: Path) -> None:

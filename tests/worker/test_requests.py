@@ -44,9 +44,9 @@ def drawn_later(planner: Planner, req: Req) -> bool:
 def test_the_tokens_of_a_choice_leave_before_it_gives_way() -> None:
     _, request, stream = serving(2)
     first, second = request.reqs
-    assert not stream.give_way(first), "the other one goes on"
+    assert stream.retract([first]) == [], "the other one goes on"
     stream.add(second, (8,))
-    assert stream.give_way(second)
+    assert stream.retract([second]) == [second]
     tokens, *retracted = flushed(stream)
     assert isinstance(tokens, Tokens) and [each.token_ids for each in tokens.choices] == [(8,)]
     assert retracted == [Retracted("r", 0, 0), Retracted("r", 0, 1)]
@@ -66,7 +66,7 @@ def test_a_choice_that_gives_way_has_no_memory_and_takes_no_late_result() -> Non
     planner, request, stream = serving()
     owner = request.prompt.held.owner
     assert drawn_later(planner, request.prompt)
-    assert stream.give_way(request.prompt)
+    assert stream.retract([request.prompt]) == [request.prompt]
     assert request.prompt.holding is None and request.prompt.finish is FinishReason.CANCELLED
     assert not drawn_later(planner, request.prompt)
     assert planner.admit(Assigned(Assign("r", 1, PROMPT, greedy(9), 1, None)).reqs, 20)

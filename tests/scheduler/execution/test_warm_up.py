@@ -16,6 +16,7 @@ from model.paged_kv import PagedKv
 from protocol.errors import InternalError
 from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
+from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import Event, InlineStream, Segment, Stream
 from tests.doubles.hash_model import FakeRunner
@@ -124,17 +125,20 @@ def test_graphs_are_captured_for_all_tokens_that_a_launch_verifies() -> None:
     runner = GraphedRunner(FakeRunner(vocab_size=97, context_length=64, draft_seed=1), lambda run: run)
     kv = PagedKv(runner.kv_layout(4), 8)
     executor = make_executor(InlineStream(), runner=runner, kv=kv, max_requests=3)
-    executor.warm_up(width=5)
+    executor.warm_up(DraftShape(4))
     with torch.inference_mode():
         for num_rows in (20, 21):
             runner.forward_with_features(Lanes(num_rows, 1, 4, CPU).input, kv)
     assert runner.num_replays == 1
 
 
+TREE = DraftShape(2, topk=2, num_nodes=4)
+
+
 def test_nodes_of_a_tree_run_and_are_captured_too() -> None:
     seen: list[ModelInput] = []
     executor = executor_of(seen, InlineStream())
-    executor.warm_up(trees=True)
+    executor.warm_up(TREE)
     assert [(inp.extend_lens, inp.num_decodes, inp.tree_mask is not None) for inp in seen] == [
         ((1,), 0, False),
         ((), 1, False),
@@ -142,13 +146,13 @@ def test_nodes_of_a_tree_run_and_are_captured_too() -> None:
     ]
 
     node = Lanes(1, 1, 4, CPU, trees=True).input
-    for trees in (False, True):
+    for shape in (NO_DRAFT, TREE):
         runner = GraphedRunner(FakeRunner(vocab_size=97, context_length=64), lambda run: run)
         kv = PagedKv(runner.kv_layout(4), 8)
-        make_executor(InlineStream(), runner=runner, kv=kv, max_requests=3).warm_up(trees=trees)
+        make_executor(InlineStream(), runner=runner, kv=kv, max_requests=3).warm_up(shape)
         with torch.inference_mode():
             runner.forward(node, kv)
-        assert runner.num_replays == trees
+        assert runner.num_replays == shape.is_tree
 
 
 @pytest.mark.parametrize("role, graphs", [(Role.DECODE, True), (Role.UNIFIED, True), (Role.PREFILL, False)])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler.planning.growth import Growth, give_way
+from scheduler.planning.growth import Growth, pick_victims
 from scheduler.planning.kv_book import Holding, KvBook
 from scheduler.planning.req import Req
 from tests.scheduler.building import greedy, make_req
@@ -27,7 +27,7 @@ def resumed(req: Req, num_new: int) -> Req:
 
 def chosen(reqs: Sequence[Req], missing: int, margin: int = 0) -> list[int]:
     """Their places."""
-    return [reqs.index(req) for req in give_way(reqs, missing, len, margin)]
+    return [reqs.index(req) for req in pick_victims(reqs, missing, len, margin)]
 
 
 def test_the_fewest_outputs_give_way_first_and_among_equals_the_youngest() -> None:
@@ -49,7 +49,7 @@ def test_the_last_one_never_gives_way(num: int) -> None:
 def test_a_page_that_others_read_does_not_come_free() -> None:
     reqs = running(1, 2, 3, 4)
     shared = reqs[0].held.pages
-    assert give_way(reqs, 2, lambda pages: 0 if pages is shared else 2, 0) == reqs[:2]
+    assert pick_victims(reqs, 2, lambda pages: 0 if pages is shared else 2, 0) == reqs[:2]
 
 
 def test_one_that_began_again_or_came_back_runs_its_margin_first() -> None:
@@ -84,6 +84,6 @@ def test_with_a_draft_a_short_choice_may_miss_several_pages(width: int, num_vict
         req.num_sampled = 1
     growth = Growth(book, width)
     growth.watch(reqs[0])
-    assert growth.make_room() == [] and growth.short == [reqs[0]]
+    assert growth.grow_due() == [] and growth.short == [reqs[0]]
     victims = growth.victims(reqs)
     assert len(victims) == num_victims and reqs[0] not in victims

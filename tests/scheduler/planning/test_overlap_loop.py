@@ -4,6 +4,7 @@ import pytest
 
 from protocol.errors import InternalError, LaunchFailed
 from protocol.messages_gateway import FinishReason
+from scheduler.draft_shape import DraftShape
 from scheduler.execution.batches import ForwardBatch
 from scheduler.execution.executor import Executor
 from scheduler.plan import StepResult
@@ -186,7 +187,7 @@ def test_results_of_several_tokens_end_a_choice_and_what_is_late_is_dropped() ->
 
 def test_proposals_count_only_for_choices_that_have_not_ended() -> None:
     """The launch after the one that ends a choice was under way already."""
-    speculation = Speculation(3, 9)
+    speculation = Speculation(DraftShape(3), 9)
     executor, _, role, loop = made(speculation)
     owner = (role.req.held.row, role.req.held.generation)
     assert loop.step() and loop.step()

@@ -124,7 +124,7 @@ def test_choices_that_end_before_they_decode_are_not_remembered() -> None:
         planner.join([req])
         planner.release(req)
         finish(planner, executor)
-        assert planner.decodes() == () and not planner._joining
+        assert planner.decodes() == () and not planner.roster.joining
 
 
 def test_a_row_may_leave_for_its_former_owner_and_join_for_its_next_in_one_plan() -> None:

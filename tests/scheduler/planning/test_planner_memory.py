@@ -159,15 +159,15 @@ def test_pages_in_the_twin_are_copied_to_the_device_before_they_are_shared(has_t
     ticket = planner.fork(first, [other], in_twin=landed)
     if not has_twin:
         assert ticket == 0 and executor.sent == [CopyPages(1, (source,), (target,))]
-        assert planner.is_over(ticket)
+        assert planner.copies.is_over(ticket)
         return
 
     assert ticket == 1 and executor.sent == [StageIn(1, landed, (source,), (target,))]
-    assert not planner.is_over(ticket) and planner.is_over(0)
+    assert not planner.copies.is_over(ticket) and planner.copies.is_over(0)
     planner.release(first)
     assert not planner.collect() and planner.book.pages.counts().quarantined == 2
     executor.outcomes.append(Done(ticket))
-    assert planner.poll() == [] and planner.is_over(ticket)
+    assert planner.poll() == [] and planner.copies.is_over(ticket)
     assert planner.collect()
 
 

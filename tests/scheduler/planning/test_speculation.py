@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from protocol.errors import InternalError
-from scheduler.planning.speculation import HOPE, PROBE, Speculation, StepCosts, best_steps
+from scheduler.draft_shape import DraftShape
+from scheduler.planning.speculation import FIRST_GUESS, PROBE, Speculation, StepCosts, best_steps
 from scheduler.speculation.step_costs import LONG_S, measure_step_costs
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
@@ -55,11 +56,11 @@ def test_large_batches_get_fewer_proposals() -> None:
 
 
 def test_without_costs_it_is_always_as_many_for_rows_that_decode() -> None:
-    assert [Speculation(3, 9).next_steps(num_rows) for num_rows in (0, 1, 100)] == [0, 3, 3]
+    assert [Speculation(DraftShape(3), 9).next_steps(num_rows) for num_rows in (0, 1, 100)] == [0, 3, 3]
 
 
 def test_it_learns_what_is_kept_and_tries_again_now_and_then() -> None:
-    speculation = Speculation(2, 9, StepCosts((1,), ((1.0, 1.2, 1.3),)))
+    speculation = Speculation(DraftShape(2), 9, StepCosts((1,), ((1.0, 1.2, 1.3),)))
     assert speculation.next_steps(1) == 2
     tried = []
     for _ in range(4 * PROBE):
@@ -76,23 +77,23 @@ def test_it_learns_what_is_kept_and_tries_again_now_and_then() -> None:
 
 def test_what_is_behind_a_wrong_proposal_tells_nothing() -> None:
     """A launch does not check a proposal behind a wrong one. Its acceptance behind kept ones stays as hoped."""
-    speculation = Speculation(3, 9)
+    speculation = Speculation(DraftShape(3), 9)
     for _ in range(100):
         speculation.count(3, [(1,), (1, 2)])
     first, second, third = speculation.acceptance
     assert first == pytest.approx(0.5, abs=0.01) and second < 0.01
-    assert third == pytest.approx(HOPE * second)
+    assert third == pytest.approx(FIRST_GUESS * second)
 
 
 @pytest.mark.parametrize("shape, width", [((4, 1, 0), 5), ((4, 2, 9), 9), ((4, 5, 9), 16), ((1, 8, 3), 3)])
 def test_a_launch_writes_a_chain_or_what_a_tree_needs(shape: tuple[int, int, int], width: int) -> None:
     """To verify it, or to propose all levels but the last; the last known token counts."""
     num_steps, topk, num_nodes = shape
-    assert Speculation(num_steps, 9, None, topk, num_nodes).width == width
+    assert DraftShape(num_steps, topk, num_nodes).width == width
 
 
 def test_proposals_are_counted_by_position() -> None:
-    speculation = Speculation(3, 9)
+    speculation = Speculation(DraftShape(3), 9)
     speculation.count(3, [(1, 2, 3, 4), (1,), (1, 2)])
     speculation.count(1, [(1, 2)])
     assert speculation.counters == {
@@ -116,7 +117,7 @@ def test_launches_of_every_size_are_timed_and_leave_nothing_behind(most: int, si
     assert not len(executor.running) and not executor.launches and not executor.submitted
     assert torch.equal(executor.kv.layer(0)[1:].view(torch.int32), before.view(torch.int32))
 
-    planner = make_planner(executor, speculation=Speculation(3, 9))
+    planner = make_planner(executor, speculation=Speculation(DraftShape(3), 9))
     proposals, req = Proposals(planner, runner), admitted(planner, (5, 6, 7), greedy(30))
     planner.launch(prompt_chunk(req), planner.decodes())
     planner.join([req])

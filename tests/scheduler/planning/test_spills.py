@@ -65,14 +65,15 @@ def at_rest(planner: Planner) -> None:
     for pool in (planner.book.pages, planner.book.slots):
         check_pages(pool)
         assert pool.counts().free == pool.counts().total
-    assert planner.book.rows.num_free == 8 and planner.spills.num_now == 0
+    assert planner.book.rows.num_free == 8 and not planner.spills.away
 
 
 def test_its_kv_goes_to_host_memory_and_comes_back_and_it_goes_on_from_its_last_token() -> None:
     planner, executor, req = decoding()
     pages = tuple(req.held.pages)
     assert planner.spill(req) and req.holding is None and req.num_sampled == 2
-    assert executor.sent[-1] == Spill(4, pages[:2], req.slots) and len(req.slots) == 2  # 6 tokens: pages of 4
+    slots = planner.spills.away[req].slots
+    assert executor.sent[-1] == Spill(4, pages[:2], slots) and len(slots) == 2  # 6 tokens: pages of 4
     assert planner.book.slot_counts().owned == 2 and planner.spills.counters == {"spills": 1, "spilled_now": 1}
     assert planner.decodes() == () and planner.num_going_on == 0
 
@@ -80,13 +81,15 @@ def test_its_kv_goes_to_host_memory_and_comes_back_and_it_goes_on_from_its_last_
     assert not planner.collect() and planner.make_room() == [], "its pages are still read"
     assert isinstance(executor.sent[-1], Spill), "KV is copied back before the copy out is over"
     done(planner, executor)
-    assert planner.make_room() == [] and req.holding is not None
-    assert executor.sent[-1] == Fill(5, req.slots, tuple(req.held.pages[:2]))
+    assert planner.make_room() == []
+    holding = planner.spills.away[req].holding
+    assert holding is not None and executor.sent[-1] == Fill(5, slots, tuple(holding.pages[:2]))
+    assert req.holding is None, "it holds pages whose KV is not there"
     assert planner.poll() == [] and planner.make_room() == []
     assert planner.decodes() == (), "it joins before its KV is back"
 
     done(planner, executor)
-    assert planner.spills.num_now == 0 and planner.book.slot_counts().free == NUM_SLOTS - 1
+    assert not planner.spills.away and planner.book.slot_counts().free == NUM_SLOTS - 1
     assert planner.make_room() == []
     noted(planner.launch((), planner.decodes()))
     assert executor.plan.joins == (Join(draw_of(req, 5), 6, 51),)
@@ -111,7 +114,10 @@ def test_with_a_draft_only_a_choice_that_has_begun_goes_to_host_memory() -> None
     over(planner, executor, 51)
     assert planner.spill(req)
     done(planner, executor)
-    assert planner.make_room() == [] and req.held.has_begun
+    assert planner.make_room() == []
+    done(planner, executor)
+    noted(planner.launch((), planner.decodes()))
+    assert not executor.plan.joins[0].begins
 
 
 def test_what_a_draft_has_still_to_write_is_written_before_kv_goes_to_host_memory() -> None:
@@ -140,7 +146,8 @@ def test_with_three_draft_layers_a_choice_draws_its_last_two_outputs_again() -> 
         assert planner.make_room() == [] and not planner.spill(req), "it would go on within its prompt"
         noted(planner.launch((), planner.decodes()))
         over(planner, executor, token)
-    assert planner.spill(req) and len(req.slots) == 2 and (req.num_sampled, req.num_again) == (1, 2)
+    assert planner.spill(req) and len(planner.spills.away[req].slots) == 2
+    assert (req.num_sampled, planner.spills.num_redrawn(req)) == (1, 2)
     done(planner, executor)
     planner.make_room()
     done(planner, executor)
@@ -148,10 +155,12 @@ def test_with_three_draft_layers_a_choice_draws_its_last_two_outputs_again() -> 
     noted(planner.launch((), planner.decodes()))
     (join,) = executor.plan.joins
     assert (join.seq_len, join.input_id, join.begins) == (5, 50, False) and req.num_resumed == 1
-    assert req.append((51,)) == () and (req.num_sampled, req.num_again) == (2, 1)
+    assert planner.without_redrawn([(req, (51,))]) == []
+    assert (req.num_sampled, planner.spills.num_redrawn(req)) == (2, 1)
     req.num_sampled += 1  # the next launch
-    assert req.append((52, 53, 54)) == (53, 54) and (req.num_sampled, req.num_again) == (5, 0)
-    assert req.outputs == [50, 51, 52, 53, 54]
+    assert planner.without_redrawn([(req, (52, 53, 54))]) == [(req, (53, 54))] and not planner.spills.redraws
+    req.append((53, 54))
+    assert req.outputs == [50, 51, 52, 53, 54] and req.num_sampled == 5
 
 
 def test_nobody_is_admitted_before_it_comes_back_and_the_first_one_comes_first() -> None:
@@ -213,7 +222,8 @@ def test_in_the_same_row_again_it_is_another_owner() -> None:
     over(planner, executor, 52)
     done(planner, executor)
     planner.make_room()
-    assert req.held.owner == (before[0], before[1] + 1)
+    done(planner, executor)
+    assert planner.poll() == [] and req.held.owner == (before[0], before[1] + 1)
     assert planner.drawn([before], [(9,)]) == []
 
 

@@ -8,7 +8,7 @@ import torch
 from scheduler.speculation.draft_tree import (
     Beam,
     Candidates,
-    Tree,
+    Nodes,
     best_tokens,
     best_tree,
     empty_tree,
@@ -91,7 +91,7 @@ def test_a_node_of_a_beam_sees_its_own_path_and_no_other() -> None:
             assert beam.bits_BK[row].tolist() == wanted
 
 
-def walked(tree: Tree, drawn: list[int], room: int, row: int = 0) -> list[int]:
+def walked(tree: Nodes, drawn: list[int], room: int, row: int = 0) -> list[int]:
     """Node by node, in plain integers."""
     tokens, parents = tree.tokens_BW[row].tolist(), tree.parents_BW[row].tolist()
     path = [0]
@@ -126,9 +126,9 @@ def test_the_path_follows_what_the_target_draws(shape: tuple[int, int, int]) -> 
     assert len(lengths) > 1
 
 
-def by_hand(tokens: list[int], parents: list[int]) -> Tree:
+def by_hand(tokens: list[int], parents: list[int]) -> Nodes:
     nothing = torch.zeros(1, len(tokens), dtype=torch.int64)
-    return Tree(torch.tensor([tokens]), torch.tensor([parents]), nothing, nothing)
+    return Nodes(torch.tensor([tokens]), torch.tensor([parents]), nothing, nothing)
 
 
 def test_a_child_of_another_parent_is_not_kept() -> None:

@@ -13,11 +13,13 @@ from model.fake_hash import Contexts
 from model.inputs import ModelInput
 from protocol.kv_layout import pages_for
 from protocol.messages_gateway import FinishReason
+from scheduler.draft_shape import DraftShape
 from scheduler.execution.executor import Executor
+from scheduler.planning.draft_writes import MAX_PUT_OFF
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
-from scheduler.speculation.unwritten import MAX_UNWRITTEN
+from scheduler.speculation.draft_launches import DraftLaunch
 from tests.doubles.hash_model import FakeRunner
 from tests.explore.proposals import Proposals
 from tests.scheduler.building import (
@@ -45,8 +47,13 @@ chains_and_trees = pytest.mark.parametrize("tree", [CHAIN, (2, 7)], ids=["chain"
 def speculating(stream: ManualStream, *failing: int, tree: Tree = CHAIN) -> tuple[Executor, Planner]:
     """An executor with the fake draft. The target's forwards `failing` fail, counted from 1."""
     runner = FakeRunner(vocab_size=97, context_length=64, draft_seed=1, before_forward=FailAt(*failing))
-    executor = make_executor(stream, runner=runner)
-    return executor, make_planner(executor, speculation=Speculation(STEPS, 9, None, *tree))
+    return speculating_with(stream, runner, tree)
+
+
+def speculating_with(stream: ManualStream, runner: FakeRunner, tree: Tree) -> tuple[Executor, Planner]:
+    shape = DraftShape(STEPS, *tree)
+    executor = make_executor(stream, runner=runner, shape=shape)
+    return executor, make_planner(executor, speculation=Speculation(shape, 9))
 
 
 def begun(planner: Planner, prompt: tuple[int, ...] = PROMPT, num_tokens: int = 30, name: str = "r") -> Req:
@@ -97,7 +104,7 @@ def test_nothing_is_proposed_for_a_row_whose_pages_lack_the_drafts_kv(
     take(planner, executor)
     running = executor.running
     draws = [replace(draw, drafts=draw.row != blind.held.row) for draw in running.draws]
-    running.sampling = replace(running.sampling, draws=draws)
+    running.sampling, running._members = replace(running.sampling, draws=draws), None
 
     lengths = []
     for _ in range(6):
@@ -240,12 +247,11 @@ def test_a_stop_token_within_a_run_ends_it(tree: Tree) -> None:
 def stepping(monkeypatch: pytest.MonkeyPatch, planner: Planner, *num_steps: int) -> None:
     """Launches with rows that decode propose as many tokens as `num_steps` says, in turn."""
     steps = chain(num_steps, repeat(num_steps[-1]))
-    speculation = planner._speculation
-    assert speculation is not None
+    speculation = planner.speculation
     monkeypatch.setattr(speculation, "next_steps", lambda num_rows: next(steps) if num_rows else 0)
 
 
-@pytest.mark.parametrize("num_steps", [(0, 3), (0, 0, 3, 0, 2, 0), (3, 0, 3), (*[0] * (2 * MAX_UNWRITTEN + 3), 3)])
+@pytest.mark.parametrize("num_steps", [(0, 3), (0, 0, 3, 0, 2, 0), (3, 0, 3), (*[0] * (2 * MAX_PUT_OFF + 3), 3)])
 def test_launches_that_propose_nothing_between_others(
     monkeypatch: pytest.MonkeyPatch, num_steps: tuple[int, ...]
 ) -> None:
@@ -281,7 +287,7 @@ def test_what_a_draft_has_still_to_write_is_written_before_its_pages_are_reused(
         planner.poll()
         planner.collect()
     executor.kv.layer(2)[pages] = 7.0  # of a new owner
-    for _ in range(2 * MAX_UNWRITTEN):
+    for _ in range(2 * MAX_PUT_OFF):
         decode(planner)
         take(planner, executor)
     assert other.finish is None and (executor.kv.layer(2)[pages] == 7.0).all()
@@ -352,8 +358,7 @@ def test_a_run_ends_before_scores_that_are_not_finite(tree: Tree) -> None:
     for num_tokens in range(2, 12):
         position = len(PROMPT) + num_tokens - 1
         runner = NanBehind(vocab_size=97, context_length=64, draft_seed=1, position=position)
-        executor = make_executor(ManualStream(), runner=runner)
-        planner = make_planner(executor, speculation=Speculation(STEPS, 9, None, *tree))
+        executor, planner = speculating_with(ManualStream(), runner, tree)
         req = begun(planner)
         take(planner, executor)
         decode(planner)
@@ -380,7 +385,7 @@ def test_a_launch_names_each_of_its_tensors(tree: Tree) -> None:
         take(planner, executor)  # what was launched before
         planner.poll()
         (launch,) = executor.launches
-        assert launch.draft is not None and (launch.draft.begin is not None) == begins
+        assert isinstance(launch, DraftLaunch) and launch.draft.rows.begin.has_rows == begins
         held = {id(tensor) for tensor in tensors_in(launch.draft)}
         assert len(held) > 12 and {id(tensor) for tensor in launch.draft.tensors} == held <= set(
             map(id, launch.tensors)

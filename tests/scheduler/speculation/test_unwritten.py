@@ -4,8 +4,9 @@ import pytest
 
 from model.graphs import GraphedRunner
 from protocol.messages_gateway import FinishReason
+from scheduler.draft_shape import DraftShape
 from scheduler.planning.speculation import Speculation
-from scheduler.speculation.draft_batch import Chain
+from scheduler.speculation.chain import Chain
 from tests.doubles.hash_model import FakeRunner
 from tests.explore.proposals import Proposals
 from tests.scheduler.building import ManualStream, decode, finish, make_executor, make_planner
@@ -17,7 +18,7 @@ def test_hidden_states_that_wait_are_not_those_of_a_later_launch(monkeypatch: py
     runner = GraphedRunner(FakeRunner(vocab_size=97, context_length=64, draft_seed=1), lambda run: run)
     executor = make_executor(ManualStream(), runner=runner)
     runner.capture(executor.kv, 1, executor.kv.layout.num_pages(64), STEPS + 1)
-    planner = make_planner(executor, speculation=Speculation(STEPS, 9))
+    planner = make_planner(executor, speculation=Speculation(DraftShape(STEPS), 9))
     stepping(monkeypatch, planner, 0, 0, 0, STEPS)
     proposals, req = Proposals(planner, MODEL), begun(planner)
     while len(req.outputs) < 20:
@@ -42,7 +43,7 @@ def test_what_a_draft_has_still_to_write_is_written_by_a_launch_that_cannot_be_b
     decode(planner)
     take(planner, executor)
     with monkeypatch.context() as broken:
-        broken.delattr(Chain, "init_new")
+        broken.delattr(Chain, "build")
         decode(planner)
         assert finish(planner, executor)[1].error
     pages, req.finish = list(req.held.pages), FinishReason.CANCELLED

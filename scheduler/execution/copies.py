@@ -1,0 +1,76 @@
+"""Copies of KV pages that an executor was given, in order with its launches.
+
+CopyPages, WriteDraft   on the forward stream, between launches
+StageIn, Fill           on the staging stream, beside launches that do not use the pages
+Spill                   on the staging stream, behind the launches that have written the pages
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import assert_never
+
+from torch import Tensor
+
+from model.host_copies import HostCopies
+from model.inputs import int64_column
+from scheduler.execution.device import Device
+from scheduler.execution.streams import Event, Stream
+from scheduler.plan import CopyPages, Done, Fill, Spill, StageIn, WriteDraft
+
+Copy = CopyPages | StageIn | Spill | Fill | WriteDraft
+
+
+class Copies:
+    """`host` is where KV of choices that gave way is kept. `write_draft` runs on the forward stream."""
+
+    def __init__(self, device: Device, host: HostCopies | None, write_draft: Callable[[], None]) -> None:
+        self._device = device
+        self._host = host
+        self._write_draft = write_draft
+        self._in_flight: deque[tuple[int, Event, tuple[Tensor, ...]]] = deque()  # (ticket, it is done, what it reads)
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
+    def enqueue(self, copy: Copy) -> None:
+        """Enqueues a copy behind the launches before it."""
+        kv, forward, staging = self._device.kv, self._device.forward, self._device.staging
+        match copy:
+            case WriteDraft():
+                self._launch(forward, copy, self._write_draft)
+            case CopyPages():
+                self._launch(forward, copy, kv.copy_pages, copy.sources, copy.targets)
+            case StageIn():
+                self._launch(staging, copy, self._stage_in, copy.pages, copy.sources, copy.targets)
+            case Spill():
+                staging.wait(forward.record())  # the launches that write these pages
+                self._launch(staging, copy, self._host_memory.spill, copy.pages, copy.slots)
+            case Fill():
+                self._launch(staging, copy, self._host_memory.fill, copy.slots, copy.pages)
+            case _:
+                assert_never(copy)
+
+    def over(self) -> list[Done]:
+        """The copies that are over since the last call. RuntimeError if one has failed."""
+        if self._device.copy_error is not None:
+            raise RuntimeError("a copy of KV pages has failed") from self._device.copy_error
+        done: list[Done] = []
+        while self._in_flight and self._in_flight[0][1].done():
+            done.append(Done(self._in_flight.popleft()[0]))
+        return done
+
+    @property
+    def _host_memory(self) -> HostCopies:
+        assert self._host is not None, "the planner has slots of host memory, the executor has none"
+        return self._host
+
+    def _stage_in(self, staged_N: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:
+        self._device.kv.stage_in(staged_N)
+        self._device.kv.copy_pages(sources_N, targets_N)
+
+    def _launch(self, stream: Stream, copy: Copy, run: Callable[..., None], *numbers: tuple[int, ...]) -> None:
+        """Enqueues `run` with tensors of page numbers, which live until it is done."""
+        tensors = tuple(int64_column(pages, self._device.kv.device) for pages in numbers)
+        stream.wait(self._device.schedule.record())
+        stream.launch([self._device.guarded(run)], *tensors)
+        self._in_flight.append((copy.ticket, stream.record(), tensors))

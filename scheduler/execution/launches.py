@@ -1,0 +1,131 @@
+"""How an executor launches plans: the interface, and launches without a draft.
+
+    resolve, compute, sample    one sequence; the next launch is prepared meanwhile
+
+scheduler/speculation/draft_launches.py has launches with a draft.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model.inputs import ModelInput
+from model.sampler import sample
+from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, owners_drawn
+from scheduler.execution.device import Device
+from scheduler.execution.launch import Launch, building, failures_of
+from scheduler.execution.shipping import Shipping
+from scheduler.plan import Plan
+
+
+class Launches(Protocol):
+    """Builds launches and enqueues their segments. One object of an executor, chosen at the start."""
+
+    def no_rows(self) -> ScheduleBatch:
+        """The batch that decodes before the first plan."""
+        ...
+
+    def applied(self, plan: Plan, running: ScheduleBatch) -> None:
+        """The changes of `plan` are made in `running`."""
+        ...
+
+    def is_ready(self, running: ScheduleBatch) -> bool:
+        """Whether the lengths of `running` are known, so that `enqueue` does not wait."""
+        ...
+
+    def enqueue(self, plan: Plan, running: ScheduleBatch) -> Launch:
+        """Enqueues the launch of `plan`, which is applied. If no inputs can be built, the launch fails."""
+        ...
+
+    def write_draft(self) -> None:
+        """On the forward stream: writes KV of the draft that waits to be written. See WriteDraft."""
+        ...
+
+
+MakeLaunches = Callable[[Device], Launches]
+
+
+@dataclass(eq=False)
+class PlainLaunch(Launch):
+    """What its segments pass on."""
+
+    input: ModelInput | None = None
+    logits_LV: Tensor | None = None
+
+
+class PlainLaunches:
+    """Launches without a draft: the host knows the lengths behind each."""
+
+    def __init__(self, device: Device) -> None:
+        assert device.runner.draft is None, "a model with a draft has launches of its own"
+        self._device = device
+        self._shipping = Shipping(device)
+
+    def no_rows(self) -> ScheduleBatch:
+        """A batch without rows."""
+        return ScheduleBatch.of((), self._device.kv.device)
+
+    def applied(self, plan: Plan, running: ScheduleBatch) -> None:
+        """Nothing more is to be done."""
+
+    def is_ready(self, running: ScheduleBatch) -> bool:
+        """The lengths are always known."""
+        return True
+
+    def write_draft(self) -> None:
+        """There is none."""
+
+    def enqueue(self, plan: Plan, running: ScheduleBatch) -> PlainLaunch:
+        """Enqueues the three segments."""
+        device = self._device
+        running.advance()
+        launch = PlainLaunch(plan.ticket, owners_drawn(plan, running), Relay.of(plan, running), plan.ships)
+        with building(launch):
+            if device.debug:
+                running.check_mirrors()
+            launch.batch = ForwardBatch.init_new(plan.chunks, running, device.page_table, device.kv.layout.page_size)
+            if plan.ships:
+                self._shipping.prepare(launch, plan.chunks)
+        launch.copy_done = device.enqueue([self.resolve, self.compute, self.sample], launch)
+        return launch
+
+    # ---- segments: on the forward stream ----
+
+    def resolve(self, launch: PlainLaunch) -> None:
+        """Replaces sentinels by the tokens that the launch before has stashed."""
+        if launch.batch is None:
+            return
+        with failures_of(launch):
+            inp = launch.batch.input
+            resolved_T = self._device.future_map.resolve_future(inp.input_ids_T, launch.batch.decode_owners_D)
+            launch.input = replace(inp, input_ids_T=resolved_T)
+
+    def compute(self, launch: PlainLaunch) -> None:
+        """Runs the model."""
+        if launch.input is None:
+            return
+        device = self._device
+        on_layer = partial(self._shipping.layer_written, launch) if launch.ships else None
+        with failures_of(launch):
+            launch.logits_LV = device.runner.forward(launch.input, device.kv, on_layer)
+            if device.forward_clock is not None:
+                launch.computed_at = device.forward_clock.now()
+
+    def sample(self, launch: PlainLaunch) -> None:
+        """Draws tokens and stashes them for the next launch."""
+        (rows_L, owners_L, _), future_map = launch.relay, self._device.future_map
+        if launch.logits_LV is not None and launch.batch is not None:
+            with failures_of(launch):
+                tokens_L = sample(launch.logits_LV, launch.batch.sampling)
+                # The next launch is enqueued already and must not read NOT_A_TOKEN.
+                future_map.stash(rows_L, tokens_L.clamp(min=0), owners_L)
+                launch.tokens_L = self._device.forward.to_host(tokens_L)
+        launch.input = launch.logits_LV = None
+        if launch.error is not None:
+            # The next launch is enqueued already, and other rows may be in it. They must not fail because these
+            # rows hold no token. Tokens drawn from the zeros are ignored.
+            future_map.stash(rows_L, torch.zeros_like(rows_L), owners_L)

@@ -1,0 +1,166 @@
+"""Launches with a draft: two sequences of segments. The host prepares the next launch while the second one runs.
+
+    write, propose, verify, publish | extend      a launch that proposes
+    propose, verify, extend                       one that proposes nothing: the host knows the lengths behind it
+    propose, verify, extend, write                the same, with chunks of prompts
+
+The lengths that the next launch needs are published behind `verify`. Until then its plan waits in Executor.submitted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scheduler.execution.batches import Relay, ScheduleBatch, owners_drawn
+from scheduler.execution.future_rows import DraftInput
+from scheduler.execution.launch import Launch, Runs, building, failures_of
+from scheduler.execution.shipping import Shipping
+from scheduler.execution.streams import Stream
+from scheduler.plan import Plan
+from scheduler.speculation.draft_rows import DraftRows
+from scheduler.speculation.mode import AnyMode, DraftParts, OnLayer, hidden_bytes
+from scheduler.speculation.unread import Unread
+
+
+@dataclass(eq=False)
+class DraftLaunch(Launch):
+    """What its segments pass on. `draft`, `proposed` and `verified` are what `mode` made of the launch, so far."""
+
+    mode: AnyMode = field(kw_only=True)
+    draft: Any = None
+    proposed: Any = None
+    verified: Any = None
+    shipped: Tensor | None = None  # on the host; see Verified
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that its forwards read."""
+        return (*super().tensors, *(self.draft.tensors if self.draft is not None else ()))
+
+    def runs(self, tokens: Sequence[int]) -> Runs:
+        """What each row has drawn, from the launch's tokens (L)."""
+        rows: DraftRows = self.draft.rows
+        return rows.runs(tokens)
+
+    def hidden(self, forward: Stream) -> tuple[bytes, ...]:
+        """The hidden states that ship."""
+        if not self.ships or self.shipped is None:
+            return ()
+        return hidden_bytes(forward.read_host(self.shipped), len(self.draft.rows.shipped_N))
+
+
+class DraftLaunches:
+    """`proposing` is the mode of launches that propose, `quiet` of those that do not."""
+
+    def __init__(self, parts: DraftParts, proposing: AnyMode, quiet: AnyMode) -> None:
+        assert parts.device.kv.layout.lookahead, "a draft's KV depends on tokens after its own"
+        self._device = parts.device
+        self._draft, self._unwritten = parts.draft, parts.unwritten
+        self._proposing, self._quiet = proposing, quiet
+        self._shipping = Shipping(parts.device)
+        self._unread = Unread()
+        self._publishes = True  # the newest launch; if not, the host knows all lengths
+
+    def no_rows(self) -> ScheduleBatch:
+        """A batch without rows."""
+        return ScheduleBatch.of((), self._device.kv.device, speculates=True)
+
+    def applied(self, plan: Plan, running: ScheduleBatch) -> None:
+        """Tells the FutureMap of the rows whose lengths the host knows."""
+        self._unread.joined(plan)
+        if self._publishes:
+            self._device.future_map.seed_seq_lens(plan.joins, self._device.schedule)
+        else:
+            running.spec_info = DraftInput.known(running.rows_B)
+
+    def is_ready(self, running: ScheduleBatch) -> bool:
+        """Whether the newest launch has published its lengths."""
+        return self._device.future_map.is_ready(running)
+
+    def write_draft(self) -> None:
+        """On the forward stream: writes the draft's KV that waits."""
+        with torch.inference_mode():
+            self._unwritten.write(self._draft, self._device.kv)
+
+    def enqueue(self, plan: Plan, running: ScheduleBatch) -> DraftLaunch:
+        """Enqueues the segments of a launch."""
+        device, proposes = self._device, plan.num_steps > 0
+        if self._publishes:
+            device.future_map.resolve_seq_lens_cpu(running, device.schedule)
+        owners = owners_drawn(plan, running)
+        mode = self._proposing if proposes else self._quiet
+        launch = DraftLaunch(plan.ticket, owners, Relay.of(plan, running), plan.ships, mode=mode)
+        with building(launch):
+            if device.debug:
+                running.check_mirrors()
+            begins = self._unread.begins(plan, running)
+            launch.batch, launch.draft = mode.build(plan, running, begins)
+            if plan.ships:
+                self._shipping.prepare(launch, plan.chunks)
+
+        if proposes:
+            before = [self.write, self.propose, self.verify, self.publish]
+            device.future_map.expect(device.enqueue(before, launch))
+            launch.copy_done = device.enqueue([self.extend], launch)
+            running.spec_info = DraftInput.launched(running.rows_B)
+        else:
+            segments = [self.propose, self.verify, self.extend]
+            launch.copy_done = device.enqueue([*segments, self.write] if plan.chunks else segments, launch)
+            running.spec_info = DraftInput.known(running.rows_B)
+        self._publishes = proposes
+        self._unread.launched(plan, running.members.owners)
+        return launch
+
+    # ---- segments: on the forward stream ----
+
+    def write(self, launch: DraftLaunch) -> None:
+        """Writes what was put off, even if the launch could not be built: see planning/draft_writes.py."""
+        with failures_of(launch):
+            self._unwritten.write(self._draft, self._device.kv)
+
+    def propose(self, launch: DraftLaunch) -> None:
+        """The draft proposes."""
+        if launch.batch is not None:
+            with failures_of(launch):
+                launch.proposed = launch.mode.propose(launch.draft)
+
+    def verify(self, launch: DraftLaunch) -> None:
+        """The target computes and draws."""
+        if launch.batch is None or launch.proposed is None:
+            return
+        with failures_of(launch):
+            verified = launch.mode.verify(launch.batch, launch.draft, launch.proposed, self._on_layer(launch))
+            launch.tokens_L = self._device.forward.to_host(verified.tokens_L)
+            launch.shipped = self._device.forward.to_host(verified.shipped)
+            launch.verified = verified
+        if self._device.forward_clock is not None:
+            launch.computed_at = self._device.forward_clock.now()
+        launch.proposed = None
+
+    def publish(self, launch: DraftLaunch) -> None:
+        """Publishes the lengths behind the launch. The next one waits for them, so a launch that has failed publishes
+        those that it was given."""
+        rows_L, owners_L, seq_lens_L = launch.relay
+        if launch.verified is not None and rows_L.numel():
+            firsts_D = seq_lens_L[: launch.draft.rows.num_draws]
+            seq_lens_L = torch.cat((firsts_D, launch.verified.seq_lens_B))
+        self._device.future_map.publish(rows_L, seq_lens_L, owners_L)
+
+    def extend(self, launch: DraftLaunch) -> None:
+        """Stashes what the next launch reads: after a failure a token that is ignored, and no proposal."""
+        rows_L, owners_L, _ = launch.relay
+        tokens_L, extras = torch.zeros_like(rows_L), None
+        if launch.batch is not None and launch.verified is not None:
+            with failures_of(launch):
+                tokens_L, extras = launch.mode.extend(
+                    launch.batch, launch.draft, launch.verified, self._on_layer(launch)
+                )
+        launch.verified = None
+        self._device.future_map.stash(rows_L, tokens_L, owners_L, extras)
+
+    def _on_layer(self, launch: DraftLaunch) -> OnLayer:
+        return partial(self._shipping.layer_written, launch) if launch.ships else None

@@ -1,0 +1,164 @@
+"""The interface of a draft mode, and what the target does in each: it computes proposals and draws after each.
+
+    propose -> verify | extend
+
+`propose`: the draft proposes W - 1 tokens for each row. `verify`: the target computes the last known token and the
+proposals, and draws a token after each. A proposal is kept while it equals the target's draw, so a run of tokens is the
+one that the target alone would have drawn. `extend`: the draft reads what was kept, and proposes the first token of the
+next launch. The draws need no rejection: each uses the noise of its own position. Li et al. 2024 (EAGLE) describe the
+draft.
+Shapes: B rows that decode, W tokens of each, N prompts that ship, D first tokens of prompts, T tokens of the target's
+forward, L rows of its logits, E hidden.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from model.draft import Draft
+from model.inputs import ModelInput
+from model.sampler import sample
+from scheduler.execution.batches import ForwardBatch, ScheduleBatch
+from scheduler.execution.device import Device
+from scheduler.execution.future_map import DraftExtras
+from scheduler.plan import Plan
+from scheduler.speculation.draft_rows import BEYOND, DraftRows
+from scheduler.speculation.unwritten import Unwritten
+
+OnLayer = Callable[[int], None] | None
+
+
+class ModeBatch(Protocol):
+    """The inputs of one launch in a mode."""
+
+    @property
+    def rows(self) -> DraftRows:
+        """What every mode reads."""
+        ...
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All its tensors."""
+        ...
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the target has drawn."""
+
+    tokens_L: Tensor  # first tokens of prompts, then W of each row, BEYOND behind the end of a run
+    hidden_TE: Tensor  # of all tokens, as the draft reads them
+    shipped: Tensor  # float32 hidden states of N prompts that end, as (N * J * E,) int32; empty: nothing ships
+
+
+@dataclass(frozen=True)
+class Kept(Verified):
+    """Which proposals are kept, too."""
+
+    drawn_BW: Tensor
+    kept_B: Tensor  # how many
+    seq_lens_B: Tensor  # committed after the launch
+
+
+BatchT = TypeVar("BatchT", bound=ModeBatch)
+ProposedT = TypeVar("ProposedT")
+VerifiedT = TypeVar("VerifiedT", bound=Verified)
+
+
+class DraftMode(Protocol[BatchT, ProposedT, VerifiedT]):
+    """How launches of one kind use the draft. The segments run on the forward stream, in this order, each once."""
+
+    def build(self, plan: Plan, running: ScheduleBatch, begins: Sequence[int]) -> tuple[ForwardBatch, BatchT]:
+        """The inputs of a launch, on the scheduler thread. `begins` are the indices of rows whose last token the draft
+        reads first. The lengths of `running` are known; a launch that proposes nothing advances them."""
+        ...
+
+    def propose(self, batch: BatchT) -> ProposedT:
+        """The last known token of each row, and the draft's proposals behind it."""
+        ...
+
+    def verify(self, forward: ForwardBatch, batch: BatchT, proposed: ProposedT, on_layer: OnLayer) -> VerifiedT:
+        """What the target draws, and what is kept of the proposals."""
+        ...
+
+    def extend(
+        self, forward: ForwardBatch, batch: BatchT, verified: VerifiedT, on_layer: OnLayer
+    ) -> tuple[Tensor, DraftExtras]:
+        """Writes the draft's KV of what is kept. Returns the next input token of each row that draws (L without
+        proposals), and what the next launch's draft reads of it."""
+        ...
+
+
+AnyMode = DraftMode[Any, Any, Any]  # a batch and what was proposed go back to the mode that made them
+
+
+@dataclass(frozen=True)
+class DraftParts:
+    """What all modes of one executor use."""
+
+    device: Device
+    draft: Draft
+    unwritten: Unwritten
+
+
+def draw(parts: DraftParts, forward: ForwardBatch, rows: DraftRows, ids: Tensor, on_layer: OnLayer) -> Verified:
+    """The target's forward of chunks and of the tokens `ids`, (B,) or (B, W), and a token drawn after each."""
+    inp = forward.input
+    tokens = ids.reshape(-1)
+    prompts_T = inp.input_ids_T[: inp.input_ids_T.shape[0] - tokens.shape[0]]
+    inp = replace(inp, input_ids_T=torch.cat((prompts_T, tokens)) if prompts_T.numel() else tokens)
+    logits_LV, features_TF = parts.device.runner.forward_with_features(inp, parts.device.kv, on_layer)
+    drawn_L = sample(logits_LV, forward.sampling)
+
+    hidden_TE, shipped = parts.draft.fuse(features_TF), drawn_L.new_empty(0, dtype=torch.int32)
+    if rows.shipped_N.numel():
+        ends_N = inp.logit_indices_L[rows.shipped_N]
+        states = hidden_at_ends(inp, ends_N, hidden_TE, parts.draft.group.lookahead)
+        shipped = states.float().view(torch.int32).reshape(-1)
+    return Verified(drawn_L, hidden_TE, shipped)
+
+
+def keep_chain(rows: DraftRows, drawn: Verified, proposals_BK: Tensor) -> Kept:
+    """What is kept of proposals one behind the other: those that equal the draws, up to the first that does not."""
+    firsts_D, drawn_BW = drawn.tokens_L[: rows.num_draws], drawn.tokens_L[rows.num_draws :].view(-1, rows.width)
+    kept_B = (drawn_BW[:, :-1] == proposals_BK).cumprod(1).sum(1)
+    return keep(rows, drawn, firsts_D, drawn_BW, kept_B)
+
+
+def keep(rows: DraftRows, drawn: Verified, firsts_D: Tensor, drawn_BW: Tensor, kept_B: Tensor) -> Kept:
+    """The runs that begin with the kept proposals. `drawn_BW` are the draws after the last known token and each of
+    them."""
+    is_beyond_BW = torch.arange(rows.width, device=kept_B.device) > kept_B[:, None]
+    return Kept(
+        tokens_L=torch.cat((firsts_D, drawn_BW.masked_fill(is_beyond_BW, BEYOND).reshape(-1))),
+        hidden_TE=drawn.hidden_TE,
+        shipped=drawn.shipped,
+        drawn_BW=drawn_BW,
+        kept_B=kept_B,
+        seq_lens_B=torch.minimum(rows.seq_lens_B + kept_B + 1, rows.limits_B),
+    )
+
+
+def hidden_at_ends(inp: ModelInput, ends_D: Tensor, hidden_TE: Tensor, num_layers: int) -> Tensor:
+    """The features (D, J, E) of the last J positions up to `ends_D` in T; zeros before a context's beginning."""
+    at_DJ, is_there_DJ = last_positions(inp, ends_D, num_layers)
+    return hidden_TE[at_DJ].where(is_there_DJ[:, :, None], 0)
+
+
+def last_positions(inp: ModelInput, ends_D: Tensor, num_layers: int) -> tuple[Tensor, Tensor]:
+    """The indices (D, J) in T of the last J positions up to `ends_D`, and whether the context has them."""
+    back_J = torch.arange(1 - num_layers, 1, device=ends_D.device)
+    return (ends_D[:, None] + back_J).clamp(min=0), inp.positions_T[ends_D][:, None] + back_J >= 0
+
+
+def hidden_bytes(words: Sequence[int], num_states: int) -> tuple[bytes, ...]:
+    """The hidden states in `Verified.shipped`."""
+    if not num_states:
+        return ()
+    raw = array("i", words).tobytes()
+    size = len(raw) // num_states
+    return tuple(raw[start : start + size] for start in range(0, len(raw), size))
