@@ -240,7 +240,7 @@ class Requests:
         page_size = self._planner.layout.page_size
         landed = first.held.pages[full_pages(request.start, page_size) : pages_for(request.prompt_len, page_size)]
         in_twin = () if on_device else landed
-        request.landing = self._planner.fork(first, [req for req in others if req.finish is None], in_twin)
+        request.landing = self._planner.copies.fork(first, [req for req in others if req.finish is None], in_twin)
         request.first_tokens = last.first_tokens
         request.hidden = last.hidden
         self._staged.append(request)

@@ -34,8 +34,9 @@ from protocol.messages_handoff import (
     ToDecode,
 )
 from runtime.clock import Clock
+from scheduler.planning.launched import Drawn, Launched
 from scheduler.planning.overlap_loop import OverlapLoop
-from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req, first_tokens_fault, hidden_fault
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import CreditReturned, Delivered, FirstFrame, FrameRejected, LastInDoubt, TransferFailed
@@ -140,7 +141,7 @@ class DecodeWorker:
         return WorkerStats(
             kv_pages=self.planner.book.counts(),
             host_pages=self.planner.book.slot_counts(),
-            running=self.planner.num_going_on,
+            running=self.planner.roster.num_going_on,
             waiting=len(waiting) + len(self.planner.spills.away),
             queued_prompt_tokens=sum(request.prompt_len for request in waiting),
             num_launches=self.planner.num_launches,
@@ -160,7 +161,7 @@ class DecodeWorker:
             self.planner.launch(decodes=decodes)
         return bool(decodes)
 
-    def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:
+    def process(self, launched: Launched, drawn: Drawn) -> None:
         """Appends the tokens to their choices."""
         for req, run in drawn:
             self._take_tokens(req, run)
@@ -242,7 +243,7 @@ class DecodeWorker:
         """Takes prefill's stamps. False if what the request begins with makes no sense; then the request fails."""
         fault = first_tokens_fault(told.first_tokens, len(request.reqs), self.planner.vocab_size)
         if isinstance(told, LastMessage):
-            hidden_size = self.planner.hidden_size if request.has_draft else 0
+            hidden_size = self.planner.speculation.hidden_size if request.has_draft else 0
             fault = fault or hidden_fault(told.hidden, hidden_size)
         if fault is not None:
             self._fail(request, InternalError(fault))

@@ -27,8 +27,9 @@ from protocol.messages_handoff import (
 )
 from runtime.clock import Clock, Deadlines
 from runtime.waiting_line import WaitingLine
+from scheduler.planning.launched import Drawn, Launched
 from scheduler.planning.overlap_loop import OverlapLoop
-from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import SendTransfer, Target
@@ -192,7 +193,7 @@ class PrefillWorker:
         self.planner.launch(chunks, relay=False, ships=True)
         return True
 
-    def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:
+    def process(self, launched: Launched, drawn: Drawn) -> None:
         """Ships the last layers, sends first tokens to the gateway, and finishes transfers of computed prompts."""
         self._ship_layers(launched)
         if launched.hidden:

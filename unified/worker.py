@@ -11,8 +11,9 @@ from protocol.errors import BadRequest, BatonError
 from protocol.messages_gateway import Assign, CancelRequest, ToWorker, WorkerStats
 from runtime.clock import Clock
 from runtime.waiting_line import WaitingLine
+from scheduler.planning.launched import Drawn, Launched
 from scheduler.planning.overlap_loop import OverlapLoop
-from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from worker.policies import DEFAULTS, Policies, prompts_first
 from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream, assign_fault, is_too_early, next_chunks
@@ -78,7 +79,7 @@ class UnifiedWorker:
         return WorkerStats(
             kv_pages=self.planner.book.counts(),
             host_pages=self.planner.book.slot_counts(),
-            running=self.planner.num_going_on,
+            running=self.planner.roster.num_going_on,
             waiting=len(queued) + len(self.planner.spills.away),
             queued_prompt_tokens=sum(request.prompt_left for request in queued),
             num_launches=self.planner.num_launches,
@@ -126,7 +127,7 @@ class UnifiedWorker:
                 self._fork(request)
         return True
 
-    def process(self, launched: Launched, drawn: list[tuple[Req, tuple[int, ...]]]) -> None:
+    def process(self, launched: Launched, drawn: Drawn) -> None:
         """Appends the tokens to their choices."""
         for req, run in drawn:
             request = self._requests[req.key]
@@ -187,7 +188,7 @@ class UnifiedWorker:
     def _fork(self, request: Assigned) -> None:
         """Copies the prompt's partial page to the other choices, and lets all choices join the running batch."""
         first, *others = request.reqs
-        self.planner.fork(first, [req for req in others if req.finish is None])
+        self.planner.copies.fork(first, [req for req in others if req.finish is None])
         if first.finish is not None:  # cancelled while the others needed the prompt
             self.planner.release(first)
         self.planner.join(request.reqs)

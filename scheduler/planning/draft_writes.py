@@ -16,7 +16,7 @@ MAX_PUT_OFF: Final = 8  # launches whose KV waits
 
 
 class DraftWrites:
-    """Only a draft of one layer puts off its KV. `lookahead`: the layout's. `submit`: see CopyTickets."""
+    """Only a draft of one layer puts off its KV. `lookahead`: the layout's. `submit`: see KvCopies."""
 
     def __init__(self, lookahead: int, submit: Callable[[Callable[[int], Operation]], int]) -> None:
         self._puts_off = lookahead == 1

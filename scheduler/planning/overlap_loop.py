@@ -18,7 +18,8 @@ from typing import Final, Protocol
 
 from protocol.errors import BatonError, InternalError, LaunchFailed
 from scheduler.plan import StepResult
-from scheduler.planning.planner import Drawn, Launched, Planner
+from scheduler.planning.launched import Drawn, Launched
+from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 
 TOO_MANY: Final = 3  # launches that fail in a row
@@ -84,15 +85,13 @@ class OverlapLoop:
 
         if self._failures.count:
             self._failures = LaunchFailures()
-        drawn = self._planner.drawn(result.rows, result.tokens)
-        self._planner.count_kept(launched, drawn)
+        drawn = self._planner.results.take(launched, result)
         if not result.not_finite:
-            self._role.process(launched, self._planner.without_redrawn(drawn))
+            self._role.process(launched, drawn)
             return
-        bad = [req for req, _ in self._planner.drawn(result.not_finite, ((),) * len(result.not_finite))]
-        self._fail_not_finite([req for req, run in drawn if not run and req in bad])
-        drawn = self._planner.drawn(result.rows, result.tokens)  # those that have failed hold no row any more
-        self._role.process(launched, self._planner.without_redrawn(drawn))
+        bad, with_run = self._planner.results.holders(result.not_finite), {req for req, _ in drawn}
+        self._fail_not_finite([req for req in bad if req not in with_run])
+        self._role.process(launched, [(req, run) for req, run in drawn if req.holding is not None])
         self._fail_not_finite([req for req in bad if req.finish is None])  # others have ended before
 
     def _fail_not_finite(self, reqs: Sequence[Req]) -> None:

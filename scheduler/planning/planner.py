@@ -1,42 +1,37 @@
 """Decides what an executor runs, and remembers it: who holds which row and pages, who decodes, what is in flight.
 
-    role: launch --Plan--> executor --StepResult--> drawn: role
+    role: launch --Plan--> executor --StepResult--> Results.take: role
 
 It knows rows, pages and lengths as numbers. One planner feeds one executor, which may be another process.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.kv_layout import KvLayout
 from protocol.prefixes import packed
 from scheduler.plan import (
-    CopyPages,
     Done,
     Grant,
     Join,
     LayerWritten,
     Operation,
     Outcome,
-    Owner,
     Plan,
-    StageIn,
     StepResult,
 )
 from scheduler.planning.chunks import ExtendChunk, chunk_of
-from scheduler.planning.copy_tickets import CopyTickets
 from scheduler.planning.draft_writes import DraftWrites
 from scheduler.planning.growth import Growth
 from scheduler.planning.kv_book import CacheKey, Holding, IsRead, KvBook
-from scheduler.planning.kv_pages import PageState, prompt_copies
+from scheduler.planning.kv_copies import KvCopies
+from scheduler.planning.kv_pages import PageState
+from scheduler.planning.launched import Launched, Results
 from scheduler.planning.req import Req, join_of
 from scheduler.planning.roster import Roster
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs, Spills
-
-Drawn = list[tuple[Req, tuple[int, ...]]]  # choices, each with the run of tokens that a launch has drawn
 
 
 class Executes(Protocol):
@@ -49,24 +44,6 @@ class Executes(Protocol):
     def poll(self) -> Sequence[Outcome]:
         """What has happened since the last call. RuntimeError when a copy has failed."""
         ...
-
-
-@dataclass(eq=False)
-class Launched:
-    """A launch, as the planner remembers it."""
-
-    ticket: int
-    chunks: tuple[ExtendChunk, ...]
-    decodes: tuple[Req, ...]
-    num_steps: int = 0  # see Plan
-    layers: deque[int] = field(default_factory=deque)  # written, and not yet taken by the role
-    computed_at: float | None = None  # see StepResult
-    hidden: tuple[bytes, ...] = ()  # see StepResult
-
-    @property
-    def reqs(self) -> list[Req]:
-        """All requests of the launch. A request may appear twice."""
-        return [*(req for chunk in self.chunks for req in (chunk.req, *chunk.samples)), *self.decodes]
 
 
 class Planner:
@@ -89,18 +66,15 @@ class Planner:
         self.vocab_size = vocab_size
         self.in_flight: deque[Launched] = deque()
         self.num_launches = 0
-        self.copies = CopyTickets(book, executor.submit)
+        self.copies = KvCopies(book, executor.submit, has_twin)
         self.roster = Roster()
         self.speculation = speculation or Speculation.without_draft()
         self.spills = Spills(book, self.copies, costs)
+        self.results = Results(self.speculation, self.spills)
         self._executor = executor
-        self._has_twin = has_twin
         self._growth = Growth(book, self.speculation.shape.width)
         self._draft_writes = DraftWrites(layout.lookahead, self.copies.submit)
 
-        self._holders: dict[Owner, Req] = {}
-        # The owners in the last result and their requests, until a request is released.
-        self._drawing: tuple[Sequence[Owner], list[Req | None]] = (), []
         self._grants: list[Grant] = []  # for the next plan
         self._hidden: dict[Req, bytes] = {}  # with which choices join; see Join
 
@@ -138,15 +112,7 @@ class Planner:
 
     def _seat(self, req: Req, holding: Holding) -> None:
         req.holding = holding
-        self._holders[holding.owner] = req
-
-    def grow(self, req: Req, num_tokens: int) -> bool:
-        """Adds pages to a context until `num_tokens` tokens fit. False: no room."""
-        if self.book.grow(req.held, num_tokens) is None:
-            return False
-        if req.held.num_granted:
-            self._grant(req.held)
-        return True
+        self.results.seated(req)
 
     def keep(self, req: Req, salt: str) -> None:
         """Adds a choice's context to the cache, if it has decoded here. The launches that wrote it have succeeded."""
@@ -166,25 +132,9 @@ class Planner:
 
     def _unseat(self, req: Req, is_read: IsRead | None = None) -> None:
         self._draft_writes.settle()
-        del self._holders[req.held.owner]
-        self._drawing = (), []
+        self.results.unseated(req)
         self.book.release(req.held, is_read)
         req.holding = None
-
-    def fork(self, first: Req, others: Sequence[Req], in_twin: Sequence[int] = ()) -> int:
-        """Gives each of `others` its own copy of the prompt pages of `first` that they do not share.
-
-        `in_twin` are pages whose KV is in host memory; they are copied to the device before. Returns the ticket that
-        must be over before these choices decode; 0 if they may decode in the next launch.
-        """
-        page_size, lookahead = self.book.page_size, self.book.lookahead
-        pages_of_others = [req.held.pages for req in others]
-        sources, targets = prompt_copies(first.held.pages, pages_of_others, first.prompt_len, page_size, lookahead)
-        if in_twin and self._has_twin:
-            return self.copies.submit(lambda ticket: StageIn(ticket, tuple(in_twin), tuple(sources), tuple(targets)))
-        if sources:
-            self.copies.submit(lambda ticket: CopyPages(ticket, tuple(sources), tuple(targets)))
-        return 0
 
     def collect(self) -> bool:
         """Reuses rows and pages that no launch, copy or transfer can touch any more. Whether there were any."""
@@ -280,12 +230,12 @@ class Planner:
             num_steps=self.speculation.next_steps(len(decodes)),
         )
         self._grants.clear()
-        count_progress(chunks, decodes)
+        launched = Launched(plan.ticket, tuple(chunks), decodes, plan.num_steps)
+        launched.count_progress()
         if decodes:
             self._growth.launched()
 
         self.num_launches += 1
-        launched = Launched(plan.ticket, tuple(chunks), decodes, plan.num_steps)
         self.in_flight.append(launched)
         self._executor.submit(plan)
         self._draft_writes.launched(plan)
@@ -313,46 +263,7 @@ class Planner:
             self.join([req])
         return over
 
-    def drawn(self, owners: Sequence[Owner], runs: Sequence[tuple[int, ...]]) -> Drawn:
-        """The choices that hold these rows, each with its run of tokens. Leaves out rows that were given away since."""
-        if owners is not self._drawing[0]:  # most launches draw for the same rows as the one before
-            self._drawing = owners, list(map(self._holders.get, owners))
-        return [(req, run) for req, run in zip(self._drawing[1], runs, strict=True) if req is not None]
-
-    def count_kept(self, launched: Launched, drawn: Drawn) -> None:
-        """Counts the proposals of a launch for the choices that still use them."""
-        if launched.num_steps:
-            decoding = set(launched.decodes)
-            runs = [run for req, run in drawn if req in decoding and req.held.has_draft]
-            self.speculation.count(launched.num_steps, runs)
-
-    def without_redrawn(self, drawn: Drawn) -> Drawn:
-        """What is new of `drawn`: without outputs that are drawn once more (see Spills). Called once for a launch."""
-        if not self.spills.redraws:
-            return drawn
-        return [(req, new) for req, run in drawn if (new := self.spills.without_redrawn(req, run))]
-
-    @property
-    def num_going_on(self) -> int:
-        """Choices that decode and have not ended."""
-        return self.roster.num_going_on
-
-    @property
-    def hidden_size(self) -> int:
-        """Numbers of the hidden states that a draft begins with; 0 without a draft."""
-        return self.speculation.hidden_size
-
     @property
     def counters(self) -> dict[str, float]:
         """For WorkerStats."""
         return {**self.spills.counters, **self.speculation.counters}
-
-
-def count_progress(chunks: Sequence[ExtendChunk], decodes: Sequence[Req]) -> None:
-    """Counts what a launch computes and draws, as if it had succeeded."""
-    for chunk in chunks:
-        chunk.req.num_computed = chunk.end
-        for req in chunk.samples:
-            req.num_sampled += 1
-    for req in decodes:
-        req.num_sampled += 1

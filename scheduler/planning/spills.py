@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.plan import Fill, Operation, Spill
-from scheduler.planning.copy_tickets import CopyTickets
 from scheduler.planning.kv_book import Holding, KvBook
+from scheduler.planning.kv_copies import KvCopies
 from scheduler.planning.req import Req
 
 # What a usual machine does in a second: bytes copied to host memory, bytes moved to another worker, operations.
@@ -62,7 +62,7 @@ class Spilled:
 class Spills:
     """First come, first served. `costs` None: always to host memory, if there is room."""
 
-    def __init__(self, book: KvBook, copies: CopyTickets, costs: Costs | None) -> None:
+    def __init__(self, book: KvBook, copies: KvCopies, costs: Costs | None) -> None:
         self.away: dict[Req, Spilled] = {}  # in the order in which they left
         self._num_begun = 0
         self._book = book

@@ -49,7 +49,7 @@ def _check_rows(planner: Planner, reqs: list[Req]) -> None:
     retired = [row for entry in planner.book.retired for row in entry.rows]
     assert 0 not in held and len(set(held)) == len(held), f"rows are shared: {held}"
     assert sorted([*held, *retired, *rows._free]) == list(range(1, rows.num_rows)), "rows are lost, or held twice"
-    assert planner._holders == {req.held.owner: req for req in reqs}, (
+    assert planner.results._holders == {req.held.owner: req for req in reqs}, (
         "results go to others than those who hold the rows"
     )
     assert all(req.held.generation == rows.generation(req.held.row) for req in reqs)

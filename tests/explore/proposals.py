@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from torch.utils._python_dispatch import _disable_current_modes
 
 from scheduler.plan import Owner, StepResult
-from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.launched import Launched
+from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.doubles.hash_model import FakeRunner
 
@@ -18,10 +19,10 @@ class Proposals:
         """`varied`: launches propose 0 to num_steps tokens, drawn with this seed, as an adaptive policy may have it."""
         self.num_checked = 0
         self.num_kept = 0
-        self._runner, self._drawn, self._poll = runner, planner.drawn, planner.poll
+        self._runner, self._drawn, self._poll = runner, planner.results.drawn, planner.poll
         self._planner, self._speculation = planner, planner.speculation
         self._num_steps = 0  # of the launch whose runs are taken
-        vars(planner).update(drawn=self._seen, poll=self._polled)
+        vars(planner.results)["drawn"], vars(planner)["poll"] = self._seen, self._polled
         if varied is not None:
             rng, shape = random.Random(varied), planner.speculation.shape
             steps = (0, shape.num_steps) if shape.is_tree else range(shape.num_steps + 1)

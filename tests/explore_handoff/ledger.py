@@ -14,9 +14,11 @@ from gateway.control import Control
 from gateway.pairing import Loads
 from prefill.worker import PrefillWorker
 from protocol.kv_layout import full_pages, pages_for
+from scheduler.planning.kv_book import Holding
 from scheduler.planning.kv_pages import PageState
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
+from scheduler.planning.spills import Spilled
 from tests.doubles.page_ledger import check_pages
 from tests.explore_handoff.workers import WorkerProcess
 from transfer.landing.transfer import FATAL
@@ -108,11 +110,15 @@ def _held(process: WorkerProcess) -> Iterator[str]:
         yield f"transfers to receive {list(process.receiver._transfers)}"
 
 
+def _holdings(planner: Planner, reqs: list[Req]) -> list[Holding]:
+    """What choices hold, and what waits for those that are copied back from host memory."""
+    holders: list[Req | Spilled] = [*reqs, *planner.spills.away.values()]
+    return [holding for holder in holders if (holding := holder.holding) is not None]
+
+
 def _check_memory(planner: Planner, reqs: list[Req]) -> None:
     """What check_pages() says of the pages among themselves is looked at in unrest(): this is done often."""
-    book, away = planner.book, planner.spills.away.values()
-    owned = (*[req.holding for req in reqs], *[spilled.holding for spilled in away])
-    holdings = [holding for holding in owned if holding is not None]
+    book, away, holdings = planner.book, planner.spills.away.values(), _holdings(planner, reqs)
     pages, rows = book.pages, book.rows
     holders = [0] * pages.num_pages
     for holding in holdings:
@@ -180,8 +186,8 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         assert all(pages._state[page] is expected for page in own), f"pages of {request.key}, which is {state}"
         known = core._peers.by_instance.get(request.prefill.instance) is not None
         assert known or request.is_handed_over, f"{request.key} waits for a prefill worker that is lost"
-    reqs = [req for request in core._requests.by_key.values() for req in request.reqs if req.holding]
-    num_held = len({page for req in reqs for page in req.held.pages})
+    reqs = [req for request in core._requests.by_key.values() for req in request.reqs]
+    num_held = len({page for holding in _holdings(core.planner, reqs) for page in holding.pages})
     counts = pages.counts()
     assert counts.owned + counts.reserved == num_held, f"reserved without an owner: {counts}, {num_held} held"
     for reservation, request in reserved.items():
@@ -193,7 +199,7 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
             first, end = full_pages(request.start, page_size), pages_for(request.prompt_len, page_size)
             tail = request.prompt.held.pages[first:end]
             assert transfer._pages == tuple(tail), "frames may land in another request's pages"
-            others = {page for req in reqs if req not in request.reqs for page in req.held.pages}
+            others = {page for req in reqs if req.holding and req not in request.reqs for page in req.held.pages}
             assert not others.intersection(tail), "frames may land in pages that another request reads"
             assert not any(pages._is_kept[page] for page in tail), "frames may land in pages that the cache keeps"
             assert request.transfers == (transfer,), f"{request.key} has the state of another transfer"

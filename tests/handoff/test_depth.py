@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.streams import InlineStream, Stream
-from scheduler.planning.planner import Launched
+from scheduler.planning.launched import Launched
 from tests.cluster import Worker
 from tests.decode.driving import Phase, drive_to, greedy, make_cluster, prompt_of
 from tests.scheduler.building import ManualStream

@@ -122,7 +122,7 @@ def test_short_answers_leave_room_for_more_than_their_limits_would() -> None:
     (worker,) = cluster.unifieds
     for index in range(6):
         cluster.assign(f"r{index}", prompt_of(f"r{index}", 20), greedy(200))
-    cluster.run(until=lambda: worker.planner.num_going_on >= 4)
+    cluster.run(until=lambda: worker.planner.roster.num_going_on >= 4)
     for index in range(6):
         cluster.cancel(f"r{index}")
     cluster.run()

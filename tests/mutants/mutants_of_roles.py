@@ -88,7 +88,7 @@ ROLES = (
     Mutant(
         "choices share the partial page",
         "UnifiedWorker._fork",
-        "self.planner.fork(...)",
+        "self.planner.copies.fork(...)",
         "",
         "a choice reads a page without the prompt's end",
         ANY,

@@ -22,7 +22,8 @@ from scheduler.execution.streams import Event, InlineStream, Segment, Stream
 from scheduler.plan import Draw, StepResult
 from scheduler.planning.chunks import ExtendChunk
 from scheduler.planning.kv_book import KvBook
-from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.launched import Launched
+from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
 from scheduler.speculation.modes import launches_for
@@ -51,6 +52,14 @@ def admitted(
     req = make_req(prompt, sampling, name=name)
     assert planner.admit([req], req.prompt_len + req.sampling.max_tokens)
     return req
+
+
+def grow(planner: Planner, req: Req, num_tokens: int) -> bool:
+    """Adds pages until `num_tokens` tokens fit, as make_room does when a context grows. False: no room."""
+    if planner.book.grow(req.held, num_tokens) is None:
+        return False
+    planner._grant(req.held)
+    return True
 
 
 def prompt_chunk(req: Req, start: int = 0, end: int | None = None) -> list[ExtendChunk]:
@@ -191,7 +200,7 @@ def finish_all(planner: Planner, executor: Executor) -> list[StepResult]:
 
 
 def drawn(planner: Planner, result: StepResult) -> dict[Req, tuple[int, ...]]:
-    return dict(planner.drawn(result.rows, result.tokens))
+    return dict(planner.results.drawn(result.rows, result.tokens))
 
 
 def decode(planner: Planner) -> Launched:

@@ -38,7 +38,7 @@ OWNERS = [(1, 1), (2, 1)]  # one list, as in the results of a batch that has not
 
 def drawn_later(planner: Planner, req: Req) -> bool:
     """Whether a result for its row would still find it."""
-    return any(found is req for found, _ in planner.drawn(OWNERS, [(7,), (7,)]))
+    return any(found is req for found, _ in planner.results.drawn(OWNERS, [(7,), (7,)]))
 
 
 def test_the_tokens_of_a_choice_leave_before_it_gives_way() -> None:
@@ -70,7 +70,7 @@ def test_a_choice_that_gives_way_has_no_memory_and_takes_no_late_result() -> Non
     assert request.prompt.holding is None and request.prompt.finish is FinishReason.CANCELLED
     assert not drawn_later(planner, request.prompt)
     assert planner.admit(Assigned(Assign("r", 1, PROMPT, greedy(9), 1, None)).reqs, 20)
-    assert planner.drawn([owner], [(7,)]) == [], "the row has another generation"
+    assert planner.results.drawn([owner], [(7,)]) == [], "the row has another generation"
 
 
 def test_what_was_cached_is_told_of_the_first_attempt_only() -> None:

@@ -25,6 +25,7 @@ from tests.scheduler.building import (
     finish,
     finish_all,
     greedy,
+    grow,
     make_executor,
     make_planner,
     make_req,
@@ -328,7 +329,7 @@ def test_a_context_that_grows_page_by_page_gets_the_same_tokens() -> None:
     planner.join([short, long])
     for length in range(4, 15):  # all are enqueued before the first runs
         before = len(short.held.pages)
-        assert planner.grow(short, length)
+        assert grow(planner, short, length)
         assert len(short.held.pages) - before == (length % 4 == 1)
         decode(planner)
 

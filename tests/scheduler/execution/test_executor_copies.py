@@ -43,7 +43,7 @@ def test_a_copy_runs_behind_the_launches_before_it_and_ahead_of_the_next() -> No
     (source, _), (target, _), free = first.held.pages, other.held.pages, planner.book.pages.num_free
     filled(executor, target, -7.0)
     planner.launch(prompt_chunk(first))
-    assert planner.fork(first, [other]) == 0
+    assert planner.copies.fork(first, [other]) == 0
     stream.launch([lambda: seen.append(float(executor.kv.layer(0)[target].sum()))])
     assert float(executor.kv.layer(0)[target].mean()) == -7.0
     planner.release(first)

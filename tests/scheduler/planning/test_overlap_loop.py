@@ -8,8 +8,9 @@ from scheduler.draft_shape import DraftShape
 from scheduler.execution.batches import ForwardBatch
 from scheduler.execution.executor import Executor
 from scheduler.plan import StepResult
+from scheduler.planning.launched import Launched
 from scheduler.planning.overlap_loop import OverlapLoop
-from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
 from tests.doubles.hash_model import FakeRunner
@@ -153,7 +154,7 @@ def test_a_launch_that_cannot_be_built_fails_its_requests_and_they_leave_with_th
         complete_one(executor)
         results += planner.poll()
     _, result = results[-1]
-    assert planner.drawn(result.rows, result.tokens) == [
+    assert planner.results.drawn(result.rows, result.tokens) == [
         (other, tuple(FakeRunner(vocab_size=97).expected_tokens((8, 9), 1)))
     ]
     assert [each.error for _, each in results] == [""] * len(results)

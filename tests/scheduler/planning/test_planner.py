@@ -12,7 +12,7 @@ from scheduler.plan import (
 )
 from scheduler.planning.chunks import ExtendChunk
 from scheduler.planning.req import Req
-from tests.scheduler.building import admitted, greedy, make_req, prompt_chunk
+from tests.scheduler.building import admitted, greedy, grow, make_req, prompt_chunk
 from tests.scheduler.remembering import draw_of, finish, grant_of, make
 
 # ---- plans ----
@@ -33,7 +33,7 @@ def test_one_request_from_its_prompt_to_its_end() -> None:
     assert (req.num_computed, req.num_sampled) == (10, 1)
 
     planner.join([req])
-    assert planner.num_going_on == 1
+    assert planner.roster.num_going_on == 1
     launched = planner.launch((), planner.decodes())
     assert executor.plan == Plan(3, num_decodes=1, joins=(Join(drawn, 10, None, begins=True),))
     assert (launched.ticket, launched.decodes, launched.reqs) == (3, (req,), [req])
@@ -105,7 +105,7 @@ def test_who_has_ended_leaves_with_the_next_plan_and_who_joins_comes_behind_the_
     planner.release(reqs[1])  # the executor still has its row
     planner.join([reqs[3], reqs[4]])
     reqs[3].finish = FinishReason.CANCELLED
-    assert planner.num_going_on == 3
+    assert planner.roster.num_going_on == 3
     assert planner.decodes() == (reqs[0], reqs[2], reqs[4])
     planner.launch((), planner.decodes())
     plan = executor.plan
@@ -178,12 +178,12 @@ def test_a_context_that_grows_sends_what_was_added_for_its_row() -> None:
     planner.join(reqs)
     planner.launch((), planner.decodes())  # in flight, as all that follow
 
-    assert planner.grow(reqs[1], 4) and planner.grow(reqs[1], 13)  # nothing, then three pages
+    assert grow(planner, reqs[1], 4) and grow(planner, reqs[1], 13)  # nothing, then three pages
     planner.launch((), planner.decodes())
     assert executor.plan.grants == (grant_of(reqs[1], 1),) and len(grant_of(reqs[1], 1).pages) == 3
-    assert planner.grow(reqs[0], 5)
-    assert planner.grow(reqs[1], 17)
-    assert planner.grow(reqs[0], 9)
+    assert grow(planner, reqs[0], 5)
+    assert grow(planner, reqs[1], 17)
+    assert grow(planner, reqs[0], 9)
     planner.launch((), planner.decodes())
     assert executor.plan.grants == (grant_of(reqs[0], 1, 2), grant_of(reqs[1], 4), grant_of(reqs[0], 2))
     planner.launch((), planner.decodes())
@@ -193,7 +193,7 @@ def test_a_context_that_grows_sends_what_was_added_for_its_row() -> None:
 def test_pages_that_are_added_before_the_first_plan_go_with_it() -> None:
     planner, executor = make()
     req = make_req((1, 2, 3), greedy(30))
-    assert planner.admit([req], 3) and planner.grow(req, 9)
+    assert planner.admit([req], 3) and grow(planner, req, 9)
     planner.launch(prompt_chunk(req))
     assert executor.plan.grants == (grant_of(req),) and len(req.held.pages) == 3
 
@@ -203,7 +203,7 @@ def test_a_context_that_finds_no_page_does_not_grow() -> None:
     req = make_req((1, 2, 3), greedy(30))
     assert planner.admit([req], 3)
     planner.launch(prompt_chunk(req))
-    assert not planner.grow(req, 16)
+    assert not grow(planner, req, 16)
     planner.launch()
     assert executor.plan.grants == () and len(req.held.pages) == 1
 
@@ -215,7 +215,7 @@ def test_a_pending_grant_of_somebody_who_has_left_does_no_harm() -> None:
     assert planner.admit([old], 3)
     planner.launch(prompt_chunk(old))
     finish(planner, executor)
-    assert planner.grow(old, 9)
+    assert grow(planner, old, 9)
     pending = grant_of(old, 1)
     planner.release(old)
     planner.collect()
@@ -232,13 +232,13 @@ def test_a_late_result_of_a_row_that_was_given_away_is_dropped() -> None:
     planner, _ = make(max_requests=2)
     old, other = admitted(planner, (1,), name="old"), admitted(planner, (2,), name="other")
     rows = [(req.held.row, req.held.generation) for req in (old, other)]
-    assert planner.drawn(rows, [(5,), (6, 7)]) == [(old, (5,)), (other, (6, 7))]
+    assert planner.results.drawn(rows, [(5,), (6, 7)]) == [(old, (5,)), (other, (6, 7))]
     planner.release(old)
-    assert planner.drawn(rows, [(5,), (6, 7)]) == [(other, (6, 7))]
+    assert planner.results.drawn(rows, [(5,), (6, 7)]) == [(other, (6, 7))]
     new = admitted(planner, (3,), name="new")
     assert new.held.row == rows[0][0]
-    assert planner.drawn([*rows], [(5,), ()]) == [(other, ())]  # a run of no tokens is a result
-    assert planner.drawn([(new.held.row, new.held.generation)], [(8,)]) == [(new, (8,))]
+    assert planner.results.drawn([*rows], [(5,), ()]) == [(other, ())]  # a run of no tokens is a result
+    assert planner.results.drawn([(new.held.row, new.held.generation)], [(8,)]) == [(new, (8,))]
 
 
 def test_a_choice_that_has_ended_takes_nothing_more() -> None:
@@ -246,10 +246,10 @@ def test_a_choice_that_has_ended_takes_nothing_more() -> None:
     req = admitted(planner, sampling=greedy(2))
     owner = (req.held.row, req.held.generation)
     req.num_sampled = 1
-    ((_, run),) = planner.drawn([owner], [(4, 5, 6)])
+    ((_, run),) = planner.results.drawn([owner], [(4, 5, 6)])
     assert req.append(run) == (4, 5) and req.finish is FinishReason.LENGTH
     planner.release(req)
-    assert planner.drawn([owner], [(7,)]) == []
+    assert planner.results.drawn([owner], [(7,)]) == []
 
 
 def test_layers_go_to_their_launch_and_results_come_in_order() -> None:

@@ -16,7 +16,7 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import StepCosts
 from tests.doubles.page_ledger import check_pages
-from tests.scheduler.building import admitted, greedy, make_req, prompt_chunk
+from tests.scheduler.building import admitted, greedy, grow, make_req, prompt_chunk
 from tests.scheduler.remembering import finish, make
 
 
@@ -66,7 +66,7 @@ def test_no_room_changes_nothing() -> None:
     reqs = [make_req(choice=choice) for choice in range(3)]
     assert not planner.admit(reqs, 4) and not planner.admit(reqs[:1], 16)
     assert [req.holding for req in reqs] == [None] * 3
-    assert planner.book.pages.num_free == 3 and planner.drawn([(1, 1)], [(5,)]) == []
+    assert planner.book.pages.num_free == 3 and planner.results.drawn([(1, 1)], [(5,)]) == []
 
 
 # ---- copies ----
@@ -82,7 +82,7 @@ def test_each_other_choice_gets_its_copy_of_the_partial_page_in_order() -> None:
     planner, executor = make()
     first, *others = choices(planner, (1, 2, 3, 4, 5), 3)
     planner.launch(prompt_chunk(first))
-    assert planner.fork(first, others) == 0
+    assert planner.copies.fork(first, others) == 0
     partial = [req.held.pages[1] for req in (first, *others)]
     assert executor.sent[-1] == CopyPages(2, (partial[0],) * 2, tuple(partial[1:]))
     planner.launch()
@@ -99,7 +99,7 @@ def test_each_other_choice_gets_its_copy_of_the_partial_page_in_order() -> None:
 def test_with_a_draft_all_pages_of_the_last_slots_are_copied() -> None:
     planner, executor = make(lookahead=2)
     first, other = choices(planner, (1, 2, 3, 4, 5), 2)
-    assert planner.fork(first, [other]) == 0
+    assert planner.copies.fork(first, [other]) == 0
     assert executor.sent == [CopyPages(1, tuple(first.held.pages[:2]), tuple(other.held.pages[:2]))]
 
 
@@ -144,10 +144,10 @@ def test_kv_that_a_draft_has_still_to_write_is_written_before_it_is_kept() -> No
 def test_copying_nothing_sends_nothing() -> None:
     planner, executor = make()
     whole, *others = choices(planner, (1, 2, 3, 4), 2)
-    assert planner.fork(whole, others) == 0
+    assert planner.copies.fork(whole, others) == 0
     (alone,) = choices(planner, (1, 2, 3), 1)
-    assert planner.fork(alone, ()) == 0
-    assert planner.fork(alone, (), in_twin=()) == 0
+    assert planner.copies.fork(alone, ()) == 0
+    assert planner.copies.fork(alone, (), in_twin=()) == 0
     assert executor.sent == [] and planner.book.newest_ticket == 0
 
 
@@ -156,7 +156,7 @@ def test_pages_in_the_twin_are_copied_to_the_device_before_they_are_shared(has_t
     planner, executor = make(has_twin=has_twin)
     first, other = choices(planner, (1, 2, 3, 4, 5), 2)
     landed, source, target = tuple(first.held.pages[:2]), first.held.pages[1], other.held.pages[1]
-    ticket = planner.fork(first, [other], in_twin=landed)
+    ticket = planner.copies.fork(first, [other], in_twin=landed)
     if not has_twin:
         assert ticket == 0 and executor.sent == [CopyPages(1, (source,), (target,))]
         assert planner.copies.is_over(ticket)
@@ -174,7 +174,7 @@ def test_pages_in_the_twin_are_copied_to_the_device_before_they_are_shared(has_t
 def test_alone_it_is_copied_from_the_twin_too() -> None:
     planner, executor = make(has_twin=True)
     (req,) = choices(planner, (1, 2, 3, 4, 5), 1)
-    assert planner.fork(req, (), in_twin=req.held.pages) == 1
+    assert planner.copies.fork(req, (), in_twin=req.held.pages) == 1
     assert executor.sent == [StageIn(1, tuple(req.held.pages), (), ())]
 
 
@@ -186,7 +186,7 @@ def test_what_was_sent_does_not_change_with_what_the_planner_does_afterwards() -
     planner.join([req])
     planner.launch((), planner.decodes())
     before = list(map(OPERATIONS.encode, executor.sent))
-    assert planner.grow(req, 30)
+    assert grow(planner, req, 30)
     planner.release(req)
     planner.launch()
     assert list(map(OPERATIONS.encode, executor.sent[:-1])) == before

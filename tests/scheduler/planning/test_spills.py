@@ -4,7 +4,8 @@ import pytest
 
 from protocol.messages_gateway import FinishReason
 from scheduler.plan import Done, Fill, Join, Spill, StepResult, WriteDraft
-from scheduler.planning.planner import Launched, Planner
+from scheduler.planning.launched import Launched
+from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import StepCosts
 from scheduler.planning.spills import RESTART_S, Costs, is_cheaper_on_host
@@ -21,7 +22,7 @@ def over(planner: Planner, executor: Remembers, *tokens: int) -> list[tuple[Req,
     rows = tuple(owners.pop(launched.ticket))
     executor.outcomes.append(StepResult(launched.ticket, rows, tuple((token,) for token in tokens)))
     ((_, result),) = planner.poll()
-    drawn = planner.drawn(result.rows, result.tokens)
+    drawn = planner.results.drawn(result.rows, result.tokens)
     for req, run in drawn:
         req.append(run)
     return drawn
@@ -75,7 +76,7 @@ def test_its_kv_goes_to_host_memory_and_comes_back_and_it_goes_on_from_its_last_
     slots = planner.spills.away[req].slots
     assert executor.sent[-1] == Spill(4, pages[:2], slots) and len(slots) == 2  # 6 tokens: pages of 4
     assert planner.book.slot_counts().owned == 2 and planner.spills.counters == {"spills": 1, "spilled_now": 1}
-    assert planner.decodes() == () and planner.num_going_on == 0
+    assert planner.decodes() == () and planner.roster.num_going_on == 0
 
     assert over(planner, executor, 52) == [], "a late result is taken"
     assert not planner.collect() and planner.make_room() == [], "its pages are still read"
@@ -155,10 +156,10 @@ def test_with_three_draft_layers_a_choice_draws_its_last_two_outputs_again() -> 
     noted(planner.launch((), planner.decodes()))
     (join,) = executor.plan.joins
     assert (join.seq_len, join.input_id, join.begins) == (5, 50, False) and req.num_resumed == 1
-    assert planner.without_redrawn([(req, (51,))]) == []
+    assert planner.spills.without_redrawn(req, (51,)) == ()
     assert (req.num_sampled, planner.spills.num_redrawn(req)) == (2, 1)
     req.num_sampled += 1  # the next launch
-    assert planner.without_redrawn([(req, (52, 53, 54))]) == [(req, (53, 54))] and not planner.spills.redraws
+    assert planner.spills.without_redrawn(req, (52, 53, 54)) == (53, 54) and not planner.spills.redraws
     req.append((53, 54))
     assert req.outputs == [50, 51, 52, 53, 54] and req.num_sampled == 5
 
@@ -224,7 +225,7 @@ def test_in_the_same_row_again_it_is_another_owner() -> None:
     planner.make_room()
     done(planner, executor)
     assert planner.poll() == [] and req.held.owner == (before[0], before[1] + 1)
-    assert planner.drawn([before], [(9,)]) == []
+    assert planner.results.drawn([before], [(9,)]) == []
 
 
 @pytest.mark.parametrize("state", ["copied out", "waiting", "copied back", "back"])

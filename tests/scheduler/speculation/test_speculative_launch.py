@@ -123,7 +123,7 @@ def test_what_follows_a_plan_that_waits_stays_behind_it() -> None:
     decode(planner)
     take(planner, executor)
     decode(planner)
-    planner.fork(req, [other])
+    planner.copies.fork(req, [other])
     assert [type(operation).__name__ for operation in executor.submitted] == ["Plan", "CopyPages"]
     take(planner, executor)
     planner.poll()

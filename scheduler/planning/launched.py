@@ -1,0 +1,84 @@
+"""Launches as the planner remembers them, and for which choices their results are."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from scheduler.plan import Owner, StepResult
+from scheduler.planning.chunks import ExtendChunk
+from scheduler.planning.req import Req
+from scheduler.planning.speculation import Speculation
+from scheduler.planning.spills import Spills
+
+Drawn = list[tuple[Req, tuple[int, ...]]]  # choices, each with the run of tokens that a launch has drawn
+
+
+@dataclass(eq=False)
+class Launched:
+    """A launch in flight, or one that is over and not processed yet."""
+
+    ticket: int
+    chunks: tuple[ExtendChunk, ...]
+    decodes: tuple[Req, ...]
+    num_steps: int = 0  # see Plan
+    layers: deque[int] = field(default_factory=deque)  # written, and not yet taken by the role
+    computed_at: float | None = None  # see StepResult
+    hidden: tuple[bytes, ...] = ()  # see StepResult
+
+    @property
+    def reqs(self) -> list[Req]:
+        """All requests of the launch. A request may appear twice."""
+        return [*(req for chunk in self.chunks for req in (chunk.req, *chunk.samples)), *self.decodes]
+
+    def count_progress(self) -> None:
+        """Counts what it computes and draws, as if it had succeeded."""
+        for chunk in self.chunks:
+            chunk.req.num_computed = chunk.end
+            for req in chunk.samples:
+                req.num_sampled += 1
+        for req in self.decodes:
+            req.num_sampled += 1
+
+
+class Results:
+    """Who holds each row, and so what a result means. Rows that were given away since are left out."""
+
+    def __init__(self, speculation: Speculation, spills: Spills) -> None:
+        self._speculation = speculation
+        self._spills = spills
+        self._holders: dict[Owner, Req] = {}
+        # The owners in the last result and their requests, until a row is given back.
+        self._newest: tuple[Sequence[Owner], list[Req | None]] = (), []
+
+    def seated(self, req: Req) -> None:
+        """`req` has got a row."""
+        self._holders[req.held.owner] = req
+
+    def unseated(self, req: Req) -> None:
+        """`req` gives its row back."""
+        del self._holders[req.held.owner]
+        self._newest = (), []
+
+    def holders(self, owners: Sequence[Owner]) -> list[Req]:
+        """The choices that still hold these rows."""
+        return [req for owner in owners if (req := self._holders.get(owner)) is not None]
+
+    def drawn(self, owners: Sequence[Owner], runs: Sequence[tuple[int, ...]]) -> Drawn:
+        """The choices that hold these rows, each with its run of tokens."""
+        if owners is not self._newest[0]:  # most launches draw for the same rows as the one before
+            self._newest = owners, list(map(self._holders.get, owners))
+        return [(req, run) for req, run in zip(self._newest[1], runs, strict=True) if req is not None]
+
+    def take(self, launched: Launched, result: StepResult) -> Drawn:
+        """The choices with the new tokens that a launch has drawn for them. Called once for each launch.
+
+        Counts the proposals that were kept. Leaves out outputs that are drawn once more; see Spills.
+        """
+        drawn = self.drawn(result.rows, result.tokens)
+        if launched.num_steps:
+            decoding = set(launched.decodes)
+            runs = [run for req, run in drawn if req in decoding and req.held.has_draft]
+            self._speculation.count(launched.num_steps, runs)
+        if not self._spills.redraws:
+            return drawn
+        return [(req, new) for req, run in drawn if (new := self._spills.without_redrawn(req, run))]
