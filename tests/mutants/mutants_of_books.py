@@ -28,7 +28,7 @@ BOOKS = (
         "False",
         "what is sent is the next request's KV",
         ANY,
-        (f"{SCHEDULER}/test_kv_book.py",),
+        (f"{SCHEDULER}/planning/test_kv_book.py",),
     ),
     Mutant(
         "row 0 is handed out",
@@ -37,7 +37,7 @@ BOOKS = (
         "range(num_rows - 1, -1, -1)",
         "it is padding",
         ANY,
-        (f"{SCHEDULER}/test_row_pool.py",),
+        (f"{SCHEDULER}/planning/test_kv_book_rows.py",),
     ),
     Mutant(
         "page 0 is handed out",
@@ -54,7 +54,7 @@ BOOKS = (
         "",
         "no check can tell one owner from the next",
         (),
-        (f"{SCHEDULER}/test_row_pool.py",),
+        (f"{SCHEDULER}/planning/test_kv_book_rows.py",),
     ),
     Mutant(
         "a row's page table is the one before",
@@ -71,7 +71,7 @@ BOOKS = (
         "holding.row not in self._held",
         "somebody else's row and pages go back",
         (),
-        (f"{SCHEDULER}/test_kv_book.py",),
+        (f"{SCHEDULER}/planning/test_kv_book.py",),
     ),
     Mutant(
         "an idle book frees what is released although a launch is in flight",
@@ -80,7 +80,7 @@ BOOKS = (
         "True",
         "the launch in flight may still touch what is free",
         (),
-        (f"{SCHEDULER}/test_kv_book.py",),
+        (f"{SCHEDULER}/planning/test_kv_book.py",),
     ),
     Mutant(
         "a batch keeps the page table of before a row has grown",
@@ -89,16 +89,16 @@ BOOKS = (
         "False",
         "the new tokens of a context are read from page 0",
         (),
-        (f"{SCHEDULER}/test_forward_batch.py",),
+        (f"{SCHEDULER}/execution/test_batches_of_launches.py",),
     ),
     Mutant(
         "pages are added in front of those that a row has",
         "Planner._grant",
-        "Grant(..., known, __pages)",
+        "Grant(..., num_known, __pages)",
         "Grant(..., 0, __pages)",
         "the KV of the prompt's first tokens is lost",
         (),
-        (f"{SCHEDULER}/test_planner.py",),
+        (f"{SCHEDULER}/planning/test_planner.py",),
     ),
     Mutant(
         "pages are added to the wrong row",
@@ -123,7 +123,7 @@ BOOKS = (
         "prompt_len // page_size",
         "the draft's KV of one choice was computed with the token that another has drawn",
         (),
-        (f"{SCHEDULER}/test_choice_pages.py",),
+        (f"{SCHEDULER}/planning/test_kv_pages_of_choices.py",),
     ),
     Mutant(
         "the last slots of a prompt are not copied to other choices",
@@ -132,7 +132,7 @@ BOOKS = (
         "prompt_len // page_size",
         "their pages hold nothing of the prompt",
         (),
-        (f"{SCHEDULER}/test_choice_pages.py",),
+        (f"{SCHEDULER}/planning/test_kv_pages_of_choices.py",),
     ),
     Mutant(
         "a page has one reference too many",
@@ -149,6 +149,6 @@ BOOKS = (
         "",
         "it would go on in the pages of the next owner",
         (),
-        (f"{SCHEDULER}/test_planner_memory.py",),
+        (f"{SCHEDULER}/planning/test_planner_memory.py",),
     ),
 )

@@ -4,7 +4,7 @@ waits in host memory."""
 from tests.mutants.mutant import ANY, Mutant
 from tests.mutants.mutants_of_handoff import WORLDS
 
-BOOK_TESTS = tuple(f"tests/scheduler/test_{name}.py" for name in ("kv_book", "kv_book_caches", "page_allocator"))
+BOOK_TESTS = tuple(f"tests/scheduler/planning/test_{name}.py" for name in ("kv_book", "kv_book_caches", "kv_pages"))
 SERVED = ("tests/handoff/test_prefix_cache.py",)
 SPILLS = ("tests/scheduler/planning/test_spills.py",)
 
@@ -217,7 +217,7 @@ CACHES = (
         "pass",
         "fewer and fewer requests run at the same time",
         (),
-        ("tests/scheduler/planning/test_margins.py",),
+        ("tests/scheduler/planning/test_kv_book_margins.py",),
     ),
     Mutant(
         "pages that a transfer still reads count as coming free",
@@ -226,11 +226,11 @@ CACHES = (
         "True",
         "nobody gives way, and those without a page wait for the transfer",
         (),
-        ("tests/scheduler/planning/test_margins.py",),
+        ("tests/scheduler/planning/test_kv_book_margins.py",),
     ),
     Mutant(
         "the last one gives way too",
-        "give_way",
+        "pick_victims",
         "sorted(...)[:-1]",
         "sorted(...)",
         "nobody goes on",
@@ -239,8 +239,8 @@ CACHES = (
     ),
     Mutant(
         "choices that wait for a page do not sit out",
-        "Planner.decodes",
-        "if self._growth.short: ...",
+        "Roster.next",
+        "if short: ...",
         "if False: ...",
         "their tokens are written to page 0",
         (),
@@ -248,8 +248,8 @@ CACHES = (
     ),
     Mutant(
         "the late result of a choice that gave way is taken",
-        "Planner._unseat",
-        "self._drawing = ((), [])",
+        "Results.unseated",
+        "self._newest = ((), [])",
         "",
         "it has no memory, and goes on elsewhere",
         (),
@@ -257,8 +257,8 @@ CACHES = (
     ),
     Mutant(
         "a token that is dropped when its choice gives way counts as drawn",
-        "Spills.begin",
-        "req.num_sampled = len(req.outputs) - again",
+        "Spills.copy_out",
+        "req.num_sampled = len(req.outputs) - num_redrawn",
         "",
         "the choice goes on behind a token that it does not have",
         (),
@@ -266,8 +266,8 @@ CACHES = (
     ),
     Mutant(
         "KV is copied back before the copy to host memory is over",
-        "Spills.fill",
-        "if not self._is_over(each.ticket): ...",
+        "Spills.copy_back",
+        "if not self._copies.is_over(spilled.ticket): ...",
         "if False: ...",
         "the slots may hold another's KV",
         (),
@@ -275,8 +275,8 @@ CACHES = (
     ),
     Mutant(
         "a choice decodes before its KV is back",
-        "Spills.filled",
-        "self._is_over(each.ticket)",
+        "Spills.take_back",
+        "self._copies.is_over(spilled.ticket)",
         "True",
         "it attends to what its pages held before",
         (),
@@ -284,8 +284,8 @@ CACHES = (
     ),
     Mutant(
         "slots are given back twice",
-        "Spills.filled",
-        "each.req.slots = ()",
+        "Spills.take_back",
+        "del self.away[spilled.req]",
         "",
         "they belong to another choice by then",
         (),
@@ -293,8 +293,8 @@ CACHES = (
     ),
     Mutant(
         "slots are never given back",
-        "Spills.filled",
-        "self._book.give_slots(each.req.slots)",
+        "Spills.take_back",
+        "self._book.give_slots(spilled.slots)",
         "",
         "host memory fills up",
         (),
@@ -311,8 +311,8 @@ CACHES = (
     ),
     Mutant(
         "KV is copied to host memory beside the launch that writes it",
-        "Executor._copy_to_host",
-        "self._staging.wait(self._forward.record())",
+        "Copies.enqueue",
+        "staging.wait(forward.record())",
         "",
         "its last tokens are missing",
         (),
@@ -320,9 +320,9 @@ CACHES = (
     ),
     Mutant(
         "a choice that comes back keeps its former row at the executor",
-        "Planner.spill",
-        "self._leaving.append(self._rows.pop(req))",
-        "self._rows.pop(req)",
+        "Roster.remove",
+        "self.leaving.append(self.rows.pop(req))",
+        "self.rows.pop(req)",
         "it decodes twice",
         (),
         SPILLS,

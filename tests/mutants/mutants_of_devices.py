@@ -60,7 +60,7 @@ DEVICES = (
     Mutant(
         "KV is decoded before it is on the device",
         "Requests.take_staged",
-        "self._planner.is_over(__landing)",
+        "self._planner.copies.is_over(__landing)",
         "True",
         "decode reads what was never written",
         (),

@@ -4,9 +4,9 @@ from tests.mutants.mutant import Mutant
 
 LENGTHS = "tests/scheduler/execution/test_future_map_lengths.py"
 EXTRAS = "tests/scheduler/execution/test_future_map_extras.py"
-HAZARDS = "tests/scheduler/execution/test_overlap_hazards.py"
+HAZARDS = "tests/scheduler/execution/test_executor_hazards.py"
 SCHEDULE_STREAM = "tests/doubles/test_schedule_stream.py"
-LAUNCH = "tests/scheduler/speculation/test_speculative_launch.py"
+LAUNCH = "tests/scheduler/speculation/test_draft_launches.py"
 
 FUTURES = (
     Mutant(
@@ -76,7 +76,7 @@ FUTURES = (
     Mutant(
         "resolved lengths are still awaited",
         "FutureMap.resolve_seq_lens_cpu",
-        "batch.spec_info = batch.spec_info.resolved()",
+        "batch.spec_info = DraftInput.known(...)",
         "",
         "a batch waits for a publish that is over",
         tests=(LENGTHS,),
@@ -219,15 +219,15 @@ FUTURES = (
     ),
     Mutant(
         "nobody is told of a publish",
-        "Executor._launch",
-        "self.future_map.expect(__event)",
+        "DraftLaunches.enqueue",
+        "device.future_map.expect(__event)",
         "__event",
         "the next launch waits for an older event, or for none",
         tests=(LAUNCH,),
     ),
     Mutant(
         "a batch does not know that it was launched",
-        "Executor._launched",
+        "DraftLaunches.enqueue",
         "running.spec_info = DraftInput.launched(running.rows_B)",
         "",
         "it takes the lengths before the launch for those behind it",
@@ -236,7 +236,7 @@ FUTURES = (
     Mutant(
         "plans are launched before their lengths are there",
         "Executor._enqueue_submitted",
-        "if not self.future_map.is_ready(self.running): ...",
+        "if not self.kind.is_ready(self.running): ...",
         "",
         "the loop blocks until the launch before has verified",
         tests=(LAUNCH,),

@@ -8,7 +8,7 @@ HANDED_OVER = "tests/handoff/test_speculation.py"
 DRAFT_LAYERS = (
     Mutant(
         "the tokens of a draft layer are not shifted",
-        "scheduler/speculation/draft_layers.py _read",
+        "scheduler/speculation/layers.py _read",
         "tokens_BX[:, layer : layer + size]",
         "tokens_BX[:, :size]",
         "every layer but the first reads the token before its own",
@@ -16,7 +16,7 @@ DRAFT_LAYERS = (
     ),
     Mutant(
         "the features of several draft layers are one position late",
-        "scheduler/speculation/draft_layers.py extend_layers",
+        "scheduler/speculation/layers.py extend_layers",
         "past.hidden_BJE[:, 1:]",
         "past.hidden_BJE[:, :-1]",
         "KV of the slots that are written again is that of other slots",
@@ -24,7 +24,7 @@ DRAFT_LAYERS = (
     ),
     Mutant(
         "what several draft layers have stashed is that of the launch before",
-        "scheduler/speculation/draft_layers.py extend_layers",
+        "scheduler/speculation/layers.py extend_layers",
         "kept_B[:, None] + torch.arange(...)",
         "torch.arange(num_layers).expand(len(kept_B), -1)",
         "the next launch begins at positions before",
@@ -32,7 +32,7 @@ DRAFT_LAYERS = (
     ),
     Mutant(
         "a draft layer reads no proposal",
-        "scheduler/speculation/draft_layers.py _read",
+        "scheduler/speculation/layers.py _read",
         "layer + 1 < num_layers",
         "False",
         "its own proposals are those of another text",
@@ -40,7 +40,7 @@ DRAFT_LAYERS = (
     ),
     Mutant(
         "slots without a feature are written",
-        "scheduler/speculation/draft_layers.py _read",
+        "scheduler/speculation/layers.py _read",
         "window.input.slots_T.masked_fill(has_none_T, 0)",
         "window.input.slots_T",
         "a choice that came back from host memory loses KV that was final",
@@ -48,7 +48,7 @@ DRAFT_LAYERS = (
     ),
     Mutant(
         "a middle chunk takes one prompt token for all draft layers",
-        "scheduler/speculation/draft_layers.py after_chunks",
+        "scheduler/speculation/layers.py after_chunks",
         "(*chunk.ids, *chunk.ahead)",
         "(*chunk.ids, *chunk.ahead[:1])",
         "the KV of the chunk's last slots is that of another text",
@@ -60,19 +60,19 @@ DRAFT_LAYERS = (
         "0 < left - take < last",
         "False",
         "it begins with features that another launch has computed",
-        tests=("tests/scheduler/planning/test_chunk_plan.py",),
+        tests=("tests/scheduler/planning/test_chunks.py",),
     ),
     Mutant(
         "the tokens before the last one are not handed over",
         "join_of",
-        "(*(0,) * (count - len(last)), *last)",
-        "(0,) * count",
+        "(*(0,) * (num_before - len(last)), *last)",
+        "(0,) * num_before",
         "a draft of several layers begins with other tokens",
         tests=(HANDED_OVER,),
     ),
     Mutant(
         "with several draft layers a choice goes on from its last output",
-        "Spills.begin",
+        "Spills.copy_out",
         "max(self._book.lookahead - 1, 0)",
         "0",
         "KV that depends on proposals stays",
@@ -80,9 +80,9 @@ DRAFT_LAYERS = (
     ),
     Mutant(
         "outputs that are drawn once more are sent",
-        "Req.append",
-        "run = run[again:]",
-        "",
+        "Spills.without_redrawn",
+        "run[repeated:]",
+        "run",
         "the client gets tokens twice",
         tests=(HANDED_OVER,),
     ),

@@ -70,7 +70,7 @@ POLICIES = (
     ),
     Mutant(
         "the most urgent choice gives way first",
-        "give_way",
+        "pick_victims",
         "-req.priority",
         "req.priority",
         "it waits for the others",
@@ -88,9 +88,9 @@ POLICIES = (
     ),
     Mutant(
         "choices that rest do not come back",
-        "Planner.launch",
-        "if resting: ...",
-        "if False: ...",
+        "Roster.change",
+        "(decodes, list(resting))",
+        "(decodes, [])",
         "they wait for ever",
         (),
         ("tests/unified/test_worker.py",),

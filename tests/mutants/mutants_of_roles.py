@@ -59,7 +59,7 @@ ROLES = (
     ),
     Mutant(
         "the late result of a choice that has ended or is in host memory is not ignored",
-        "Planner._unseat",
+        "Results.unseated",
         "del self._holders[__row]",
         "",
         "a token too many",
@@ -96,8 +96,8 @@ ROLES = (
     Mutant(
         "choices get no copy of the partial page after a transfer",
         "Requests.deliver",
-        "self._planner.fork(first, __others, in_twin)",
-        "self._planner.fork(first, (), in_twin)",
+        "self._planner.copies.fork(first, __others, in_twin)",
+        "self._planner.copies.fork(first, (), in_twin)",
         "a choice reads a page without the prompt's end",
         ANY,
     ),
@@ -125,7 +125,7 @@ ROLES = (
         "True",
         "the mark of a layer is the only sign that its KV is there",
         ("late",),
-        ("tests/scheduler/execution/test_overlap_hazards.py",),
+        ("tests/scheduler/execution/test_executor_hazards.py",),
         detect=True,
     ),
     Mutant(
