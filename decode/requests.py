@@ -17,18 +17,18 @@ from decode.prefill_peers import PrefillPeers
 from protocol.frame import LastMessage
 from protocol.kv_layout import full_pages, pages_for
 from protocol.messages_gateway import Assign, WorkerAddress
-from protocol.messages_handoff import PrefillJob
+from protocol.messages_handoff import JobFinishedEarly, PrefillJob
 from runtime.clock import Deadlines
 from runtime.waiting_line import WaitingLine
 from scheduler.planning.kv_pages import PageState
 from scheduler.planning.planner import Planner
-from scheduler.planning.req import Req
+from scheduler.planning.req import Req, first_tokens_fault, hidden_fault
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import ReceiveTransfer
 from transfer.plan import start_unit
 from transfer.states import TransferState, advance, least
 from worker.policies import DEFAULTS, Policies
-from worker.requests import Assigned
+from worker.requests import Assigned, assign_fault
 
 HANDOVER_DEADLINE_S = 120.0  # from the job to its last frame, at least
 HANDOVER_S_PER_TOKEN = 0.1  # for each queued prompt token at prefill, its own included: a slow core is no fault
@@ -87,9 +87,22 @@ class DecodeRequest(Assigned):
         """Whether it no longer depends on its prefill worker."""
         return self.transfer_state is TransferState.DELIVERED
 
+    def fault_of(self, told: LastMessage | JobFinishedEarly, planner: Planner) -> str | None:
+        """Why it cannot begin with what prefill tells, or None."""
+        fault = first_tokens_fault(told.first_tokens, len(self.reqs), planner.vocab_size)
+        if fault is None and isinstance(told, LastMessage):
+            fault = hidden_fault(told.hidden, planner.speculation.hidden_size if self.has_draft else 0)
+        return fault
+
     def move(self, state: DecodeState) -> None:
         """Advances the state machine."""
         self.state = advance(MOVES, self.state, state)
+
+
+def reason_to_refuse(assign: Assign, planner: Planner) -> str | None:
+    """Why this worker can never decode the request, in one sentence, or None."""
+    num_tokens = assign.num_tokens if assign.num_left > 1 else 0  # prefill draws a single output, without decode
+    return assign_fault(assign, planner, num_tokens, assign.num_choices)
 
 
 class Requests:

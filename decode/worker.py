@@ -7,9 +7,10 @@ of a request.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from decode.prefill_peers import HELLO_DEADLINE_S, PrefillPeers
-from decode.requests import DecodeRequest, DecodeState, Requests
+from decode.requests import DecodeRequest, DecodeState, Requests, reason_to_refuse
 from protocol.errors import (
     BadRequest,
     BatonError,
@@ -37,11 +38,11 @@ from runtime.clock import Clock
 from scheduler.planning.launched import Drawn, Launched
 from scheduler.planning.overlap_loop import OverlapLoop
 from scheduler.planning.planner import Planner
-from scheduler.planning.req import Req, first_tokens_fault, hidden_fault
+from scheduler.planning.req import Req
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import CreditReturned, Delivered, FirstFrame, FrameRejected, LastInDoubt, TransferFailed
 from worker.policies import DEFAULTS, Policies
-from worker.requests import Outbox, PhaseTimes, TokenStream, assign_fault
+from worker.requests import Outbox, PhaseTimes, TokenStream, load_of
 
 
 class DecodeWorker:
@@ -138,17 +139,9 @@ class DecodeWorker:
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
         waiting = self._requests.waiting
-        return WorkerStats(
-            kv_pages=self.planner.book.counts(),
-            host_pages=self.planner.book.slot_counts(),
-            running=self.planner.roster.num_going_on,
-            waiting=len(waiting) + len(self.planner.spills.away),
-            queued_prompt_tokens=sum(request.prompt_len for request in waiting),
-            num_launches=self.planner.num_launches,
-            counters={**self._receiver.counters, **self.planner.counters},
-            times=self._phases.spreads,
-            transfer=self._peers.backends,
-        )
+        num_tokens = sum(request.prompt_len for request in waiting)
+        load = load_of(self.planner, self._phases, len(waiting), num_tokens, self._receiver.counters)
+        return replace(load, transfer=self._peers.backends)
 
     # ---- loop: what the overlap loop asks of a role ----
 
@@ -177,11 +170,9 @@ class DecodeWorker:
     def _on_assign(self, assign: Assign) -> None:
         if assign.key in self._requests.by_key:
             return
-        num_tokens = assign.num_tokens if assign.num_left > 1 else 0  # prefill draws a single output, without decode
-        reason = assign_fault(assign, self.planner, num_tokens, assign.num_choices)
+        reason = reason_to_refuse(assign, self.planner)
         if assign.prefill is None or reason is not None:
-            reason = reason or "prefill: got none, expected the address of a prefill worker"
-            self.outbox.fail(assign.key, BadRequest(reason))
+            self.outbox.fail(assign.key, BadRequest(reason or "prefill: got none, expected a prefill worker's address"))
             return
 
         if self._requests.num_in_line >= self._policies.max_queued_requests:
@@ -241,11 +232,7 @@ class DecodeWorker:
 
     def _expects(self, request: DecodeRequest, told: LastMessage | JobFinishedEarly) -> bool:
         """Takes prefill's stamps. False if what the request begins with makes no sense; then the request fails."""
-        fault = first_tokens_fault(told.first_tokens, len(request.reqs), self.planner.vocab_size)
-        if isinstance(told, LastMessage):
-            hidden_size = self.planner.speculation.hidden_size if request.has_draft else 0
-            fault = fault or hidden_fault(told.hidden, hidden_size)
-        if fault is not None:
+        if (fault := request.fault_of(told, self.planner)) is not None:
             self._fail(request, InternalError(fault))
             return False
         request.stamps.extend(told.stamps)

@@ -16,7 +16,7 @@ from scheduler.planning.overlap_loop import OverlapLoop
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from worker.policies import DEFAULTS, Policies, prompts_first
-from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream, assign_fault, is_too_early, next_chunks
+from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream, assign_fault, is_too_early, load_of, next_chunks
 
 
 class UnifiedWorker:
@@ -76,16 +76,7 @@ class UnifiedWorker:
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
         queued = [*self._waiting, *self._computing]
-        return WorkerStats(
-            kv_pages=self.planner.book.counts(),
-            host_pages=self.planner.book.slot_counts(),
-            running=self.planner.roster.num_going_on,
-            waiting=len(queued) + len(self.planner.spills.away),
-            queued_prompt_tokens=sum(request.prompt_left for request in queued),
-            num_launches=self.planner.num_launches,
-            counters=self.planner.counters,
-            times=self._phases.spreads,
-        )
+        return load_of(self.planner, self._phases, len(queued), sum(request.prompt_left for request in queued))
 
     # ---- loop: what the overlap loop asks of a role ----
 

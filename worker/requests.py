@@ -22,6 +22,7 @@ from protocol.messages_gateway import (
     ToGateway,
     Tokens,
     WorkerAddress,
+    WorkerStats,
 )
 from protocol.messages_handoff import ToDecode, ToPrefill
 from protocol.prefixes import ID_BYTES, packed
@@ -161,6 +162,26 @@ def assign_fault(
         or replay_fault(prompt, sampling, n, assign.first_choice, assign.num_replayed)
         or transfer_fault(assign.attempt, reservation)
         or planner.book.never_fits(len(prompt), num_tokens, num_choices)
+    )
+
+
+def load_of(
+    planner: Planner,
+    phases: "PhaseTimes",
+    num_waiting: int,
+    queued_prompt_tokens: int,
+    counters: Mapping[str, float] | None = None,
+) -> WorkerStats:
+    """Load for the heartbeat of a worker that decodes. `num_waiting` requests do not decode yet."""
+    return WorkerStats(
+        kv_pages=planner.book.counts(),
+        host_pages=planner.book.slot_counts(),
+        running=planner.roster.num_going_on,
+        waiting=num_waiting + len(planner.spills.away),
+        queued_prompt_tokens=queued_prompt_tokens,
+        num_launches=planner.num_launches,
+        counters={**(counters or {}), **planner.counters},
+        times=phases.spreads,
     )
 
 

@@ -91,10 +91,8 @@ class Planner:
         unit: int = 0,
         has_draft: bool = True,
     ) -> bool:
-        """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: no room, or others that have
-        begun wait for some.
-
-        `key`: looks the prompt up in the cache. Tokens found there are neither computed nor transferred: a prompt of
+        """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: no room, or choices that have
+        begun wait for some. `key`: looks the prompt up in the cache. Tokens found there are neither computed nor transferred: a prompt of
         512 tokens with 500 cached ones computes 12. `grows`: they decode here. `unit`: see KvBook.admit. `has_draft`:
         see Holding.
         """

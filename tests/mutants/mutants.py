@@ -159,7 +159,8 @@ MUTANTS = (
         "sentinels are resolved twice",
         "PlainLaunches.resolve",
         "replace(inp, input_ids_T=resolved_T)",
-        "replace(inp, input_ids_T=self._device.future_map.resolve_future(inp.input_ids_T, launch.batch.decode_owners_D))",
+        "replace(inp, input_ids_T=self._device.future_map.resolve_future("
+        "inp.input_ids_T, launch.batch.decode_owners_D))",
         "the second gather finds what the first has taken",
         ANY,
     ),

@@ -4,6 +4,8 @@ from tests.mutants.mutant import Mutant
 
 UNIFIED = "tests/unified/test_speculation.py"
 HANDED_OVER = "tests/handoff/test_speculation.py"
+LAYERS = "tests/scheduler/speculation/test_layers.py"
+SPILLS = "tests/scheduler/planning/test_spills.py"
 
 DRAFT_LAYERS = (
     Mutant(
@@ -44,7 +46,7 @@ DRAFT_LAYERS = (
         "window.input.slots_T.masked_fill(has_none_T, 0)",
         "window.input.slots_T",
         "a choice that came back from host memory loses KV that was final",
-        tests=(HANDED_OVER,),
+        tests=(LAYERS,),
     ),
     Mutant(
         "a middle chunk takes one prompt token for all draft layers",
@@ -76,7 +78,7 @@ DRAFT_LAYERS = (
         "max(self._book.lookahead - 1, 0)",
         "0",
         "KV that depends on proposals stays",
-        tests=(HANDED_OVER,),
+        tests=(SPILLS,),
     ),
     Mutant(
         "outputs that are drawn once more are sent",
@@ -84,7 +86,7 @@ DRAFT_LAYERS = (
         "run[repeated:]",
         "run",
         "the client gets tokens twice",
-        tests=(HANDED_OVER,),
+        tests=(SPILLS,),
     ),
     Mutant(
         "last slots shared between choices as if one layer looked ahead",

@@ -18,23 +18,10 @@ from hypothesis.stateful import (
 
 from protocol.kv_layout import pages_for, pages_for_choices
 from protocol.prefixes import packed
-from scheduler.planning.kv_book import CacheKey, Holding, KvBook
+from scheduler.planning.kv_book import CacheKey, Holding
 from scheduler.planning.kv_pages import PageState
 from tests.doubles.page_ledger import check_pages
-
-PAGE_SIZE = 4
-RESERVED, OWNED = PageState.RESERVED, PageState.OWNED
-
-
-def make_book(num_pages: int = 20, max_requests: int = 5, caches: bool = False, lookahead: int = 0) -> KvBook:
-    sizes = {"max_requests": max_requests, "max_context": 64, "lookahead": lookahead}
-    return KvBook(num_pages, PAGE_SIZE, **sizes, caches=caches)
-
-
-def admitted(book: KvBook, prompt: int, tokens: int, n: int = 1, state: PageState = OWNED) -> tuple[Holding, ...]:
-    holdings = book.admit(prompt, tokens, n, state)
-    assert holdings is not None
-    return holdings
+from tests.scheduler.books import OWNED, PAGE_SIZE, RESERVED, admitted, make_book
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from protocol.prefixes import packed
 from scheduler.planning.kv_book import CacheKey, Holding, KvBook
-from tests.scheduler.planning.test_kv_book import OWNED, admitted, make_book
+from tests.scheduler.books import OWNED, admitted, make_book
 
 
 def prompt_of(family: int, num_tokens: int) -> CacheKey:

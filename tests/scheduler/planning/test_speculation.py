@@ -85,13 +85,6 @@ def test_what_is_behind_a_wrong_proposal_tells_nothing() -> None:
     assert third == pytest.approx(FIRST_GUESS * second)
 
 
-@pytest.mark.parametrize("shape, width", [((4, 1, 0), 5), ((4, 2, 9), 9), ((4, 5, 9), 16), ((1, 8, 3), 3)])
-def test_a_launch_writes_a_chain_or_what_a_tree_needs(shape: tuple[int, int, int], width: int) -> None:
-    """To verify it, or to propose all levels but the last; the last known token counts."""
-    num_steps, topk, num_nodes = shape
-    assert DraftShape(num_steps, topk, num_nodes).width == width
-
-
 def test_proposals_are_counted_by_position() -> None:
     speculation = Speculation(DraftShape(3), 9)
     speculation.count(3, [(1, 2, 3, 4), (1,), (1, 2)])

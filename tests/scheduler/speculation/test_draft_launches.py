@@ -1,7 +1,7 @@
 """Speculative launches on a stream that runs on command: plans that wait for lengths, launches that fail, page 0."""
 
 from dataclasses import dataclass, replace
-from itertools import chain, count, repeat
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,63 +13,34 @@ from model.fake_hash import Contexts
 from model.inputs import ModelInput
 from protocol.kv_layout import pages_for
 from protocol.messages_gateway import FinishReason
-from scheduler.draft_shape import DraftShape
-from scheduler.execution.executor import Executor
 from scheduler.planning.draft_writes import MAX_PUT_OFF
-from scheduler.planning.planner import Planner
-from scheduler.planning.req import Req
-from scheduler.planning.speculation import Speculation
 from scheduler.speculation.draft_launches import DraftLaunch
 from tests.doubles.hash_model import FakeRunner
 from tests.explore.proposals import Proposals
 from tests.scheduler.building import (
-    FailAt,
     ManualStream,
     admitted,
     decode,
     drawn,
     finish,
     greedy,
-    make_executor,
-    make_planner,
     prompt_chunk,
     tensors_in,
 )
+from tests.scheduler.speculating import (
+    CHAIN,
+    MODEL,
+    PROMPT,
+    STEPS,
+    Tree,
+    begun,
+    speculating,
+    speculating_with,
+    stepping,
+    take,
+)
 
-STEPS = 3
-MODEL = FakeRunner(vocab_size=97, context_length=64, draft_seed=1)
-PROMPT = tuple(range(10))
-Tree = tuple[int, int]  # top-k and nodes
-CHAIN: Tree = (1, 0)
 chains_and_trees = pytest.mark.parametrize("tree", [CHAIN, (2, 7)], ids=["chain", "tree"])
-
-
-def speculating(stream: ManualStream, *failing: int, tree: Tree = CHAIN) -> tuple[Executor, Planner]:
-    """An executor with the fake draft. The target's forwards `failing` fail, counted from 1."""
-    runner = FakeRunner(vocab_size=97, context_length=64, draft_seed=1, before_forward=FailAt(*failing))
-    return speculating_with(stream, runner, tree)
-
-
-def speculating_with(stream: ManualStream, runner: FakeRunner, tree: Tree) -> tuple[Executor, Planner]:
-    shape = DraftShape(STEPS, *tree)
-    executor = make_executor(stream, runner=runner, shape=shape)
-    return executor, make_planner(executor, speculation=Speculation(shape, 9))
-
-
-def begun(planner: Planner, prompt: tuple[int, ...] = PROMPT, num_tokens: int = 30, name: str = "r") -> Req:
-    """A request whose prompt is launched, and which decodes from the next launch on."""
-    req = admitted(planner, prompt, greedy(num_tokens), name)
-    planner.launch(prompt_chunk(req), planner.decodes())
-    planner.join([req])
-    return req
-
-
-def take(planner: Planner, executor: Executor) -> None:
-    """Runs the oldest launch and appends its tokens."""
-    _, result = finish(planner, executor)
-    assert not result.error
-    for req, run in drawn(planner, result).items():
-        req.append(run)
 
 
 def test_a_plan_waits_for_lengths_and_only_for_them() -> None:
@@ -242,13 +213,6 @@ def test_a_stop_token_within_a_run_ends_it(tree: Tree) -> None:
         assert req.outputs == tokens[: tokens.index(end) + 1]
         planner.release(req)
         planner.collect()
-
-
-def stepping(monkeypatch: pytest.MonkeyPatch, planner: Planner, *num_steps: int) -> None:
-    """Launches with rows that decode propose as many tokens as `num_steps` says, in turn."""
-    steps = chain(num_steps, repeat(num_steps[-1]))
-    speculation = planner.speculation
-    monkeypatch.setattr(speculation, "next_steps", lambda num_rows: next(steps) if num_rows else 0)
 
 
 @pytest.mark.parametrize("num_steps", [(0, 3), (0, 0, 3, 0, 2, 0), (3, 0, 3), (*[0] * (2 * MAX_PUT_OFF + 3), 3)])

@@ -10,7 +10,7 @@ from scheduler.speculation.chain import Chain
 from tests.doubles.hash_model import FakeRunner
 from tests.explore.proposals import Proposals
 from tests.scheduler.building import ManualStream, decode, finish, make_executor, make_planner
-from tests.scheduler.speculation.test_draft_launches import MODEL, PROMPT, STEPS, begun, speculating, stepping, take
+from tests.scheduler.speculating import MODEL, PROMPT, STEPS, begun, speculating, stepping, take
 
 
 def test_hidden_states_that_wait_are_not_those_of_a_later_launch(monkeypatch: pytest.MonkeyPatch) -> None:
