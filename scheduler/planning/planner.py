@@ -91,10 +91,11 @@ class Planner:
         unit: int = 0,
         has_draft: bool = True,
     ) -> bool:
-        """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: no room, or choices that have
-        begun wait for some. `key`: looks the prompt up in the cache. Tokens found there are neither computed nor transferred: a prompt of
-        512 tokens with 500 cached ones computes 12. `grows`: they decode here. `unit`: see KvBook.admit. `has_draft`:
-        see Holding.
+        """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: there is no room, or choices
+        that have begun wait for some.
+
+        `key`: looks the prompt up in the cache. Tokens found there are neither computed nor transferred: a prompt of
+        512 with 500 cached computes 12. `grows`: they decode here. `unit`: see KvBook.admit. `has_draft`: see Holding.
         """
         if self._growth.is_waiting or self.spills.is_waiting:
             return False
