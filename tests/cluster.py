@@ -130,12 +130,11 @@ class Cluster:
             layout, device = runner.kv_layout(page_size), runner.device
             forward, schedule = open_streams(device, wake=self._woken.set) if streams is None else streams()
             stage = open_streams(device, wake=self._woken.set)[0] if mirrored and streams is None else None
-            longest = max_context or runner.config.context_length
             book = KvBook(
                 num_pages,
                 page_size,
                 max_requests=max_requests,
-                max_context=longest,
+                max_context=max_context or runner.config.context_length,
                 margin=margin,
                 caches=caches,
                 num_slots=num_slots,
@@ -156,8 +155,8 @@ class Cluster:
                 launches=launches_for(runner.draft, shape),
             )
             speculation = Speculation(shape, begins_with(runner.draft)) if runner.draft else None
-            options: dict[str, Any] = {"has_twin": mirrored, "costs": costs, "speculation": speculation}
-            made = Planner(book, wrap(executor), layout, runner.config.vocab_size, **options)
+            how: dict[str, Any] = {"has_twin": mirrored, "costs": costs, "speculation": speculation}
+            made = Planner(book, wrap(executor), layout, runner.config.vocab_size, **how)
             self._executors[made] = executor
             return made
 

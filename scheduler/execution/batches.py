@@ -152,10 +152,10 @@ class ScheduleBatch:
 
     def page_table(self, table: PageTable, num_pages: int) -> Tensor:
         """(B, P) page numbers of its rows: P is at least `num_pages`, and no page added since is missing."""
-        found = self._pages
-        if found is None or found[0].shape[1] < num_pages or found[1] != table.num_growths:
-            found = self._pages = table.req_to_page[:, :num_pages].index_select(0, self.rows_B), table.num_growths
-        return found[0]
+        if self._pages is None or self._pages[0].shape[1] < num_pages or self._pages[1] != table.num_growths:
+            rows_BP = table.req_to_page[:, :num_pages].index_select(0, self.rows_B)
+            self._pages = rows_BP, table.num_growths
+        return self._pages[0]
 
     def filter(self, keep: Sequence[int]) -> None:
         """Keeps the rows at the indices `keep`, in that order."""

@@ -183,15 +183,15 @@ class FutureMap:
         for buffer in self._extras.values():
             has_all_N &= buffer.owners[rows_N] == owners_N
 
-        found = {"topk_index_NK": torch.full((num_rows, 1), NO_PROPOSAL, device=rows_N.device)}
+        extras = {"topk_index_NK": torch.full((num_rows, 1), NO_PROPOSAL, device=rows_N.device)}
         for name, buffer in self._extras.items():
             values = buffer.values[rows_N]
             has_all = has_all_N.view(-1, *[1] * (values.dim() - 1))
-            found[name] = torch.where(has_all, values, NO_PROPOSAL if name == "topk_index_NK" else 0)
+            extras[name] = torch.where(has_all, values, NO_PROPOSAL if name == "topk_index_NK" else 0)
 
         if (proposals := self._extras.get("topk_index_NK")) is not None:
             proposals.owners[rows_N] = POISON  # they are those of this step: a later one must not read them
-        return DraftExtras(**found)
+        return DraftExtras(**extras)
 
     # ---- lengths ----
 

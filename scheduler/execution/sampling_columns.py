@@ -35,11 +35,11 @@ class SamplingColumns:
             return torch.from_numpy(np.array(values, dtype=np.float32)).to(device, non_blocking=True)
 
         params = ParamColumns(
-            temperature_L=column([each.temperature for each in sampling]),
-            top_k_L=int64_column([each.top_k for each in sampling], device),
-            top_p_L=column([each.top_p for each in sampling]),
-            min_p_L=column([each.min_p for each in sampling]),
-            seed_L=int64_column([signed(each.seed) for each in sampling], device),
+            temperature_L=column([params.temperature for params in sampling]),
+            top_k_L=int64_column([params.top_k for params in sampling], device),
+            top_p_L=column([params.top_p for params in sampling]),
+            min_p_L=column([params.min_p for params in sampling]),
+            seed_L=int64_column([signed(params.seed) for params in sampling], device),
             choice_L=int64_column([draw.choice for draw in draws], device),
         )
         return SamplingColumns(draws, params, _endings_of(draws))
@@ -62,11 +62,11 @@ class SamplingColumns:
     @cached_property
     def bans(self) -> tuple[Banned | None, Sequence[tuple[int, int]]]:
         """The bans of endings, and (row, until) of each: a context of fewer than `until` tokens may not end."""
-        found = {row: ids for row, ids in enumerate(self.endings) if ids is not None}
-        if not found:
+        ids_by_row = {row: ids for row, ids in enumerate(self.endings) if ids is not None}
+        if not ids_by_row:
             return None, ()
-        device, until = self.params.seed_L.device, [(row, self.draws[row].until) for row in found]
-        ids_NE = pad_sequence(list(found.values()), batch_first=True, padding_value=_NO_ID)
+        device, until = self.params.seed_L.device, [(row, self.draws[row].until) for row in ids_by_row]
+        ids_NE = pad_sequence(list(ids_by_row.values()), batch_first=True, padding_value=_NO_ID)
         rows_N, until_N = int64_column(until, device).unbind(1)
         return Banned(rows_N, ids_NE.to(device, non_blocking=True), until_N), until
 

@@ -44,9 +44,9 @@ class Spans:
 
     def input(self, columns: slice = slice(None)) -> ModelInput:
         """Decodes of these columns, row by row. The ids are still to come."""
-        own = self.positions_BX, self.slots_BX, self.seq_lens_BX
+        columns_BX = self.positions_BX, self.slots_BX, self.seq_lens_BX
         # a single column is a strided view, and kernels read one number after the other
-        positions_T, slots_T, seq_lens_T = [each[:, columns].flatten().contiguous() for each in own]
+        positions_T, slots_T, seq_lens_T = [column_BX[:, columns].flatten().contiguous() for column_BX in columns_BX]
         num_rows, width = self.positions_BX[:, columns].shape
         return ModelInput(
             input_ids_T=positions_T,

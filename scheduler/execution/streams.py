@@ -74,11 +74,11 @@ class Stream(Protocol):
 
 def tensors_of(used: Sequence[Any]) -> Iterator[Tensor]:
     """The tensors that a launch uses."""
-    for each in used:
-        if isinstance(each, Tensor):
-            yield each
+    for part in used:
+        if isinstance(part, Tensor):
+            yield part
         else:
-            yield from each.tensors
+            yield from part.tensors
 
 
 class _Now:

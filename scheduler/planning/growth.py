@@ -1,4 +1,4 @@
-"""Pages for contexts that grow: who needs some for the next token, and who gives way when there are none.
+"""Pages for contexts that grow: which choices need some for the next token, and which give way when there are none.
 
     join --watch--> due in the launch whose token does not fit --grow_due--> grown, or short
                     ^------------------------------------------ grown ------'        |
@@ -36,7 +36,7 @@ class Growth:
             self._due.setdefault(self._num_launches + room, []).append(req)
 
     def launched(self) -> None:
-        """Everybody who decodes has written one more token."""
+        """Each choice that decodes has written one more token."""
         self._num_launches += 1
 
     @property
@@ -62,13 +62,13 @@ class Growth:
         return grown
 
     def victims(self, decoding: Iterable[Req]) -> list[Req]:
-        """Who gives way so that the short ones can go on: of all who decode and are short, never all of them.
+        """The choices that give way so that the short ones can go on; never all that decode and are short.
 
         Pages that come free anyway are waited for: those given back, and those of choices whose last output is in
         flight.
         """
-        known = (*decoding, *self.short)
-        holders = {req: None for req in known if req.holding and req.finish is None}
+        choices = (*decoding, *self.short)
+        holders = {req: None for req in choices if req.holding and req.finish is None}
         candidates = [req for req in holders if req.num_left > 0]
         ending = [page for req in holders if req.num_left <= 0 for page in req.held.pages]
         missing = sum(self._num_missing(req) for req in self.short if req in holders)
@@ -97,7 +97,8 @@ class Growth:
 def pick_victims(
     candidates: Sequence[Req], missing: int, num_own: Callable[[Sequence[int]], int], margin: int
 ) -> list[Req]:
-    """Those who give way so that at least `missing` pages come free. `num_own`: how many pages nobody else holds.
+    """The choices that give way so that at least `missing` pages come free. `num_own`: how many of some pages no other
+    choice holds.
 
     The last in priority first, then the fewest outputs, among equals the youngest; never the last one. One that began
     again, or came back from host memory, gives way only when nobody else is left, until it has run `margin` tokens.

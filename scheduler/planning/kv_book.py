@@ -2,8 +2,8 @@
 
     admit --grow--> held --release--> retired --collect--> free
 
-They know numbers only; no memory is touched here. Whoever runs forwards and copies takes a ticket for each from here,
-and reports which are over. Row 0 and page 0 are padding and are never handed out.
+They know numbers only; no memory is touched here. The planner takes a ticket for each forward and copy, and reports
+which are over. Row 0 and page 0 are padding and are never handed out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -64,7 +64,7 @@ class Retired:
 class CacheKey:
     """The tokens of a context as the cache knows them. Contexts with different salts share nothing."""
 
-    ids: bytes  # from prefix_cache.packed
+    ids: bytes  # from protocol.prefixes.packed
     salt: str
 
 
@@ -139,14 +139,14 @@ class KvBook:
             return None
         cached = self._find(key, prompt_len, unit)
         self.pages.share(cached)  # before others are dropped
-        sizes = prompt_len, num_tokens, num_choices, self.page_size, self.lookahead
-        needed = pages_for_choices(*sizes) - len(cached)
+        shape = prompt_len, num_tokens, num_choices, self.page_size, self.lookahead
+        needed = pages_for_choices(*shape) - len(cached)
         max_pages = pages_for(max(num_tokens, max_tokens), self.page_size)
         margins = num_choices * self._claim(pages_for(num_tokens, self.page_size), max_pages)
         choices = None
         if not self._held or needed + margins + self._claimed <= self.pages.num_free + self.pages.num_cached:
             self._drop(needed)
-            choices = allocate_choices(self.pages, cached, *sizes, state)
+            choices = allocate_choices(self.pages, cached, *shape, state)
         if choices is None:
             self.pages.retire(cached)
             self.pages.reuse(cached)
@@ -171,8 +171,8 @@ class KvBook:
         if self._cache is None or key is None:
             return []
         pages = self._cache.match(key.ids, key.salt)
-        most = min(len(pages) * self.page_size, prompt_len if unit else prompt_len - 1)
-        return pages[: full_pages(most - most % unit if unit else most, self.page_size)]
+        num_usable = min(len(pages) * self.page_size, prompt_len if unit else prompt_len - 1)
+        return pages[: full_pages(num_usable - num_usable % unit if unit else num_usable, self.page_size)]
 
     def _drop(self, needed: int) -> None:
         """Drops cached pages, if `needed` pages are then free."""
@@ -220,7 +220,7 @@ class KvBook:
     def own(self, holdings: Iterable[Holding]) -> None:
         """Marks their reserved pages as owned: their KV has landed."""
         pages = dict.fromkeys(
-            page for each in holdings for page in each.pages[full_pages(each.num_cached, self.page_size) :]
+            page for holding in holdings for page in holding.pages[full_pages(holding.num_cached, self.page_size) :]
         )
         self.pages.own(list(pages))
 
@@ -249,7 +249,7 @@ class KvBook:
     def num_coming(self) -> int:
         """Pages that are free once the launches and copies in flight are over."""
         return self.pages.num_quarantined(
-            {page for each in self.retired if each.is_over(self.newest_ticket) for page in each.pages}
+            {page for entry in self.retired if entry.is_over(self.newest_ticket) for page in entry.pages}
         )
 
     def release(self, holding: Holding, is_read: IsRead | None = None) -> None:
@@ -290,17 +290,17 @@ class KvBook:
         if not self.retired:
             return False
         waiting: list[Retired] = []
-        for each in self.retired:
-            if each.is_over(completed_ticket):
-                self.pages.reuse(each.pages)
-                self.rows.reuse(each.rows)
+        for entry in self.retired:
+            if entry.is_over(completed_ticket):
+                self.pages.reuse(entry.pages)
+                self.rows.reuse(entry.rows)
                 if self.slots is not None:
-                    self.slots.reuse(each.slots)
+                    self.slots.reuse(entry.slots)
             else:
-                waiting.append(each)
-        found = len(waiting) < len(self.retired)
+                waiting.append(entry)
+        is_any_free = len(waiting) < len(self.retired)
         self.retired = waiting
-        return found
+        return is_any_free
 
     def counts(self) -> KvPages:
         """The ledger of the pages."""

@@ -179,8 +179,8 @@ def allocate_choices(
     choices = [first]
     for choice in range(num_choices - 1):
         pages.share(first[:shared])
-        own = total - shared
-        choices.append(first[:shared] + rest[choice * own : (choice + 1) * own])
+        num_unshared = total - shared
+        choices.append(first[:shared] + rest[choice * num_unshared : (choice + 1) * num_unshared])
     return choices
 
 
@@ -188,5 +188,5 @@ def prompt_copies(
     first: Sequence[int], others: Sequence[Sequence[int]], prompt_len: int, page_size: int, lookahead: int
 ) -> tuple[list[int], list[int]]:
     """(sources, targets): the page copies that give each of `others` the prompt's pages that choices do not share."""
-    own = slice(settled_pages(prompt_len, page_size, lookahead), pages_for(prompt_len, page_size))
-    return list(first[own]) * len(others), [page for pages in others for page in pages[own]]
+    unsettled = slice(settled_pages(prompt_len, page_size, lookahead), pages_for(prompt_len, page_size))
+    return list(first[unsettled]) * len(others), [page for pages in others for page in pages[unsettled]]

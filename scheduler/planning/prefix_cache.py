@@ -60,13 +60,13 @@ class PrefixCache:
 
     def num_known(self, ids: bytes, salt: str = "") -> int:
         """How many pages `match` would return. Does not count as a use of them."""
-        node, found = self._roots.get(salt), 0
+        node, at = self._roots.get(salt), 0
         while node is not None:
-            node = (node.children or {}).get(ids[found : found + self._key_bytes])
-            if node is not None and not ids.startswith(node.ids, found):
-                return found // self._page_bytes + self._num_same(node.ids, ids, found)
-            found += 0 if node is None else len(node.ids) - self._ahead_bytes
-        return found // self._page_bytes
+            node = (node.children or {}).get(ids[at : at + self._key_bytes])
+            if node is not None and not ids.startswith(node.ids, at):
+                return at // self._page_bytes + self._num_same(node.ids, ids, at)
+            at += 0 if node is None else len(node.ids) - self._ahead_bytes
+        return at // self._page_bytes
 
     def insert(self, ids: bytes, pages: Sequence[int], salt: str = "") -> list[int]:
         """Adds the settled pages of `ids`: pages[i] holds page i. Returns the pages that the tree held before.
@@ -79,15 +79,15 @@ class PrefixCache:
         root = self._roots.get(salt)
         if root is None:
             root = self._roots[salt] = _Node(None, b"", array("q"), 0, salt)
-        node, found = self._descend(root, ids)
-        known = _path(node)
+        node, at = self._descend(root, ids)
+        held = _path(node)
 
         assert num_full <= len(pages), (num_full, len(pages))
-        if num_full > len(known):
-            rest = ids[found : num_full * self._page_bytes + self._ahead_bytes]
-            self._add(node, _Node(node, rest, array("q", pages[len(known) : num_full]), next(self._times), salt))
-            self.num_pages += num_full - len(known)
-        return known
+        if num_full > len(held):
+            rest = ids[at : num_full * self._page_bytes + self._ahead_bytes]
+            self._add(node, _Node(node, rest, array("q", pages[len(held) : num_full]), next(self._times), salt))
+            self.num_pages += num_full - len(held)
+        return held
 
     def evict(self, num: int) -> list[int]:
         """Removes `num` idle pages, or all there are, and returns them."""
@@ -127,18 +127,18 @@ class PrefixCache:
 
     def _descend(self, node: _Node, ids: bytes) -> tuple[_Node, int]:
         """The node where the longest known run ends, and the bytes of the run. Splits an edge if it ends inside."""
-        now, found = next(self._times), 0
+        now, at = next(self._times), 0
         while True:
             node.used = now
-            child = (node.children or {}).get(ids[found : found + self._key_bytes])
+            child = (node.children or {}).get(ids[at : at + self._key_bytes])
             if child is None:
-                return node, found
-            if not ids.startswith(child.ids, found):
-                num_same = self._num_same(child.ids, ids, found)
+                return node, at
+            if not ids.startswith(child.ids, at):
+                num_same = self._num_same(child.ids, ids, at)
                 node = self._split(child, num_same)
                 node.used = now
-                return node, found + num_same * self._page_bytes
-            node, found = child, found + len(child.ids) - self._ahead_bytes
+                return node, at + num_same * self._page_bytes
+            node, at = child, at + len(child.ids) - self._ahead_bytes
 
     def _num_same(self, edge: bytes, ids: bytes, start: int) -> int:
         """How many pages of an edge equal those of `ids` from `start` on: at least one, not all."""

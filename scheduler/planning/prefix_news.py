@@ -36,20 +36,20 @@ class PrefixNews:
         before = self._held[pages[known * num_pages - 1]] if known else b""
         hashes = prefix_hashes(self.key, salt, ids, known * self._unit, before)
         num_hashes = self._unit // STRIDE  # in a unit
-        for number, found in enumerate(hashes[num_hashes - 1 :: num_hashes], known + 1):
-            self._held[pages[number * num_pages - 1]] = found
-            self._num_pages[found] += 1
-            if self._num_pages[found] == 1:
-                self._note(found, True)
+        for number, prefix in enumerate(hashes[num_hashes - 1 :: num_hashes], known + 1):
+            self._held[pages[number * num_pages - 1]] = prefix
+            self._num_pages[prefix] += 1
+            if self._num_pages[prefix] == 1:
+                self._note(prefix, True)
 
     def dropped(self, pages: Iterable[int]) -> None:
         """The cache holds these pages no longer."""
         for page in pages:
-            if (found := self._held.pop(page, None)) is not None:
-                self._num_pages[found] -= 1
-                if not self._num_pages[found]:
-                    del self._num_pages[found]
-                    self._note(found, False)
+            if (prefix := self._held.pop(page, None)) is not None:
+                self._num_pages[prefix] -= 1
+                if not self._num_pages[prefix]:
+                    del self._num_pages[prefix]
+                    self._note(prefix, False)
 
     def flushed(self) -> None:
         """The cache holds nothing."""
@@ -61,15 +61,15 @@ class PrefixNews:
     def take(self) -> CacheNews:
         """What is to be told next. The rest of what waits is told later."""
         told = list(islice(self._waiting.items(), MAX_CACHE_NEWS))
-        for found, _ in told:
-            del self._waiting[found]
+        for prefix, _ in told:
+            del self._waiting[prefix]
         is_flushed, self._is_flushed = self._is_flushed, False
-        came, went = ([found for found, is_held in told if is_held is wanted] for wanted in (True, False))
+        came, went = ([prefix for prefix, is_held in told if is_held is wanted] for wanted in (True, False))
         return CacheNews(flushed=is_flushed, added=tuple(came), dropped=tuple(went))
 
-    def _note(self, found: bytes, is_held: bool) -> None:
-        if self._waiting.pop(found, is_held) is not is_held:
+    def _note(self, prefix: bytes, is_held: bool) -> None:
+        if self._waiting.pop(prefix, is_held) is not is_held:
             return  # it came and went, or the other way round, before the gateway was told
-        self._waiting[found] = is_held
+        self._waiting[prefix] = is_held
         if len(self._waiting) > MOST_WAITING:
             del self._waiting[next(iter(self._waiting))]

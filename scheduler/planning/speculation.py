@@ -109,7 +109,7 @@ class Speculation:
     @property
     def counters(self) -> dict[str, float]:
         """For WorkerStats: proposals that were verified, and those that were kept, by position."""
-        found: dict[str, float] = {}
+        counters: dict[str, float] = {}
         for place, (proposed, accepted) in enumerate(zip(self.proposed, self.accepted, strict=True)):
-            found |= {f"spec_proposed_{place}": proposed, f"spec_accepted_{place}": accepted}
-        return found
+            counters |= {f"spec_proposed_{place}": proposed, f"spec_accepted_{place}": accepted}
+        return counters

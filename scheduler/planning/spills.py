@@ -104,9 +104,9 @@ class Spills:
         return True
 
     def copy_back(self) -> None:
-        """Gives rows and pages to those for which there is room on the device, and begins to copy their KV back.
+        """Gives rows and pages to choices for which there is room on the device, and begins to copy their KV back.
 
-        Nobody overtakes.
+        The first that finds no room holds the later ones back.
         """
         for spilled in self.away.values():
             if spilled.holding is not None:
@@ -122,7 +122,7 @@ class Spills:
             spilled.ticket = self._copies.submit(_fill(spilled.slots, spilled.holding.pages))
 
     def take_back(self) -> list[tuple[Req, Holding]]:
-        """Those whose KV is back, each with its new row and pages. Gives their slots back."""
+        """The choices whose KV is back, with their new rows and pages. Gives their slots back."""
         back: list[tuple[Req, Holding]] = []
         for spilled in list(self.away.values()):
             if spilled.holding is not None and self._copies.is_over(spilled.ticket):
@@ -133,7 +133,7 @@ class Spills:
         return back
 
     def forget(self, req: Req) -> None:
-        """It has ended, wherever it is. Gives its slots back, and the row and pages to which it was copied."""
+        """A choice has ended. Gives back its slots, and the row and pages to which it was being copied."""
         self._redrawn.pop(req, None)
         if (spilled := self.away.pop(req, None)) is not None:
             self._book.give_slots(spilled.slots)

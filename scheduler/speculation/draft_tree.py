@@ -65,23 +65,23 @@ def first_level(tokens_BK: Tensor, log_p_BK: Tensor) -> tuple[Candidates, Beam]:
 
 
 def next_level(
-    found: Candidates, beam: Beam, tokens_BKK: Tensor, log_p_BKK: Tensor, level: int
+    before: Candidates, beam: Beam, tokens_BKK: Tensor, log_p_BKK: Tensor, level: int
 ) -> tuple[Candidates, Beam]:
     """Adds what the draft proposes after the beam of level - 1. `level` counts from 1."""
-    topk, num_found = tokens_BKK.shape[-1], found.tokens_BC.shape[1]
+    topk, num_before = tokens_BKK.shape[-1], before.tokens_BC.shape[1]
     scores_BN = (beam.scores_BK[:, :, None] + log_p_BKK).flatten(1)
     tokens_BN = tokens_BKK.flatten(1)
     candidates = Candidates(
-        torch.cat((found.tokens_BC, tokens_BN), 1),
-        torch.cat((found.scores_BC, scores_BN), 1),
-        torch.cat((found.parents_BC, beam.numbers_BK.repeat_interleave(topk, 1)), 1),
+        torch.cat((before.tokens_BC, tokens_BN), 1),
+        torch.cat((before.scores_BC, scores_BN), 1),
+        torch.cat((before.parents_BC, beam.numbers_BK.repeat_interleave(topk, 1)), 1),
     )
 
     best_BK = _largest(scores_BN, topk)
     from_BK = best_BK // topk
     own_K = 1 << torch.arange((level - 1) * topk, level * topk, device=best_BK.device)
     return candidates, Beam(
-        numbers_BK=num_found + best_BK,
+        numbers_BK=num_before + best_BK,
         tokens_BK=tokens_BN.gather(1, best_BK),
         scores_BK=scores_BN.gather(1, best_BK),
         from_BK=from_BK,
@@ -89,10 +89,10 @@ def next_level(
     )
 
 
-def best_tree(root_B: Tensor, found: Candidates, topk: int, num_levels: int, num_nodes: int) -> Nodes:
+def best_tree(root_B: Tensor, candidates: Candidates, topk: int, num_levels: int, num_nodes: int) -> Nodes:
     """The tree of the best candidates behind the last known tokens `root_B`."""
-    numbers_BN = _largest(found.scores_BC, num_nodes - 1).sort(1).values
-    parents_BN = found.parents_BC.gather(1, numbers_BN)
+    numbers_BN = _largest(candidates.scores_BC, num_nodes - 1).sort(1).values
+    parents_BN = candidates.parents_BC.gather(1, numbers_BN)
     above_BN = torch.where(parents_BN < 0, 0, 1 + torch.searchsorted(numbers_BN, parents_BN))
     none_B1 = torch.full_like(root_B, -1)[:, None]
     parents_BW = torch.cat((none_B1, above_BN), 1)
@@ -103,7 +103,7 @@ def best_tree(root_B: Tensor, found: Candidates, topk: int, num_levels: int, num
     for _ in range(num_levels):
         bits_BW = own_W | bits_BW.gather(1, parents_BW.clamp(min=0))
     return Nodes(
-        tokens_BW=torch.cat((root_B[:, None], found.tokens_BC.gather(1, numbers_BN)), 1),
+        tokens_BW=torch.cat((root_B[:, None], candidates.tokens_BC.gather(1, numbers_BN)), 1),
         parents_BW=parents_BW,
         depths_BW=torch.cat((none_B1 + 1, levels_BN), 1),
         bits_BW=bits_BW,

@@ -98,7 +98,7 @@ class Tree:
         if first is None or first.topk_index_NK is None or first.topk_p_NK is None or first.hidden_NE is None:
             return empty_tree(root_B, self._shape.num_nodes)
 
-        found, beam = first_level(first.topk_index_NK, first.topk_p_NK)
+        candidates, beam = first_level(first.topk_index_NK, first.topk_p_NK)
         num_rows, topk = beam.tokens_BK.shape
         hidden_NE = first.hidden_NE.repeat_interleave(topk, 0)
         for level, inp in enumerate(batch.levels, 2):
@@ -106,10 +106,12 @@ class Tree:
             after = self._layer.best(*first_layer(self._layer.draft, inp, hidden_NE, self._layer.kv))
             assert after.topk_index_NK is not None and after.topk_p_NK is not None and after.hidden_NE is not None
             shape = num_rows, topk, topk
-            found, beam = next_level(found, beam, after.topk_index_NK.view(shape), after.topk_p_NK.view(shape), level)
+            candidates, beam = next_level(
+                candidates, beam, after.topk_index_NK.view(shape), after.topk_p_NK.view(shape), level
+            )
             from_BKE = beam.from_BK[:, :, None].expand(-1, -1, hidden_NE.shape[1])
             hidden_NE = after.hidden_NE.view(num_rows, topk, -1).gather(1, from_BKE).flatten(0, 1)
-        return best_tree(root_B, found, topk, batch.rows.width - 1, self._shape.num_nodes)
+        return best_tree(root_B, candidates, topk, batch.rows.width - 1, self._shape.num_nodes)
 
     def verify(self, forward: ForwardBatch, batch: TreeBatch, proposed: Nodes, on_layer: OnLayer) -> KeptPath:
         """See DraftMode."""

@@ -85,7 +85,7 @@ BOOKS = (
     Mutant(
         "a batch keeps the page table of before a row has grown",
         "ScheduleBatch.page_table",
-        "found[1] != table.num_growths",
+        "self._pages[1] != table.num_growths",
         "False",
         "the new tokens of a context are read from page 0",
         (),
@@ -111,7 +111,7 @@ BOOKS = (
     Mutant(
         "the page that is copied to other choices is the one before it",
         "prompt_copies",
-        "list(first[own])",
+        "list(first[unsettled])",
         "[first[max(place - 1, 0)] for place in range(own.start, own.stop)]",
         "a choice reads a page without the prompt's end",
         ANY,

@@ -222,7 +222,7 @@ CACHES = (
     Mutant(
         "pages that a transfer still reads count as coming free",
         "KvBook.num_coming",
-        "each.is_over(self.newest_ticket)",
+        "entry.is_over(self.newest_ticket)",
         "True",
         "nobody gives way, and those without a page wait for the transfer",
         (),
