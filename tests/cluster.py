@@ -156,8 +156,7 @@ class Cluster:
             )
             speculation = Speculation(shape, begins_with(runner.draft)) if runner.draft else None
             how: dict[str, Any] = {"has_twin": mirrored, "costs": costs, "speculation": speculation}
-            made = Planner(book, wrap(executor), layout, runner.config.vocab_size, **how)
-            self._executors[made] = executor
+            self._executors[made := Planner(book, wrap(executor), layout, runner.config.vocab_size, **how)] = executor
             return made
 
         self._executors: dict[Planner, Executor] = {}

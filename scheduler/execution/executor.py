@@ -63,9 +63,9 @@ class Executor:
             forward_clock,
             debug,
         )
-        self.kind = launches(self.device)
-        self.copies = Copies(self.device, host, self.kind.write_draft)
-        self.running = self.kind.no_rows()
+        self.launcher = launches(self.device)
+        self.copies = Copies(self.device, host, self.launcher.write_draft)
+        self.running = self.launcher.no_rows()
 
         self.submitted: deque[Operation] = deque()  # a plan whose lengths are not known yet, and what follows it
         self._applied: Plan | None = None  # its changes are made
@@ -115,9 +115,9 @@ class Executor:
             if isinstance(operation, Plan):
                 if operation is not self._applied:
                     self._apply(operation)
-                if not self.kind.is_ready(self.running):
+                if not self.launcher.is_ready(self.running):
                     return
-                self.launches.append(self.kind.enqueue(operation, self.running))
+                self.launches.append(self.launcher.enqueue(operation, self.running))
                 self.running.set_input_ids_sentinel()
             else:
                 self.copies.enqueue(operation)
@@ -131,4 +131,4 @@ class Executor:
         self.running.change(plan.leaves, plan.joins)
         rows, expected = len(self.running), plan.num_decodes
         assert rows == expected, f"{rows} rows decode, the planner has {expected}"
-        self.kind.applied(plan, self.running)
+        self.launcher.applied(plan, self.running)

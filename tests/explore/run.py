@@ -247,13 +247,13 @@ class Run:
             members[plan.ticket] = {req.request_id for req in launched.reqs}
 
         name = "compute" if executor.runner.draft is None else "verify"  # runs the forward that may fail
-        segment = getattr(executor.kind, name)
+        segment = getattr(executor.launcher, name)
 
         def noted(launch: Launch) -> None:
             self._computing.members = members.pop(launch.ticket)
             segment(launch)
 
-        vars(executor.kind)[name] = noted
+        vars(executor.launcher)[name] = noted
         self.executors.append(Encoded(executor, submitting))
         return self.executors[-1]
 

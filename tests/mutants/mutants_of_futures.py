@@ -236,7 +236,7 @@ FUTURES = (
     Mutant(
         "plans are launched before their lengths are there",
         "Executor._enqueue_submitted",
-        "if not self.kind.is_ready(self.running): ...",
+        "if not self.launcher.is_ready(self.running): ...",
         "",
         "the loop blocks until the launch before has verified",
         tests=(LAUNCH,),

@@ -23,10 +23,10 @@ def test_a_draft_has_a_mode_that_proposes_and_one_that_does_not(
     num_layers: int, shape: DraftShape, modes: tuple[str, str]
 ) -> None:
     runner = FakeRunner(vocab_size=97, context_length=64, draft_seed=1, num_draft_layers=num_layers)
-    kind = make_executor(InlineStream(), runner=runner, kv=PagedKv(runner.kv_layout(4), 8), shape=shape).kind
-    assert isinstance(kind, DraftLaunches)
-    assert (type(kind._proposing).__name__, type(kind._quiet).__name__) == modes
+    launcher = make_executor(InlineStream(), runner=runner, kv=PagedKv(runner.kv_layout(4), 8), shape=shape).launcher
+    assert isinstance(launcher, DraftLaunches)
+    assert (type(launcher._proposing).__name__, type(launcher._quiet).__name__) == modes
 
 
 def test_without_a_draft_launches_are_plain() -> None:
-    assert isinstance(make_executor(InlineStream(), shape=NO_DRAFT).kind, PlainLaunches)
+    assert isinstance(make_executor(InlineStream(), shape=NO_DRAFT).launcher, PlainLaunches)
