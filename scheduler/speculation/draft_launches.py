@@ -48,7 +48,7 @@ class DraftLaunch(Launch):
 
     def hidden(self, forward: Stream) -> tuple[bytes, ...]:
         """The hidden states that ship."""
-        if not self.ships or self.shipped is None:
+        if self.shipped is None:
             return ()
         return hidden_bytes(forward.read_host(self.shipped), len(self.draft.rows.shipped_N))
 
@@ -135,7 +135,8 @@ class DraftLaunches:
         with failures_of(launch):
             verified = launch.mode.verify(launch.batch, launch.draft, launch.proposed, self._on_layer(launch))
             launch.tokens_L = self._device.forward.to_host(verified.tokens_L)
-            launch.shipped = self._device.forward.to_host(verified.shipped)
+            if launch.ships:
+                launch.shipped = self._device.forward.to_host(verified.shipped)
             launch.verified = verified
         if self._device.forward_clock is not None:
             launch.computed_at = self._device.forward_clock.now()
