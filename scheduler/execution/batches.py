@@ -128,15 +128,14 @@ class ScheduleBatch:
         """Its Members, made when they are first asked for."""
         if self._members is None:
             limits_cpu = np.array([draw.limit for draw in self.draws], dtype=np.int64)
+            drafts_cpu = np.array([draw.drafts for draw in self.draws], dtype=np.bool_)
             self._members = Members(
                 owners=tuple([(draw.row, draw.generation) for draw in self.draws]),
                 owners_B=owners_of(self.draws, self.rows_B.device),
                 rows_cpu=np.array([draw.row for draw in self.draws], dtype=np.int64),
                 limits_cpu=limits_cpu,
                 limits_B=torch.from_numpy(limits_cpu).to(self.rows_B.device, non_blocking=True),
-                drafts_B=torch.tensor(
-                    [draw.drafts for draw in self.draws], dtype=torch.bool, device=self.rows_B.device
-                ),
+                drafts_B=torch.from_numpy(drafts_cpu).to(self.rows_B.device, non_blocking=True),
                 indices_B=torch.arange(len(self.draws), device=self.rows_B.device),
                 sentinels_B=-self.rows_B,
             )

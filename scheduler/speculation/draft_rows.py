@@ -130,11 +130,12 @@ class Seeds:
         """Those of the rows that join with a hidden state."""
         seeded = [join for join in joins if join.hidden]
         draws = [join.draw for join in seeded]
-        hidden = [np.frombuffer(join.hidden, "<f4") for join in seeded]
+        states = [np.frombuffer(join.hidden, "<f4") for join in seeded]
+        hidden_NE = np.stack(states) if states else np.empty((0, 0), np.float32)
         return Seeds(
             rows_N=int64_column([draw.row for draw in draws], device),
             owners_N=owners_of(draws, device),
-            hidden_NE=torch.from_numpy(np.stack(hidden) if hidden else np.empty((0, 0), np.float32)).to(device),
+            hidden_NE=torch.from_numpy(hidden_NE).to(device, non_blocking=True),
             before_NK=int64_column([join.before for join in seeded], device),
         )
 
