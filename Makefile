@@ -43,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-gateway bench-memory bench-overlap \
-  bench-spec bench-transfer soak check test test-full test-faults explore \
+  bench-spec bench-transfer soak check test test-slow test-full test-faults explore \
   explore-handoff mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
@@ -103,10 +103,13 @@ check-imports:
 check-unit:
 	@$(PYTEST) -n 2
 
-test: check ## check, then the slow tests (real processes): some 15 minutes
-	@$(PYTEST) $(MANY) -m "slow and not full and not gpu"
+test: check ## check, then slow tests (real processes), those that find what no other does: at most 8 minutes on two idle cores
+	@$(PYTEST) $(MANY) -m "slow and not broad and not full and not gpu"
 
-test-full: test ## test, then the exhaustive tests: every topology, page size and chunk
+test-slow: $(READY) ## the other slow tests: more cases of what make test holds; some 15 minutes
+	@$(PYTEST) $(MANY) -m "broad and not full and not gpu"
+
+test-full: test test-slow ## both, then the exhaustive tests: every topology, page size and chunk
 	@$(PYTEST) -n 2 -m "full and not gpu" --timeout 1800 --hypothesis-profile thorough
 
 test-faults: $(READY) ## kill, end and pause every process at every phase; cut connections, damage frames

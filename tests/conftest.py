@@ -26,7 +26,7 @@ HANG_S = 900  # of a test with real processes: beside other load it may take man
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A slow test that hangs is ended later than others."""
     for item in items:
-        is_slow = any(item.get_closest_marker(name) for name in ("slow", "faults", "full"))
+        is_slow = any(item.get_closest_marker(name) for name in ("slow", "broad", "faults", "full"))
         if is_slow and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(HANG_S))
 
