@@ -1,7 +1,7 @@
 """Every message of every boundary crosses it and comes back equal; no boundary takes a message of another."""
 
 from dataclasses import fields
-from typing import Any, get_args
+from typing import Any
 
 import msgpack
 import pytest
@@ -11,38 +11,9 @@ from protocol.errors import WireError
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.message import VERSION, Boundary
-from protocol.messages_gateway import (
-    TO_GATEWAY,
-    TO_WORKER,
-    Assign,
-    ChoiceTokens,
-    KvPages,
-    Role,
-    SamplingParams,
-    ToGateway,
-    ToWorker,
-    WorkerAddress,
-)
-from protocol.messages_handoff import TO_DECODE, TO_PREFILL, Hello, ToDecode, ToPrefill
-from scheduler.plan import OPERATIONS, OUTCOMES, Operation, Outcome
-from tests.protocol.values import values_of
-from transfer.offers import ANSWER, OFFER, Answer, PoolOffer
-
-BOUNDARIES: list[tuple[Boundary[Any], tuple[type[Any], ...]]] = [
-    (TO_GATEWAY, get_args(ToGateway)),
-    (TO_WORKER, get_args(ToWorker)),
-    (TO_PREFILL, get_args(ToPrefill)),
-    (TO_DECODE, get_args(ToDecode)),
-    (OFFER, (PoolOffer,)),
-    (ANSWER, (Answer,)),
-    (OPERATIONS, get_args(Operation)),
-    (OUTCOMES, get_args(Outcome)),
-]
-KINDS = [(boundary, kind) for boundary, kinds in BOUNDARIES for kind in kinds]
-
-
-def name(value: object) -> str:
-    return value.__name__ if isinstance(value, type) else ""
+from protocol.messages_gateway import TO_WORKER, Assign, ChoiceTokens, KvPages, Role, SamplingParams, WorkerAddress
+from protocol.messages_handoff import TO_PREFILL, Hello
+from tests.protocol.values import BOUNDARIES, KINDS, name, values_of
 
 
 @pytest.mark.parametrize("boundary,kind", KINDS, ids=name)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import WireError
 from protocol.message import MAX_MESSAGE_BYTES, VERSION, Boundary
-from tests.protocol.test_messages import KINDS, name
-from tests.protocol.values import values_of
+from tests.protocol.values import KINDS, name, values_of
 
 NUMBERS = [True, False, 0, 1, -1, 5, 2**31, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 0.0, 1.0, -1.5, 1e308]
 TEXTS = [float("nan"), float("inf"), "", "5", "x", "\x00", "\x1b[31m\n", "x" * 300, b"", b"x"]

@@ -10,6 +10,7 @@ from protocol.message import (
     MAX_COUNT,
     MAX_INSTANCE,
     Blob,
+    Boundary,
     Count,
     Endpoint,
     Flag,
@@ -26,6 +27,8 @@ from protocol.messages_gateway import (
     FIRST_PRIORITY,
     LAST_PRIORITY,
     TIME_EDGES_S,
+    TO_GATEWAY,
+    TO_WORKER,
     BucketCounts,
     HashKey,
     PrefixHash,
@@ -33,8 +36,12 @@ from protocol.messages_gateway import (
     RankEndpoint,
     RankEndpoints,
     Role,
+    ToGateway,
+    ToWorker,
 )
-from transfer.offers import IpcHandle
+from protocol.messages_handoff import TO_DECODE, TO_PREFILL, ToDecode, ToPrefill
+from scheduler.plan import OPERATIONS, OUTCOMES, Operation, Outcome
+from transfer.offers import ANSWER, OFFER, Answer, IpcHandle, PoolOffer
 
 PRINTABLE = st.characters(min_codepoint=ord("!"), max_codepoint=ord("~"))
 SIZE = st.integers(1, 2**20)
@@ -93,3 +100,22 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     )
     hints = get_type_hints(kind, include_extras=True)
     return st.builds(kind, **{field.name: values_of(hints[field.name]) for field in fields(kind)})
+
+
+BOUNDARIES: list[tuple[Boundary[Any], tuple[type[Any], ...]]] = [
+    (TO_GATEWAY, get_args(ToGateway)),
+    (TO_WORKER, get_args(ToWorker)),
+    (TO_PREFILL, get_args(ToPrefill)),
+    (TO_DECODE, get_args(ToDecode)),
+    (OFFER, (PoolOffer,)),
+    (ANSWER, (Answer,)),
+    (OPERATIONS, get_args(Operation)),
+    (OUTCOMES, get_args(Outcome)),
+]
+
+
+KINDS = [(boundary, kind) for boundary, kinds in BOUNDARIES for kind in kinds]
+
+
+def name(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else ""
