@@ -9,53 +9,11 @@ import torch
 from torch import Tensor
 
 from scheduler.execution.streams import Event
-from tests.doubles.race_detector import RaceDetector
-from tests.doubles.strategies import Strategy
-from tests.doubles.streams_simulated import ScheduleViolation, SimulatedStream, Simulation
-
-Body = Callable[[], object]
-
-
-class Bench:
-    """Two forward streams and a schedule stream under the detector; every launch runs at once."""
-
-    def __init__(self) -> None:
-        self.detector = RaceDetector()
-        self.simulation = Simulation(Strategy.IN_ORDER, 7, detector=self.detector)
-        self.first, self.schedule = self.simulation.streams()
-        self.second, _ = self.simulation.streams()
-        self.a, self.b = torch.zeros(6, dtype=torch.int64), torch.zeros(6, dtype=torch.int64)  # nobody wrote them
-
-    def run(self, stream: SimulatedStream, body: Body, after: Event | None = None) -> Event:
-        """`body` on `stream`, after `after`; an event behind it."""
-        if after is not None:
-            stream.wait(after)
-        stream.launch([lambda: _call(body)])
-        return stream.record()
-
-    def expect_race(self, body: Body, *parts: str) -> None:
-        """`body` does what nothing orders."""
-        with pytest.raises(ScheduleViolation, match="race: ") as found:
-            self._watch(body)
-        assert all(part in str(found.value) for part in (*parts, "seed 7")), str(found.value)
-
-    def expect_none(self, body: Body) -> None:
-        """`body` touches something, and all is ordered."""
-        self._watch(body)
-        assert self.detector.num_seen > 0
-
-    def _watch(self, body: Body) -> None:
-        with self.detector:
-            body()
-            self.simulation.point()
-
-
-def _call(body: Body) -> None:
-    body()
+from tests.doubles.race_bench import RaceBench, indices
 
 
 def test_a_launch_must_wait_for_the_schedule_stream() -> None:
-    bench = Bench()
+    bench = RaceBench()
     bench.detector.name(bench.a, "the table")
 
     def body() -> None:
@@ -66,7 +24,7 @@ def test_a_launch_must_wait_for_the_schedule_stream() -> None:
 
 
 def test_a_launch_that_waits_sees_what_was_written_before() -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         bench.a.fill_(3)
@@ -76,7 +34,7 @@ def test_a_launch_that_waits_sees_what_was_written_before() -> None:
 
 
 def test_an_event_does_not_cover_what_comes_behind_it() -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         event = bench.schedule.record()
@@ -87,7 +45,7 @@ def test_an_event_does_not_cover_what_comes_behind_it() -> None:
 
 
 def test_the_host_must_not_change_what_a_launch_may_still_read() -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a + 1)
@@ -98,7 +56,7 @@ def test_the_host_must_not_change_what_a_launch_may_still_read() -> None:
 
 @pytest.mark.parametrize("see", [lambda event: event.done(), lambda event: event.synchronize()])
 def test_the_host_goes_on_after_an_event_that_it_has_seen(see: Callable[[Event], None]) -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         see(bench.run(bench.first, lambda: bench.a.add_(1)))
@@ -108,7 +66,7 @@ def test_the_host_goes_on_after_an_event_that_it_has_seen(see: Callable[[Event],
 
 
 def test_what_the_host_has_seen_lies_before_its_next_launch() -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a.add_(1)).synchronize()
@@ -119,7 +77,7 @@ def test_what_the_host_has_seen_lies_before_its_next_launch() -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_streams_are_ordered_by_waits_alone(waits: bool) -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         event = bench.run(bench.first, lambda: bench.a.add_(1))
@@ -129,18 +87,13 @@ def test_streams_are_ordered_by_waits_alone(waits: bool) -> None:
 
 
 def test_two_reads_are_no_race() -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a + 1)
         bench.run(bench.second, lambda: bench.a + 1)
 
     bench.expect_none(body)
-
-
-def indices(*values: int) -> Tensor:
-    """As a tensor."""
-    return torch.tensor(values)
 
 
 ACCESSES: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -160,7 +113,7 @@ ACCESSES: dict[str, Callable[[Tensor, Tensor], object]] = {
 @pytest.mark.parametrize("is_odd", [True, False])
 @pytest.mark.parametrize("is_same", [True, False])
 def test_only_the_elements_that_are_touched_count(access: str, is_odd: bool, is_same: bool) -> None:
-    bench = Bench()
+    bench = RaceBench()
     here, there = indices(0, 2, 4), indices(1, 3, 5)
     if is_odd:
         here, there = there, here
@@ -184,7 +137,7 @@ SEEN: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 @pytest.mark.parametrize("access", SEEN)
 def test_every_way_to_touch_a_tensor_is_seen(access: str) -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a.add_(1))
@@ -203,7 +156,7 @@ MADE: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_is_made_is_written(made: str, waits: bool) -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         table = MADE[made]()
@@ -218,7 +171,7 @@ def test_what_is_made_is_written(made: str, waits: bool) -> None:
 
 @pytest.mark.parametrize("is_newer_first", [True, False])
 def test_an_older_event_takes_no_knowledge_away(is_newer_first: bool) -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         events = [bench.run(bench.first, lambda: bench.b.add_(1)), bench.run(bench.first, lambda: bench.a.add_(1))]
@@ -239,7 +192,7 @@ FIRST: dict[str, tuple[Callable[[Tensor], object], ...]] = {
 
 @pytest.mark.parametrize("first", FIRST)
 def test_the_accesses_of_one_actor_add_up(first: str) -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         for access in FIRST[first]:
@@ -250,7 +203,7 @@ def test_the_accesses_of_one_actor_add_up(first: str) -> None:
 
 
 def test_of_three_who_touch_it_each_is_compared_with_each() -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         seen = bench.run(bench.first, lambda: bench.a.add_(1))
@@ -261,7 +214,7 @@ def test_of_three_who_touch_it_each_is_compared_with_each() -> None:
 
 
 def test_who_touched_it_first_is_compared_with_who_came_after() -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         seen = bench.run(bench.first, lambda: bench.a.add_(1))
@@ -273,7 +226,7 @@ def test_who_touched_it_first_is_compared_with_who_came_after() -> None:
 
 @pytest.mark.parametrize("type_", [torch.int32, torch.float64])
 def test_another_type_of_elements_is_still_the_same_memory(type_: torch.dtype) -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a.view(type_).zero_())
@@ -283,7 +236,7 @@ def test_another_type_of_elements_is_still_the_same_memory(type_: torch.dtype) -
 
 
 def test_taking_off_a_graph_touches_nothing() -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a + 1)
@@ -294,7 +247,7 @@ def test_taking_off_a_graph_touches_nothing() -> None:
 
 
 def test_making_a_view_reads_nothing() -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a.add_(1))
@@ -304,7 +257,7 @@ def test_making_a_view_reads_nothing() -> None:
 
 
 def test_results_are_read_behind_their_copy() -> None:
-    bench = Bench()
+    bench = RaceBench()
     copies: list[Tensor] = []
 
     def body() -> None:
@@ -318,7 +271,7 @@ def test_results_are_read_behind_their_copy() -> None:
 @pytest.mark.parametrize("is_write", [True, False])
 @pytest.mark.parametrize("made_as", [torch.int64, torch.uint8])
 def test_bytes_that_torch_does_not_see(part: slice, is_race: bool, is_write: bool, made_as: torch.dtype) -> None:
-    bench = Bench()
+    bench = RaceBench()
     with bench.detector:
         bench.a = torch.zeros(48 // made_as.itemsize, dtype=made_as).view(torch.int64)
     bench.detector.name(bench.a, "pages")
@@ -334,7 +287,7 @@ def test_bytes_that_torch_does_not_see(part: slice, is_race: bool, is_write: boo
 
 @pytest.mark.parametrize("is_write", [True, False])
 def test_what_is_told_counts_as_it_is_told(is_write: bool) -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a + 1)
@@ -344,7 +297,7 @@ def test_what_is_told_counts_as_it_is_told(is_write: bool) -> None:
 
 
 def test_a_read_that_lasts_forbids_writes_meanwhile() -> None:
-    bench = Bench()
+    bench = RaceBench()
     bench.detector.name(bench.a, "pages")
 
     def body() -> None:
@@ -356,7 +309,7 @@ def test_a_read_that_lasts_forbids_writes_meanwhile() -> None:
 
 
 def test_memory_given_back_is_not_the_memory_that_follows() -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         bench.run(bench.first, lambda: torch.ones(1000).add_(1))
@@ -368,7 +321,7 @@ def test_memory_given_back_is_not_the_memory_that_follows() -> None:
 
 def test_what_is_alive_is_not_forgotten_and_what_is_gone_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.doubles.race_detector.PURGE_EVERY", 5)
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a.add_(1))
@@ -381,7 +334,7 @@ def test_what_is_alive_is_not_forgotten_and_what_is_gone_is(monkeypatch: pytest.
 
 
 def test_the_first_race_is_told() -> None:
-    bench = Bench()
+    bench = RaceBench()
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a.add_(1))

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from tests.doubles.test_race_detector import Bench, indices
+from tests.doubles.race_bench import RaceBench, indices
 
 
 @pytest.mark.parametrize("by_index", [True, False])
 @pytest.mark.parametrize("is_same", [True, False])
 def test_only_what_longer_elements_cover_is_touched(by_index: bool, is_same: bool) -> None:
-    bench, at = Bench(), 2 if is_same else 3
+    bench, at = RaceBench(), 2 if is_same else 3
     words, bench.a = bench.a, bench.a.view(torch.int32)
 
     def longer() -> None:
