@@ -10,6 +10,7 @@ from decode.requests import DecodeRequest, DecodeState
 from prefill.worker import Job
 from protocol.messages_gateway import FinishReason, FirstToken, SamplingParams, ToGateway, Tokens, finish_reason
 from tests.cluster import Cluster
+from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from transfer.states import TransferState
@@ -187,3 +188,8 @@ def counter(cluster: Cluster, name: str) -> float:
     totals = [worker._sender.counters for worker in cluster.prefills.values()]
     totals += [worker._receiver.counters for worker in cluster.decodes.values()]
     return sum(counters.get(name, 0) for counters in totals)
+
+
+def slow_network() -> InprocNetwork:
+    """Frames take a while, so that a job is seen waiting for its acknowledgement."""
+    return InprocNetwork(lambda parcel: [parcel.delayed(2)])

@@ -20,8 +20,8 @@ from tests.decode.driving import (
     job_phase,
     make_cluster,
     prompt_of,
+    slow_network,
 )
-from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.hash_model import FakeRunner
 
 # DELIVERED lasts for part of one step of either worker: nothing can arrive in it.
@@ -36,11 +36,6 @@ STATES = [
 ]
 PARAMS = greedy(15)
 VICTIM = prompt_of("victim", 61)
-
-
-def slow_network() -> InprocNetwork:
-    """Frames take a while, so that a job is seen waiting for its acknowledgement."""
-    return InprocNetwork(lambda parcel: [parcel.delayed(2)])
 
 
 def with_company(cluster: Cluster, n: int = 1) -> list[str]:

@@ -20,8 +20,8 @@ from tests.decode.driving import (
     job_phase,
     make_cluster,
     prompt_of,
+    slow_network,
 )
-from tests.decode.test_cancel import slow_network
 from tests.doubles.hash_model import FakeRunner
 
 PARAMS = greedy(15)

@@ -20,8 +20,8 @@ from tests.decode.driving import (
     make_cluster,
     prompt_of,
     run_past_deadlines,
+    slow_network,
 )
-from tests.decode.test_cancel import slow_network
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
