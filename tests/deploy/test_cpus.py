@@ -4,7 +4,7 @@ from deploy.cli import main
 from deploy.layout import serve_plan, worker_plan
 from deploy.machine import read_cpus, share_cpus, show_numbers
 from protocol.errors import ConfigError
-from tests.deploy.test_layout import MODEL, config
+from tests.deploy.configs import MODEL, config
 
 HERE = (0, 1, 2, 3, 6)
 

@@ -17,23 +17,16 @@ from deploy.layout import (
     threads_per_worker,
     worker_plan,
 )
-from deploy.options import OPTIONS, options_for
+from deploy.options import options_for
 from deploy.serve import check_exposed, check_keys, first_name
 from model import inputs
 from model.kv_sizing import KvBudget, KvSize, choose_kv_size
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Role
-from runtime.layered_config import Config, resolve
 from runtime.options import option_name
 from runtime.settings import GatewaySettings, Group, HttpLimits, WorkerSettings
-
-MODEL = Path("/models/story")
-
-
-def config(command: str, **flags: str) -> Config:
-    typed = {name.replace("_", "-"): text for name, text in flags.items()}
-    return resolve(options_for(command), OPTIONS, typed, {}, None)
+from tests.deploy.configs import MODEL, config
 
 
 def test_keys_do_not_make_nixl_safe_where_others_reach_it() -> None:

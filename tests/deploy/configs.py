@@ -1,0 +1,13 @@
+"""A command's options as if they were typed."""
+
+from pathlib import Path
+
+from deploy.options import OPTIONS, options_for
+from runtime.layered_config import Config, resolve
+
+MODEL = Path("/models/story")
+
+
+def config(command: str, **flags: str) -> Config:
+    typed = {name.replace("_", "-"): text for name, text in flags.items()}
+    return resolve(options_for(command), OPTIONS, typed, {}, None)
