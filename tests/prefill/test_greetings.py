@@ -6,7 +6,7 @@ from prefill.decode_peers import JOB_TOKENS
 from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import PeerLost
 from protocol.messages_handoff import Hello, HelloAccepted, HelloRefused, JobFailed, KvDelivered
-from tests.prefill.test_worker import DECODE, PREFILL, Bench
+from tests.prefill.driving import DECODE, PREFILL, Bench
 
 
 def test_who_was_declared_lost_is_refused_although_it_wakes_until_the_gateway_is_a_new_one() -> None:

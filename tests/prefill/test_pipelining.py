@@ -7,7 +7,7 @@ import pytest
 from protocol.messages_gateway import Assign, FirstToken
 from protocol.messages_handoff import KvDelivered, PrefillJob
 from scheduler.execution.streams import Event
-from tests.prefill.test_worker import PROMPT, Bench
+from tests.prefill.driving import PROMPT, Bench
 from tests.scheduler.building import greedy
 
 

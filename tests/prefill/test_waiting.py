@@ -2,7 +2,7 @@
 
 from protocol.messages_handoff import CancelJob, JobFailed
 from tests.counting import instructions
-from tests.prefill.test_worker import PROMPT, Bench
+from tests.prefill.driving import PROMPT, Bench
 from worker.policies import DEFAULTS, Policies
 
 
