@@ -7,8 +7,8 @@ import pytest
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.data_plane import INBOX_FRAMES, DataPlane, FrameFate, SimulatedArrivals, SimulatedWire
 from tests.explore_handoff.network import Network, Weather
+from tests.explore_handoff.processes import Process
 from tests.explore_handoff.story import Story
-from tests.explore_handoff.test_network import Process
 
 
 class Bench:

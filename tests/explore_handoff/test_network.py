@@ -8,18 +8,9 @@ import zmq
 
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.network import Network, Weather
+from tests.explore_handoff.processes import Process
 from tests.explore_handoff.sockets import SimulatedContext, SimulatedDealer, SimulatedRouter
 from tests.explore_handoff.story import Story
-
-
-@dataclass
-class Process:
-    name: str
-    alive: bool = True
-    num_wakes: int = 0
-
-    def wake(self) -> None:
-        self.num_wakes += 1
 
 
 @dataclass
