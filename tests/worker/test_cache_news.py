@@ -5,9 +5,8 @@ from typing import Any
 from protocol.messages_gateway import CacheNews, Heartbeat, Register, ToGateway, Welcome
 from protocol.prefixes import packed, prefix_hashes
 from scheduler.planning.kv_book import CacheKey, KvBook
-from tests.worker.test_loop import Bench, context
+from tests.worker.conftest import Bench
 
-__all__ = ["context"]
 IDS = packed([5] * 150)
 
 

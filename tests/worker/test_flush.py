@@ -3,9 +3,7 @@
 from typing import Any
 
 from protocol.messages_gateway import CacheFlushed, FlushCache, Register, ToGateway, Welcome
-from tests.worker.test_loop import Bench, context
-
-__all__ = ["context"]
+from tests.worker.conftest import Bench
 
 
 def test_a_flush_is_answered_with_its_number_once_the_cache_is_empty(context: Any) -> None:

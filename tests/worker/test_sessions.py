@@ -6,10 +6,8 @@ import pytest
 
 from protocol.errors import Unavailable
 from protocol.messages_gateway import Heartbeat, Register, RegisterAgain, ToGateway, Welcome
-from tests.worker.test_loop import IDENTITY, Bench, context
+from tests.worker.conftest import IDENTITY, Bench
 from worker.loop import JOIN_DEADLINE_S
-
-__all__ = ["context"]
 
 
 @pytest.mark.parametrize("is_sent", [True, False])

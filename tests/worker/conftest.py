@@ -1,0 +1,187 @@
+"""A worker loop on a virtual clock and real sockets; a test plays the gateway."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import zmq
+
+from protocol.fingerprint import Fingerprint
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import (
+    TO_GATEWAY,
+    TO_WORKER,
+    KvPages,
+    Refused,
+    Register,
+    RegisterAgain,
+    Role,
+    ToGateway,
+    ToWorker,
+    WorkerAddress,
+    WorkerStats,
+)
+from runtime.bus import Dealer, Router, Wake
+from runtime.process_life import StopSignal
+from runtime.session import Envelope, Session, open_envelope
+from scheduler.planning.kv_book import KvBook
+from scheduler.planning.planner import Planner
+from tests.doubles.clock import VirtualClock
+from worker.loop import PeerLink, WorkerLoop
+from worker.requests import Outbox
+
+STATS = WorkerStats(KvPages(total=1, free=1), running=0, waiting=0)
+IDENTITY = b"unified-0#5"
+
+
+class Core:
+    """A core that does nothing but call `on_step`."""
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self.outbox = Outbox()
+        self.busy = False
+        self.loop: Any = SimpleNamespace(broken="", oldest_launch=0)
+        self.num_resets = 0
+        self.book = KvBook(9, 64, max_requests=4, max_context=512, caches=True)
+        self._on_step = on_step
+
+    def on_gateway(self, message: ToWorker) -> None:
+        return
+
+    def reset(self) -> None:
+        self.num_resets += 1
+
+    @property
+    def planner(self) -> Planner:
+        return cast(Planner, SimpleNamespace(book=self.book))
+
+    def step(self) -> bool:
+        self._on_step()
+        return False
+
+    def stats(self) -> WorkerStats:
+        return STATS
+
+
+class Peers(PeerLink):
+    """Notes what is asked of it from the reset of `core` on."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self._core = core
+
+    def flush(self) -> None:
+        self._note("flush")
+
+    def forget_all(self) -> None:
+        self._note("forget_all")
+
+    def _note(self, name: str) -> None:
+        if self._core.num_resets:
+            self.calls.append(name)
+
+
+class Stop:
+    """A StopSignal that a test sets."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        self.received: signal.Signals | None = None
+
+    def is_set(self) -> bool:
+        return self.received is not None
+
+    def clear_wakeup(self) -> None:
+        return
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+
+class Bench:
+    """One worker loop on a virtual clock; `play` is the gateway, called at every turn with what has arrived."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        play: Callable[["Bench", list[ToGateway]], None],
+    ) -> None:
+        self.router = Router(context, "127.0.0.1")
+        self.clock = VirtualClock()
+        self.session = Session(0)  # the gateway's end of the newest
+        self.core = Core(lambda: play(self, self.heard()))
+        self.peers = Peers(self.core)
+        self.num_ready = 0
+        self._stop, self._wake = Stop(), Wake()
+        self._dealer = Dealer(context, self.router.endpoint, IDENTITY)
+        register = Register(
+            WorkerAddress("unified-0", 5),
+            Role.UNIFIED,
+            1,
+            "host",
+            KvLayout.uniform(1, 1, 1, 1, "float32"),
+            Fingerprint("print"),
+            9,
+            9,
+            9,
+            9,
+            STATS,
+            "",
+        )
+        self.loop = WorkerLoop(
+            self.core,
+            self.peers,
+            self._dealer,
+            register,
+            self._wake,
+            cast(StopSignal, self._stop),
+            self.clock,
+            self._ready,
+        )
+
+    def heard(self) -> list[ToGateway]:
+        """What has arrived, in whatever session."""
+        envelopes = [open_envelope(raw) for _, raw in self.router.receive()]
+        for envelope in envelopes:
+            if envelope.opens:
+                self.session = Session(envelope.epoch)
+            self.session.accept(envelope)
+        return [TO_GATEWAY.decode(envelope.body) for envelope in envelopes]
+
+    def send(self, message: ToWorker) -> None:
+        """The gateway says something in the newest session; RegisterAgain and Refused outside."""
+        body = TO_WORKER.encode(message)
+        if isinstance(message, RegisterAgain | Refused):
+            raw = Envelope(self.session.epoch, 0, 0, body).sealed()
+        else:
+            raw = self.session.seal(body)
+        assert self.router.send(IDENTITY, raw)
+
+    def advance_if_member(self) -> None:
+        """Time for a heartbeat. Until it joins, a worker has all the time that messages need."""
+        if self.loop._is_member:
+            self.clock.advance(0.3)
+
+    def stop(self) -> None:
+        self._stop.received = signal.SIGTERM
+
+    def close(self) -> None:
+        self._dealer.close()
+        self.router.close()
+        self._stop.close()
+        self._wake.close()
+
+    def _ready(self) -> None:
+        self.num_ready += 1
+
+
+@pytest.fixture
+def context() -> Iterator[Any]:
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
