@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, pack_header, seal
 from protocol.kv_layout import KvLayout, LayerGroup
-from tests.transfer.landing.test_frame_receiver import Queue
-from tests.transfer.memory import HostMemory, expected_pool
+from tests.transfer.memory import HostMemory, Queue, expected_pool
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import Delivered, FrameRejected, ReceiverEvent, Rejection, TransferFailed
 

@@ -1,6 +1,7 @@
 """KV pages that another process may map, and what a pool must look like after a transfer, byte for byte."""
 
 import random
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from protocol.kv_layout import KvLayout, LayerGroup
 from runtime.shared_memory import SharedMemory
+from transfer.interfaces import Pollable
 
 LAYOUT = KvLayout.uniform(num_layers=3, num_kv_heads=2, head_dim=4, page_size=4, dtype="float32")
 
@@ -71,3 +73,29 @@ def expected_pool(
                 sent = source.token(layer, source_pages, position, half)
                 want.token(layer, target_pages, position - start, half)[:] = sent
     return bytes(want.pool)
+
+
+class Queue:
+    """Arrivals that a test fills."""
+
+    address = "queue"
+    backend = "queue"
+    is_ordered = False
+
+    def __init__(self) -> None:
+        self.frames: deque[list[bytes]] = deque()
+
+    def receive(self) -> Sequence[memoryview] | None:
+        return [memoryview(part) for part in self.frames.popleft()] if self.frames else None
+
+    def pollables(self) -> list[Pollable]:
+        return []
+
+    def meet(self, instance: int, export: bytes) -> None:
+        """See interfaces.Arrivals."""
+
+    def lose(self, instance: int) -> None:
+        """See interfaces.Arrivals."""
+
+    def close(self) -> None:
+        self.frames.clear()

@@ -10,8 +10,7 @@ from protocol.errors import WireError
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from runtime.shared_memory import SharedMemory, is_taken, take_seat
 from tests.processes import num_open_files
-from tests.transfer.backends.test_zmq import ZmqNetwork, ended
-from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
+from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair, ZmqNetwork, ended
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.in_place.pools import IN_PLACE, MappedPool, Pools

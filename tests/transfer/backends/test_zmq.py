@@ -1,7 +1,6 @@
 """The contract over real sockets, and what strangers may send."""
 
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,37 +11,13 @@ from protocol.errors import ConfigError
 from protocol.frame import FrameHeader, pack_header, seal
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
-from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
+from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair, ZmqNetwork, ended
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from transfer.backends.table import open_receiver, open_sender
-from transfer.backends.zmq import ZmqArrivals, ZmqWire
-from transfer.interfaces import PageMemory, SharedPages
-from transfer.landing.frame_receiver import FrameReceiver
+from transfer.backends.zmq import ZmqArrivals
 from transfer.landing.transfer import Delivered, FirstFrame, FrameRejected, Rejection, TransferFailed
 from transfer.plan import FRAME_BYTES
-from transfer.sending.frame_sender import FrameSender
-from transfer.sending.transfer import WINDOW_BYTES, Target
-
-
-class ZmqNetwork:
-    """Sockets on the loopback, ports chosen by the system."""
-
-    def __init__(self) -> None:
-        self.context: zmq.Context[Any] = zmq.Context()
-
-    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
-        return FrameSender(memory, instance, ZmqWire(self.context), window)
-
-    def receiver(self, memory: SharedPages) -> FrameReceiver:
-        return FrameReceiver(memory, ZmqArrivals(memory, "127.0.0.1", self.context))
-
-
-def ended(context: "zmq.Context[Any]") -> bool:
-    """Whether it ends: it hangs if a socket was left open."""
-    ending = threading.Thread(target=context.term, daemon=True)
-    ending.start()
-    ending.join(120)
-    return not ending.is_alive()
+from transfer.sending.transfer import Target
 
 
 @pytest.fixture

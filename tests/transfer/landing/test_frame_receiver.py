@@ -1,7 +1,5 @@
 """Frames as bytes, against the receiver: whatever the header says, the promise holds."""
 
-from collections import deque
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -9,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, pack_header, seal
-from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from transfer.interfaces import Pollable
+from tests.transfer.memory import LAYOUT, HostMemory, Queue, expected_pool
 from transfer.landing.frame_receiver import POLL_FRAMES, FrameReceiver
 from transfer.landing.transfer import (
     FATAL,
@@ -24,32 +21,6 @@ from transfer.landing.transfer import (
 )
 
 SENDER, NUM_TOKENS, PAGES = 77, 6, [5, 2]
-
-
-class Queue:
-    """Arrivals that a test fills."""
-
-    address = "queue"
-    backend = "queue"
-    is_ordered = False
-
-    def __init__(self) -> None:
-        self.frames: deque[list[bytes]] = deque()
-
-    def receive(self) -> Sequence[memoryview] | None:
-        return [memoryview(part) for part in self.frames.popleft()] if self.frames else None
-
-    def pollables(self) -> list[Pollable]:
-        return []
-
-    def meet(self, instance: int, export: bytes) -> None:
-        """See interfaces.Arrivals."""
-
-    def lose(self, instance: int) -> None:
-        """See interfaces.Arrivals."""
-
-    def close(self) -> None:
-        self.frames.clear()
 
 
 class Case:
