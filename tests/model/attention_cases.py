@@ -95,3 +95,31 @@ def plain_attention(q_CHD: Tensor, k_SKD: Tensor, v_SKD: Tensor) -> Tensor:
     allowed_CS = torch.arange(context)[None] <= torch.arange(context - chunk, context)[:, None]
     weights_HCS = scores_HCS.masked_fill(~allowed_CS, float("-inf")).softmax(-1)
     return torch.einsum("hcs,shd->chd", weights_HCS, v_SHD)
+
+
+def paged_kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: Tensor,
+    block_table: Tensor,
+    num_splits: int,
+) -> Tensor:
+    """What torch documents, written plainly, with the checks that its kernels make."""
+    assert {t.dtype for t in (cu_seq_q, cu_seq_k, seqused_k, block_table)} == {torch.int32}
+    assert window_size == (-1, 0) and enable_gqa and num_splits == 1
+    assert cu_seq_k.diff().tolist() == seqused_k.tolist() and max_k >= int(seqused_k.max())
+    assert max_q == int(cu_seq_q.diff().max()) and k.stride(-1) == v.stride(-1) == 1
+    outs = []
+    for request, context in enumerate(seqused_k.tolist()):
+        pages = block_table[request].long()
+        own_k, own_v = (side[pages].flatten(0, 1)[:context] for side in (k, v))
+        outs.append(plain_attention(q[cu_seq_q[request] : cu_seq_q[request + 1]], own_k, own_v))
+    return torch.cat(outs)

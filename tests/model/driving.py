@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import Runner
+from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput
 
 
 @dataclass
@@ -104,3 +106,55 @@ def random_prompt(length: int, vocab_size: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     tokens: list[int] = torch.randint(vocab_size, (length,), generator=generator).tolist()
     return tokens
+
+
+Row = dict[str, Any]
+
+
+def sampling(*rows: Row) -> SamplingInput:
+    def column(name: str, default: float, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([row.get(name, default) for row in rows], dtype=dtype)
+
+    top_k, top_p, min_p = (
+        column("top_k", 0, torch.int64),
+        column("top_p", 1.0, torch.float32),
+        column("min_p", 0.0, torch.float32),
+    )
+    temperature = column("temperature", 1.0, torch.float32)
+    position = column("position", 0, torch.int64)
+
+    def asking(is_asking: Tensor) -> Tensor | None:
+        return is_asking.nonzero()[:, 0] if is_asking.any() else None
+
+    return SamplingInput(
+        ParamColumns(
+            temperature_L=temperature,
+            top_k_L=top_k,
+            top_p_L=top_p,
+            min_p_L=min_p,
+            seed_L=column("seed", 0, torch.int64),
+            choice_L=column("choice", 0, torch.int64),
+        ),
+        AskingRows(
+            top_k_N=asking(top_k > 0),
+            top_p_N=asking(top_p < 1),
+            min_p_N=asking(min_p > 0),
+            all_greedy=bool((temperature == 0).all()),
+        ),
+        position_L=position,
+        banned=_banned({index: row["banned"] for index, row in enumerate(rows) if row.get("banned")}, position),
+    )
+
+
+def _banned(ids: dict[int, tuple[int, ...]], position_L: Tensor) -> Banned | None:
+    """The rows that `ids` names are bound for one more token."""
+    if not ids:
+        return None
+    longest = max(map(len, ids.values()))
+    filled = torch.tensor([[*each, *[-1] * (longest - len(each))] for each in ids.values()])
+    rows_N = torch.tensor(list(ids))
+    return Banned(rows_N, filled, position_L[rows_N] + 1)
+
+
+def random_logits(count: int, vocab: int, seed: int) -> Tensor:
+    return torch.randn((count, vocab), generator=torch.Generator().manual_seed(seed)) * 3

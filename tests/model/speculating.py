@@ -1,15 +1,21 @@
 """Drives a target and its draft by hand through one request: chunks of a prompt, then draft, verify, extend."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from model.draft import first_layer
+from model.graphs import Run
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from model.runner import Runner
+from model.runner import DraftSource, ModelRunner, Runner
+from tests.checkpoints import Architecture, make_checkpoint
+from tests.drafts import DraftReference, add_mtp
 from tests.model.driving import Lanes
 
 
@@ -87,3 +93,44 @@ class Chain:
         if extends:
             self.extend(replace(verify, input_ids_T=drawn_L), features_TF, accepted)
         return accepted
+
+
+def true_features(folder: Path, tokens: list[int], layers: tuple[int, ...]) -> Tensor:
+    """What transformers has before these layers, side by side; without layers the output of the final norm."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        hidden = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    return torch.cat([hidden[layer][0] for layer in layers], -1) if layers else hidden[-1][0]
+
+
+def assert_near(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    assert torch.equal(found.isinf(), expected.isinf())
+    finite = expected.isfinite()
+    assert float((found - expected)[finite].abs().max()) < 2e-5 * max(1.0, float(expected[finite].abs().max()))
+
+
+def again(run: Run) -> Run:
+    """Like a graph: the same work, on memory that stays where it is."""
+    return run
+
+
+NUM_TOKENS, NUM_LAYERS = 41, 3
+MIMO = "MiMoForCausalLM"
+
+
+def loaded_mtp(folder: Path, kind: Architecture, num_layers: int = NUM_LAYERS) -> tuple[ModelRunner, DraftReference]:
+    """A target with `num_layers` draft layers, and their reference. A qwen2 becomes a MiMo."""
+    add_mtp(make_checkpoint(folder, kind), num_layers)
+    if kind == "qwen2":
+        edit_config(folder, architectures=[MIMO])
+    return load_mtp(folder), DraftReference(folder, folder)
+
+
+def load_mtp(folder: Path) -> ModelRunner:
+    return ModelRunner.load(folder, device="cpu", dtype="float32", draft=DraftSource("mtp", folder, NUM_LAYERS))
+
+
+def edit_config(folder: Path, **fields: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))

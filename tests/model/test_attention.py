@@ -12,7 +12,7 @@ from model.attention_cpu import CpuAttention
 from model.attention_varlen import VarlenAttention
 from protocol.errors import ConfigError
 from protocol.kv_layout import LayerLayout
-from tests.model.test_attention_varlen import paged_kernel
+from tests.model.attention_cases import paged_kernel
 
 LAYOUT = LayerLayout(2, 16, 4, "float32")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from model.draft import first_layer
 from model.runner import DraftSource, ModelRunner
@@ -16,7 +14,7 @@ from protocol.kv_layout import LayerGroup
 from tests.checkpoints import Architecture, greedy_reference, make_checkpoint
 from tests.drafts import DraftReference, make_draft
 from tests.model.driving import Lanes, random_prompt
-from tests.model.speculating import Chain
+from tests.model.speculating import Chain, assert_near, true_features
 
 NUM_TOKENS = 41
 FEATURES: dict[str, tuple[int, ...]] = {"eagle": (), "eagle3": (0, 1, 2)}
@@ -30,21 +28,6 @@ def loaded(folder: Path, algorithm: str, kind: Architecture, **fields: Any) -> t
     source = DraftSource(algorithm, own)
     runner = ModelRunner.load(target, device="cpu", dtype="float32", draft=source, cpu_kernels=cpu_kernels)
     return runner, DraftReference(own, target)
-
-
-def true_features(folder: Path, tokens: list[int], layers: tuple[int, ...]) -> Tensor:
-    """What transformers has before these layers, side by side; without layers the output of the final norm."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.no_grad():
-        hidden = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    return torch.cat([hidden[layer][0] for layer in layers], -1) if layers else hidden[-1][0]
-
-
-def assert_near(found: Tensor, expected: Tensor) -> None:
-    assert found.shape == expected.shape
-    assert torch.equal(found.isinf(), expected.isinf())
-    finite = expected.isfinite()
-    assert float((found - expected)[finite].abs().max()) < 2e-5 * max(1.0, float(expected[finite].abs().max()))
 
 
 CASES = [

@@ -19,15 +19,10 @@ from tests.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
 from tests.model.driving import Lane, Lanes, random_prompt
-from tests.model.speculating import Chain
+from tests.model.speculating import Chain, again
 from tests.model.trees import PARENTS, all_trees, paths, tree_input
 
 MAX_PAGES = 40
-
-
-def again(run: Run) -> Run:
-    """Like a graph: the same work, on memory that stays where it is."""
-    return run
 
 
 def graphed(runner: Runner, page_size: int, max_batch: int = 20, *, trees: bool = False) -> tuple[GraphedRunner, Lanes]:

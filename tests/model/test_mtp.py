@@ -1,6 +1,5 @@
 """MTP layers in the target's folder equal an independent float32 reference, one by one and as a chain."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,30 +13,18 @@ from protocol.errors import CheckpointError
 from protocol.fingerprint import difference
 from protocol.kv_layout import LayerGroup
 from tests.checkpoints import Architecture, greedy_reference, make_checkpoint
-from tests.drafts import DraftReference, add_mtp
+from tests.drafts import add_mtp
 from tests.model.driving import Lanes, random_prompt
-from tests.model.speculating import Chain
-from tests.model.test_eagle import assert_near, true_features
-
-NUM_TOKENS, NUM_LAYERS = 41, 3
-MIMO = "MiMoForCausalLM"
-
-
-def loaded(folder: Path, kind: Architecture, num_layers: int = NUM_LAYERS) -> tuple[ModelRunner, DraftReference]:
-    """A target with `num_layers` draft layers, and their reference. A qwen2 becomes a MiMo."""
-    add_mtp(make_checkpoint(folder, kind), num_layers)
-    if kind == "qwen2":
-        edit(folder, architectures=[MIMO])
-    return load(folder), DraftReference(folder, folder)
-
-
-def load(folder: Path) -> ModelRunner:
-    return ModelRunner.load(folder, device="cpu", dtype="float32", draft=DraftSource("mtp", folder, NUM_LAYERS))
-
-
-def edit(folder: Path, **fields: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+from tests.model.speculating import (
+    NUM_LAYERS,
+    NUM_TOKENS,
+    Chain,
+    assert_near,
+    edit_config,
+    load_mtp,
+    loaded_mtp,
+    true_features,
+)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
@@ -47,7 +34,7 @@ def test_hidden_states_and_logits_of_every_layer(
     tmp_path: Path, kind: Architecture, page_size: int, chunk: int
 ) -> None:
     """Slot i of layer j reads the token at i + 1 + j, and the hidden state that layer j - 1 gave at slot i."""
-    runner, reference = loaded(tmp_path, kind)
+    runner, reference = loaded_mtp(tmp_path, kind)
     draft = runner.draft
     assert isinstance(draft, MtpDraft)
     tokens = random_prompt(NUM_TOKENS + NUM_LAYERS, 307, 5)
@@ -76,7 +63,7 @@ def test_hidden_states_and_logits_of_every_layer(
 
 
 def test_forward_is_the_first_layer_and_changes_no_token(tmp_path: Path) -> None:
-    _, reference = loaded(tmp_path, "qwen3")
+    _, reference = loaded_mtp(tmp_path, "qwen3")
     runner = ModelRunner.load(tmp_path, device="cpu", dtype="float32", draft=DraftSource("mtp", tmp_path))
     assert runner.kv_layout(4).groups[1] == LayerGroup(1, 2, 16, lookahead=1)
     prompt = random_prompt(11, 307, 2)
@@ -90,7 +77,7 @@ def test_forward_is_the_first_layer_and_changes_no_token(tmp_path: Path) -> None
 
 
 def test_its_kv_and_its_fingerprint(tmp_path: Path) -> None:
-    runner, _ = loaded(tmp_path / "three", "qwen3")
+    runner, _ = loaded_mtp(tmp_path / "three", "qwen3")
     plain = ModelRunner.load(tmp_path / "three", device="cpu", dtype="float32")
     groups = runner.kv_layout(16).groups
     assert groups == (*plain.kv_layout(16).groups, LayerGroup(NUM_LAYERS, 2, 16, lookahead=NUM_LAYERS))
@@ -100,7 +87,7 @@ def test_its_kv_and_its_fingerprint(tmp_path: Path) -> None:
         difference(runner.fingerprint(), plain.fingerprint(), "p", "d")
         == "--speculative-algorithm is mtp on p, none on d"
     )
-    assert difference(runner.fingerprint(), load(tmp_path / "three").fingerprint(), "p", "d") is None
+    assert difference(runner.fingerprint(), load_mtp(tmp_path / "three").fingerprint(), "p", "d") is None
     seen = list[int]()
     lanes = Lanes(runner, 4)
     inp = lanes.model_input([(lanes.lane([1, 2, 3], 1), 3)], [])
@@ -114,17 +101,17 @@ def test_its_kv_and_its_fingerprint(tmp_path: Path) -> None:
 def test_layers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     def refused() -> str:
         with pytest.raises(CheckpointError) as caught:
-            load(tmp_path)
+            load_mtp(tmp_path)
         return str(caught.value)
 
     make_checkpoint(tmp_path, "llama")
     assert "this model has no draft layers (num_nextn_predict_layers of config.json)" in refused()
     add_mtp(tmp_path, 2)
-    edit(tmp_path, num_nextn_predict_layers=1)
+    edit_config(tmp_path, num_nextn_predict_layers=1)
     assert "got tensor model.mtp_layers.1." in refused() and "those that 1 draft layers" in refused()
-    edit(tmp_path, num_nextn_predict_layers=3)
+    edit_config(tmp_path, num_nextn_predict_layers=3)
     assert "tensor model.mtp_layers.2.self_attn.q_proj.weight of shape [48, 48] is missing" in refused()
-    edit(tmp_path, num_nextn_predict_layers=2)
+    edit_config(tmp_path, num_nextn_predict_layers=2)
     tensors = load_file(tmp_path / "model.safetensors")
     name = "model.mtp_layers.1.input_proj.weight"
     save_file(tensors | {name: tensors[name][:, :48].contiguous()}, tmp_path / "model.safetensors")
@@ -132,7 +119,7 @@ def test_layers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_mimo_is_a_qwen2_with_draft_layers(tmp_path: Path) -> None:
-    runner, _ = loaded(tmp_path, "qwen2")
+    runner, _ = loaded_mtp(tmp_path, "qwen2")
     assert runner.config.architecture == "mimo" and runner.config.qkv_bias
     prompt = random_prompt(20, 307, 1)
     assert Lanes(runner, 4).generate(prompt, 12) == greedy_reference(tmp_path, [prompt], 12)[0]

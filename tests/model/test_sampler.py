@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, mask_logits, mix, sample, signed, uniform
+from model.sampler import Banned, ParamColumns, SamplingInput, mask_logits, mix, sample, signed, uniform
 from tests.doubles.hash_model import mix_int
+from tests.model.driving import Row, random_logits, sampling
 
-Row = dict[str, Any]
 int64s = st.integers(-(2**63), 2**63 - 1)
 rows = st.fixed_dictionaries(
     {
@@ -30,55 +30,6 @@ rows = st.fixed_dictionaries(
         "banned": st.sampled_from([(), (0,), (3, 5)]),
     }
 )
-
-
-def sampling(*rows: Row) -> SamplingInput:
-    def column(name: str, default: float, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([row.get(name, default) for row in rows], dtype=dtype)
-
-    top_k, top_p, min_p = (
-        column("top_k", 0, torch.int64),
-        column("top_p", 1.0, torch.float32),
-        column("min_p", 0.0, torch.float32),
-    )
-    temperature = column("temperature", 1.0, torch.float32)
-    position = column("position", 0, torch.int64)
-
-    def asking(is_asking: Tensor) -> Tensor | None:
-        return is_asking.nonzero()[:, 0] if is_asking.any() else None
-
-    return SamplingInput(
-        ParamColumns(
-            temperature_L=temperature,
-            top_k_L=top_k,
-            top_p_L=top_p,
-            min_p_L=min_p,
-            seed_L=column("seed", 0, torch.int64),
-            choice_L=column("choice", 0, torch.int64),
-        ),
-        AskingRows(
-            top_k_N=asking(top_k > 0),
-            top_p_N=asking(top_p < 1),
-            min_p_N=asking(min_p > 0),
-            all_greedy=bool((temperature == 0).all()),
-        ),
-        position_L=position,
-        banned=_banned({index: row["banned"] for index, row in enumerate(rows) if row.get("banned")}, position),
-    )
-
-
-def _banned(ids: dict[int, tuple[int, ...]], position_L: Tensor) -> Banned | None:
-    """The rows that `ids` names are bound for one more token."""
-    if not ids:
-        return None
-    longest = max(map(len, ids.values()))
-    filled = torch.tensor([[*each, *[-1] * (longest - len(each))] for each in ids.values()])
-    rows_N = torch.tensor(list(ids))
-    return Banned(rows_N, filled, position_L[rows_N] + 1)
-
-
-def random_logits(count: int, vocab: int, seed: int) -> Tensor:
-    return torch.randn((count, vocab), generator=torch.Generator().manual_seed(seed)) * 3
 
 
 @given(st.lists(rows, min_size=1, max_size=7), st.integers(0, 1000))

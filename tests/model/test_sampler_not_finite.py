@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model.sampler import NOT_A_TOKEN, sample
-from tests.model.test_sampler import random_logits, sampling
+from tests.model.driving import random_logits, sampling
 
 pytestmark = pytest.mark.slow
 

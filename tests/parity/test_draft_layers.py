@@ -15,9 +15,7 @@ from scheduler.speculation import layers as draft_layers
 from tests.checkpoints import Architecture, greedy_reference
 from tests.cluster import Cluster
 from tests.model.driving import random_prompt
-from tests.model.test_eagle import assert_near, true_features
-from tests.model.test_graphs import again
-from tests.model.test_mtp import loaded
+from tests.model.speculating import again, assert_near, loaded_mtp, true_features
 
 NUM_TOKENS = 20
 
@@ -42,7 +40,7 @@ def test_logits_of_every_layer_in_every_launch(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runner, reference = loaded(tmp_path, kind, num_layers)
+    runner, reference = loaded_mtp(tmp_path, kind, num_layers)
     seen, lengths = list[tuple[int, Tensor]](), list[int]()  # with the committed tokens; the one behind them is known
     read, logits = draft_layers._read, LoadedDraft.logits
 
@@ -82,7 +80,7 @@ def test_logits_of_every_layer_in_every_launch(
 
 
 def test_all_layers_of_a_full_batch_come_from_graphs(tmp_path: Path) -> None:
-    plain, _ = loaded(tmp_path, "qwen3", 2)
+    plain, _ = loaded_mtp(tmp_path, "qwen3", 2)
     runner = GraphedRunner(plain, again)
     cluster = Cluster(runner, "1U", num_steps=2, num_pages=64, page_size=4, max_requests=2)
     (worker,) = cluster.unifieds
