@@ -1,6 +1,7 @@
 """A real gateway on a free port, with fake workers that dial it."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -84,3 +85,26 @@ async def setting(folder: Path) -> AsyncIterator[Setting]:
     """A gateway without workers yet."""
     async with running(folder) as found:
         yield found
+
+
+def events(content: str) -> list[Any]:
+    """The events of a stream, DONE as None."""
+    lines = content.split("\n\n")
+    assert lines[-1] == "" and all(line.startswith("data: ") for line in lines[:-1])
+    return [None if line == "data: [DONE]" else json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def chunks_of(body: str) -> list[dict[str, Any]]:
+    """The JSON of each event but [DONE]."""
+    events = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
+    return [json.loads(event) for event in events if event != "[DONE]"]
+
+
+def choices_of(body: str) -> dict[int, list[tuple[str, str | None, tuple[int, ...]]]]:
+    """By choice: (text, finish reason, token ids) of every chunk."""
+    found: dict[int, list[tuple[str, str | None, tuple[int, ...]]]] = {}
+    for chunk in chunks_of(body):
+        for choice in chunk["choices"]:
+            ids = tuple(choice.get("token_ids") or ())
+            found.setdefault(choice["index"], []).append((choice["text"], choice["finish_reason"], ids))
+    return found

@@ -19,8 +19,7 @@ from protocol.messages_gateway import (
     ToWorker,
 )
 from tests.doubles.clock import VirtualClock
-from tests.gateway.test_membership import register
-from tests.gateway.worker_ends import WorkerEnds
+from tests.gateway.worker_ends import WorkerEnds, register
 from tests.retry.controlled import Client
 
 PROMPT = (1, 2, 3)

@@ -1,148 +1,34 @@
 """What a worker, a faulty one or a stranger may say to the gateway: refused and counted, and nobody else notices."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 import pytest
 
-from gateway.control import Control, ControlSocket
-from gateway.dispatch import RetryRules
-from gateway.membership import Membership, WorkerKey
-from gateway.requests import Delivery
-from gateway.translate import Prompt
-from protocol.errors import BatonError, WireError
+from gateway.membership import WorkerKey
 from protocol.fingerprint import Fingerprint
 from protocol.message import MAX_STRANGER_BYTES, VERSION
 from protocol.messages_gateway import (
     TO_GATEWAY,
-    Assign,
     ChoiceTokens,
-    FinishReason,
     FirstToken,
     Heartbeat,
-    KvPages,
     Leaving,
-    RankEndpoint,
-    Register,
     RequestFailed,
     Role,
-    SamplingParams,
     Stamp,
     ToGateway,
     Tokens,
-    ToWorker,
     WorkerAddress,
-    WorkerStats,
 )
-from runtime.session import ENVELOPE_BYTES, Envelope
-from tests.doubles.clock import VirtualClock
-from tests.doubles.fake_worker import LAYOUT
-from tests.gateway.worker_ends import WorkerEnds
+from runtime.session import ENVELOPE_BYTES
+from tests.gateway.pair_bench import DECODE, OTHER, OUTPUTS, PREFILL, STATS, PairBench, register
 
 pytestmark = pytest.mark.slow
 
-PREFILL, DECODE, OTHER = WorkerKey("p", 11), WorkerKey("d", 12), WorkerKey("d2", 13)
 STRANGER = b"x#99"
-STATS = WorkerStats(KvPages(256, 256), 0, 0, counters={"frames": 5.0})
-OUTPUTS = (65, 66, 67)
-
-
-def register(key: WorkerKey, role: Role, **changed: Any) -> Register:
-    address = WorkerAddress(
-        key.worker_id, key.instance, peer="tcp://127.0.0.1:1", ranks=(RankEndpoint("tcp://127.0.0.1:2"),)
-    )
-    return replace(
-        Register(address, role, 4242, "host", LAYOUT, Fingerprint("story"), 300, 512, 64, 1024, STATS), **changed
-    )
-
-
-class Bench:
-    """A gateway with a pair, a worker beside it, and a request of the pair."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[bytes, ToWorker]] = []
-        self._ends = WorkerEnds()
-        self.got: list[int] = []
-        self.finish: FinishReason | None = None
-        self.control = Control(
-            cast(ControlSocket, self), VirtualClock(), "round_robin", RetryRules(3, 4.0), Membership(7)
-        )
-        for key, role in ((PREFILL, Role.PREFILL), (DECODE, Role.DECODE), (OTHER, Role.DECODE)):
-            self.say(key.identity, register(key, role))
-        self.control.dispatch.assign("r1", Prompt((1, 2, 3), SamplingParams(len(OUTPUTS)), 1), self)
-        self.decode = next(each for each, message in self.sent if isinstance(message, Assign))
-        self.other = OTHER.identity if self.decode == DECODE.identity else DECODE.identity
-        self.sent.clear()
-
-    # ---- the socket ----
-
-    def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
-        """Nothing comes by itself."""
-
-    def send(self, identity: bytes, raw: bytes) -> bool:
-        if (message := self._ends.hear(identity, raw)) is not None:
-            self.sent.append((identity, message))
-        return True
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    # ---- the client ----
-
-    def on_tokens(self, delivery: Delivery) -> None:
-        self.got += delivery.token_ids
-        self.finish = delivery.finish
-
-    def on_failed(self, error: BatonError) -> None:
-        raise AssertionError(f"the request fails: {error}")
-
-    # ---- workers ----
-
-    def say(self, identity: bytes, message: ToGateway | bytes) -> None:
-        self.control._on_raw(identity, self._ends.say(identity, message))
-
-    def inject(self, identity: bytes, raw: bytes) -> None:
-        """Somebody says `raw` under the name of a worker."""
-        self.control._on_raw(identity, raw)
-
-    def state(self) -> object:
-        record = self.control.dispatch.requests.find("r1")
-        assert record is not None
-        choices = [repr(choice) for choice in record.choices]
-        return self.control.membership.members, dict(self.control.dispatch.loads), choices, list(record.attempts)
-
-    def refused(self, identity: bytes, message: ToGateway | bytes) -> None:
-        """It is counted, changes nothing, and nobody is told anything."""
-        before, num_refused = self.state(), self.control.refusals.total
-        if isinstance(message, bytes) and not is_readable(message):  # a worker that counts it is lost
-            self.inject(identity, Envelope(1, 99, 0, message).sealed())
-        else:
-            self.say(identity, message)
-        assert self.control.refusals.total == num_refused + 1
-        assert self.state() == before
-        assert self.sent == [] and self.got == []
-
-    def finish_request(self) -> None:
-        """The good messages of the good workers still do what they did."""
-        self.say(PREFILL.identity, FirstToken((ChoiceTokens("r1", 0, 0, 0, OUTPUTS[:1]),)))
-        self.say(self.decode, Tokens((ChoiceTokens("r1", 0, 0, 0, OUTPUTS, "length"),)))
-        assert (tuple(self.got), self.finish) == (OUTPUTS, FinishReason.LENGTH)
-        assert self.control.dispatch.loads == {} and len(self.control.dispatch.requests) == 0
-        for key in (PREFILL, DECODE, OTHER):
-            self.say(key.identity, Heartbeat(key.worker_id, key.instance, STATS))
-            assert self.control.membership.find(key) is not None
-        assert self.sent == []
-
-
-def is_readable(raw: bytes) -> bool:
-    try:
-        TO_GATEWAY.decode(raw)
-    except WireError:
-        return False
-    return True
 
 
 def packed(kind: Any, fields: Any, version: Any = VERSION) -> bytes:
@@ -275,7 +161,7 @@ FROM_MEMBER: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", FROM_MEMBER)
 def test_a_member_that_talks_nonsense(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
+    bench = PairBench()
     with caplog.at_level(logging.WARNING):
         bench.refused(DECODE.identity, FROM_MEMBER[name])
     [record] = caplog.records
@@ -290,7 +176,7 @@ def test_a_member_that_talks_nonsense(name: str, caplog: pytest.LogCaptureFixtur
     ids=lambda message: type(message).__name__,
 )
 def test_a_stranger_speaks_for_nobody(message: ToGateway) -> None:
-    bench = Bench()
+    bench = PairBench()
     for identity in (STRANGER, b"", b"\x00\xff", b"d#13", b"d#012", b"d", b"x" * 255):
         bench.refused(identity, message)
     assert bench.control.refusals.total == 7
@@ -299,14 +185,14 @@ def test_a_stranger_speaks_for_nobody(message: ToGateway) -> None:
 
 @pytest.mark.parametrize("message", [TOKENS, FAILED, FirstToken((ChoiceTokens("r1", 0, 0, 0, (7,)),))])
 def test_a_member_speaks_only_of_its_own_requests(message: ToGateway) -> None:
-    bench = Bench()
+    bench = PairBench()
     bench.refused(bench.other, message)
     assert bench.control.refusals.total == 1
     bench.finish_request()
 
 
 def test_stamps_are_kept_of_a_running_attempt_and_of_no_other() -> None:
-    bench = Bench()
+    bench = PairBench()
     record = bench.control.dispatch.requests.find("r1")
     assert record is not None
     for attempt, name in ((0, "queued"), (5, "other attempt")):
@@ -317,14 +203,14 @@ def test_stamps_are_kept_of_a_running_attempt_and_of_no_other() -> None:
 
 @pytest.mark.parametrize("worker_id", ["", "d" * 129, "d d", "d\x1b[31m", "d\n", "d\x00", "w\u00f6rker"])
 def test_a_name_that_no_worker_may_have(worker_id: str) -> None:
-    bench = Bench()
+    bench = PairBench()
     bench.refused(f"{worker_id}#12".encode(), changed(REGISTER, "address.worker_id", worker_id))
     assert bench.control.refusals.total == 1
     bench.finish_request()
 
 
 def test_a_strangers_message_is_short_and_a_members_may_be_long() -> None:
-    bench = Bench()
+    bench = PairBench()
     long = replace(REGISTER, host="h" * MAX_STRANGER_BYTES)
     bench.refused(STRANGER, replace(long, address=WorkerAddress("x", 99)))
     bench.say(DECODE.identity, long)
@@ -334,7 +220,7 @@ def test_a_strangers_message_is_short_and_a_members_may_be_long() -> None:
 
 
 def test_a_flood_is_counted_logged_a_few_times_and_kept_nowhere(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
+    bench = PairBench()
     before = bench.state()
     with caplog.at_level(logging.WARNING):
         for index in range(12_000):
@@ -352,7 +238,7 @@ def test_the_tables_are_long() -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"noise", b"\x07" + bytes(ENVELOPE_BYTES), TO_GATEWAY.encode(BEAT)])
 def test_what_comes_without_an_envelope_is_refused_by_name(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
+    bench = PairBench()
     bench.inject(DECODE.identity, raw)
     assert bench.control.refusals.total == 1
     assert caplog.records[-1].__dict__["baton_fields"]["why"].startswith("envelope: got ")
@@ -360,7 +246,7 @@ def test_what_comes_without_an_envelope_is_refused_by_name(raw: bytes, caplog: p
 
 
 def test_a_member_of_which_something_could_not_be_read_is_lost_with_its_next_message() -> None:
-    bench = Bench()
+    bench = PairBench()
     bench.say(bench.other, b"nonsense")
     assert len(bench.control.membership.members) == 3
     bench.say(bench.other, Tokens(()))
@@ -370,7 +256,7 @@ def test_a_member_of_which_something_could_not_be_read_is_lost_with_its_next_mes
 
 
 def test_only_members_have_sessions() -> None:
-    bench = Bench()
+    bench = PairBench()
     for index in range(3):
         stranger = WorkerKey("s", index)
         bench.say(stranger.identity, replace(register(stranger, Role.DECODE), fingerprint=Fingerprint("tale")))

@@ -6,8 +6,7 @@ import pytest
 
 from protocol.messages_gateway import KvPages, Role, WorkerStats
 from tests.doubles.fake_worker import Behaviour
-from tests.gateway.conftest import Setting
-from tests.gateway.test_retried_answers import choices_of, chunks_of
+from tests.gateway.conftest import Setting, choices_of, chunks_of
 
 PROMPT = [65, 66, 67, 68, 69, 70]
 

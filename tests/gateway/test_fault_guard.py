@@ -8,8 +8,7 @@ import pytest
 from gateway.answering import ChunkWriter, ResponseHead
 from gateway.translate import Translator
 from protocol.messages_gateway import Role
-from tests.gateway.conftest import Setting, wait_until
-from tests.gateway.test_http_app import events
+from tests.gateway.conftest import Setting, events, wait_until
 
 
 class Bug:

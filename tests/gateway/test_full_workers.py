@@ -9,7 +9,7 @@ from protocol.messages_gateway import Assign, RequestFailed, Role
 from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import running
 from tests.gateway.control_bench import ControlBench
-from tests.gateway.test_membership import register
+from tests.gateway.worker_ends import register
 
 WHY = "the worker's waiting line is full (--max-queued-requests 8)"
 

@@ -12,7 +12,7 @@ from gateway.translate import Translator
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from tests.doubles.fake_worker import Behaviour
-from tests.gateway.conftest import Setting, running
+from tests.gateway.conftest import Setting, events, running
 from tests.gateway.folders import EOS, write_folder
 
 
@@ -77,13 +77,6 @@ async def test_unified_worker(setting: Setting) -> None:
     response = await setting.complete([7], max_tokens=3)
     assert response.json()["choices"][0]["text"] == expected_text([7], 3)
     assert worker.assigned[0].prefill is None
-
-
-def events(content: str) -> list[Any]:
-    """The events of a stream, DONE as None."""
-    lines = content.split("\n\n")
-    assert lines[-1] == "" and all(line.startswith("data: ") for line in lines[:-1])
-    return [None if line == "data: [DONE]" else json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 def script(text: str, *after: int) -> Behaviour:

@@ -8,7 +8,7 @@ from gateway.membership import WorkerKey
 from protocol.messages_gateway import Heartbeat, RegisterAgain, Role, Tokens
 from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
-from tests.gateway.test_bad_messages import STATS, Bench, register
+from tests.gateway.pair_bench import STATS, PairBench, register
 
 
 async def test_a_request_whose_tokens_were_lost_on_the_way_goes_on_elsewhere(setting: Setting) -> None:
@@ -43,7 +43,7 @@ async def test_a_worker_that_says_what_cannot_be_read_is_lost_and_its_request_go
 
 def test_a_register_that_is_not_the_first_message_of_its_session_is_asked_for_again() -> None:
     """The first is lost, or was meant for the gateway before this one, which may have answered it."""
-    bench, late = Bench(), WorkerKey("late", 5)
+    bench, late = PairBench(), WorkerKey("late", 5)
     bench.say(late.identity, Heartbeat("late", 5, STATS))
     bench.say(late.identity, register(late, Role.DECODE))
     again = RegisterAgain(bench.control.membership.gateway_instance)

@@ -6,28 +6,9 @@ import pytest
 from gateway.membership import MOST_LOSSES, Change, Membership, WorkerKey
 from protocol.fingerprint import Fingerprint, WeightsPrint, pack_weights
 from protocol.kv_layout import KvLayout, LayerGroup
-from protocol.messages_gateway import (
-    Heartbeat,
-    KvPages,
-    PeerLost,
-    Refused,
-    Register,
-    RegisterAgain,
-    Role,
-    Welcome,
-    WorkerAddress,
-    WorkerStats,
-)
+from protocol.messages_gateway import Heartbeat, KvPages, PeerLost, Refused, RegisterAgain, Role, Welcome, WorkerStats
 from runtime.settings import GatewaySettings
-
-LAYOUT = KvLayout.uniform(2, 1, 4, 16, "float32")
-MODEL = pack_weights("model-a", {"w": bytes(7) + b"\x01"})
-STATS = WorkerStats(KvPages(10, 10), 0, 0)
-
-
-def register(worker_id: str, instance: int, role: Role = Role.DECODE, **fields: Any) -> Register:
-    base = Register(WorkerAddress(worker_id, instance), role, 1, "host", LAYOUT, MODEL, 300, 512, 8, 160, STATS, "zmq")
-    return replace(base, **fields)
+from tests.gateway.worker_ends import LAYOUT, MODEL, STATS, register
 
 
 def messages(change: Change) -> list[object]:

@@ -10,7 +10,7 @@ from gateway.membership import Member
 from gateway.pairing import Load, Loads, Need, Pair, Pairer, cost, decode_load, one_choice_less, prefill_load
 from protocol.messages_gateway import CacheNews, KvPages, Role, WorkerStats
 from protocol.prefixes import STRIDE
-from tests.gateway.test_membership import STATS, register
+from tests.gateway.worker_ends import STATS, register
 
 NEED = Need(prompt_tokens=10, num_choices=1, max_tokens=6)
 

@@ -1,7 +1,6 @@
 """What clients see when a worker is lost in the middle of their answer: nothing, or a clear error."""
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,26 +9,10 @@ import pytest
 
 from protocol.messages_gateway import Role
 from tests.doubles.fake_worker import Behaviour, FakeWorker
-from tests.gateway.conftest import Setting, running, wait_until
+from tests.gateway.conftest import Setting, choices_of, chunks_of, running, wait_until
 from tests.gateway.folders import piece_tokenizer, write_folder
 
 PIECES = piece_tokenizer()
-
-
-def chunks_of(body: str) -> list[dict[str, Any]]:
-    """The JSON of each event but [DONE]."""
-    events = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
-    return [json.loads(event) for event in events if event != "[DONE]"]
-
-
-def choices_of(body: str) -> dict[int, list[tuple[str, str | None, tuple[int, ...]]]]:
-    """By choice: (text, finish reason, token ids) of every chunk."""
-    found: dict[int, list[tuple[str, str | None, tuple[int, ...]]]] = {}
-    for chunk in chunks_of(body):
-        for choice in chunk["choices"]:
-            ids = tuple(choice.get("token_ids") or ())
-            found.setdefault(choice["index"], []).append((choice["text"], choice["finish_reason"], ids))
-    return found
 
 
 async def lose(worker: FakeWorker) -> None:

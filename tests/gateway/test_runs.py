@@ -4,8 +4,7 @@ from collections import Counter
 from typing import Any
 
 from tests.doubles.fake_worker import Behaviour
-from tests.gateway.conftest import Setting
-from tests.gateway.test_retried_answers import chunks_of
+from tests.gateway.conftest import Setting, chunks_of
 
 
 async def test_a_run_of_tokens_is_one_chunk_and_usage_counts_its_tokens(setting: Setting) -> None:

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from gateway.membership import Member
 from gateway.metrics import WorkerCollector, shown
 from protocol.messages_gateway import KvPages, Role, TimeSpread, WorkerStats
-from tests.gateway.test_membership import register
+from tests.gateway.worker_ends import register
 
 STATS = WorkerStats(KvPages(total=10, free=4, owned=5, cached=1), running=3, waiting=2, queued_prompt_tokens=7)
 SENT = {"frames": 12.0, "bytes": 34.0, "transfers_now": 2, "frames_waiting_now": 1, "bytes_in_flight_now": 9}

@@ -1,8 +1,22 @@
 """The workers' ends of their sessions with a gateway that a test drives without sockets."""
 
 from collections import defaultdict
+from dataclasses import replace
+from typing import Any
 
-from protocol.messages_gateway import TO_GATEWAY, TO_WORKER, ToGateway, ToWorker
+from protocol.fingerprint import pack_weights
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import (
+    TO_GATEWAY,
+    TO_WORKER,
+    KvPages,
+    Register,
+    Role,
+    ToGateway,
+    ToWorker,
+    WorkerAddress,
+    WorkerStats,
+)
 from runtime.session import Session, open_envelope
 
 
@@ -22,3 +36,13 @@ class WorkerEnds:
         envelope = open_envelope(raw)
         is_news = self._sessions[identity].accept(envelope)
         return TO_WORKER.decode(envelope.body) if is_news else None
+
+
+LAYOUT = KvLayout.uniform(2, 1, 4, 16, "float32")
+MODEL = pack_weights("model-a", {"w": bytes(7) + b"\x01"})
+STATS = WorkerStats(KvPages(10, 10), 0, 0)
+
+
+def register(worker_id: str, instance: int, role: Role = Role.DECODE, **fields: Any) -> Register:
+    base = Register(WorkerAddress(worker_id, instance), role, 1, "host", LAYOUT, MODEL, 300, 512, 8, 160, STATS, "zmq")
+    return replace(base, **fields)
