@@ -15,18 +15,17 @@ import torch
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from protocol.errors import WireError
-from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import SamplingParams
 from runtime.shared_memory import is_ending
 from tests.checkpoints import make_checkpoint
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import PROJECT, BatonProcess
+from tests.handoff.device_copies import LAYOUT, PAGES_HERE, PAGES_THERE, copy_of
 from transfer.backends.cuda_ipc import at_device
 from transfer.in_place.device_pools import DeviceReader
 from transfer.in_place.writers import PoolOwner, SeatFile
 from transfer.offers import PoolOffer
-from transfer.plan import Copy, Shard, moves_of
 
 pytestmark = pytest.mark.gpu
 
@@ -74,14 +73,12 @@ def test_greedy_tokens_on_cuda_equal_those_on_the_cpu(tmp_path: Path, topology: 
 
 # ---- KV from one process's device memory into another's ----
 
-LAYOUT = KvLayout.uniform(num_layers=3, num_kv_heads=2, head_dim=64, page_size=16, dtype="bfloat16")
-PAGES_THERE, PAGES_HERE, NUM_TOKENS = [5, 2, 9], [4, 1, 7], 41
 WRITER = """
 import json, sys
 import torch
 from model.paged_kv import PagedKv
 from transfer.offers import DeviceHandle, PoolOffer
-from tests.handoff.test_cuda import LAYOUT, PAGES_HERE, PAGES_THERE, copy_of
+from tests.handoff.device_copies import LAYOUT, PAGES_HERE, PAGES_THERE, copy_of
 from transfer.backends.cuda_ipc import at_device
 from transfer.in_place.device_pools import DevicePool
 
@@ -100,13 +97,6 @@ pool.close()
 print("closed", flush=True)
 sys.stdin.readline()
 """
-
-
-def copy_of(source: list[int], target: list[int]) -> Copy:
-    """The prompt's tokens, from pages to pages."""
-    layer = LAYOUT.layer(0)
-    moves = moves_of(Shard(layer, source), Shard(layer, target), range(layer.num_kv_heads), range(NUM_TOKENS))
-    return Copy(moves, layer.page_bytes, layer.page_bytes)
 
 
 @contextmanager
