@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
+from tests.e2e.answers import FLAGS, RUNNER, answers_of, draw_prompts, right_or_unavailable
 from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
-from tests.e2e.test_transfer import FLAGS, RUNNER, answers_of, draw_prompts, right_or_unavailable
 from tests.processes import command_line
 from tests.transfer.backends.ray.ray_cluster import ray_cluster
 

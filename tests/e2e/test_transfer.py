@@ -1,10 +1,8 @@
 """KV between prefill and decode processes: written in place and as frames, into pages of another size, and what is left
 of memory when one of the two is killed."""
 
-import random
 import re
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,22 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.doubles.hash_model import FakeRunner
+from tests.e2e.answers import FLAGS, RUNNER, answers_of, draw_prompts, right_or_unavailable
 from tests.e2e.baton_process import FAKE, BatonProcess
 
 pytestmark = pytest.mark.slow
-RUNNER = FakeRunner()
-FLAGS = "--port 0 --max-total-tokens 4800 --chunked-prefill-size 48"
-
-
-def draw_prompts(seed: int, count: int) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(1, 200))] for _ in range(count)]
-
-
-def answers_of(baton: BatonProcess, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-    with ThreadPoolExecutor(4) as clients:
-        return list(clients.map(lambda prompt: baton.tokens(prompt, max_tokens=max_tokens, temperature=0), prompts))
 
 
 @pytest.mark.parametrize(
@@ -110,12 +96,3 @@ def test_memory_of_a_worker_that_is_killed_is_given_back(fake_folder: Path, tmp_
         assert baton.wait_for_rest()  # nothing is quarantined
         dead = {lent} if victim == "decode-0" else own
         assert baton.wait_until(lambda: not any(dead & memory_of(each.pid) for each in baton.children()))
-
-
-def right_or_unavailable(baton: BatonProcess, prompt: list[int]) -> bool:
-    body = {"prompt": prompt, "max_tokens": 200, "temperature": 0, "return_token_ids": True}
-    answer = baton.http.post("/v1/completions", json=body)
-    if answer.status_code == 503:
-        return True
-    tokens: list[int] = answer.json()["choices"][0]["token_ids"]
-    return answer.status_code == 200 and tokens == RUNNER.expected_tokens(prompt, 200)

@@ -1,6 +1,5 @@
 """What every backend must do: one suite, inherited by the test class of each backend."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,8 +13,6 @@ from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, Stamp, WorkerAddress
 from tests.transfer.memory import LAYOUT, ODD_GROUPS, TWO_GROUPS, HostMemory, expected_pool
-from transfer.backends.zmq import ZmqArrivals, ZmqWire
-from transfer.interfaces import PageMemory, SharedPages
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import (
     CreditReturned,
@@ -400,24 +397,3 @@ def closed_address(network: Network) -> str:
     receiver = network.receiver(HostMemory(LAYOUT, 2, seed=3))
     receiver.close()
     return receiver.address
-
-
-class ZmqNetwork:
-    """Sockets on the loopback, ports chosen by the system."""
-
-    def __init__(self) -> None:
-        self.context: zmq.Context[Any] = zmq.Context()
-
-    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
-        return FrameSender(memory, instance, ZmqWire(self.context), window)
-
-    def receiver(self, memory: SharedPages) -> FrameReceiver:
-        return FrameReceiver(memory, ZmqArrivals(memory, "127.0.0.1", self.context))
-
-
-def ended(context: "zmq.Context[Any]") -> bool:
-    """Whether it ends: it hangs if a socket was left open."""
-    ending = threading.Thread(target=context.term, daemon=True)
-    ending.start()
-    ending.join(120)
-    return not ending.is_alive()

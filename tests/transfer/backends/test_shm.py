@@ -10,8 +10,9 @@ from protocol.errors import WireError
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from runtime.shared_memory import SharedMemory, is_taken, take_seat
 from tests.processes import num_open_files
-from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair, ZmqNetwork, ended
+from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from tests.transfer.zmq_network import ZmqNetwork, ended
 from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.in_place.pools import IN_PLACE, MappedPool, Pools
 from transfer.in_place.writers import PoolOwner, Writers

@@ -11,8 +11,9 @@ from protocol.errors import ConfigError
 from protocol.frame import FrameHeader, pack_header, seal
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
-from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair, ZmqNetwork, ended
+from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from tests.transfer.zmq_network import ZmqNetwork, ended
 from transfer.backends.table import open_receiver, open_sender
 from transfer.backends.zmq import ZmqArrivals
 from transfer.landing.transfer import Delivered, FirstFrame, FrameRejected, Rejection, TransferFailed

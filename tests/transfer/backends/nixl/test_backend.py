@@ -15,8 +15,9 @@ from protocol.frame import FrameHeader, pack_header, seal
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.doubles.clock import VirtualClock
-from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair, ended
+from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
+from tests.transfer.zmq_network import ended
 from transfer.backends.nixl.agent import Region
 from transfer.backends.nixl.backend import PIN_S, SCHEME, NixlWire, nixl_receiver, nixl_sender, regions_of
 from transfer.backends.nixl.source import pack_notice
