@@ -1,8 +1,9 @@
 """Writes a generation as an HTTP response, and ends it early when the client leaves.
 
-The response is one JSON body, or a stream with one chunk for each step of a choice: one token, or with a draft the
-tokens that one launch has kept. The status line waits for the first token, so
-that a request that fails before it gets the right status. The part of a chunk that never changes is encoded once.
+The response is one JSON body, or a stream of chunks. A chunk has the tokens that one launch has drawn for a choice:
+one, or several with a draft. Tokens that reached the gateway too early go out with those before them, in one chunk.
+The status line waits for the first token, so that a request that fails before it gets the right status. The part of a
+chunk that never changes is encoded once.
 """
 
 import asyncio

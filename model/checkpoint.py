@@ -214,7 +214,7 @@ def open_checkpoint(folder: Path, check_values: bool = False) -> Checkpoint:
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
     found = f"; found {', '.join(others[:3])}, but only safetensors weights are read" if others else ""
     if any(name.endswith(".bin") for name in others):
-        found += "; convert it with safetensors.torch.save_file, as README.md says"
+        found += "; convert it with safetensors.torch.save_file, as docs/models.md says"
     raise CheckpointError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}{found}")
 
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -12,10 +13,13 @@ import pytest
 
 from deploy.options import OPTIONS
 from runtime.installation import ROOMS, foreign_owners
+from scheduler.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = [*ROOMS, "bench", "models", "tests"]
 MAX_LINES = 400
+BLOCK_OF_CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+PAGES_OF_OPTIONS = ("docs/options.md", "docs/http.md")
 ANYWHERE = ("work", "root", "home", "Users")  # first folders of a path that exists on one machine only
 FORBIDDEN_MODULES = {"pickle", "marshal", "dill", "cloudpickle", "shelve"}
 FORBIDDEN_CALLS = {"recv_pyobj", "send_pyobj", "eval", "exec"}
@@ -54,6 +58,9 @@ def files_named_in(text: str) -> set[str]:
         "docs/glossary.md",
         "docs/exploring.md",
         "docs/security.md",
+        "docs/models.md",
+        "docs/options.md",
+        "tests/README.md",
     ],
 )
 def test_every_file_named_in_the_docs_exists(doc: str) -> None:
@@ -81,7 +88,9 @@ def test_a_room_lists_its_files(room: str) -> None:
     assert sorted(listed) == sorted(str(path.relative_to(ROOT / room)) for path in sources)
 
 
-@pytest.mark.parametrize("doc", ["README.md", "CONTRIBUTING.md", "docs/measurements.md", "docs/exploring.md"])
+@pytest.mark.parametrize(
+    "doc", ["README.md", "CONTRIBUTING.md", "tests/README.md", "docs/measurements.md", "docs/exploring.md"]
+)
 def test_every_make_command_in_the_docs_exists(doc: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = (ROOT / doc).read_text()
@@ -89,14 +98,38 @@ def test_every_make_command_in_the_docs_exists(doc: str) -> None:
     assert named and named <= targets
 
 
-def test_every_flag_in_the_readme_exists() -> None:
+@pytest.mark.parametrize("doc", ["README.md", "docs/options.md", "docs/http.md", "docs/models.md"])
+def test_every_flag_in_the_docs_exists(doc: str) -> None:
     known = {"help", "json"} | {spelling for option in OPTIONS for spelling in (option.name, *option.aliases)}
-    flag, text = re.compile(r"(?<![\w-])--([a-z][a-z-]+)"), (ROOT / "README.md").read_text()
-    of_baton, _, of_make = text.partition("\n## Tests and measurements\n")
-    named = set(flag.findall(of_baton))
-    assert {"prefill", "model", "page-size"} <= named <= known
-    of_bench = set(re.findall(r'"--([a-z-]+)"', (ROOT / "loadtest/__main__.py").read_text()))
-    assert {"quick"} <= set(flag.findall(of_make)) <= of_bench
+    named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", (ROOT / doc).read_text()))
+    assert named and named <= known
+
+
+def test_every_option_has_a_row() -> None:
+    rows = "".join(
+        re.findall(r"^\| `--.*", "\n".join((ROOT / doc).read_text() for doc in PAGES_OF_OPTIONS), re.MULTILINE)
+    )
+    told = set(re.findall(r"--([a-z-]+)", rows))
+    assert {option.name for option in OPTIONS} - told == set()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
+
+
+def test_lines_of_the_docs_wrap() -> None:
+    """Save tables, and commands to copy."""
+    long = []
+    for path in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("*/README.md")]:
+        prose = BLOCK_OF_CODE.sub(lambda code: "\n" * code[0].count("\n"), path.read_text())
+        lines = enumerate(prose.splitlines(), 1)
+        long += [f"{name(path)}:{number}" for number, line in lines if len(line) > 160 and line[:1] != "|"]
+    assert long == []
+
+
+def test_ownership_has_every_field_of_a_plan() -> None:
+    told = re.findall(r"`Plan\(([^)]*)\)`", (ROOT / "docs/ownership.md").read_text())
+    assert told == [", ".join(field.name for field in fields(Plan))]
 
 
 # ---- rooms are light, and are ours ----
@@ -239,3 +272,10 @@ def test_every_test_asserts_and_every_test_file_has_tests() -> None:
         if not functions and "TestCase" not in path.read_text():
             silent.append(f"{name(path)} has no test")
     assert not silent, "no assertion in: " + ", ".join(silent)
+
+
+def test_no_test_module_imports_from_another() -> None:
+    """What two of them share is a helper, in a file of their room whose name does not begin with test_."""
+    pattern = re.compile(r"^\s*(?:from|import) tests\.(?:\w+\.)*test_\w+", re.MULTILINE)
+    files = [path for path in python_files("tests") if pattern.search(path.read_text())]
+    assert [name(path) for path in files] == []

@@ -1,4 +1,4 @@
-"""README's tables of paths and fields are those of the routes and the schema."""
+"""The tables of paths and fields in docs/http.md are those of the routes and the schema."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,8 @@ from gateway.http_app import build_app
 from gateway.schemas import ChatRequest, CompletionRequest
 from tests.gateway.conftest import Setting
 
-SECTION = (Path(__file__).parents[2] / "README.md").read_text().partition("## HTTP API\n")[2].partition("\n## ")[0]
+PAGE = (Path(__file__).parents[2] / "docs/http.md").read_text()
+SECTION = PAGE.partition("## Paths and fields\n")[2].partition("\n## ")[0]
 ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in SECTION.splitlines() if line[:1] == "|"]
 
 

@@ -184,7 +184,7 @@ def test_published_bin_files_are_refused_with_their_conversion(tmp_path: Path, t
     assert "found pytorch_model.bin, but only safetensors weights are read; convert it with" in sentence
 
 
-def test_the_conversion_in_the_readme_takes_tensors_that_share_memory(tmp_path: Path, target: Path) -> None:
+def test_the_conversion_in_the_docs_takes_tensors_that_share_memory(tmp_path: Path, target: Path) -> None:
     make_draft(tmp_path, target, "eagle3")
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
@@ -192,7 +192,7 @@ def test_the_conversion_in_the_readme_takes_tensors_that_share_memory(tmp_path: 
     tensors["norm.weight"] = tensors["midlayer.hidden_norm.weight"]
     torch.save(tensors, tmp_path / "pytorch_model.bin")
 
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    command = readme.partition('python -c "import torch, safetensors')[2].partition('"')[0]
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    command = page.partition('python -c "import torch, safetensors')[2].partition('"')[0]
     subprocess.run([sys.executable, "-c", f"import torch, safetensors{command}"], cwd=tmp_path, check=True)
     assert ModelRunner.load(target, device="cpu", draft=DraftSource("eagle3", tmp_path)).draft is not None
